@@ -1,0 +1,290 @@
+"""The configuration of a run: one TOML file, frozen dataclasses, every value with its source.
+
+Precedence: defaults < TOML < `ANABRANCH_<TABLE>_<KEY>` < flags. An unknown key is an error that
+names the nearest one. The files and the environment are read by the command line; this module
+only merges and checks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
+
+from anabranch.core.errors import ConfigError
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """`[run]`: what is learned, from which seed, and when it ends. A budget of 0 is no budget."""
+
+    name: str = "run"
+    seed: int = 0
+    workload: str = "digits"
+    data_path: str = ""
+    target_accuracy: float = 0.0
+    versions_max: int = 0
+    updates_max: int = 0
+    virtual_s_max: float = 0.0
+    evaluate_every_s: float = 0.0
+    evaluate_every_versions: int = 1
+    evaluate_on: str = "test"
+    keep_payloads: bool = True
+
+
+@dataclass(frozen=True)
+class FleetTable:
+    """`[fleet]`: how many devices, how the data lies on them, how fast and how reliable they are.
+
+    `speed`: `levels` (evenly spaced step times, slowest/fastest = `speed_ratio`), `lognormal`
+    (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes).
+    `split`: `iid`, `dirichlet`, `shards`, `speed-shards`.
+    """
+
+    clients: int = 8
+    split: str = "iid"
+    dirichlet_alpha: float = 0.3
+    shards_per_client: int = 2
+    examples_per_client: int = 0
+    speed: str = "levels"
+    speed_ratio: float = 5.0
+    speed_levels: int = 8
+    step_time_s: float = 0.1
+    up_mbps: float = 0.0
+    down_mbps: float = 0.0
+    latency_s: float = 0.05
+    dropout: float = 0.0
+    availability: float = 1.0
+    availability_period_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class StrategyTable:
+    """`[strategy]`: the name, and the parameters that the strategy itself declares."""
+
+    name: str = "fedbuff"
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SubmodelTable:
+    """`[submodel]`: how a device's part of the model is chosen; `none` trains it whole."""
+
+    name: str = "none"
+
+
+@dataclass(frozen=True)
+class UplinkTable:
+    """`[uplink]`: the codec chain of updates."""
+
+    codec: str = "raw"
+
+
+@dataclass(frozen=True)
+class DownlinkTable:
+    """`[downlink]`: the codec chain of published models."""
+
+    codec: str = "raw"
+
+
+@dataclass(frozen=True)
+class ServerTable:
+    """`[server]`: where it listens, where it keeps its data, whom it lets in and how long for.
+
+    `concurrency` caps the devices in training at a time (0: no cap). `staleness_max` rejects older
+    updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds.
+    """
+
+    address: str = "127.0.0.1:7070"
+    admin_address: str = "127.0.0.1:7071"
+    database: str = ""
+    data_dir: str = "anabranch-data"
+    concurrency: int = 0
+    staleness_max: int = 0
+    lease_s: float = 60.0
+    lease_min_s: float = 10.0
+    lease_max_s: float = 3600.0
+    tasks_per_client: int = 1
+    retry_after_min_s: float = 0.5
+    retry_after_max_s: float = 2.0
+    snapshot_every_versions: int = 50
+    snapshot_every_updates: int = 500
+    drain_s: float = 20.0
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """`[client]`: local training, and how the agent behaves."""
+
+    epochs: int = 1
+    steps: int = 0
+    batch_size: int = 32
+    learning_rate: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    precision: str = "auto"
+    device: str = "auto"
+    retry_base_s: float = 0.5
+    retry_cap_s: float = 60.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole configuration. `sources` says where each value that is no default came from."""
+
+    run: RunTable = RunTable()
+    fleet: FleetTable = FleetTable()
+    strategy: StrategyTable = StrategyTable()
+    submodel: SubmodelTable = SubmodelTable()
+    uplink: UplinkTable = UplinkTable()
+    downlink: DownlinkTable = DownlinkTable()
+    server: ServerTable = ServerTable()
+    client: ClientTable = ClientTable()
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """Tables of plain values; `[strategy]` is flat again."""
+        out = {t: _plain(getattr(self, t)) for t in TABLES}
+        out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Config:
+        """The inverse of `to_json`. Raises `ConfigError`."""
+        return merge([("json", data)])
+
+
+TABLES: dict[str, type[Any]] = {
+    "run": RunTable,
+    "fleet": FleetTable,
+    "strategy": StrategyTable,
+    "submodel": SubmodelTable,
+    "uplink": UplinkTable,
+    "downlink": DownlinkTable,
+    "server": ServerTable,
+    "client": ClientTable,
+}
+
+CHOICES = {
+    "run.evaluate_on": ("test", "validation"),
+    "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
+    "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
+    "client.precision": ("auto", "float32", "bfloat16", "float16"),
+}
+POSITIVE = (
+    "fleet.clients fleet.dirichlet_alpha fleet.shards_per_client fleet.speed_levels fleet.step_time_s "
+    "fleet.availability_period_s server.lease_s server.lease_min_s server.lease_max_s server.tasks_per_client "
+    "client.batch_size client.learning_rate"
+).split()
+FRACTIONS = "run.target_accuracy fleet.dropout fleet.availability".split()
+
+
+def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
+    """One configuration of layers (source name, tables), later layers over earlier ones.
+
+    Raises `ConfigError`, naming the key and the nearest known one, or the type or range needed.
+    """
+    values: dict[str, dict[str, Any]] = {t: {} for t in TABLES}
+    sources: dict[str, str] = {}
+    for source, tables in layers:
+        for table, keys in tables.items():
+            _known(table, TABLES, "table")
+            if not isinstance(keys, Mapping):
+                raise ConfigError(f"[{table}] must be a table of keys, not {keys!r}")
+            for key, value in keys.items():
+                values[table][key] = value
+                sources[f"{table}.{key}"] = source
+    strategy = values.pop("strategy")
+    name = strategy.pop("name", StrategyTable.name)
+    built = {t: build(TABLES[t], v, t) for t, v in values.items()}
+    config = Config(strategy=StrategyTable(str(name), strategy), sources=sources, **built)
+    _check_ranges(config)
+    return config
+
+
+def build(cls: type[T], values: Mapping[str, Any], table: str) -> T:
+    """A dataclass of the table's values. Raises `ConfigError` on unknown keys and wrong types."""
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    for key in values:
+        _known(key, known, f"key in [{table}]")
+    lacking = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in values]
+    if lacking:
+        raise ConfigError(f"[{table}] needs {lacking[0]!r}")
+    return cls(**{k: _typed(v, hints[k], f"{table}.{k}") for k, v in values.items()})
+
+
+def parse_override(text: str) -> tuple[str, str, Any]:
+    """`table.key=value` as (table, key, value); the value is read as TOML, or else as a string."""
+    import tomllib
+
+    path, equals, raw = text.partition("=")
+    table, dot, key = path.strip().partition(".")
+    if not (equals and dot and key):
+        raise ConfigError(f"--set {text!r}: write table.key=value, for example --set run.seed=1")
+    try:
+        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    return table, key, value
+
+
+def _known(name: str, known: Iterable[str], what: str) -> None:
+    names = list(known)
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    raise ConfigError(f"unknown {what}: {name!r}; {hint}")
+
+
+def _typed(value: Any, hint: Any, path: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    allowed = typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
+    plain = tuple(typing.get_origin(a) or a for a in allowed)
+    if Any in plain:
+        return value
+    if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
+        names = " or ".join(getattr(p, "__name__", str(p)) for p in plain)
+        raise ConfigError(f"{path} must be {names}, not {value!r}")
+    return value
+
+
+def _plain(table: Any) -> dict[str, Any]:
+    return {f.name: getattr(table, f.name) for f in fields(table)}
+
+
+def _at(config: Config, path: str) -> Any:
+    table, key = path.split(".")
+    return getattr(getattr(config, table), key)
+
+
+def _check_ranges(config: Config) -> None:
+    for path, allowed in CHOICES.items():
+        if _at(config, path) not in allowed:
+            raise ConfigError(f"{path} must be one of {', '.join(allowed)}, not {_at(config, path)!r}")
+    for path in POSITIVE:
+        if not _at(config, path) > 0:
+            raise ConfigError(f"{path} must be greater than 0, not {_at(config, path)!r}")
+    for path in FRACTIONS:
+        if not 0 <= _at(config, path) <= 1:
+            raise ConfigError(f"{path} must be from 0 to 1, not {_at(config, path)!r}")
+    if config.fleet.speed_ratio < 1:
+        raise ConfigError(f"fleet.speed_ratio must be at least 1, not {config.fleet.speed_ratio!r}")
+    if config.fleet.availability == 0:
+        raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
+    _check_no_negatives(config)
+
+
+def _check_no_negatives(config: Config) -> None:
+    for table, cls in TABLES.items():
+        for f in fields(cls):
+            value = getattr(getattr(config, table), f.name)
+            if isinstance(value, int | float) and value < 0:
+                raise ConfigError(f"{table}.{f.name} must not be negative, not {value!r}")

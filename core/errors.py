@@ -1,0 +1,166 @@
+"""Every error the package raises on purpose, and what each becomes outside Python.
+
+AnabranchError
+├── ConfigError              a setting is unknown, missing or out of range
+│   └── AppError             the user's App cannot be loaded or breaks its contract
+├── DataError                a data set is absent or malformed
+├── WireError                what a peer sent cannot be used
+│   ├── InvalidUpdate        wrong shape, NaN, wrong length or digest
+│   ├── ManifestMismatch     the peer speaks of another model
+│   ├── TooLarge             over a cap of core/limits.py
+│   └── UnknownCodec         a codec stage this side does not have
+├── ProtocolError            a call that does not fit the state it meets
+│   ├── UnknownTask          no such task, or not this client's
+│   ├── UnknownVersion       a model version that is not held (any more)
+│   └── RunClosed            the run is paused, draining or finished
+├── Overloaded               try again later; carries the retry window
+├── Unavailable              the peer cannot be reached
+├── StoreError               the store cannot do its work
+│   ├── StoreFull            no space left; nothing was lost
+│   ├── StoreCorrupt         a digest does not match what was written
+│   ├── StoreNewer           the database is of a newer revision than this program
+│   └── StoreLocked          another process owns the data directory
+├── PortInUse                the address to serve on is taken
+└── ReplayMismatch           a replay did not reproduce the recorded digest
+
+`OUTCOMES` maps every leaf to a gRPC status and to an exit code: one table, used by the server,
+the client and the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class AnabranchError(Exception):
+    """Base of all deliberate errors. The message says what is wrong and how to mend it."""
+
+
+class ConfigError(AnabranchError):
+    """A setting is unknown, missing or out of range."""
+
+
+class AppError(ConfigError):
+    """The user's App cannot be loaded or breaks its contract."""
+
+
+class DataError(AnabranchError):
+    """A data set is absent or malformed."""
+
+
+class WireError(AnabranchError):
+    """What a peer sent cannot be used."""
+
+
+class InvalidUpdate(WireError):
+    """An update of wrong shape, length or digest, or with values that are not finite."""
+
+
+class ManifestMismatch(WireError):
+    """The peer speaks of another model: its manifest hash differs."""
+
+
+class TooLarge(WireError):
+    """Over a cap of `core/limits.py`."""
+
+
+class UnknownCodec(WireError):
+    """A codec stage that this side does not have."""
+
+
+class ProtocolError(AnabranchError):
+    """A call that does not fit the state it meets."""
+
+
+class UnknownTask(ProtocolError):
+    """No such task, or it is not this client's."""
+
+
+class UnknownVersion(ProtocolError):
+    """A model version that is not held, or not any more."""
+
+
+class RunClosed(ProtocolError):
+    """The run is paused, draining or finished."""
+
+
+class Overloaded(AnabranchError):
+    """Try again within the retry window `retry_after_s` = (earliest, latest), in seconds."""
+
+    def __init__(self, message: str, retry_after_s: tuple[float, float] = (1.0, 5.0)) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(AnabranchError):
+    """The peer cannot be reached; the call is safe to repeat."""
+
+
+class StoreError(AnabranchError):
+    """The store cannot do its work."""
+
+
+class StoreFull(StoreError):
+    """No space left on the device; nothing that was acknowledged is lost."""
+
+
+class StoreCorrupt(StoreError):
+    """A digest does not match what was written."""
+
+
+class StoreNewer(StoreError):
+    """The database is of a newer revision than this program."""
+
+
+class StoreLocked(StoreError):
+    """Another process owns the data directory."""
+
+
+class PortInUse(AnabranchError):
+    """The address to serve on is taken."""
+
+
+class ReplayMismatch(AnabranchError):
+    """A replay did not reproduce the recorded digest."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an error becomes outside: a gRPC status by name, a process exit code, and whether
+    repeating the same call may help."""
+
+    grpc_status: str
+    exit_code: int
+    retryable: bool = False
+
+
+OUTCOMES: dict[type[AnabranchError], Outcome] = {
+    ConfigError: Outcome("INVALID_ARGUMENT", 2),
+    AppError: Outcome("INVALID_ARGUMENT", 3),
+    DataError: Outcome("FAILED_PRECONDITION", 4),
+    InvalidUpdate: Outcome("INVALID_ARGUMENT", 10),
+    ManifestMismatch: Outcome("FAILED_PRECONDITION", 11),
+    TooLarge: Outcome("OUT_OF_RANGE", 12),
+    UnknownCodec: Outcome("UNIMPLEMENTED", 13),
+    UnknownTask: Outcome("NOT_FOUND", 20),
+    UnknownVersion: Outcome("NOT_FOUND", 21),
+    RunClosed: Outcome("FAILED_PRECONDITION", 22),
+    Overloaded: Outcome("RESOURCE_EXHAUSTED", 23, retryable=True),
+    Unavailable: Outcome("UNAVAILABLE", 24, retryable=True),
+    StoreFull: Outcome("RESOURCE_EXHAUSTED", 30, retryable=True),
+    StoreCorrupt: Outcome("DATA_LOSS", 31),
+    StoreNewer: Outcome("FAILED_PRECONDITION", 32),
+    StoreLocked: Outcome("FAILED_PRECONDITION", 33),
+    PortInUse: Outcome("UNAVAILABLE", 34),
+    ReplayMismatch: Outcome("DATA_LOSS", 40),
+}
+
+FALLBACK = Outcome("INTERNAL", 1)
+
+
+def outcome_of(error: BaseException) -> Outcome:
+    """The outcome of an error: its own, or that of the nearest base that has one."""
+    for cls in type(error).__mro__:
+        if cls in OUTCOMES:
+            return OUTCOMES[cls]
+    return FALLBACK

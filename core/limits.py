@@ -1,0 +1,43 @@
+"""Limits on everything, in one file. Units last in every name.
+
+`Limits` travels with the configuration, so tests may shrink a cap and operators may raise one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Caps of one server. The comment says what happens at the cap."""
+
+    # --- the wire
+    message_bytes_max: int = 1 * MIB  # gRPC refuses the message
+    metadata_bytes_max: int = 8 * KIB
+    chunk_bytes_max: int = 256 * KIB  # TooLarge
+    payload_bytes_max: int = 1 * GIB  # TooLarge, before the first byte is spooled
+    manifest_bytes_max: int = 1 * MIB  # TooLarge
+    id_chars_max: int = 64  # InvalidUpdate: ids are short and of a strict alphabet
+    upload_idle_s: float = 30.0  # a stalled upload is cut; what is spooled stays for a resume
+    # --- concurrency
+    uploads_inflight_max: int = 64  # Overloaded with a retry window
+    uploads_inflight_bytes_max: int = 512 * MIB  # Overloaded
+    connections_max: int = 10_000
+    rpcs_max: int = 1_000
+    queue_events_max: int = 1_024  # Overloaded
+    # --- the engine
+    receipts_max: int = 100_000  # oldest receipts leave memory; the store keeps them all
+    clients_max: int = 1_000_000
+    # --- the store
+    inline_bytes_max: int = 256 * KIB  # larger payloads become blob files
+    commit_events_max: int = 64  # events in one group commit
+    commit_wait_s: float = 0.005  # how long a group commit waits for company
+    free_disk_bytes_min: int = 64 * MIB  # below: StoreFull, nothing is acknowledged
+
+
+DEFAULT_LIMITS = Limits()

@@ -1,0 +1,141 @@
+"""The shape of a model, and its values as one flat vector.
+
+`ParamSpec` names every tensor. Float tensors are *aggregated*: laid end to end, in the order of the
+spec, they are the vector `w` that strategies compute on. Integer and boolean tensors (counters such
+as `num_batches_tracked`) are *frozen*: they keep the values the model started with, whatever the
+devices send, because an average of counters means nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.errors import InvalidUpdate, ManifestMismatch
+
+Vector = npt.NDArray[np.floating[Any]]
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape and dtype (numpy's name, little-endian on the wire) of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def aggregated(self) -> bool:
+        """Whether the tensor is part of the vector."""
+        return np.dtype(self.dtype).kind == "f"
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """Every tensor of a model, in the order in which the vector holds them."""
+
+    tensors: tuple[TensorSpec, ...]
+
+    @classmethod
+    def of(cls, tensors: Tensors) -> ParamSpec:
+        """The spec of named arrays. Raises `InvalidUpdate` for a dtype that cannot travel."""
+        specs = []
+        for name, array in tensors.items():
+            if array.dtype.kind not in "fiub":
+                raise InvalidUpdate(f"tensor {name!r} is {array.dtype}: use a float, integer or boolean dtype")
+            specs.append(TensorSpec(name, tuple(int(n) for n in array.shape), array.dtype.name))
+        return cls(tuple(specs))
+
+    @cached_property
+    def vector_dtype(self) -> np.dtype[Any]:
+        """float64 where any aggregated tensor is float64, float32 otherwise."""
+        wide = any(t.dtype == "float64" for t in self.tensors)
+        return np.dtype(np.float64 if wide else np.float32)
+
+    @cached_property
+    def size(self) -> int:
+        """Elements of the vector."""
+        return sum(t.size for t in self.tensors if t.aggregated)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each aggregated tensor lies in the vector."""
+        found, start = {}, 0
+        for t in self.tensors:
+            if t.aggregated:
+                found[t.name] = slice(start, start + t.size)
+                start += t.size
+        return found
+
+    @cached_property
+    def layout_hash(self) -> str:
+        """SHA-256 over names, shapes and dtypes: two models with one hash can be averaged."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+
+    def to_json(self) -> list[list[Any]]:
+        """A list of [name, shape, dtype]."""
+        return [[t.name, list(t.shape), t.dtype] for t in self.tensors]
+
+    @classmethod
+    def from_json(cls, data: list[list[Any]]) -> ParamSpec:
+        """The inverse of `to_json`."""
+        return cls(tuple(TensorSpec(str(n), tuple(int(k) for k in s), str(d)) for n, s, d in data))
+
+    def flatten(self, tensors: Tensors) -> Vector:
+        """The vector of named arrays. Raises `ManifestMismatch` on other names or shapes."""
+        self.check(tensors)
+        out = np.empty(self.size, self.vector_dtype)
+        for name, where in self.slices.items():
+            out[where] = tensors[name].reshape(-1)
+        return out
+
+    def unflatten(self, vector: Vector, frozen: Tensors | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Named arrays in the dtypes of the spec; frozen tensors come from `frozen` or are zero."""
+        frozen = frozen or {}
+        out: dict[str, npt.NDArray[Any]] = {}
+        for t in self.tensors:
+            if t.aggregated:
+                out[t.name] = vector[self.slices[t.name]].reshape(t.shape).astype(t.dtype)
+            else:
+                out[t.name] = frozen.get(t.name, np.zeros(t.shape, t.dtype))
+        return out
+
+    def frozen(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+        """The tensors that are not aggregated."""
+        return {t.name: tensors[t.name] for t in self.tensors if not t.aggregated}
+
+    def check(self, tensors: Tensors) -> None:
+        """Raises `ManifestMismatch`, naming the first tensor that does not fit the spec."""
+        names = [t.name for t in self.tensors]
+        if missing := [n for n in names if n not in tensors]:
+            raise ManifestMismatch(f"tensor {missing[0]!r} is missing: send every tensor of the manifest")
+        if foreign := sorted(set(tensors) - set(names)):
+            raise ManifestMismatch(f"tensor {foreign[0]!r} is not in the manifest: it has {', '.join(names[:8])}")
+        for t in self.tensors:
+            if tuple(tensors[t.name].shape) != t.shape:
+                raise ManifestMismatch(
+                    f"tensor {t.name!r} has shape {tuple(tensors[t.name].shape)}, the manifest says {t.shape}"
+                )
+
+    def name_at(self, index: int) -> str:
+        """The tensor that holds coordinate `index` of the vector."""
+        return next(name for name, where in self.slices.items() if where.start <= index < where.stop)
+
+
+def digest(vector: npt.NDArray[Any]) -> str:
+    """SHA-256 over the little-endian bytes of an array."""
+    little = vector.astype(vector.dtype.newbyteorder("<"), copy=False)
+    return hashlib.sha256(np.ascontiguousarray(little).data).hexdigest()

@@ -1,0 +1,196 @@
+"""What travels between server and device, as plain data: asks, tasks, updates and decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.params import ParamSpec, Vector
+
+Json = Any
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Capability:
+    """What a device says of itself. Zero means unknown."""
+
+    examples: int = 0
+    memory_bytes: int = 0
+    up_bps: float = 0.0
+    down_bps: float = 0.0
+    accelerator: str = "cpu"
+    codecs: tuple[str, ...] = ("raw",)
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A device applies for a task. `task_id` is made by the device, so a repeated ask is harmless."""
+
+    client_id: str
+    task_id: str
+    holds_version: int | None = None
+
+
+@dataclass(frozen=True)
+class LocalPlan:
+    """What a device shall compute: data only, never code. Zero steps means whole epochs."""
+
+    epochs: int = 1
+    steps: int = 0
+    batch_size: int = 32
+    learning_rate: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    proximal_mu: float = 0.0
+
+
+@dataclass(frozen=True)
+class Submodel:
+    """The coordinates of the vector a task covers, sorted and unique; the rest is not touched."""
+
+    indices: Indices
+
+    def check(self, spec: ParamSpec) -> None:
+        """Raises `InvalidUpdate` unless the indices are sorted, unique and in range."""
+        i = self.indices
+        if i.ndim != 1 or i.size == 0:
+            raise InvalidUpdate("submodel: indices must be one non-empty list of coordinates")
+        if i[0] < 0 or i[-1] >= spec.size or bool(np.any(np.diff(i) <= 0)):
+            raise InvalidUpdate(f"submodel: indices must be strictly increasing and within 0..{spec.size - 1}")
+
+
+class TaskState(StrEnum):
+    """`LEASED` holds a slot; an `EXPIRED` one does not, yet its late update may still count."""
+
+    LEASED = "leased"
+    EXPIRED = "expired"
+
+
+@dataclass(frozen=True)
+class Task:
+    """One lease: this client trains from this version until `expires_at` (seconds, server time)."""
+
+    task_id: str
+    client_id: str
+    base_version: int
+    granted_at: float
+    expires_at: float
+    lease_s: float
+    seed: int
+    local: LocalPlan
+    uplink: str = "raw"
+    submodel: Submodel | None = None
+    state: TaskState = TaskState.LEASED
+    progress: float = 0.0
+
+
+@dataclass(frozen=True)
+class Update:
+    """The result of a task, decoded: `delta` against the model of `base_version` that the device had.
+
+    `delta` is the full vector, or, with a submodel, has one value for each of its indices.
+    """
+
+    update_id: str
+    task_id: str
+    client_id: str
+    base_version: int
+    examples: int
+    delta: Vector
+    submodel: Submodel | None = None
+    local_steps: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def where(self) -> slice | Indices:
+        """Index of the covered coordinates: the maths of a strategy is written on `w[u.where]`."""
+        return slice(None) if self.submodel is None else self.submodel.indices
+
+
+class Verdict(StrEnum):
+    """What became of an update when it arrived."""
+
+    PUBLISHED = "published"  # folded, and a new version came of it
+    HELD = "held"  # folded into a buffer, or waiting for its round
+    REJECTED = "rejected"  # left the model and the strategy untouched
+
+
+class Reason(StrEnum):
+    """Short names for why an update or an ask was not taken; the text beside it has the numbers."""
+
+    NONE = ""
+    STALE = "stale"
+    FUTURE_BASE = "future_base"
+    WRONG_BASE = "wrong_base"
+    BASE_GONE = "base_gone"
+    DUPLICATE_TASK = "duplicate_task"
+    UNKNOWN_TASK = "unknown_task"
+    INVALID = "invalid"
+    NO_SUBMODELS = "no_submodels"
+    ROUND_OVER = "round_over"
+    RUN_FINISHED = "run_finished"
+    PAUSED = "paused"
+    AT_CAPACITY = "at_capacity"
+    NOT_SELECTED = "not_selected"
+    UNKNOWN_CLIENT = "unknown_client"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict with its reasons. An expected refusal is a value, never an exception.
+
+    `staleness` = version before the update was applied - base version (>= 0; 0 is fresh).
+    `weight` is the factor the strategy's paper gives the update; None when it was rejected.
+    """
+
+    verdict: Verdict
+    staleness: int = 0
+    weight: float | None = None
+    reason: Reason = Reason.NONE
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What the server remembers of an update for ever: resending gets the same answer."""
+
+    update_id: str
+    task_id: str
+    version: int
+    decision: Decision
+
+
+def find_flaw(spec: ParamSpec, delta: npt.NDArray[Any], examples: int, submodel: Submodel | None) -> str | None:
+    """Why these values may not be applied, or None. Names the tensor; reads, never writes."""
+    if examples < 1:
+        return f"examples is {examples}: an update must come of at least 1 example"
+    try:
+        if submodel is not None:
+            submodel.check(spec)
+    except InvalidUpdate as error:
+        return str(error)
+    expected = spec.size if submodel is None else submodel.indices.size
+    if delta.ndim != 1 or delta.size != expected:
+        return f"delta has shape {delta.shape}, the manifest needs ({expected},)"
+    if delta.dtype != spec.vector_dtype:
+        return f"delta is {delta.dtype}, the manifest needs {spec.vector_dtype}"
+    return _non_finite(spec, delta, submodel)
+
+
+def _non_finite(spec: ParamSpec, delta: npt.NDArray[Any], submodel: Submodel | None) -> str | None:
+    # The sum is finite unless a value is not (or it overflows): one pass without a temporary.
+    with np.errstate(over="ignore", invalid="ignore"):
+        if np.isfinite(delta.sum(dtype=delta.dtype)):
+            return None
+    bad = np.flatnonzero(~np.isfinite(delta))
+    if bad.size == 0:
+        return None
+    first = int(bad[0]) if submodel is None else int(submodel.indices[bad[0]])
+    return f"delta has {bad.size} values that are not finite, the first in tensor {spec.name_at(first)!r}"
