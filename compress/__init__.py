@@ -1,1 +1,1 @@
-""""""
+"""L1, pure: codecs of model updates."""

@@ -177,11 +177,20 @@ CHOICES = {
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
 }
 POSITIVE = (
-    "fleet.clients fleet.dirichlet_alpha fleet.shards_per_client fleet.speed_levels fleet.step_time_s "
-    "fleet.availability_period_s server.lease_s server.lease_min_s server.lease_max_s server.tasks_per_client "
-    "client.batch_size client.learning_rate"
-).split()
-FRACTIONS = "run.target_accuracy fleet.dropout fleet.availability".split()
+    "fleet.clients",
+    "fleet.dirichlet_alpha",
+    "fleet.shards_per_client",
+    "fleet.speed_levels",
+    "fleet.step_time_s",
+    "fleet.availability_period_s",
+    "server.lease_s",
+    "server.lease_min_s",
+    "server.lease_max_s",
+    "server.tasks_per_client",
+    "client.batch_size",
+    "client.learning_rate",
+)
+FRACTIONS = ("run.target_accuracy", "fleet.dropout", "fleet.availability")
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
@@ -213,7 +222,11 @@ def build(cls: type[T], values: Mapping[str, Any], table: str) -> T:
     known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
     for key in values:
         _known(key, known, f"key in [{table}]")
-    lacking = [n for n, f in known.items() if f.default is MISSING and f.default_factory is MISSING and n not in values]
+    lacking = [
+        n
+        for n, f in known.items()
+        if f.default is MISSING and f.default_factory is MISSING and n not in values
+    ]
     if lacking:
         raise ConfigError(f"[{table}] needs {lacking[0]!r}")
     return cls(**{k: _typed(v, hints[k], f"{table}.{k}") for k, v in values.items()})

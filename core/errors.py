@@ -126,8 +126,10 @@ class ReplayMismatch(AnabranchError):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an error becomes outside: a gRPC status by name, a process exit code, and whether
-    repeating the same call may help."""
+    """What an error becomes outside: a gRPC status by name and a process exit code.
+
+    `retryable`: repeating the same call may help.
+    """
 
     grpc_status: str
     exit_code: int

@@ -63,7 +63,9 @@ class Submodel:
         if i.ndim != 1 or i.size == 0:
             raise InvalidUpdate("submodel: indices must be one non-empty list of coordinates")
         if i[0] < 0 or i[-1] >= spec.size or bool(np.any(np.diff(i) <= 0)):
-            raise InvalidUpdate(f"submodel: indices must be strictly increasing and within 0..{spec.size - 1}")
+            raise InvalidUpdate(
+                f"submodel: indices must be strictly increasing and within 0..{spec.size - 1}"
+            )
 
 
 class TaskState(StrEnum):
@@ -167,7 +169,9 @@ class Receipt:
     decision: Decision
 
 
-def find_flaw(spec: ParamSpec, delta: npt.NDArray[Any], examples: int, submodel: Submodel | None) -> str | None:
+def find_flaw(
+    spec: ParamSpec, delta: npt.NDArray[Any], examples: int, submodel: Submodel | None
+) -> str | None:
     """Why these values may not be applied, or None. Names the tensor; reads, never writes."""
     if examples < 1:
         return f"examples is {examples}: an update must come of at least 1 example"

@@ -1,1 +1,1 @@
-""""""
+"""L2: the gRPC server. `app.serve` runs it."""

@@ -1,1 +1,1 @@
-""""""
+"""How simulated devices train."""

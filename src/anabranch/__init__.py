@@ -1,1 +1,8 @@
-""""""
+"""anabranch: asynchronous federated learning for real fleets."""
+
+from anabranch.aggregation import Aggregation, AggregationStep, Update, aggregate
+from anabranch.core.errors import AnabranchError
+
+__version__ = "0.1.0"
+
+__all__ = ["Aggregation", "AggregationStep", "AnabranchError", "Update", "aggregate"]

@@ -1,1 +1,1 @@
-""""""
+"""Alembic migrations of the SQL store."""

@@ -1,1 +1,1 @@
-""""""
+"""The composition root: commands that wire the layers together."""

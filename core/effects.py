@@ -1,0 +1,149 @@
+"""What comes out of the machines: orders for the driver, released after the event is durable.
+
+The first group is the server's (`Engine.handle`), the second the device's (`Session.handle`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from anabranch.core.params import Vector
+from anabranch.core.updates import Ask, Reason, Receipt, Task
+
+# --- the server's ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Granted:
+    """Hand this task out. `again`: the same ask was granted before."""
+
+    task: Task
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Refused:
+    """No task now: ask again within the window (earliest, latest), unless `final`."""
+
+    ask: Ask
+    reason: Reason
+    detail: str
+    retry_after_s: tuple[float, float]
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class Decided:
+    """What became of an update. `duplicate`: it had been decided before, nothing changed now."""
+
+    client_id: str
+    receipt: Receipt
+    examples: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True)
+class Published:
+    """A new version. `vector` is the engine's own array: read it before the next event."""
+
+    version: int
+    vector: Vector
+    update_ids: tuple[str, ...]
+
+
+class LeaseEnd(StrEnum):
+    """Why a lease ended without an update."""
+
+    EXPIRED = "expired"  # its time ran out; a late update may still count
+    SUPERSEDED = "superseded"  # its client asked for another task
+    DROPPED = "dropped"  # its client gave it back
+    CANCELLED = "cancelled"  # its round is over
+
+
+@dataclass(frozen=True)
+class LeaseEnded:
+    """A lease ended without an update. `CANCELLED` is told to the device at its next heartbeat."""
+
+    task: Task
+    end: LeaseEnd
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A budget of the run is used up: no more tasks, no more updates."""
+
+    why: str
+
+
+Effect = Granted | Refused | Decided | Published | LeaseEnded | Finished
+
+# --- the device's ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class AskTask:
+    """Apply for a task under this id; a repeated ask uses the same id."""
+
+    task_id: str
+
+
+@dataclass(frozen=True)
+class FetchModel:
+    """Fetch the task's base version."""
+
+    task: Task
+
+
+@dataclass(frozen=True)
+class Train:
+    """Train, then put the result in the outbox under `update_id`."""
+
+    task: Task
+    update_id: str
+
+
+@dataclass(frozen=True)
+class Push:
+    """Push the outbox entry: the same bytes every time."""
+
+    update_id: str
+
+
+@dataclass(frozen=True)
+class Discard:
+    """The server has answered for good: remove the outbox entry."""
+
+    update_id: str
+
+
+@dataclass(frozen=True)
+class Renew:
+    """Send a heartbeat for the task."""
+
+    task: Task
+
+
+@dataclass(frozen=True)
+class StopTraining:
+    """Abandon the task at hand."""
+
+    task_id: str
+
+
+@dataclass(frozen=True)
+class SetTimer:
+    """Send `TimerFired(name)` at this moment; a later order of the same name replaces it."""
+
+    name: str
+    at: float
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Nothing more to do, for this reason."""
+
+    why: str
+
+
+SessionEffect = AskTask | FetchModel | Train | Push | Discard | Renew | StopTraining | SetTimer | Stop

@@ -1,0 +1,346 @@
+"""The server machine: admission, leases, idempotency, staleness, versions. It calls the strategy.
+
+Pure: `handle(event)` changes the state and returns effects; every event carries `now`. Equal
+journals give equal digests. The engine is owned by a single writer. The driver makes an event
+durable before it calls `handle`, and releases the effects after.
+
+What is decided where: the engine computes staleness, here and nowhere else, and decides all that is
+true of every method (who may hold a lease, what is a duplicate, what is too old); the strategy
+decides what its paper decides.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass, replace
+
+from anabranch.core import events as ev
+from anabranch.core.effects import (
+    Decided,
+    Effect,
+    Finished,
+    Granted,
+    LeaseEnd,
+    LeaseEnded,
+    Published,
+    Refused,
+)
+from anabranch.core.ledger import ClientRecord, Ledger
+from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.rng import seed_of
+from anabranch.core.settings import EngineSettings
+from anabranch.core.strategy import Context, Refusal, State, Step, Strategy, rejected
+from anabranch.core.updates import Ask, Decision, Reason, Receipt, Task, TaskState, Update, Verdict
+
+
+@dataclass
+class Counters:
+    """Totals since version 0."""
+
+    granted: int = 0
+    applied: int = 0
+    rejected: int = 0
+    duplicates: int = 0
+    leases_lost: int = 0
+
+
+class Engine:
+    """See the module. All attributes are for reading; only `handle` changes them."""
+
+    def __init__(self, spec: ParamSpec, strategy: Strategy, settings: EngineSettings, vector: Vector) -> None:
+        self.spec = spec
+        self.strategy = strategy
+        self.settings = settings
+        self.version = 0
+        self.vector: Vector = vector.astype(spec.vector_dtype, copy=True)
+        self.state: State = strategy.init(self.vector)
+        self.history: dict[int, Vector] = {}
+        self.ledger = Ledger(settings.receipts_max)
+        self.pending: list[str] = []
+        self.counters = Counters()
+        self.paused = False
+        self.finished = ""
+        self._deadlines: list[tuple[float, str]] = []
+
+    # --- the machine -------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event) -> list[Effect]:
+        """Take one event, return the effects in order."""
+        match event:
+            case ev.TaskAsked():
+                return self._asked(event)
+            case ev.UpdateArrived():
+                return self._arrived(event)
+            case ev.LeaseRenewed():
+                return self._renewed(event)
+            case ev.Ticked():
+                return self._ticked(event.now)
+            case ev.Enrolled():
+                self.ledger.enrol(event.client_id, event.capability)
+            case ev.TaskDropped():
+                return self._dropped(event)
+            case ev.Paused():
+                self.paused = True
+            case ev.Resumed():
+                self.paused = False
+        return []
+
+    def refusal(self, ask: Ask, now: float) -> Refused | None:
+        """Why this ask would get no task now, or None. Changes nothing, so it needs no journal."""
+        refused = self._refusal(ask, now)
+        if refused is None:
+            return None
+        final = bool(self.finished)
+        return Refused(ask, refused.reason, refused.detail, self.settings.retry_after_s, final)
+
+    def next_deadline(self) -> float | None:
+        """When a `Ticked` event is due: the earliest lease end or timer of the strategy."""
+        while self._deadlines and not self._is_due(*self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        lease = self._deadlines[0][0] if self._deadlines else None
+        timer = None if self.finished else self.strategy.timer(self.state)
+        known = [t for t in (lease, timer) if t is not None]
+        return min(known) if known else None
+
+    def receipt(self, update_id: str, task_id: str) -> Receipt | None:
+        """The receipt of an update, or of the update that used up the task."""
+        return self.ledger.receipts.get(update_id) or self.ledger.receipt_of_task(task_id)
+
+    # --- asks --------------------------------------------------------------------------------
+
+    def _refusal(self, ask: Ask, now: float) -> Refusal | None:
+        if self.finished:
+            return Refusal(Reason.RUN_FINISHED, self.finished)
+        if self.paused:
+            return Refusal(Reason.PAUSED, "the run is paused by its operator")
+        if ask.client_id not in self.ledger.clients:
+            return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
+        known = self.ledger.tasks.get(ask.task_id)
+        if known is not None and known.client_id == ask.client_id and known.state is TaskState.LEASED:
+            return None
+        if known is not None or self.ledger.receipt_of_task(ask.task_id) is not None:
+            return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
+        return self._no_slot(ask) or self.strategy.admit(self.state, ask, self._context(now))
+
+    def _no_slot(self, ask: Ask) -> Refusal | None:
+        cap, live = self.settings.concurrency, self.ledger.live
+        supersedes = len(self.ledger.live_of(ask.client_id)) >= self.settings.tasks_per_client
+        if cap and live >= cap and not supersedes:
+            return Refusal(Reason.AT_CAPACITY, f"{live} of {cap} devices are in training")
+        return None
+
+    def _asked(self, event: ev.TaskAsked) -> list[Effect]:
+        ask, now = event.ask, event.now
+        if refused := self.refusal(ask, now):
+            return [refused]
+        if task := self.ledger.tasks.get(ask.task_id):
+            return [Granted(task, again=True)]
+        effects = self._make_room(ask, now)
+        plan = self.strategy.plan(self.state, ask, self.settings.local, self._context(now))
+        self.state = plan.state
+        lease_s = self._lease_s(self.ledger.clients[ask.client_id])
+        task = Task(
+            task_id=ask.task_id,
+            client_id=ask.client_id,
+            base_version=self.version,
+            granted_at=now,
+            expires_at=now + lease_s,
+            lease_s=lease_s,
+            seed=seed_of(self.settings.seed, "task", ask.client_id, self.counters.granted),
+            local=plan.local,
+            uplink=self.settings.uplink,
+            submodel=plan.submodel,
+        )
+        self.counters.granted += 1
+        self.ledger.open(task)
+        heapq.heappush(self._deadlines, (task.expires_at, task.task_id))
+        return [*effects, Granted(task)]
+
+    def _make_room(self, ask: Ask, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        for task in self.ledger.expired_of(ask.client_id):
+            self._close(task)
+        live = self.ledger.live_of(ask.client_id)
+        for task in live[: max(0, len(live) - self.settings.tasks_per_client + 1)]:
+            effects += self._lose(task, LeaseEnd.SUPERSEDED, now)
+        return effects
+
+    def _lease_s(self, client: ClientRecord) -> float:
+        s = self.settings
+        if client.task_s_ewma is None:
+            return s.lease_s
+        return min(max(3.0 * client.task_s_ewma, s.lease_min_s), s.lease_max_s)
+
+    # --- updates -----------------------------------------------------------------------------
+
+    def _arrived(self, event: ev.UpdateArrived) -> list[Effect]:
+        update = event.update
+        if (known := self.ledger.receipts.get(update.update_id)) is not None:
+            self.counters.duplicates += 1
+            return [Decided(update.client_id, known, update.examples, duplicate=True)]
+        task = self.ledger.tasks.get(update.task_id)
+        context = self._context(event.now, update)
+        step = self._step(event, task, context)
+        assert step.decision is not None, f"{self.strategy.name}: a step must carry a decision"
+        effects = self._take(step, [update.update_id])
+        receipt = Receipt(update.update_id, update.task_id, self.version, step.decision)
+        self._settle(task, receipt, event)
+        decided = Decided(update.client_id, receipt, update.examples)
+        return [decided, *effects, *self._after_publish(effects, event.now)]
+
+    def _step(self, event: ev.UpdateArrived, task: Task | None, context: Context) -> Step:
+        """The strategy's step for a good update; a rejection, state untouched, for any other."""
+        update = event.update
+        decision = self._objection(event, task, context)
+        if decision is not None or task is None:
+            return Step(self.state, None, decision)
+        if self.strategy.needs_base:
+            base = self.vector if context.staleness == 0 else self.history.get(update.base_version)
+            if base is None:
+                detail = f"the model of version {update.base_version} is not held any more: its lease ended"
+                return Step(self.state, None, rejected(context.staleness, Reason.BASE_GONE, detail))
+            context = replace(context, base=base)
+        return self.strategy.step(self.state, self._donated(context.base), update, context)
+
+    def _objection(self, event: ev.UpdateArrived, task: Task | None, context: Context) -> Decision | None:
+        update, staleness, bound = event.update, context.staleness, self.settings.staleness_max
+
+        def no(reason: Reason, detail: str) -> Decision:
+            return rejected(max(staleness, 0), reason, detail)
+
+        if (used := self.ledger.receipt_of_task(update.task_id)) is not None:
+            return no(
+                Reason.DUPLICATE_TASK, f"task {update.task_id!r} was answered by update {used.update_id!r}"
+            )
+        if task is None or task.client_id != update.client_id:
+            return no(Reason.UNKNOWN_TASK, f"client {update.client_id!r} holds no task {update.task_id!r}")
+        if self.finished:
+            return no(Reason.RUN_FINISHED, self.finished)
+        if event.flaw:
+            return no(Reason.INVALID, event.flaw)
+        if staleness < 0:
+            return no(
+                Reason.FUTURE_BASE, f"base_version {update.base_version} is ahead of version {self.version}"
+            )
+        if update.base_version != task.base_version:
+            return no(
+                Reason.WRONG_BASE,
+                f"the task's base_version is {task.base_version}, not {update.base_version}",
+            )
+        if update.submodel is not None and not self.strategy.supports_submodels:
+            return no(Reason.NO_SUBMODELS, f"strategy {self.strategy.name!r} takes whole models only")
+        if bound and staleness > bound:
+            return no(Reason.STALE, f"staleness {staleness} is over the bound of {bound} versions")
+        return None
+
+    def _settle(self, task: Task | None, receipt: Receipt, event: ev.UpdateArrived) -> None:
+        update, reason = event.update, receipt.decision.reason
+        rejection = receipt.decision.verdict is Verdict.REJECTED
+        self.counters.rejected += rejection
+        self.counters.applied += not rejection
+        owned = task is not None and task.client_id == update.client_id
+        self.ledger.file(receipt, answers_task=owned and reason is not Reason.DUPLICATE_TASK)
+        if task is None or not owned:
+            return
+        self._close(task)
+        self.ledger.finished_task(task, event.now, rejection)
+
+    # --- leases ------------------------------------------------------------------------------
+
+    def _renewed(self, event: ev.LeaseRenewed) -> list[Effect]:
+        task = self.ledger.tasks.get(event.task_id)
+        if task is None or task.client_id != event.client_id or task.state is not TaskState.LEASED:
+            return []
+        if event.progress > task.progress:  # a device that hangs must not hold a slot for ever
+            expires_at = max(task.expires_at, event.now + task.lease_s)
+            self.ledger.replace(replace(task, expires_at=expires_at, progress=event.progress))
+            heapq.heappush(self._deadlines, (expires_at, task.task_id))
+        return []
+
+    def _dropped(self, event: ev.TaskDropped) -> list[Effect]:
+        task = self.ledger.tasks.get(event.task_id)
+        if task is None or task.client_id != event.client_id:
+            return []
+        return self._lose(task, LeaseEnd.DROPPED, event.now)
+
+    def _ticked(self, now: float) -> list[Effect]:
+        effects: list[Effect] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            expires_at, task_id = heapq.heappop(self._deadlines)
+            if self._is_due(expires_at, task_id):
+                effects += self._lose(self.ledger.tasks[task_id], LeaseEnd.EXPIRED, now)
+        timer = None if self.finished else self.strategy.timer(self.state)
+        if timer is not None and timer <= now:
+            step = self.strategy.on_timer(self.state, self._donated(), self._context(now))
+            effects += self._take(step, []) if step else []
+        return [*effects, *self._after_publish(effects, now)]
+
+    def _is_due(self, expires_at: float, task_id: str) -> bool:
+        task = self.ledger.tasks.get(task_id)
+        return task is not None and task.state is TaskState.LEASED and task.expires_at == expires_at
+
+    def _lose(self, task: Task, end: LeaseEnd, now: float) -> list[Effect]:
+        """End a lease without an update; an expired task is remembered for a late one."""
+        was_live = task.state is TaskState.LEASED
+        if end is LeaseEnd.EXPIRED:
+            self.ledger.replace(replace(task, state=TaskState.EXPIRED))
+            self._forget_bases()
+        else:
+            self._close(task)
+        if not was_live:
+            return []
+        self.counters.leases_lost += 1
+        if not self.finished:
+            self.state = self.strategy.on_lost(self.state, task, self._context(now))
+        return [LeaseEnded(task, end)]
+
+    def _close(self, task: Task) -> None:
+        self.ledger.close(task)
+        self._forget_bases()
+
+    # --- versions ----------------------------------------------------------------------------
+
+    def _context(self, now: float, update: Update | None = None) -> Context:
+        staleness = 0 if update is None else self.version - update.base_version
+        clients = self.ledger.client_ids
+        return Context(now, self.version, self.settings.seed, clients, self.ledger.live, staleness)
+
+    def _donated(self, base: Vector | None = None) -> Vector:
+        """The vector for a strategy to write on: a copy where a live task may need the old one."""
+        is_base = self.strategy.needs_base and self.ledger.bases.get(self.version)
+        return self.vector.copy() if is_base or base is self.vector else self.vector
+
+    def _take(self, step: Step, update_ids: list[str]) -> list[Effect]:
+        """Adopt the outcome of a strategy's call; a vector makes a version."""
+        self.state = step.state
+        if step.decision is None or step.decision.verdict is not Verdict.REJECTED:
+            self.pending += update_ids
+        if step.vector is None:
+            return []
+        if self.strategy.needs_base and self.ledger.bases.get(self.version):
+            self.history[self.version] = self.vector
+        self.vector = step.vector
+        self.version += 1
+        folded, self.pending = tuple(self.pending), []
+        return [Published(self.version, self.vector, folded)]
+
+    def _after_publish(self, effects: list[Effect], now: float) -> list[Effect]:
+        if not any(isinstance(e, Published) for e in effects):
+            return []
+        more: list[Effect] = []
+        if self.strategy.synchronous:
+            for task in [t for t in self.ledger.tasks.values() if t.base_version < self.version]:
+                more += self._lose(task, LeaseEnd.CANCELLED, now)
+        return [*more, *self._check_budget()]
+
+    def _check_budget(self) -> list[Effect]:
+        s = self.settings
+        if s.versions_max and self.version >= s.versions_max:
+            self.finished = f"the run ended at version {self.version}, its budget"
+        elif s.updates_max and self.counters.applied >= s.updates_max:
+            self.finished = f"the run ended after {self.counters.applied} updates, its budget"
+        return [Finished(self.finished)] if self.finished else []
+
+    def _forget_bases(self) -> None:
+        for version in [v for v in self.history if not self.ledger.bases.get(v)]:
+            del self.history[version]

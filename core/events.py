@@ -1,0 +1,183 @@
+"""What goes into the machines. Every event carries `now`, in seconds on the driver's clock.
+
+The first group is the server's (`Engine.handle`), the second the device's (`Session.handle`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anabranch.core.updates import Ask, Capability, Decision, Task, Update
+
+# --- the server's ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Enrolled:
+    """A device made itself known, for the first time or again."""
+
+    now: float
+    client_id: str
+    capability: Capability
+
+
+@dataclass(frozen=True)
+class TaskAsked:
+    """A device applies for a task."""
+
+    now: float
+    ask: Ask
+
+
+@dataclass(frozen=True)
+class LeaseRenewed:
+    """A heartbeat with progress (steps done, bytes sent: any number that grows)."""
+
+    now: float
+    client_id: str
+    task_id: str
+    progress: float
+
+
+@dataclass(frozen=True)
+class TaskDropped:
+    """A device gives a task back."""
+
+    now: float
+    client_id: str
+    task_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Payload:
+    """The encoded bytes behind an update: the journal keeps the reference, the store the bytes."""
+
+    sha256: str
+    size_bytes: int
+    codec: str = "raw"
+
+
+@dataclass(frozen=True)
+class UpdateArrived:
+    """A complete update. With a `flaw` (what the validation found) the delta is empty."""
+
+    now: float
+    update: Update
+    payload: Payload
+    flaw: str = ""
+
+
+@dataclass(frozen=True)
+class Ticked:
+    """Time passed: leases may expire, the strategy's timer may fire."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Paused:
+    """An operator stops the handing out of tasks; updates are still taken."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """An operator lets tasks go out again."""
+
+    now: float
+
+
+Event = Enrolled | TaskAsked | LeaseRenewed | TaskDropped | UpdateArrived | Ticked | Paused | Resumed
+
+# --- the device's ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Started:
+    """The device begins, or begins again; `pending` names the update its outbox still holds."""
+
+    now: float
+    pending_update_id: str | None = None
+
+
+@dataclass(frozen=True)
+class TaskGranted:
+    """The server gave a task."""
+
+    now: float
+    task: Task
+
+
+@dataclass(frozen=True)
+class TaskRefused:
+    """The server has no task now; `final` says that there will never be one."""
+
+    now: float
+    retry_after_s: tuple[float, float]
+    detail: str = ""
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class ModelFetched:
+    """The model of the task's base version is here, its digest checked."""
+
+    now: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Local training is done; the result waits in the outbox under this id."""
+
+    now: float
+    update_id: str
+
+
+@dataclass(frozen=True)
+class PushAcknowledged:
+    """The server answered: the update is durable, or was refused for good."""
+
+    now: float
+    update_id: str
+    decision: Decision
+
+
+@dataclass(frozen=True)
+class CallFailed:
+    """The call in flight failed. `retryable`: the same call may succeed later."""
+
+    now: float
+    detail: str
+    retryable: bool
+    retry_after_s: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class TaskCancelled:
+    """A notice from the server: the task is no longer wanted."""
+
+    now: float
+    task_id: str
+
+
+@dataclass(frozen=True)
+class TimerFired:
+    """The moment asked for by a `SetTimer` effect has come."""
+
+    now: float
+    name: str
+
+
+SessionEvent = (
+    Started
+    | TaskGranted
+    | TaskRefused
+    | ModelFetched
+    | Trained
+    | PushAcknowledged
+    | CallFailed
+    | TaskCancelled
+    | TimerFired
+)

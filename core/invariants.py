@@ -1,0 +1,37 @@
+"""What must hold after every event, whatever happened. Tests and `anabranch verify` call it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from anabranch.core.engine import Engine
+from anabranch.core.updates import TaskState
+
+
+def violations(engine: Engine) -> list[str]:
+    """Every broken invariant, in words; empty when all hold."""
+    ledger, found = engine.ledger, []
+
+    def check(holds: bool, what: str) -> None:
+        if not holds:
+            found.append(what)
+
+    live = [t for t in ledger.tasks.values() if t.state is TaskState.LEASED]
+    check(ledger.live == len(live), f"{len(live)} live tasks, but {ledger.live} counted")
+    cap = engine.settings.concurrency
+    check(not cap or len(live) <= cap, f"{len(live)} live tasks over the cap of {cap}")
+    for client_id in {t.client_id for t in live}:
+        mine = len(ledger.live_of(client_id))
+        check(mine <= engine.settings.tasks_per_client, f"client {client_id} holds {mine} live tasks")
+    for task in ledger.tasks.values():
+        check(0 <= task.base_version <= engine.version, f"task {task.task_id} starts from a future version")
+        check(task.client_id in ledger.clients, f"task {task.task_id} is of an unknown client")
+        check(ledger.receipt_of_task(task.task_id) is None, f"task {task.task_id} is open and answered")
+    if engine.strategy.needs_base:
+        lost = {t.base_version for t in live} - set(engine.history) - {engine.version}
+        check(not lost or bool(engine.finished), f"the models of versions {sorted(lost)} are not held")
+    check(set(engine.history) <= set(ledger.bases), "models are held that no live task started from")
+    check(engine.vector.size == engine.spec.size, "the vector does not have the size of the spec")
+    check(bool(np.isfinite(engine.vector).all()), "the model has values that are not finite")
+    check(engine.version <= engine.counters.applied + 1 or engine.version == 0, "more versions than updates")
+    return found

@@ -1,0 +1,126 @@
+"""Events as records, and replay: the same journal gives the same digest.
+
+A record is one JSON object; its canonical line (sorted keys, no spaces) is what is hashed, so two
+journals are equal exactly when their digests are. The values of an update are not in its record:
+the record has the SHA-256 of the payload, and whoever replays brings the bytes and the decoder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from anabranch.core import events as ev
+from anabranch.core.effects import Effect
+from anabranch.core.engine import Engine
+from anabranch.core.errors import ReplayMismatch
+from anabranch.core.params import Vector
+from anabranch.core.snapshot import capability_of
+from anabranch.core.updates import Ask, Submodel, Update
+
+Record = dict[str, Any]
+LoadDelta = Callable[[ev.Payload], Vector]
+
+_PLAIN: dict[str, type[Any]] = {
+    "renewed": ev.LeaseRenewed,
+    "dropped": ev.TaskDropped,
+    "ticked": ev.Ticked,
+    "paused": ev.Paused,
+    "resumed": ev.Resumed,
+}
+_KIND = {cls: kind for kind, cls in _PLAIN.items()}
+
+
+def to_record(event: ev.Event) -> Record:
+    """The record of an event."""
+    match event:
+        case ev.Enrolled():
+            return {"kind": "enrolled", **asdict(event)}
+        case ev.TaskAsked():
+            return {"kind": "asked", "now": event.now, **asdict(event.ask)}
+        case ev.UpdateArrived():
+            return _update_record(event)
+        case _:
+            return {"kind": _KIND[type(event)], **asdict(event)}
+
+
+def from_record(record: Record, load_delta: LoadDelta) -> ev.Event:
+    """The event of a record; `load_delta` brings the values of an update."""
+    data = {k: v for k, v in record.items() if k != "kind"}
+    kind = record["kind"]
+    if kind == "enrolled":
+        return ev.Enrolled(data["now"], data["client_id"], capability_of(data["capability"]))
+    if kind == "asked":
+        return ev.TaskAsked(data.pop("now"), Ask(**data))
+    if kind == "update":
+        return _update_event(data, load_delta)
+    event: ev.Event = _PLAIN[kind](**data)
+    return event
+
+
+def line(record: Record) -> str:
+    """The canonical line of a record, without the line feed."""
+    return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+class JournalDigest:
+    """A running SHA-256 over canonical lines."""
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+
+    def add(self, record: Record) -> str:
+        """Take a record; returns its line."""
+        text = line(record)
+        self._sha.update(text.encode() + b"\n")
+        return text
+
+    def hexdigest(self) -> str:
+        """The digest of the records so far."""
+        return self._sha.hexdigest()
+
+
+def replay(
+    engine: Engine, records: Iterable[Record], load_delta: LoadDelta
+) -> Iterable[tuple[Record, list[Effect]]]:
+    """Feed the records to the engine, yielding each with its effects.
+
+    Raises `ReplayMismatch` where a record cannot be read as an event.
+    """
+    for number, record in enumerate(records):
+        try:
+            event = from_record(record, load_delta)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReplayMismatch(f"record {number} of the journal is not an event: {error!r}") from error
+        yield record, engine.handle(event)
+
+
+def _update_record(event: ev.UpdateArrived) -> Record:
+    u = event.update
+    return {
+        "kind": "update",
+        "now": event.now,
+        "update_id": u.update_id,
+        "task_id": u.task_id,
+        "client_id": u.client_id,
+        "base_version": u.base_version,
+        "examples": u.examples,
+        "local_steps": u.local_steps,
+        "metrics": dict(u.metrics),
+        "submodel": None if u.submodel is None else u.submodel.indices.tolist(),
+        "payload": asdict(event.payload),
+        "flaw": event.flaw,
+    }
+
+
+def _update_event(data: Record, load_delta: LoadDelta) -> ev.UpdateArrived:
+    now, flaw, payload = data.pop("now"), data.pop("flaw"), ev.Payload(**data.pop("payload"))
+    indices = data.pop("submodel")
+    submodel = None if indices is None else Submodel(np.asarray(indices, np.int64))
+    delta = np.empty(0, np.float32) if flaw else load_delta(payload)
+    return ev.UpdateArrived(now, Update(delta=delta, submodel=submodel, **data), payload, flaw)

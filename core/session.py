@@ -1,0 +1,192 @@
+"""The device machine, the engine's twin: ask, fetch, train, push, and back off when told to.
+
+    idle --> asking --> fetching --> training --> pushing --> asking ...
+               |           |                        |
+               +-----------+------ waiting ---------+      (backs off, then repeats the same call)
+
+Pure: `handle(event)` returns effects; the live agent and the simulated device both obey it. One call
+is in flight at a time, heartbeats apart. Ids come from the seed, so a repeated call has the same id.
+
+Backing off: full jitter, U(0, min(cap, base * 2^n)) after the n-th failure in a row; a retry window
+that the server sent wins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from anabranch.core import effects as ef
+from anabranch.core import events as ev
+from anabranch.core.rng import rank, unique_id
+from anabranch.core.updates import Task
+
+HEARTBEATS_PER_LEASE = 3
+HEARTBEAT_JITTER = 0.1
+
+
+class Phase(StrEnum):
+    """Where the device stands."""
+
+    IDLE = "idle"
+    ASKING = "asking"
+    FETCHING = "fetching"
+    TRAINING = "training"
+    PUSHING = "pushing"
+    WAITING = "waiting"
+    STOPPED = "stopped"
+
+
+@dataclass(frozen=True)
+class SessionSettings:
+    """Seconds. `tasks_max`: stop after so many answered updates (0: never)."""
+
+    retry_base_s: float = 0.5
+    retry_cap_s: float = 60.0
+    tasks_max: int = 0
+
+
+class Session:
+    """See the module. All attributes are for reading; only `handle` changes them."""
+
+    def __init__(self, client_id: str, seed: int, settings: SessionSettings | None = None) -> None:
+        self.client_id = client_id
+        self.seed = seed
+        self.settings = settings or SessionSettings()
+        self.phase = Phase.IDLE
+        self.task: Task | None = None
+        self.update_id: str | None = None
+        self.answered = 0
+        self.failures = 0
+        self._asks = 0
+        self._draws = 0
+        self._task_id = ""
+        self._again: Callable[[float], list[ef.SessionEffect]] = self._ask
+
+    def handle(self, event: ev.SessionEvent) -> list[ef.SessionEffect]:  # noqa: C901 - one flat table
+        """Take one event, return the effects in order. What comes too late is ignored."""
+        if self.phase is Phase.STOPPED:
+            return []
+        match event:
+            case ev.Started(now, None):
+                return self._ask_anew(now)
+            case ev.Started(now, str(pending)):
+                self.update_id = pending
+                return self._push(now)
+            case ev.TaskGranted() if self.phase is Phase.ASKING:
+                return self._granted(event)
+            case ev.TaskRefused() if self.phase is Phase.ASKING:
+                return self._refused(event)
+            case ev.ModelFetched(now) if self.phase is Phase.FETCHING:
+                return self._train(now)
+            case ev.Trained(now, update_id) if self.phase is Phase.TRAINING and update_id == self.update_id:
+                return self._push(now)
+            case ev.PushAcknowledged(now, update_id) if update_id == self.update_id:
+                return self._acknowledged(now)
+            case ev.CallFailed():
+                return self._failed(event)
+            case ev.TaskCancelled(now, task_id) if self.task is not None and task_id == self.task.task_id:
+                return self._cancelled(now)
+            case ev.TimerFired(now, "retry") if self.phase is Phase.WAITING:
+                return self._again(now)
+            case ev.TimerFired(now, "heartbeat") if self.task is not None:
+                return [ef.Renew(self.task), self._heartbeat(now)]
+        return []
+
+    # --- the calls ---------------------------------------------------------------------------
+
+    def _ask_anew(self, now: float) -> list[ef.SessionEffect]:
+        self.task = self.update_id = None
+        self._asks += 1
+        self._task_id = unique_id(self.seed, "task", self.client_id, self._asks)
+        return self._ask(now)
+
+    def _ask(self, now: float) -> list[ef.SessionEffect]:  # noqa: ARG002
+        self.phase = Phase.ASKING
+        return [ef.AskTask(self._task_id)]
+
+    def _fetch(self, now: float) -> list[ef.SessionEffect]:  # noqa: ARG002
+        assert self.task is not None
+        self.phase = Phase.FETCHING
+        return [ef.FetchModel(self.task)]
+
+    def _train(self, now: float) -> list[ef.SessionEffect]:  # noqa: ARG002
+        assert self.task is not None
+        self.phase, self.failures = Phase.TRAINING, 0
+        self.update_id = unique_id(self.seed, "update", self.client_id, self._asks)
+        return [ef.Train(self.task, self.update_id)]
+
+    def _push(self, now: float) -> list[ef.SessionEffect]:  # noqa: ARG002
+        assert self.update_id is not None
+        self.phase = Phase.PUSHING
+        return [ef.Push(self.update_id)]
+
+    # --- the answers -------------------------------------------------------------------------
+
+    def _granted(self, event: ev.TaskGranted) -> list[ef.SessionEffect]:
+        self.task, self.failures = event.task, 0
+        return [self._heartbeat(event.now), *self._fetch(event.now)]
+
+    def _refused(self, event: ev.TaskRefused) -> list[ef.SessionEffect]:
+        if event.final:
+            return self._stop(event.detail)
+        self.failures = 0
+        return self._wait(event.now, self._ask_anew, event.retry_after_s)
+
+    def _acknowledged(self, now: float) -> list[ef.SessionEffect]:
+        assert self.update_id is not None
+        discard = ef.Discard(self.update_id)
+        self.answered, self.failures = self.answered + 1, 0
+        if self.settings.tasks_max and self.answered >= self.settings.tasks_max:
+            return [discard, *self._stop(f"{self.answered} tasks done")]
+        return [discard, *self._ask_anew(now)]
+
+    def _failed(self, event: ev.CallFailed) -> list[ef.SessionEffect]:
+        """Repeat a call that may succeed later; for one that cannot, give the task up."""
+        self.failures += 1
+        if event.retryable:
+            again = {Phase.ASKING: self._ask, Phase.FETCHING: self._fetch, Phase.PUSHING: self._push}
+            if self.phase in again:
+                return self._wait(event.now, again[self.phase], event.retry_after_s)
+            return []
+        if self.phase is Phase.ASKING:
+            return self._stop(event.detail)
+        discard = [ef.Discard(self.update_id)] if self.phase is Phase.PUSHING and self.update_id else []
+        self.task = self.update_id = None
+        return [*discard, *self._wait(event.now, self._ask_anew, event.retry_after_s)]
+
+    def _cancelled(self, now: float) -> list[ef.SessionEffect]:
+        """Stop work that is not wanted; a finished result is still pushed, the server decides."""
+        assert self.task is not None
+        at_work = self.phase in (Phase.FETCHING, Phase.TRAINING) or self.update_id is None
+        if not at_work:
+            return []
+        return [ef.StopTraining(self.task.task_id), *self._ask_anew(now)]
+
+    def _stop(self, why: str) -> list[ef.SessionEffect]:
+        self.phase, self.task = Phase.STOPPED, None
+        return [ef.Stop(why)]
+
+    # --- time --------------------------------------------------------------------------------
+
+    def _wait(
+        self,
+        now: float,
+        again: Callable[[float], list[ef.SessionEffect]],
+        window_s: tuple[float, float] | None,
+    ) -> list[ef.SessionEffect]:
+        self.phase, self._again = Phase.WAITING, again
+        if window_s is None:
+            window_s = (0.0, min(self.settings.retry_cap_s, self.settings.retry_base_s * 2.0**self.failures))
+        low, high = window_s
+        return [ef.SetTimer("retry", now + low + (high - low) * self._uniform())]
+
+    def _heartbeat(self, now: float) -> ef.SetTimer:
+        assert self.task is not None
+        jitter = 1.0 + HEARTBEAT_JITTER * (2.0 * self._uniform() - 1.0)
+        return ef.SetTimer("heartbeat", now + jitter * self.task.lease_s / HEARTBEATS_PER_LEASE)
+
+    def _uniform(self) -> float:
+        self._draws += 1
+        return rank(self.seed, "session", self.client_id, self._draws)

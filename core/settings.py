@@ -1,0 +1,55 @@
+"""The part of a configuration that the server machine obeys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabranch.core.config import Config
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.updates import LocalPlan
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Zero means no bound. Times in seconds, the retry window as (earliest, latest)."""
+
+    seed: int = 0
+    concurrency: int = 0
+    staleness_max: int = 0
+    lease_s: float = 60.0
+    lease_min_s: float = 10.0
+    lease_max_s: float = 3600.0
+    tasks_per_client: int = 1
+    retry_after_s: tuple[float, float] = (0.5, 2.0)
+    versions_max: int = 0
+    updates_max: int = 0
+    receipts_max: int = DEFAULT_LIMITS.receipts_max
+    local: LocalPlan = field(default_factory=LocalPlan)
+    uplink: str = "raw"
+
+    @classmethod
+    def of(cls, config: Config, limits: Limits = DEFAULT_LIMITS) -> EngineSettings:
+        """The settings of a configuration."""
+        server, run, client = config.server, config.run, config.client
+        return cls(
+            seed=run.seed,
+            concurrency=server.concurrency,
+            staleness_max=server.staleness_max,
+            lease_s=server.lease_s,
+            lease_min_s=server.lease_min_s,
+            lease_max_s=server.lease_max_s,
+            tasks_per_client=server.tasks_per_client,
+            retry_after_s=(server.retry_after_min_s, server.retry_after_max_s),
+            versions_max=run.versions_max,
+            updates_max=run.updates_max,
+            receipts_max=limits.receipts_max,
+            local=LocalPlan(
+                epochs=client.epochs,
+                steps=client.steps,
+                batch_size=client.batch_size,
+                learning_rate=client.learning_rate,
+                momentum=client.momentum,
+                weight_decay=client.weight_decay,
+            ),
+            uplink=config.uplink.codec,
+        )

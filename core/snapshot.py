@@ -1,0 +1,153 @@
+"""The whole state of the server machine as data, its digest, and the way back.
+
+A snapshot is JSON and named arrays, so it can be written as one safetensors file. The digest is a
+SHA-256 over both: two engines with one digest behave alike for ever.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.engine import Counters, Engine
+from anabranch.core.ledger import ClientRecord
+from anabranch.core.params import ParamSpec
+from anabranch.core.settings import EngineSettings
+from anabranch.core.strategy import Strategy
+from anabranch.core.updates import (
+    Capability,
+    Decision,
+    LocalPlan,
+    Reason,
+    Receipt,
+    Submodel,
+    Task,
+    TaskState,
+    Verdict,
+)
+
+Array = npt.NDArray[Any]
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """`meta` is JSON; `arrays` are copies, safe to write while the engine goes on."""
+
+    meta: dict[str, Any]
+    arrays: dict[str, Array]
+
+
+def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
+    """The engine's state. With `copy=False` the arrays are the engine's own: read them at once."""
+    arrays: dict[str, Array] = {"vector": engine.vector}
+    arrays |= {f"history/{v}": a for v, a in sorted(engine.history.items())}
+    ledger = engine.ledger
+    meta = {
+        "format": FORMAT,
+        "version": engine.version,
+        "paused": engine.paused,
+        "finished": engine.finished,
+        "pending": engine.pending,
+        "counters": asdict(engine.counters),
+        "clients": [asdict(c) for c in ledger.clients.values()],
+        "tasks": [_pack(t, f"task/{t.task_id}", arrays) for t in ledger.tasks.values()],
+        "receipts": [[asdict(r), ledger.answers_task(r)] for r in ledger.receipts.values()],
+        "strategy": _pack(engine.state, "strategy", arrays),
+        "layout": engine.spec.layout_hash,
+    }
+    if copy:
+        arrays = {name: a.copy() for name, a in arrays.items()}
+    return Snapshot(meta, arrays)
+
+
+def state_digest(engine: Engine) -> str:
+    """SHA-256 of the whole state."""
+    snapshot = take_snapshot(engine, copy=False)
+    sha = hashlib.sha256(json.dumps(snapshot.meta, sort_keys=True).encode())
+    for name in sorted(snapshot.arrays):
+        array = np.ascontiguousarray(snapshot.arrays[name])
+        sha.update(f"{name} {array.dtype.name} {array.shape}".encode())
+        sha.update(array.view(np.uint8).data)
+    return sha.hexdigest()
+
+
+def restore(snapshot: Snapshot, spec: ParamSpec, strategy: Strategy, settings: EngineSettings) -> Engine:
+    """An engine that goes on where the snapshot was taken."""
+    meta, arrays = snapshot.meta, snapshot.arrays
+    engine = Engine(spec, strategy, settings, arrays["vector"])
+    engine.version = meta["version"]
+    engine.paused, engine.finished = meta["paused"], meta["finished"]
+    engine.pending = list(meta["pending"])
+    engine.counters = Counters(**meta["counters"])
+    engine.state = strategy.state_type(**_unpack(meta["strategy"], arrays))
+    engine.history = {int(k.split("/")[1]): a for k, a in arrays.items() if k.startswith("history/")}
+    engine.ledger.restore(
+        clients=[_client(c) for c in meta["clients"]],
+        tasks=[_task(_unpack(t, arrays)) for t in meta["tasks"]],
+        receipts=[(_receipt(r), answers) for r, answers in meta["receipts"]],
+    )
+    engine._deadlines = [(t.expires_at, t.task_id) for t in engine.ledger.tasks.values()]
+    heapq.heapify(engine._deadlines)
+    return engine
+
+
+def _pack(value: Any, path: str, arrays: dict[str, Array]) -> Any:
+    """JSON of a value; every array in it moves to `arrays`, its path stays behind."""
+    if isinstance(value, np.ndarray):
+        arrays[path] = value
+        return {"$array": path}
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _pack(getattr(value, f.name), f"{path}/{f.name}", arrays) for f in fields(value)}
+    if isinstance(value, Mapping):
+        return {k: _pack(v, f"{path}/{k}", arrays) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_pack(v, f"{path}/{i}", arrays) for i, v in enumerate(value)]
+    return value
+
+
+def _unpack(value: Any, arrays: Mapping[str, Array]) -> Any:
+    if isinstance(value, dict):
+        if "$array" in value:
+            return arrays[value["$array"]]
+        return {k: _unpack(v, arrays) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_unpack(v, arrays) for v in value]
+    return value
+
+
+def _client(data: dict[str, Any]) -> ClientRecord:
+    return ClientRecord(**{**data, "capability": capability_of(data["capability"])})
+
+
+def _task(data: dict[str, Any]) -> Task:
+    submodel = data["submodel"]
+    return Task(
+        **{
+            **data,
+            "local": LocalPlan(**data["local"]),
+            "submodel": None if submodel is None else Submodel(submodel["indices"]),
+            "state": TaskState(data["state"]),
+        }
+    )
+
+
+def _receipt(data: dict[str, Any]) -> Receipt:
+    return Receipt(**{**data, "decision": decision_of(data["decision"])})
+
+
+def capability_of(data: Mapping[str, Any]) -> Capability:
+    """The inverse of `asdict`."""
+    return Capability(**{**data, "codecs": tuple(data["codecs"])})
+
+
+def decision_of(data: Mapping[str, Any]) -> Decision:
+    """The inverse of `asdict`."""
+    return Decision(**{**data, "verdict": Verdict(data["verdict"]), "reason": Reason(data["reason"])})

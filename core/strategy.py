@@ -1,0 +1,146 @@
+"""The interface of a strategy: the decisions of one paper, pure.
+
+A strategy is a frozen dataclass of its parameters. Everything that changes lives in its `State`,
+which is data: a dataclass of JSON values and numpy arrays (lists and dicts of them too).
+
+Laws, checked for every strategy by `tests/conformance/test_strategies.py`:
+
+1. No clock, no randomness but `core.rng`, no I/O: equal calls give equal results.
+2. The version grows by one exactly when a step returns a vector.
+3. A rejected update leaves state and vector identical.
+4. The arrays of the state and the vector that are passed in may be reused (written to): the engine
+   hands over a copy where it still needs the old one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from anabranch.core.params import Vector
+from anabranch.core.updates import Ask, Decision, LocalPlan, Reason, Submodel, Task, Update, Verdict
+
+State = Any
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the engine knows at the time of a call. `base` is w_base where the strategy needs it."""
+
+    now: float
+    version: int
+    seed: int
+    clients: tuple[str, ...] = ()
+    live_tasks: int = 0
+    staleness: int = 0
+    base: Vector | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The strategy does not want this ask now."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a granted task shall do, and the state with the grant counted."""
+
+    state: State
+    local: LocalPlan
+    submodel: Submodel | None = None
+
+
+@dataclass(frozen=True)
+class Step:
+    """The outcome of a call: the new state; the new vector if a version is published."""
+
+    state: State
+    vector: Vector | None = None
+    decision: Decision | None = None
+
+
+class Strategy(Protocol):
+    """One paper's rules. `needs_base`: it mixes models, so w_base of every live task is kept."""
+
+    name: ClassVar[str]
+    state_type: ClassVar[type[Any]]
+    needs_base: ClassVar[bool]
+    synchronous: ClassVar[bool]
+    supports_submodels: ClassVar[bool]
+
+    def init(self, vector: Vector) -> State:
+        """The state before the first update. `vector` has the shape of the model, (size,)."""
+        ...
+
+    def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
+        """Whether this device may have a task now. Changes nothing."""
+        ...
+
+    def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+        """The task for an admitted ask; `local` is what the configuration says."""
+        ...
+
+    def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
+        """Take one valid update, of `context.staleness`; the step carries a decision."""
+        ...
+
+    def on_lost(self, state: State, task: Task, context: Context) -> State:
+        """A live task ended without an update. It cannot publish; a timer can."""
+        ...
+
+    def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
+        """The moment named by `timer` has come."""
+        ...
+
+    def timer(self, state: State) -> float | None:
+        """When `on_timer` wants to be called next, on the clock of `context.now`."""
+        ...
+
+
+class AsyncStrategy:
+    """The habits of strategies without rounds: everybody is welcome, no timers.
+
+    A base class to inherit defaults from; the contract is `Strategy`.
+    """
+
+    needs_base: ClassVar[bool] = False
+    synchronous: ClassVar[bool] = False
+    supports_submodels: ClassVar[bool] = False
+
+    def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:  # noqa: ARG002
+        """Admit: the engine's concurrency cap is the only limit."""
+        return None
+
+    def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:  # noqa: ARG002
+        """The configured local training, on the whole model."""
+        return Plan(state, local)
+
+    def on_lost(self, state: State, task: Task, context: Context) -> State:  # noqa: ARG002
+        """Nobody waits for a lost task."""
+        return state
+
+    def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:  # noqa: ARG002
+        """No timers."""
+        return None
+
+    def timer(self, state: State) -> float | None:  # noqa: ARG002
+        """No timers."""
+        return None
+
+
+def published(staleness: int, weight: float) -> Decision:
+    """The update was folded and a version came of it."""
+    return Decision(Verdict.PUBLISHED, staleness, weight)
+
+
+def held(staleness: int, weight: float) -> Decision:
+    """The update was folded into a buffer or waits for its round."""
+    return Decision(Verdict.HELD, staleness, weight)
+
+
+def rejected(staleness: int, reason: Reason, detail: str) -> Decision:
+    """The update was not used."""
+    return Decision(Verdict.REJECTED, staleness, None, reason, detail)

@@ -1,0 +1,32 @@
+# A device: the agent, torch and the built-in workloads. Build from the root of the tree:
+#   docker build -f docker/client.Dockerfile -t anabranch-client .
+# Its outbox and its checkpoints lie on the volume, so that an update outlives the container.
+ARG BASE=python:3.12-slim
+
+FROM ${BASE} AS build
+# 1: install from docker/wheels alone, for a machine without a network.
+ARG PIP_NO_INDEX=
+# Options may follow: "torch==2.13.0 --index-url <address of the CPU builds>" makes a smaller image.
+ARG TORCH=torch==2.13.0
+COPY docker/wheels /wheels
+RUN python3 -m venv /opt/anabranch \
+ && /opt/anabranch/bin/pip install --no-cache-dir --find-links /wheels ${TORCH}
+COPY . /src
+RUN /opt/anabranch/bin/pip install --no-cache-dir --find-links /wheels "/src[client,workloads]"
+
+FROM ${BASE}
+LABEL org.opencontainers.image.title="anabranch-client" \
+      org.opencontainers.image.description="Asynchronous federated learning: a device" \
+      org.opencontainers.image.licenses="Apache-2.0"
+COPY --from=build /opt/anabranch /opt/anabranch
+RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/anabranch --create-home anabranch \
+ && chmod 0700 /var/lib/anabranch
+ENV PATH=/opt/anabranch/bin:$PATH \
+    PYTHONDONTWRITEBYTECODE=1 \
+    PYTHONUNBUFFERED=1 \
+    MALLOC_ARENA_MAX=2
+USER 10001:10001
+WORKDIR /var/lib/anabranch
+VOLUME /var/lib/anabranch
+STOPSIGNAL SIGTERM
+ENTRYPOINT ["anabranch", "client"]

@@ -1,0 +1,216 @@
+"""Between protobuf messages and core types: the only file that touches both.
+
+What comes from a peer is checked here for form (ids, digests, ranges); what it means is checked by
+the engine.
+"""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from anabranch.core.errors import InvalidUpdate, ManifestMismatch, TooLarge
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.params import ParamSpec, TensorSpec
+from anabranch.core.updates import (
+    Capability,
+    Decision,
+    LocalPlan,
+    Reason,
+    Submodel,
+    Task,
+    Verdict,
+)
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import model_pb2 as model
+
+PROTOCOL_VERSION = 1
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+
+
+def checked_id(text: str, name: str, limits: Limits = DEFAULT_LIMITS) -> str:
+    """An id that is safe in logs and look-ups. Raises `InvalidUpdate`, naming the field."""
+    if not 0 < len(text) <= limits.id_chars_max or not _ID.match(text):
+        raise InvalidUpdate(
+            f"{name} must be 1 to {limits.id_chars_max} letters, digits, '.', '_' or '-', not {text[:80]!r}"
+        )
+    return text
+
+
+def checked_digest(data: bytes, name: str) -> str:
+    """A SHA-256 as hex. Raises `InvalidUpdate`, naming the field."""
+    if len(data) != 32:
+        raise InvalidUpdate(f"{name} must be the 32 bytes of a SHA-256, not {len(data)} bytes")
+    return data.hex()
+
+
+# --- the model ---------------------------------------------------------------------------------
+
+
+def manifest_to_proto(spec: ParamSpec) -> model.Manifest:
+    """The manifest of a spec."""
+    tensors = [model.Tensor(name=t.name, shape=t.shape, dtype=t.dtype) for t in spec.tensors]
+    return model.Manifest(tensors=tensors, sha256=bytes.fromhex(spec.layout_hash))
+
+
+def manifest_from_proto(message: model.Manifest) -> ParamSpec:
+    """The spec of a manifest. Raises `ManifestMismatch` if its hash is not that of its tensors."""
+    spec = ParamSpec(tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in message.tensors))
+    if spec.layout_hash != message.sha256.hex():
+        raise ManifestMismatch("the manifest's hash is not that of its tensors: it was damaged on the way")
+    return spec
+
+
+def check_manifest(sha256: bytes, spec: ParamSpec) -> None:
+    """Raises `ManifestMismatch` unless the peer speaks of this model."""
+    if sha256.hex() != spec.layout_hash:
+        raise ManifestMismatch(
+            f"manifest {sha256.hex()[:16] or '(none)'} is not this run's {spec.layout_hash[:16]}: enrol again"
+        )
+
+
+def submodel_to_proto(submodel: Submodel | None) -> model.SubmodelMap | None:
+    """Runs of coordinates."""
+    if submodel is None:
+        return None
+    i = submodel.indices
+    first = np.flatnonzero(np.diff(i, prepend=i[0] - 2) != 1)
+    lengths = np.diff(np.append(first, i.size))
+    return model.SubmodelMap(starts=i[first].tolist(), lengths=lengths.tolist())
+
+
+def submodel_from_proto(message: model.SubmodelMap, size: int) -> Submodel:
+    """The coordinates of the runs; `size` is the vector's. Raises `InvalidUpdate`."""
+    if len(message.starts) != len(message.lengths) or not message.starts:
+        raise InvalidUpdate("submodel: starts and lengths must be equally many, at least one")
+    if max(message.starts) >= size or max(message.lengths) > size:  # before numpy sees uint64 values
+        raise InvalidUpdate(f"submodel: a run leaves the coordinates 0..{size - 1}")
+    starts, lengths = np.asarray(message.starts, np.int64), np.asarray(message.lengths, np.int64)
+    ends = starts + lengths
+    if bool(np.any(lengths < 1)) or int(ends[-1]) > size or bool(np.any(starts[1:] <= ends[:-1])):
+        raise InvalidUpdate("submodel: runs must be sorted, not empty, not touching, and in range")
+    return Submodel(np.concatenate([np.arange(s, e) for s, e in zip(starts, ends, strict=True)]))
+
+
+# --- tasks -------------------------------------------------------------------------------------
+
+
+def capability_from_proto(message: devices.Capability) -> Capability:
+    """What a device says of itself."""
+    return Capability(
+        examples=message.examples,
+        memory_bytes=message.memory_bytes,
+        up_bps=max(0.0, message.up_bps),
+        down_bps=max(0.0, message.down_bps),
+        accelerator=message.accelerator[:32] or "cpu",
+        codecs=tuple(message.codecs)[:64],
+    )
+
+
+def capability_to_proto(capability: Capability) -> devices.Capability:
+    """The inverse of `capability_from_proto`."""
+    c = capability
+    return devices.Capability(
+        examples=c.examples,
+        memory_bytes=c.memory_bytes,
+        up_bps=c.up_bps,
+        down_bps=c.down_bps,
+        accelerator=c.accelerator,
+        codecs=c.codecs,
+    )
+
+
+def plan_to_proto(plan: LocalPlan) -> model.LocalPlan:
+    """The local plan."""
+    return model.LocalPlan(
+        epochs=plan.epochs,
+        steps=plan.steps,
+        batch_size=plan.batch_size,
+        learning_rate=plan.learning_rate,
+        momentum=plan.momentum,
+        weight_decay=plan.weight_decay,
+        proximal_mu=plan.proximal_mu,
+    )
+
+
+def plan_from_proto(message: model.LocalPlan) -> LocalPlan:
+    """The inverse of `plan_to_proto`."""
+    return LocalPlan(
+        epochs=message.epochs,
+        steps=message.steps,
+        batch_size=message.batch_size,
+        learning_rate=message.learning_rate,
+        momentum=message.momentum,
+        weight_decay=message.weight_decay,
+        proximal_mu=message.proximal_mu,
+    )
+
+
+def task_to_proto(task: Task, part: model.Part) -> devices.Task:
+    """A task whose model travels as one part."""
+    return devices.Task(
+        task_id=task.task_id,
+        base_version=task.base_version,
+        base_kind=model.BASE_KIND_VERSION,
+        seed=task.seed,
+        lease_s=task.lease_s,
+        expires_at_s=task.expires_at,
+        local=plan_to_proto(task.local),
+        uplink=model.Encoding(codec=task.uplink),
+        submodel=submodel_to_proto(task.submodel),
+        parts=[part],
+    )
+
+
+def task_from_proto(message: devices.Task, client_id: str, size: int) -> Task:
+    """The task as the device keeps it; `size` is the vector's. Raises `InvalidUpdate`."""
+    if message.base_kind != model.BASE_KIND_VERSION:
+        raise InvalidUpdate(f"task {message.task_id!r}: base_kind {message.base_kind} is not known here")
+    submodel = submodel_from_proto(message.submodel, size) if message.HasField("submodel") else None
+    return Task(
+        task_id=message.task_id,
+        client_id=client_id,
+        base_version=message.base_version,
+        granted_at=message.expires_at_s - message.lease_s,
+        expires_at=message.expires_at_s,
+        lease_s=message.lease_s,
+        seed=message.seed,
+        local=plan_from_proto(message.local),
+        uplink=message.uplink.codec,
+        submodel=submodel,
+    )
+
+
+def check_payload_size(size_bytes: int, limits: Limits = DEFAULT_LIMITS) -> int:
+    """A declared size within the cap. Raises `TooLarge`."""
+    if size_bytes > limits.payload_bytes_max:
+        raise TooLarge(f"payload of {size_bytes} bytes is over the cap of {limits.payload_bytes_max}")
+    return size_bytes
+
+
+# --- decisions ---------------------------------------------------------------------------------
+
+
+def decision_to_proto(decision: Decision) -> model.Decision:
+    """The decision."""
+    return model.Decision(
+        verdict=decision.verdict.value,
+        staleness=decision.staleness,
+        weight=decision.weight,
+        reason=decision.reason.value,
+        detail=decision.detail,
+    )
+
+
+def decision_from_proto(message: model.Decision) -> Decision:
+    """The inverse of `decision_to_proto`; reasons of a newer server become `invalid` with the detail."""
+    known = message.reason in {r.value for r in Reason}
+    return Decision(
+        verdict=Verdict(message.verdict),
+        staleness=message.staleness,
+        weight=message.weight if message.HasField("weight") else None,
+        reason=Reason(message.reason) if known else Reason.INVALID,
+        detail=message.detail if known else f"{message.reason}: {message.detail}",
+    )

@@ -1,0 +1,64 @@
+"""What each device gave: a bar for each of a few devices, one area in rank order for many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from anabranch.reports.charts import Bar, bar_chart, ranked_area
+from anabranch.reports.page import card, empty, table
+from anabranch.reports.result import ClientShare
+from anabranch.reports.scales import Axis
+from anabranch.reports.text import NOTHING, bytes_text, count_text, number_text, safe
+
+BARS_MAX = 40
+EXTREMES = 5
+PARTS = (("applied", 0), ("rejected", 1))
+
+
+def devices_card(clients: Mapping[str, ClientShare]) -> str:
+    """Applied and rejected updates of each device, the busiest first, and a table of figures."""
+    if not clients:
+        return card("Devices", empty("No device took part."))
+    ranked = sorted(clients.items(), key=lambda item: (-item[1].updates, item[0]))
+    bars = [Bar(name, (share.updates, share.rejected)) for name, share in ranked]
+    if len(bars) <= BARS_MAX:
+        chart = bar_chart(bars, PARTS, "updates of each device")
+        shown = ranked
+    else:
+        x, y = Axis("devices, the busiest first", whole=True), Axis("updates", whole=True)
+        chart = ranked_area(bars, PARTS, x, y)
+        shown = ranked[:EXTREMES] + ranked[-EXTREMES:]
+    some = "all" if shown is ranked else f"the {EXTREMES} busiest and the {EXTREMES} idlest"
+    figures = f"<details><summary>Figures of {some} devices</summary>{_figures(shown)}</details>"
+    return card("Contribution of each device", chart + figures, spread_text([s.updates for _, s in ranked]))
+
+
+def spread_text(updates: list[int]) -> str:
+    """How evenly the applied updates, most first, come from the devices."""
+    total, count = sum(updates), len(updates)
+    if not total:
+        return f"{count_text(count)} devices took part; no update of theirs was applied."
+    tenth = max(1, round(count / 10))
+    share = 100 * sum(updates[:tenth]) / total
+    idle = sum(n == 0 for n in updates)
+    return (
+        f"The busiest {count_text(tenth)} of {count_text(count)} devices made {share:.0f} % of the applied "
+        f"updates; {count_text(idle)} made none. Median {number_text(updates[count // 2])} a device."
+    )
+
+
+def _figures(shown: list[tuple[str, ClientShare]]) -> str:
+    head = ("device", "applied", "rejected", "examples", "mean staleness", "uplink", "downlink")
+    rows = [
+        (
+            safe(name),
+            count_text(s.updates),
+            count_text(s.rejected),
+            count_text(s.examples),
+            number_text(s.staleness_mean) if s.updates else NOTHING,
+            bytes_text(s.uplink_bytes),
+            bytes_text(s.downlink_bytes),
+        )
+        for name, s in shown
+    ]
+    return table(head, rows)

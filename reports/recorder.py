@@ -1,0 +1,237 @@
+"""The recorder of a run: drivers tell it what happens, it keeps the counts that become a `Result`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self, TextIO
+
+import numpy as np
+
+from anabranch.core.errors import DataError
+from anabranch.core.updates import Decision, Verdict
+from anabranch.reports.result import ClientShare, Kind, Point, Result, Staleness
+
+EVENTS_FILE = "events.jsonl"
+
+
+class _Mark(NamedTuple):
+    """What had been counted when a version was published."""
+
+    time_s: float
+    updates: int
+    uplink_bytes: int
+    downlink_bytes: int
+
+
+@dataclass
+class _Tally:
+    """The running counts of one device."""
+
+    updates: int = 0
+    rejected: int = 0
+    examples: int = 0
+    staleness_sum: int = 0
+    uplink_bytes: int = 0
+    downlink_bytes: int = 0
+
+    def share(self) -> ClientShare:
+        mean = self.staleness_sum / self.updates if self.updates else 0.0
+        return ClientShare(
+            self.updates, self.rejected, self.examples, mean, self.uplink_bytes, self.downlink_bytes
+        )
+
+
+@dataclass
+class Recorder:
+    """Counts a run as it happens and, given a path, streams `events.jsonl`.
+
+    Every `now` is in seconds since the run's start, on the driver's clock (virtual or real). One
+    thread feeds it. Tell it an update's decision before the version that came of it: a version's
+    history point has the time, updates and bytes counted when the version was published, however
+    late its evaluation arrives. Version 0 is published at time 0. A `target_accuracy` of 0 is none.
+    A context manager, which closes the stream.
+    """
+
+    strategy: str
+    workload: str
+    seed: int
+    target_accuracy: float
+    config: Mapping[str, Any]
+    kind: Kind
+    events_path: Path | None = None
+    _events: int = field(default=0, init=False)
+    _last_s: float = field(default=0.0, init=False)
+    _total: _Tally = field(default_factory=_Tally, init=False)
+    _clients: dict[str, _Tally] = field(default_factory=dict, init=False)
+    _staleness: Counter[int] = field(default_factory=Counter, init=False)
+    _rejections: Counter[str] = field(default_factory=Counter, init=False)
+    _marks: dict[int, _Mark] = field(default_factory=lambda: {0: _Mark(0.0, 0, 0, 0)}, init=False)
+    _measured: dict[int, tuple[float, float | None]] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self._stream: TextIO | None = None
+        if self.events_path is not None:
+            self.events_path.parent.mkdir(parents=True, exist_ok=True)
+            # Line by line, so that a run that dies leaves whole lines.
+            self._stream = self.events_path.open("w", encoding="utf-8", buffering=1)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the stream of events; the counts stay."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def granted(self, now: float, client: str, task: str, version: int) -> None:
+        """The device got a task on this version."""
+        self._tally(client)
+        self._emit(now, "granted", {"client": client, "task": task, "version": version})
+
+    def downloaded(self, now: float, client: str, payload_bytes: int) -> None:
+        """The device received so many bytes of a model."""
+        for tally in (self._total, self._tally(client)):
+            tally.downlink_bytes += payload_bytes
+        self._emit(now, "downloaded", {"client": client, "bytes": payload_bytes})
+
+    def decided(
+        self, now: float, client: str, version: int, decision: Decision, uplink_bytes: int, examples: int
+    ) -> None:
+        """An update was judged, and `version` is the model's after it.
+
+        Once for each update: a resend that gets its old receipt is a `note`.
+        """
+        rejected = decision.verdict is Verdict.REJECTED
+        for tally in (self._total, self._tally(client)):
+            tally.uplink_bytes += uplink_bytes
+            tally.rejected += rejected
+            if not rejected:
+                tally.updates += 1
+                tally.examples += examples
+                tally.staleness_sum += decision.staleness
+        if rejected:
+            self._rejections[decision.reason.value or "unspecified"] += 1
+        else:
+            self._staleness[decision.staleness] += 1
+        row = {
+            "client": client,
+            "version": version,
+            "verdict": decision.verdict.value,
+            "staleness": decision.staleness,
+            "weight": decision.weight,
+            "reason": decision.reason.value,
+            "detail": decision.detail,
+            "uplink_bytes": uplink_bytes,
+            "examples": examples,
+        }
+        self._emit(now, "decided", row)
+
+    def published(self, now: float, version: int) -> None:
+        """A new version of the model exists."""
+        self._marks[version] = self._mark(now)
+        self._emit(now, "published", {"version": version})
+
+    def evaluated(self, now: float, version: int, accuracy: float, loss: float) -> None:
+        """A version was measured on held-out data; of two measurements the later one counts.
+
+        A version whose publication was not recorded is dated by its first evaluation. Raises
+        `DataError` unless the accuracy is finite; a loss that is not finite is kept as None.
+        """
+        if not math.isfinite(accuracy):
+            raise DataError(f"accuracy of version {version} is {accuracy}: it must be a finite fraction")
+        finite_loss = float(loss) if math.isfinite(loss) else None
+        self._marks.setdefault(version, self._mark(now))
+        self._measured[version] = (float(accuracy), finite_loss)
+        self._emit(now, "evaluated", {"version": version, "accuracy": float(accuracy), "loss": finite_loss})
+
+    def note(self, now: float, kind: str, /, **data: Any) -> None:
+        """Anything else worth a line: a lost lease, a restart, a change of mode."""
+        self._emit(now, kind, data)
+
+    def result(self, model_sha256: str, journal_sha256: str, wall_s: float) -> Result:
+        """What was recorded so far. `wall_s` is real time, in simulations too."""
+        history = tuple(self._point(v) for v in sorted(self._measured))
+        target = self.target_accuracy
+        reached = next((p for p in history if 0 < target <= p.accuracy), None)
+        return Result(
+            strategy=self.strategy,
+            workload=self.workload,
+            seed=self.seed,
+            kind=self.kind,
+            versions=max(self._marks),
+            updates_applied=self._total.updates,
+            updates_rejected=self._total.rejected,
+            uplink_bytes=self._total.uplink_bytes,
+            downlink_bytes=self._total.downlink_bytes,
+            final_accuracy=history[-1].accuracy if history else None,
+            best_accuracy=max((p.accuracy for p in history), default=None),
+            target_accuracy=target,
+            time_to_target_s=reached.time_s if reached else None,
+            bytes_to_target=reached.uplink_bytes + reached.downlink_bytes if reached else None,
+            staleness=summarise(self._staleness),
+            model_sha256=model_sha256,
+            journal_sha256=journal_sha256,
+            wall_s=wall_s,
+            virtual_s=self._last_s if self.kind == "simulated" else None,
+            events=self._events,
+            anabranch_version=installed_version("anabranch"),
+            config=dict(self.config),
+            clients={c: t.share() for c, t in sorted(self._clients.items())},
+            rejections=dict(sorted(self._rejections.items())),
+            history=history,
+        )
+
+    def _tally(self, client: str) -> _Tally:
+        return self._clients.setdefault(client, _Tally())
+
+    def _mark(self, now: float) -> _Mark:
+        total = self._total
+        return _Mark(float(now), total.updates, total.uplink_bytes, total.downlink_bytes)
+
+    def _point(self, version: int) -> Point:
+        mark = self._marks[version]
+        accuracy, loss = self._measured[version]
+        return Point(
+            mark.time_s, version, mark.updates, accuracy, loss, mark.uplink_bytes, mark.downlink_bytes
+        )
+
+    def _emit(self, now: float, kind: str, data: Mapping[str, Any]) -> None:
+        self._events += 1
+        self._last_s = max(self._last_s, float(now))
+        if self._stream is None:
+            return
+        try:
+            line = json.dumps({"time_s": now, "kind": kind, **data}, allow_nan=False, default=_plain)
+        except ValueError as error:
+            raise DataError(f"event {kind!r} has a value that JSON cannot carry: {error}") from error
+        self._stream.write(line + "\n")
+
+
+def summarise(counts: Mapping[int, int]) -> Staleness:
+    """Mean, nearest-rank percentiles and maximum of staleness -> number of updates."""
+    if not counts:
+        return Staleness(0.0, 0, 0, 0, {})
+    histogram = dict(sorted(counts.items()))
+    values = np.fromiter(histogram, np.int64)
+    below = np.cumsum(np.fromiter(histogram.values(), np.int64))
+    total = int(below[-1])
+    mean = sum(s * n for s, n in histogram.items()) / total
+    p50, p90 = (int(values[np.searchsorted(below, math.ceil(total * q / 100))]) for q in (50, 90))
+    return Staleness(mean, p50, p90, int(values[-1]), histogram)
+
+
+def _plain(value: object) -> object:
+    return value.item() if isinstance(value, np.generic) else str(value)

@@ -1,0 +1,195 @@
+"""`result.json`: what a run came to, in one strict JSON document."""
+
+from __future__ import annotations
+
+import json
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
+
+from anabranch.core.errors import DataError
+
+RESULT_FILE = "result.json"
+Kind = Literal["live", "simulated"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Point:
+    """One evaluated version, with what had been counted when that version was published.
+
+    `time_s` is the moment of publication, in seconds since the run's start (virtual ones in a
+    simulation); `updates` counts applied updates. `loss` is None where it was not finite.
+    """
+
+    time_s: float
+    version: int
+    updates: int
+    accuracy: float
+    loss: float | None
+    uplink_bytes: int
+    downlink_bytes: int
+
+
+@dataclass(frozen=True)
+class Staleness:
+    """Staleness of the applied updates, in versions; zeros and an empty histogram without any.
+
+    `p50` and `p90` are nearest-rank percentiles; `histogram` maps a staleness to its updates.
+    """
+
+    mean: float
+    p50: int
+    p90: int
+    max: int
+    histogram: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class ClientShare:
+    """What one device gave. `examples` and `staleness_mean` are over its applied updates."""
+
+    updates: int
+    rejected: int
+    examples: int
+    staleness_mean: float
+    uplink_bytes: int
+    downlink_bytes: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """The contents of `result.json`.
+
+    Accuracies are fractions. None stands for: never evaluated (`final_accuracy`, `best_accuracy`),
+    target not reached or not set (`time_to_target_s`, `bytes_to_target`: up and down together),
+    no virtual clock (`virtual_s` of a live run). `history` is in the order of versions.
+    """
+
+    strategy: str
+    workload: str
+    seed: int
+    kind: Kind
+    versions: int
+    updates_applied: int
+    updates_rejected: int
+    uplink_bytes: int
+    downlink_bytes: int
+    final_accuracy: float | None
+    best_accuracy: float | None
+    target_accuracy: float
+    time_to_target_s: float | None
+    bytes_to_target: int | None
+    staleness: Staleness
+    model_sha256: str
+    journal_sha256: str
+    wall_s: float
+    virtual_s: float | None
+    events: int
+    anabranch_version: str
+    config: Mapping[str, Any]
+    clients: Mapping[str, ClientShare]
+    rejections: Mapping[str, int]
+    history: tuple[Point, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, in the order of the fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: object, where: str = "result") -> Result:
+        """The inverse of `to_json`; keys that are not known are passed over. Raises `DataError`."""
+        return _build(cls, data, where)
+
+    def write(self, folder: Path) -> Path:
+        """Writes `result.json` whole or not at all; makes the folder. Raises `DataError` on NaN."""
+        try:
+            text = json.dumps(self.to_json(), indent=2, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise DataError(f"{RESULT_FILE} cannot be written: {error}; give finite, plain values") from error
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / RESULT_FILE
+        part = path.with_suffix(".part")
+        part.write_text(text + "\n", encoding="utf-8")
+        part.replace(path)
+        return path
+
+    @classmethod
+    def read(cls, folder: Path) -> Result:
+        """The result of a run folder. Raises `DataError`, naming the file and the field."""
+        path = folder / RESULT_FILE
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
+        except FileNotFoundError as error:
+            raise DataError(f"{path} is missing: name the folder of a run that has ended") from error
+        except (OSError, ValueError) as error:
+            raise DataError(f"{path} cannot be read: {error}") from error
+        return cls.from_json(data, str(path))
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _build(cls: type[T], data: object, where: str) -> T:
+    if not isinstance(data, Mapping):
+        raise DataError(f"{where} must be an object, not {_shown(data)}")
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+    for name in names:
+        if name not in data:
+            raise DataError(f"{where}: {name!r} is missing")
+    return cls(**{name: _value(hints[name], data[name], f"{where}: {name}") for name in names})
+
+
+def _value(hint: Any, value: object, where: str) -> Any:
+    """The value as the type of its field says. Raises `DataError`."""
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is types.UnionType:
+        return None if value is None else _value(args[0], value, where)
+    if origin is tuple:
+        return tuple(_value(args[0], v, f"{where}[{i}]") for i, v in enumerate(_list(value, where)))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _mapping(args, value, where)
+    if is_dataclass(hint):
+        return _build(typing.cast("type[Any]", hint), value, where)
+    return _scalar(hint, value, where)
+
+
+def _scalar(hint: Any, value: object, where: str) -> Any:
+    if typing.get_origin(hint) is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise DataError(f"{where} must be one of {', '.join(choices)}, not {_shown(value)}")
+        return value
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, hint) or isinstance(value, bool):
+        raise DataError(f"{where} must be {hint.__name__}, not {_shown(value)}")
+    return value
+
+
+def _mapping(args: tuple[Any, ...], value: object, where: str) -> dict[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise DataError(f"{where} must be an object, not {_shown(value)}")
+    key_type, value_type = args
+    try:
+        return {key_type(k): _value(value_type, v, f"{where}[{k!r}]") for k, v in value.items()}
+    except ValueError as error:
+        raise DataError(f"{where}: its keys must be {key_type.__name__}: {error}") from error
+
+
+def _list(value: object, where: str) -> list[object] | tuple[object, ...]:
+    if not isinstance(value, list | tuple):
+        raise DataError(f"{where} must be a list, not {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

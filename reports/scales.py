@@ -1,0 +1,94 @@
+"""From quantities to positions on a chart: round ticks, axes with units, linear scales."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from anabranch.reports.text import COUNT, Unit, unit_for
+
+_ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows. `whole` keeps the ticks at whole numbers; `from_zero` starts at 0."""
+
+    label: str
+    units: tuple[Unit, ...] = COUNT
+    from_zero: bool = True
+    whole: bool = False
+    ticks_about: int = 5
+
+    def scale(self, values: Iterable[float], start: float, end: float, snug: bool = False) -> Scale:
+        """A scale over the values (base units) from pixel `start` to pixel `end`.
+
+        The range ends at a round tick; a `snug` one ends at the largest value.
+        """
+        known = list(values) or [0.0, 1.0]
+        low, high = (min(0.0, *known) if self.from_zero else min(known)), max(known)
+        unit = unit_for(high, self.units)
+        low, high = _widened(low / unit.size, high / unit.size)
+        step = _step(high - low, self.ticks_about)
+        if self.whole:
+            step = float(max(1, math.ceil(step)))
+        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        ticks = [i * step for i in range(first, last + 1)]
+        if snug:
+            ticks = [t for t in ticks if t <= high * (1 + 1e-9)]
+        top = high if snug else ticks[-1]
+        return Scale(unit, tuple(ticks), step, (ticks[0], top), (start, end))
+
+    def title(self, unit: Unit) -> str:
+        """`uplink + downlink (MB)`."""
+        return f"{self.label} ({unit.name})" if unit.name else self.label
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A linear map from base units to pixels. `ticks`, `step` and `domain` are in `unit`."""
+
+    unit: Unit
+    ticks: tuple[float, ...]
+    step: float
+    domain: tuple[float, float]
+    pixels: tuple[float, float]
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value in base units."""
+        (low, high), (start, end) = self.domain, self.pixels
+        return start + (value / self.unit.size - low) / (high - low) * (end - start)
+
+    def tick_pixel(self, tick: float) -> float:
+        """The pixel of a tick."""
+        return self(tick * self.unit.size)
+
+    def tick_text(self, tick: float) -> str:
+        """The label of a tick, with as many decimals as the step needs."""
+        if abs(tick) >= 1e6 or self.step < 1e-5:
+            return f"{tick:.4g}"
+        decimals = 0
+        while decimals < 6 and abs(round(self.step, decimals) - self.step) > 1e-9 * self.step:
+            decimals += 1
+        return f"{tick:,.{decimals}f}"
+
+    def value_text(self, value: float) -> str:
+        """A value (base units) in the scale's unit, four digits: `81.25 %`."""
+        shown = value / self.unit.size
+        digits = f"{shown:,.0f}" if abs(shown) >= 1e4 else f"{shown:.4g}"
+        return f"{digits} {self.unit.name}".strip()
+
+
+def _widened(low: float, high: float) -> tuple[float, float]:
+    """A range with some width, so that one point, or equal ones, can be drawn."""
+    if high - low > 1e-6 * max(abs(low), abs(high)):
+        return low, high
+    room = 0.05 * max(abs(low), abs(high)) or 1.0
+    return (low, high + 1.0) if low == 0 else (low - room, high + room)
+
+
+def _step(span: float, about: int) -> float:
+    raw = span / about
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(r * power for r in _ROUND if r * power >= raw * (1 - 1e-9))

@@ -1,0 +1,197 @@
+"""`aggregate`: a strategy's arithmetic in one call, through the real engine, without a network."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core import events as ev
+from anabranch.core.effects import Decided, Refused
+from anabranch.core.engine import Engine
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.settings import EngineSettings
+from anabranch.core.updates import Ask, Capability, Submodel, find_flaw
+from anabranch.core.updates import Update as CoreUpdate
+from anabranch.strategies.registry import make_strategy
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a device sends back.
+
+    Either `delta` (trained minus base) or `model` (the trained weights), by tensor name. `submodel`
+    maps a tensor's name to the sorted flat indices (C order) that the update covers; the tensor then
+    has one value for each index. A tensor that `submodel` does not name is whole if it was sent,
+    and not covered if it was not.
+    """
+
+    client: str
+    task: str
+    base_version: int
+    examples: int = 1
+    delta: Mapping[str, Array] | None = None
+    model: Mapping[str, Array] | None = None
+    submodel: Mapping[str, Array] | None = None
+
+
+@dataclass(frozen=True)
+class AggregationStep:
+    """What became of one update. `decision` is `published`, `held` or `rejected`."""
+
+    version: int
+    decision: str
+    staleness: int
+    weight: float | None
+    reason: str
+
+
+@dataclass(frozen=True)
+class Aggregation:
+    """The model after all updates, its version, and one step for each update."""
+
+    model: dict[str, Array]
+    version: int
+    steps: tuple[AggregationStep, ...]
+
+
+def aggregate(
+    strategy: str, params: Mapping[str, Any], model: Mapping[str, Array], updates: Sequence[Update]
+) -> Aggregation:
+    """Apply updates one after the other to version 0, `model`.
+
+    Any version that earlier updates of the same call have made may be an update's base. The clock
+    does not advance, so no deadline passes. An update that cannot be used is a rejected step.
+
+    Raises `ConfigError` for an unknown strategy or parameter, `InvalidUpdate` for a model that
+    holds no float tensor, or for an update with both or neither of `delta` and `model`.
+    """
+    return _Driver(strategy, params, model, updates).run()
+
+
+class _Driver:
+    """Opens every task at the version it names, then pushes the updates in their order."""
+
+    def __init__(
+        self, strategy: str, params: Mapping[str, Any], model: Mapping[str, Array], updates: Sequence[Update]
+    ) -> None:
+        tensors = {name: np.asarray(a) for name, a in model.items()}
+        self.spec = ParamSpec.of(tensors)
+        if not self.spec.size:
+            raise InvalidUpdate("model: there is no float tensor to aggregate")
+        for u in updates:
+            if (u.delta is None) == (u.model is None):
+                raise InvalidUpdate(f"update of task {u.task!r}: give either delta or model")
+        self.frozen = self.spec.frozen(tensors)
+        self.updates = updates
+        settings = EngineSettings(tasks_per_client=max(1, len(updates)), lease_s=np.inf)
+        vector = self.spec.flatten(tensors)
+        self.engine = Engine(self.spec, make_strategy(strategy, params), settings, vector)
+        self.bases: dict[int, Vector] = {}
+        self.wanted = {u.base_version for u in updates}
+        self.refused: dict[str, Refused] = {}
+
+    def run(self) -> Aggregation:
+        for client in dict.fromkeys(u.client for u in self.updates):
+            self.engine.handle(ev.Enrolled(0.0, client, Capability()))
+        self._open_tasks()
+        steps = tuple(self._push(i, u) for i, u in enumerate(self.updates))
+        return Aggregation(self.spec.unflatten(self.engine.vector, self.frozen), self.engine.version, steps)
+
+    def _open_tasks(self) -> None:
+        """Ask for every task that starts from the version reached now."""
+        version = self.engine.version
+        if version in self.wanted and version not in self.bases:
+            self.bases[version] = self.engine.vector.copy()
+        for u in self.updates:
+            known = u.task in self.engine.ledger.tasks or u.task in self.refused
+            if u.base_version == version and not known and not self.engine.ledger.receipt_of_task(u.task):
+                self._ask(u)
+
+    def _ask(self, u: Update) -> None:
+        for effect in self.engine.handle(ev.TaskAsked(0.0, Ask(u.client, u.task))):
+            if isinstance(effect, Refused):
+                self.refused[u.task] = effect
+
+    def _push(self, number: int, u: Update) -> AggregationStep:
+        before = self.engine.version
+        if u.base_version > before or u.base_version < 0:  # never granted: let the engine say so
+            self._ask(u)
+        if (refused := self.refused.get(u.task)) is not None:
+            return AggregationStep(before, "rejected", 0, None, f"{refused.reason}: {refused.detail}")
+        event = self._event(number, u)
+        decided = next(e for e in self.engine.handle(event) if isinstance(e, Decided))
+        if self.engine.version != before:
+            self._open_tasks()
+        d = decided.receipt.decision
+        reason = f"{d.reason}: {d.detail}" if d.reason else ""
+        return AggregationStep(self.engine.version, d.verdict.value, d.staleness, d.weight, reason)
+
+    def _event(self, number: int, u: Update) -> ev.UpdateArrived:
+        delta, submodel, flaw = np.empty(0, self.spec.vector_dtype), None, ""
+        try:
+            delta, submodel = self._decode(u)
+            flaw = find_flaw(self.spec, delta, u.examples, submodel) or ""
+        except (InvalidUpdate, ValueError, TypeError) as error:
+            flaw = str(error)
+        core = CoreUpdate(f"update-{number}", u.task, u.client, u.base_version, u.examples, delta, submodel)
+        return ev.UpdateArrived(0.0, core, ev.Payload("", delta.nbytes), flaw)
+
+    def _decode(self, u: Update) -> tuple[Vector, Submodel | None]:
+        """The flat delta against the base, and the flat coordinates of a sub-model."""
+        values = u.delta if u.delta is not None else u.model
+        assert values is not None
+        where = self._coordinates(u, values)
+        parts = [self._part(name, values, i) for name, i in where.items()]
+        delta = np.concatenate(parts).astype(self.spec.vector_dtype)
+        indices = np.concatenate(list(where.values()))
+        if u.model is not None:
+            base = self.bases.get(u.base_version)
+            if base is None:
+                raise InvalidUpdate(f"base_version {u.base_version} does not exist")
+            delta = delta - base[indices]
+        whole = u.submodel is None
+        return delta, None if whole else Submodel(indices)
+
+    def _coordinates(self, u: Update, values: Mapping[str, Array]) -> dict[str, npt.NDArray[np.int64]]:
+        """The vector's coordinates that each sent tensor covers."""
+        submodel = u.submodel or {}
+        if foreign := sorted({*values, *submodel} - {t.name for t in self.spec.tensors}):
+            raise InvalidUpdate(f"tensor {foreign[0]!r} is not in the model")
+        found = {}
+        for name, s in self.spec.slices.items():
+            if name in submodel:
+                local = np.asarray(submodel[name])
+                if local.size and local.dtype.kind not in "iu":
+                    raise InvalidUpdate(f"submodel of tensor {name!r}: indices must be integers")
+                if local.size and not (local.min() >= 0 and local.max() < s.stop - s.start):
+                    raise InvalidUpdate(
+                        f"submodel of tensor {name!r}: indices must be within 0..{s.stop - s.start - 1}"
+                    )
+                found[name] = s.start + local.reshape(-1).astype(np.int64)
+            elif name in values:
+                found[name] = np.arange(s.start, s.stop)
+            elif u.submodel is None:
+                raise InvalidUpdate(f"tensor {name!r} is missing: send every float tensor, or a submodel")
+        if not found:
+            raise InvalidUpdate("the update covers no coordinate")
+        return found
+
+    def _part(self, name: str, values: Mapping[str, Array], coordinates: npt.NDArray[np.int64]) -> Array:
+        if name not in values:
+            raise InvalidUpdate(f"tensor {name!r} is in the submodel but was not sent")
+        part = np.asarray(values[name])
+        expected = next(t.shape for t in self.spec.tensors if t.name == name)
+        if coordinates.size == int(np.prod(expected, dtype=np.int64)) and part.shape == expected:
+            return part.reshape(-1)
+        if part.size != coordinates.size or (part.ndim != 1 and part.shape != expected):
+            raise InvalidUpdate(
+                f"tensor {name!r} has shape {part.shape}, needed is {expected} or ({coordinates.size},)"
+            )
+        return part.reshape(-1)

@@ -1,0 +1,137 @@
+"""FedAvg: rounds. A random cohort trains from one version; their mean is the next.
+
+| symbol  | name              | meaning                                                        |
+|---------|-------------------|----------------------------------------------------------------|
+| m       | clients_per_round | updates that make a round                                      |
+| -       | over_selection    | ceil(over_selection * m) devices are asked, the first m count  |
+| -       | deadline_s        | a round ends with what has come after this long (0: never)     |
+| n_i     | update.examples   | examples of device i                                           |
+| Delta_i | update.delta      | w_i - w_t                                                      |
+
+    w_{t+1} = w_t + sum_i n_i Delta_i / sum_i n_i
+
+The cohort is a uniform draw of the enrolled devices, fixed for the round, whoever asks first; in
+round 0, when the fleet is not known yet, first come is first served. Over-selection and deadline
+make it an honest baseline: a synchronous system in practice has both (Bonawitz et al., MLSys 2019).
+If nobody has come by the deadline, a further cohort is drawn, and the first still count.
+
+Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
+AISTATS 2017, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anabranch.core.errors import ConfigError
+from anabranch.core.params import Vector, add_scaled
+from anabranch.core.rng import rank
+from anabranch.core.strategy import AsyncStrategy, Context, Plan, Refusal, Step, held, published, rejected
+from anabranch.core.updates import Ask, LocalPlan, Reason, Task, Update
+
+
+@dataclass(frozen=True)
+class FedAvgState:
+    """One round. `total` = sum_i n_i Delta_i, shape (size,); `cohort` is None in round 0."""
+
+    total: Vector
+    examples: int = 0
+    count: int = 0
+    granted: int = 0
+    draws: int = 0
+    deadline: float | None = None
+    cohort: list[str] | None = None
+
+
+@dataclass(frozen=True)
+class FedAvg(AsyncStrategy):
+    """See the module for the equations and the symbols."""
+
+    name: ClassVar[str] = "fedavg"
+    state_type: ClassVar[type[Any]] = FedAvgState
+    synchronous: ClassVar[bool] = True
+
+    clients_per_round: int = 10
+    over_selection: float = 1.3
+    deadline_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.clients_per_round < 1:
+            raise ConfigError(
+                f"strategy.clients_per_round must be at least 1, not {self.clients_per_round!r}"
+            )
+        if self.over_selection < 1:
+            raise ConfigError(f"strategy.over_selection must be at least 1, not {self.over_selection!r}")
+        if self.deadline_s < 0:
+            raise ConfigError(f"strategy.deadline_s must not be negative, not {self.deadline_s!r}")
+
+    @property
+    def selected_per_draw(self) -> int:
+        """Devices asked in a round: ceil(over_selection * m)."""
+        return math.ceil(self.over_selection * self.clients_per_round)
+
+    def init(self, vector: Vector) -> FedAvgState:
+        """Round 0."""
+        return FedAvgState(np.zeros_like(vector))
+
+    def admit(self, state: FedAvgState, ask: Ask, context: Context) -> Refusal | None:
+        """Members of the cohort, until all places are taken."""
+        places = self.selected_per_draw * (state.draws + 1)
+        if state.cohort is not None and ask.client_id not in state.cohort:
+            return Refusal(
+                Reason.NOT_SELECTED, f"not among the {len(state.cohort)} devices of round {context.version}"
+            )
+        if state.granted >= places:
+            return Refusal(Reason.AT_CAPACITY, f"the {places} places of round {context.version} are taken")
+        return None
+
+    def plan(self, state: FedAvgState, ask: Ask, local: LocalPlan, context: Context) -> Plan:  # noqa: ARG002
+        """Count the grant; the first one starts the round's clock."""
+        deadline = state.deadline
+        if deadline is None and self.deadline_s:
+            deadline = context.now + self.deadline_s
+        return Plan(replace(state, granted=state.granted + 1, deadline=deadline), local)
+
+    def step(self, state: FedAvgState, vector: Vector, update: Update, context: Context) -> Step:
+        """Gather; the m-th update ends the round. A late one is not used."""
+        if context.staleness > 0:
+            detail = f"round {update.base_version} is over, this is round {context.version}"
+            return Step(state, None, rejected(context.staleness, Reason.ROUND_OVER, detail))
+        add_scaled(state.total, update.examples, update.delta)
+        state = replace(state, examples=state.examples + update.examples, count=state.count + 1)
+        if state.count < self.clients_per_round:
+            return Step(state, None, held(0, float(update.examples)))
+        step = self._end_round(state, vector, context)
+        return replace(step, decision=published(0, float(update.examples)))
+
+    def on_lost(self, state: FedAvgState, task: Task, context: Context) -> FedAvgState:
+        """Its place is free again."""
+        if task.base_version != context.version:
+            return state
+        return replace(state, granted=state.granted - 1)
+
+    def timer(self, state: FedAvgState) -> float | None:
+        """The deadline."""
+        return state.deadline
+
+    def on_timer(self, state: FedAvgState, vector: Vector, context: Context) -> Step:
+        """End the round with what has come; if that is nothing, ask further devices."""
+        if state.count:
+            return self._end_round(state, vector, context)
+        draws = state.draws + 1
+        more = self._draw(context, context.version, draws)
+        cohort = None if state.cohort is None else sorted({*state.cohort, *more})
+        return Step(replace(state, draws=draws, cohort=cohort, deadline=context.now + self.deadline_s))
+
+    def _end_round(self, state: FedAvgState, vector: Vector, context: Context) -> Step:
+        add_scaled(vector, 1.0 / state.examples, state.total)
+        state.total.fill(0)
+        return Step(FedAvgState(state.total, cohort=self._draw(context, context.version + 1, 0)), vector)
+
+    def _draw(self, context: Context, round_: int, draw: int) -> list[str]:
+        order = sorted(context.clients, key=lambda c: rank(context.seed, "cohort", round_, draw, c))
+        return sorted(order[: self.selected_per_draw])

@@ -1,0 +1,42 @@
+"""FedProx: FedAvg whose devices add a proximal term to their loss.
+
+| symbol | name | meaning                                       |
+|--------|------|-----------------------------------------------|
+| mu     | mu   | weight of the proximal term                   |
+| w_t    | -    | the global model a device started from        |
+
+    device:  min_w  F_i(w) + (mu/2) ||w - w_t||^2
+    server:  as FedAvg; a device may do less than the planned work (`local_steps` says how much it did)
+
+Source: Li et al., "Federated optimization in heterogeneous networks", MLSys 2020, algorithm 2.
+mu has no default in the paper; it is tuned there over {0.001, 0.01, 0.1, 1}.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from anabranch.core.errors import ConfigError
+from anabranch.core.strategy import Context, Plan
+from anabranch.core.updates import Ask, LocalPlan
+from anabranch.strategies.fedavg import FedAvg, FedAvgState
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """See the module for the equations and the symbols."""
+
+    name: ClassVar[str] = "fedprox"
+
+    mu: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.mu < 0:
+            raise ConfigError(f"strategy.mu must not be negative, not {self.mu!r}")
+
+    def plan(self, state: FedAvgState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+        """FedAvg's task, with the proximal term."""
+        plan = super().plan(state, ask, local, context)
+        return replace(plan, local=replace(plan.local, proximal_mu=self.mu))

@@ -1,0 +1,84 @@
+"""Staleness functions S: how much an old update still counts.
+
+| symbol | name        | meaning                                                    |
+|--------|-------------|------------------------------------------------------------|
+| tau    | staleness   | version before the update is applied - base version (>= 0) |
+| a      | a           | exponent (polynomial) or slope (hinge)                     |
+| b      | b           | the last staleness that costs nothing (hinge)              |
+
+    constant    S(tau) = 1
+    polynomial  S(tau) = (tau + 1)^(-a)
+    hinge       S(tau) = 1 if tau <= b, else 1 / (a (tau - b) + 1)
+
+Source: Xie, Koyejo and Gupta, "Asynchronous federated optimization", arXiv 1903.03934, section 5.2.
+There a fresh update has staleness 1; here it has 0, so S(0) = 1 in every function.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from anabranch.core.config import build
+from anabranch.core.errors import ConfigError
+
+
+class Staleness(Protocol):
+    """A function of tau with S(0) = 1 that never grows."""
+
+    def __call__(self, tau: float) -> float:
+        """The weight of an update of staleness `tau`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Constant:
+    """Age does not matter."""
+
+    def __call__(self, tau: float) -> float:  # noqa: ARG002
+        """S(tau) = 1."""
+        return 1.0
+
+
+@dataclass(frozen=True)
+class Polynomial:
+    """S(tau) = (tau + 1)^(-a)."""
+
+    a: float = 0.5
+
+    def __call__(self, tau: float) -> float:
+        """The weight at `tau`."""
+        return float((tau + 1.0) ** -self.a)
+
+
+@dataclass(frozen=True)
+class Hinge:
+    """S(tau) = 1 up to b, then 1 / (a (tau - b) + 1)."""
+
+    a: float = 10.0
+    b: float = 4.0
+
+    def __call__(self, tau: float) -> float:
+        """The weight at `tau`."""
+        return 1.0 if tau <= self.b else 1.0 / (self.a * (tau - self.b) + 1.0)
+
+
+FUNCTIONS: dict[str, type[Constant] | type[Polynomial] | type[Hinge]] = {
+    "constant": Constant,
+    "polynomial": Polynomial,
+    "hinge": Hinge,
+}
+
+
+def make_staleness(params: Mapping[str, Any]) -> Staleness:
+    """The function of a table such as `{name = "polynomial", a = 0.5}`. Raises `ConfigError`."""
+    values = dict(params)
+    name = values.pop("name", None)
+    if name not in FUNCTIONS:
+        raise ConfigError(f"strategy.staleness.name must be one of {', '.join(FUNCTIONS)}, not {name!r}")
+    function = build(FUNCTIONS[name], values, "strategy.staleness")
+    for key, value in vars(function).items():
+        if value < 0:
+            raise ConfigError(f"strategy.staleness.{key} must not be negative, not {value!r}")
+    return function

@@ -1,0 +1,67 @@
+"""The root folders become one package: the list, the mapping, the links and the tree agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+
+def _packages_in_tree(package_dirs: dict[str, Path]) -> set[str]:
+    found = set()
+    for name, folder in package_dirs.items():
+        for path in folder.rglob("*.py"):
+            inside = path.parent.relative_to(folder).parts
+            if not any(parent.is_symlink() for parent in path.parents):
+                found.add(".".join((name, *inside)))
+    return found
+
+
+def _unlinked_files(folder: Path) -> list[Path]:
+    return [
+        path
+        for path in folder.rglob("*")
+        if path.is_file()
+        and "__pycache__" not in path.parts
+        and not any(parent.is_symlink() for parent in path.parents)
+    ]
+
+
+def test_every_package_of_the_tree_is_listed(
+    pyproject: dict[str, Any], package_dirs: dict[str, Path]
+) -> None:
+    listed = pyproject["tool"]["setuptools"]["packages"]
+    assert sorted(listed) == sorted(set(listed))
+    assert set(listed) == _packages_in_tree(package_dirs)
+
+
+def test_every_package_has_an_init_file(root: Path, package_dirs: dict[str, Path]) -> None:
+    folders = {path.parent for folder in package_dirs.values() for path in folder.rglob("*.py")}
+    assert [str(f.relative_to(root)) for f in sorted(folders) if not (f / "__init__.py").is_file()] == []
+
+
+def test_the_links_are_the_mapping(root: Path, package_dirs: dict[str, Path]) -> None:
+    links = {path for path in (root / "src" / "anabranch").iterdir() if path.is_symlink()}
+    mapped = {name.removeprefix("anabranch."): folder for name, folder in package_dirs.items() if "." in name}
+    assert {link.name for link in links} == set(mapped)
+    for link in links:
+        # Relative, so that they hold in every clone.
+        assert link.readlink() == Path("..", "..", mapped[link.name].name)
+        assert link.resolve() == mapped[link.name]
+
+
+def test_data_files_are_in_package_data(
+    root: Path, pyproject: dict[str, Any], package_dirs: dict[str, Path]
+) -> None:
+    globs: dict[str, list[str]] = pyproject["tool"]["setuptools"]["package-data"]
+    for name, folder in package_dirs.items():
+        packed = {path for pattern in globs.get(name, []) for path in folder.glob(pattern)}
+        data = {path for path in _unlinked_files(folder) if path.suffix != ".py"}
+        assert sorted(str(path.relative_to(root)) for path in data - packed) == []
+
+
+def test_all_is_the_sum_of_the_extras(pyproject: dict[str, Any]) -> None:
+    extras = pyproject["project"]["optional-dependencies"]
+    (everything,) = extras["all"]
+    named = everything.removeprefix("anabranch[").removesuffix("]").split(",")
+    assert set(named) == set(extras) - {"all", "dev"}
+    assert "anabranch[all]" in extras["dev"]

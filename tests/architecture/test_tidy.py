@@ -1,0 +1,175 @@
+"""Style is a test: what the linters do not check, read from the syntax tree.
+
+Every check names all its offenders at once. Generated code is left out.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+COLUMNS_MAX = 110
+FUNCTION_LINES_MAX = 50
+FILE_LINES_MAX = 400
+
+MAY_PRINT = ("src/anabranch/cli/", "benchmarks/", "examples/", "scripts/")
+
+# Written in halves, so that this file passes its own test.
+UNFINISHED = tuple(first + second for first, second in (("TO", "DO"), ("FIX", "ME"), ("XX", "X")))
+
+# Whatever turns bytes into code: no byte from the network may ever reach it.
+CODE_LOADERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+CODE_CALLS = {"eval", "exec", "torch.load", "torch.jit.load", "torch.hub.load"}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+Check = Callable[[Path, str, ast.Module], Iterator[str]]
+
+
+def _code_lines(text: str) -> set[int]:
+    """Numbers of the lines that hold code: neither blank nor a comment."""
+    idle = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type not in idle:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    return lines
+
+
+def _functions(tree: ast.Module) -> Iterator[Function]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def _docstring_lines(function: Function) -> set[int]:
+    if ast.get_docstring(function) is None:
+        return set()
+    first = function.body[0]
+    return set(range(first.lineno, (first.end_lineno or first.lineno) + 1))
+
+
+def _dotted(node: ast.expr) -> str:
+    """`torch.load` for the expression that reads so; empty for any other kind of expression."""
+    if isinstance(node, ast.Attribute):
+        return f"{_dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def _calls(tree: ast.Module) -> Iterator[tuple[ast.Call, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node, _dotted(node.func)
+
+
+def has_a_docstring(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
+    """Every file says what it is for."""
+    if not (ast.get_docstring(tree) or "").strip():
+        yield "1: no module docstring"
+
+
+def is_narrow_and_short(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
+    """Lines fit beside each other on a screen; a file is read in one sitting."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        if len(line) > COLUMNS_MAX:
+            yield f"{number}: {len(line)} columns"
+    if len(lines) > FILE_LINES_MAX:
+        yield f"{len(lines)}: the file is over {FILE_LINES_MAX} lines"
+
+
+def has_short_functions(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
+    """Lines of code count: neither the docstring, nor comments, nor blank lines."""
+    code = _code_lines(text)
+    for function in _functions(tree):
+        span = set(range(function.lineno, (function.end_lineno or function.lineno) + 1))
+        length = len(span & code - _docstring_lines(function))
+        if length > FUNCTION_LINES_MAX:
+            yield f"{function.lineno}: {function.name} has {length} lines of code"
+
+
+def is_annotated(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
+    """Every parameter and every result has a type."""
+    for function in _functions(tree):
+        named = function.args
+        parameters = [*named.posonlyargs, *named.args, *named.kwonlyargs, named.vararg, named.kwarg]
+        bare = [p.arg for p in parameters if p and not p.annotation and p.arg not in ("self", "cls")]
+        if bare or function.returns is None:
+            yield f"{function.lineno}: {function.name} lacks annotations: {', '.join(bare) or 'the result'}"
+
+
+def is_finished(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
+    """Work that is left over is an issue, not a comment."""
+    for number, line in enumerate(text.splitlines(), 1):
+        if any(mark in line for mark in UNFINISHED):
+            yield f"{number}: unfinished"
+
+
+def prints_only_at_the_top(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
+    """A library is silent: its callers decide what a person sees."""
+    if not str(path).startswith(MAY_PRINT):
+        for call, name in _calls(tree):
+            if name == "print":
+                yield f"{call.lineno}: print"
+
+
+def loads_no_code(path: Path, text: str, tree: ast.Module) -> Iterator[str]:
+    """Neither pickle, nor torch.load, nor eval."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names = {alias.name for alias in node.names} | {getattr(node, "module", None) or ""}
+            for name in sorted({name.partition(".")[0] for name in names} & CODE_LOADERS):
+                yield f"{node.lineno}: import {name}"
+    for call, name in _calls(tree):
+        allowed = [k for k in call.keywords if k.arg == "allow_pickle" and not _is_false(k.value)]
+        if name in CODE_CALLS or allowed:
+            yield f"{call.lineno}: {name or 'a call'} can run what it reads"
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+CHECKS: list[Check] = [
+    has_a_docstring,
+    is_narrow_and_short,
+    has_short_functions,
+    is_annotated,
+    is_finished,
+    prints_only_at_the_top,
+    loads_no_code,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_every_file(check: Check, root: Path, sources: list[Path]) -> None:
+    assert len(sources) > 20
+    offences = []
+    for source in sources:
+        path, text = source.relative_to(root), source.read_text(encoding="utf-8")
+        offences += [f"{path}:{offence}" for offence in check(path, text, ast.parse(text))]
+    assert not offences, "\n" + "\n".join(offences)
+
+
+BAD = """
+import pickle
+from torch import load
+
+def wide(a, *, b: int):
+    print("%s")
+    eval("1")
+    torch.load("x")
+    np.load("x", allow_pickle=True)
+    return a
+"""
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_every_check_bites(check: Check) -> None:
+    long_function = "def long() -> None:\n" + "    x = 1\n" * (FUNCTION_LINES_MAX + 1)
+    text = BAD + long_function + f"# {UNFINISHED[0]} {'-' * COLUMNS_MAX}\n" + "\n" * FILE_LINES_MAX
+    assert list(check(Path("core/bad.py"), text, ast.parse(text)))

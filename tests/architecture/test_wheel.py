@@ -1,0 +1,101 @@
+"""The wheel holds the whole package and works where the tree is not."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+LEFT_OUT = (".*", "*.egg-info", "build", "dist", "__pycache__", "runs", "docs")
+
+
+def _build(root: Path, work: Path, *, links: bool) -> Path:
+    """Build the sdist, and from it the wheel, in a copy of the tree; return the wheel."""
+    tree = work / "tree"
+    shutil.copytree(root, tree, symlinks=True, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    if not links:  # as git lays a checkout on a system without symbolic links
+        for link in [path for path in (tree / "src" / "anabranch").iterdir() if path.is_symlink()]:
+            target = str(link.readlink())
+            link.unlink()
+            link.write_text(target)
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(work / "dist"), str(tree)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(list((work / "dist").glob("*.tar.gz"))) == 1
+    (wheel,) = (work / "dist").glob("*.whl")
+    return wheel
+
+
+def _names(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return sorted(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this tree."""
+    return _build(root, tmp_path_factory.mktemp("wheel"), links=True)
+
+
+@pytest.fixture(scope="module")
+def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel installed by itself; what it depends on comes from the environment of the tests."""
+    target = tmp_path_factory.mktemp("site")
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(target),
+    ]
+    done = subprocess.run([*command, str(wheel)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return target
+
+
+def _outside(site: Path, command: list[str]) -> str:
+    """Run `command` with the installed wheel, from a folder that is not the tree."""
+    environment = os.environ | {"PYTHONPATH": str(site)}
+    done = subprocess.run(command, cwd=site, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_file_is_in_the_wheel(wheel: Path, package_dirs: dict[str, Path]) -> None:
+    packed = set(_names(wheel))
+    for name, folder in package_dirs.items():
+        for path in folder.rglob("*.py"):
+            if not any(parent.is_symlink() for parent in path.parents):
+                assert f"{name.replace('.', '/')}/{path.relative_to(folder).as_posix()}" in packed
+    assert "anabranch/py.typed" in packed
+    assert {name.partition("/")[0] for name in packed} <= {
+        "anabranch",
+        wheel.name.rsplit("-", 3)[0] + ".dist-info",
+    }
+
+
+def test_links_make_no_difference(root: Path, wheel: Path, tmp_path: Path) -> None:
+    assert _names(_build(root, tmp_path, links=False)) == _names(wheel)
+
+
+def test_every_package_imports_from_the_wheel(site: Path, pyproject: dict[str, Any]) -> None:
+    names = pyproject["tool"]["setuptools"]["packages"]
+    # Alembic alone runs its migrations: importing them needs its context.
+    imports = "\n".join(f"import {name}" for name in names if ".migrations" not in name)
+    where = _outside(site, [sys.executable, "-c", f"{imports}\nprint(anabranch.__file__)"])
+    assert Path(where.strip()).parent == site / "anabranch"
+
+
+def test_the_command_runs_from_the_wheel(site: Path, pyproject: dict[str, Any]) -> None:
+    printed = _outside(site, [str(site / "bin" / "anabranch"), "--version"])
+    assert pyproject["project"]["version"] in printed

@@ -1,0 +1,166 @@
+"""An App is a device's code: `model`, `data` and `train`, in one class.
+
+    class App(anabranch.App):
+        def model(self): return torch.nn.Linear(20, 2)
+        def data(self, shard): return Examples(x, y)
+
+The live client, the simulator and `anabranch evaluate` run the same App. `train` has a default: SGD on
+the cross entropy. The only framework imported here is numpy; torch comes in when a torch model does.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.config import FleetTable
+from anabranch.core.errors import AppError, DataError
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads.registry import resolve
+
+Array = npt.NDArray[Any]
+# A `torch.nn.Module`, or a dict of named numpy arrays. Any, so that an App may name its own type.
+Model = Any
+
+ROLES = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which part of the data is asked for.
+
+    `role`: `train` is the part of device `index` of `count`; `validation` and `test` are whole.
+    `fleet` says how the training part is split, `seed` fixes every draw of the split, and
+    `speed_groups[i]` is the speed group of device i (needed by the split `speed-shards`).
+    Raises `DataError` for an unknown role or an index out of range.
+    """
+
+    role: str
+    index: int = 0
+    count: int = 1
+    fleet: FleetTable = field(default_factory=FleetTable)
+    seed: int = 0
+    speed_groups: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.role not in ROLES:
+            raise DataError(f"shard.role must be one of {', '.join(ROLES)}, not {self.role!r}")
+        if not 0 <= self.index < self.count:
+            raise DataError(f"shard.index must be from 0 to {self.count - 1}, not {self.index}")
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """`x` (count, ...) as the model takes it, and `y` (count, ...): class numbers for the default loop.
+
+    Two are equal only if they are the same object, so one can key a cache. Raises `DataError` when
+    the lengths differ or there is no example.
+    """
+
+    x: Array
+    y: Array
+
+    def __post_init__(self) -> None:
+        if len(self.x) != len(self.y):
+            raise DataError(f"examples: x has {len(self.x)} rows and y has {len(self.y)}; give each its label")
+        if len(self.x) == 0:
+            raise DataError("examples: there are none; give every device at least one")
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+class App:
+    """Base of every App: override `model` and `data`, and `train` and `evaluate` where SGD is not it.
+
+    `data_path` is `[run] data_path`. `runtime` is set by the trainer before it calls `train` or
+    `evaluate` with a torch model: a `TorchRuntime`, with the device the model is on, the mixed
+    precision (`with self.runtime.autocast(): ...`) and `self.runtime.batch(...)`.
+    """
+
+    name: str = ""
+    runtime: Any = None
+
+    def __init__(self, data_path: str = "") -> None:
+        self.data_path = data_path
+        self.name = self.name or type(self).__name__
+
+    def model(self) -> Model:
+        """A new model: a `torch.nn.Module`, or a dict of named arrays.
+
+        May take a `seed` argument; torch's own generator is seeded before the call in any case.
+        """
+        raise AppError(f"{self.name}: write model(self), which returns a torch module or a dict of arrays")
+
+    def data(self, shard: Shard) -> Examples:
+        """The examples of a shard; the same shard gives the same examples."""
+        raise AppError(f"{self.name}: write data(self, shard), which returns Examples(x, y)")
+
+    def train(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        """Train `model` in place and return metrics. A metric `steps` is the number of local steps.
+
+        The default is SGD on the cross entropy, exactly as `plan` says, shuffled by `seed`.
+        """
+        from anabranch.workloads import torch_loop
+
+        self._need_torch_model(model)
+        return torch_loop.sgd(model, examples, plan, seed, self.runtime)
+
+    def evaluate(self, model: Model, examples: Examples) -> dict[str, float]:
+        """`accuracy` (0 to 1) and `loss` (mean cross entropy, nats) of `model`, which stays as it is."""
+        from anabranch.workloads import torch_loop
+
+        self._need_torch_model(model)
+        return torch_loop.evaluate(model, examples, self.runtime)
+
+    def _need_torch_model(self, model: Model) -> None:
+        if isinstance(model, dict):
+            raise AppError(f"{self.name}: a model of numpy arrays needs train and evaluate of its own")
+
+
+class _Adapted(App):
+    """Any object with the three functions: a module, or an instance that is no `App`."""
+
+    def __init__(self, target: Any, name: str) -> None:
+        self.name = str(getattr(target, "name", name))
+        super().__init__(str(getattr(target, "data_path", "")))
+        self._target = target
+        for method in ("model", "train", "evaluate"):
+            if callable(own := getattr(target, method, None)):
+                setattr(self, method, own)
+
+    def data(self, shard: Shard) -> Examples:
+        """The target's data; a plain pair (x, y) will do."""
+        found = self._target.data(shard)
+        if isinstance(found, Examples):
+            return found
+        x, y = found
+        return Examples(np.asarray(x), np.asarray(y))
+
+
+def load_app(spec: str, data_path: str = "") -> App:
+    """The App that `spec` names: a built-in workload, `module:App` or `path/to/file.py:App`.
+
+    Without `:App`, an attribute `App` is taken, or else the module itself. A class is instantiated
+    (with `data_path` where it takes one), an instance is used as it is. Raises `AppError`.
+    """
+    target = resolve(spec)
+    if inspect.isclass(target):
+        target = _instantiate(target, spec, data_path)
+    for method in ("model", "data"):
+        own = getattr(target, method, None)
+        if not callable(own) or getattr(own, "__func__", None) is getattr(App, method):
+            raise AppError(f"{spec}: it has no method {method!r}; an App needs model, data and train")
+    return target if isinstance(target, App) else _Adapted(target, spec)
+
+
+def _instantiate(cls: type[Any], spec: str, data_path: str) -> Any:
+    takes_path = "data_path" in inspect.signature(cls).parameters
+    try:
+        return cls(data_path=data_path) if takes_path else cls()
+    except TypeError as error:
+        raise AppError(f"{spec}: {cls.__name__} must be made without arguments: {error}") from error

@@ -1,0 +1,39 @@
+"""Which examples each local step sees: the same for every kind of model, fixed by the task's seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.errors import ConfigError
+from anabranch.core.rng import stream
+from anabranch.core.updates import LocalPlan
+
+
+def batches_per_epoch(count: int, batch_size: int) -> int:
+    """Batches in one pass over `count` examples. Raises `ConfigError` for a batch size below 1."""
+    if batch_size < 1:
+        raise ConfigError(f"client.batch_size must be at least 1, not {batch_size}")
+    return -(-count // batch_size)
+
+
+def planned_steps(plan: LocalPlan, count: int) -> int:
+    """Local steps of a plan on `count` examples; `plan.steps` > 0 overrides the epochs."""
+    return plan.steps or plan.epochs * batches_per_epoch(count, plan.batch_size)
+
+
+def batches(count: int, plan: LocalPlan, seed: int) -> Iterator[npt.NDArray[Any]]:
+    """Row numbers of each step, drawn without replacement within an epoch.
+
+    An epoch is cut into near-equal batches of at most `batch_size` rows: a remainder of one example
+    would be a noisy gradient, and batch normalisation refuses it.
+    """
+    per_epoch = batches_per_epoch(count, plan.batch_size)
+    left, epoch = planned_steps(plan, count), 0
+    while left > 0:
+        order = stream(seed, "shuffle", epoch).permutation(count)
+        yield from np.array_split(order, per_epoch)[:left]
+        left, epoch = left - per_epoch, epoch + 1

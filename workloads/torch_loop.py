@@ -1,0 +1,205 @@
+"""Training and evaluation of a torch model: the default of `App`, and what a GPU adds to it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads.app import Examples
+from anabranch.workloads.batches import batches, planned_steps
+
+if TYPE_CHECKING:
+    import torch
+
+EVALUATION_BATCH = 512  # small enough for the activations of a small device
+
+
+def import_torch() -> ModuleType:
+    """The torch module. Raises `AppError` with the install command where it is absent."""
+    try:
+        import torch
+    except ModuleNotFoundError as error:
+        raise AppError("this App needs torch: pip install 'anabranch[client]'") from error
+    return torch
+
+
+class TorchRuntime:
+    """Where and how a torch model runs: its device, its mixed precision, and the data kept there.
+
+    `device`: `auto` (CUDA, else MPS, else CPU) or a name that torch knows. `precision`: `auto` is
+    bfloat16 on CUDA (float16 where the GPU has none) and float32 elsewhere. Weights stay float32:
+    mixed precision is autocast, with loss scaling for float16. Raises `ConfigError`.
+    """
+
+    def __init__(self, device: str = "cpu", precision: str = "float32") -> None:
+        self._torch = import_torch()
+        self.device: torch.device = _device(self._torch, device)
+        self.precision = _precision(self._torch, self.device, precision)
+        self._dtype: torch.dtype = getattr(self._torch, self.precision)
+        self._on_cuda = self.device.type == "cuda"
+        self._scaler = self._torch.amp.GradScaler(self.device.type, enabled=self.precision == "float16")
+        self._held: WeakKeyDictionary[Examples, tuple[torch.Tensor, torch.Tensor]] = WeakKeyDictionary()
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context of a forward pass: mixed precision, or nothing at all in float32."""
+        found: AbstractContextManager[Any] = self._torch.autocast(
+            self.device.type, self._dtype, enabled=self.precision != "float32"
+        )
+        return found
+
+    def seeded(self, seed: int) -> AbstractContextManager[Any]:
+        """Draws of torch inside are fixed by `seed`; outside, torch's generators go on as before."""
+        return _Seeded(self._torch, self.device, seed)
+
+    def batch(
+        self, examples: Examples, rows: npt.NDArray[Any], dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """`x` and `y` of the given rows, on the device; a floating `x` comes as `dtype`."""
+        x, y = self._tensors(examples)
+        index = self._torch.from_numpy(rows).to(x.device)
+        xs, ys = x.index_select(0, index), y.index_select(0, index)
+        if self._on_cuda and x.device.type == "cpu":
+            xs, ys = xs.pin_memory(), ys.pin_memory()
+        xs, ys = (t.to(self.device, non_blocking=True) for t in (xs, ys))
+        return (xs.to(dtype) if xs.is_floating_point() else xs), ys
+
+    def step(
+        self, loss: torch.Tensor, optimizer: torch.optim.Optimizer, pull: tuple[list[Any], float] = ([], 0.0)
+    ) -> None:
+        """One step of the optimiser on `loss`. `pull` = (anchor of each parameter, mu): proximal term."""
+        optimizer.zero_grad(set_to_none=True)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        anchors, mu = pull
+        if mu:
+            self._scaler.unscale_(optimizer)
+            _add_proximal_gradient(optimizer.param_groups[0]["params"], anchors, mu)
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def _tensors(self, examples: Examples) -> tuple[torch.Tensor, torch.Tensor]:
+        """The examples as tensors: on the device when they fit, else in the host's memory."""
+        held = self._held.get(examples)
+        if held is None:
+            y = examples.y.astype(np.int64) if examples.y.dtype.kind in "iub" else examples.y
+            held = (self._tensor(examples.x), self._tensor(y))
+            if self._fits(examples.x.nbytes + y.nbytes):
+                held = (held[0].to(self.device), held[1].to(self.device))
+            self._held[examples] = held
+        return held
+
+    def _tensor(self, array: npt.NDArray[Any]) -> torch.Tensor:
+        # torch warns of memory that it may not write, and refuses other byte orders.
+        native = array.astype(array.dtype.newbyteorder("="), copy=False)
+        found: torch.Tensor = self._torch.from_numpy(np.require(native, requirements=["C", "W"]))
+        return found
+
+    def _fits(self, size_bytes: int) -> bool:
+        if not self._on_cuda:
+            return True
+        free_bytes, _ = self._torch.cuda.mem_get_info(self.device)
+        return bool(size_bytes < free_bytes / 2)
+
+
+class _Seeded:
+    """Seeds the generators of the CPU and of the device; restores them at the end."""
+
+    def __init__(self, torch_module: ModuleType, device: torch.device, seed: int) -> None:
+        self._torch, self._seed = torch_module, seed
+        devices = [] if device.type == "cpu" else [device.index or 0]
+        kind = "cuda" if device.type == "cpu" else device.type
+        self._fork = torch_module.random.fork_rng(devices=devices, device_type=kind)
+
+    def __enter__(self) -> None:
+        self._fork.__enter__()
+        self._torch.manual_seed(self._seed)
+
+    def __exit__(self, *error: object) -> None:
+        self._fork.__exit__(*error)
+
+
+def sgd(
+    model: torch.nn.Module, examples: Examples, plan: LocalPlan, seed: int, runtime: TorchRuntime | None = None
+) -> dict[str, float]:
+    """SGD on the cross entropy + (mu/2) ||w - w_start||^2, in place. Metrics: `loss` (mean), `steps`.
+
+    On a CPU the result is the same bit for bit whenever the inputs are.
+    """
+    torch_module = import_torch()
+    runtime = runtime or TorchRuntime()
+    params = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch_module.optim.SGD(
+        params, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
+    )
+    anchors = [p.detach().clone() for p in params] if plan.proximal_mu else []
+    total = torch_module.zeros((), device=runtime.device)  # summed there: reading it would make the GPU wait
+    model.train()
+    with runtime.seeded(seed):
+        for rows in batches(len(examples), plan, seed):
+            x, y = runtime.batch(examples, rows, params[0].dtype)
+            with runtime.autocast():
+                loss = torch_module.nn.functional.cross_entropy(model(x), y)
+            runtime.step(loss, optimizer, (anchors, plan.proximal_mu))
+            total += loss.detach()
+    optimizer.zero_grad(set_to_none=True)
+    steps = planned_steps(plan, len(examples))
+    return {"loss": float(total) / max(1, steps), "steps": float(steps)}
+
+
+def evaluate(
+    model: torch.nn.Module, examples: Examples, runtime: TorchRuntime | None = None
+) -> dict[str, float]:
+    """`accuracy` and `loss` in the precision of the weights, so that every device agrees on them."""
+    torch_module = import_torch()
+    runtime = runtime or TorchRuntime()
+    dtype = next(model.parameters()).dtype
+    hits, loss = 0, 0.0
+    was_training = model.training
+    model.eval()
+    with torch_module.inference_mode():
+        for start in range(0, len(examples), EVALUATION_BATCH):
+            rows = np.arange(start, min(start + EVALUATION_BATCH, len(examples)))
+            x, y = runtime.batch(examples, rows, dtype)
+            scores = model(x)
+            hits += int((scores.argmax(1) == y).sum())
+            loss += float(torch_module.nn.functional.cross_entropy(scores, y, reduction="sum"))
+    model.train(was_training)
+    return {"accuracy": hits / len(examples), "loss": loss / len(examples)}
+
+
+def _add_proximal_gradient(params: list[Any], anchors: list[Any], mu: float) -> None:
+    """The gradient of (mu/2) ||w - w_start||^2 is mu (w - w_start): FedProx, Li et al. 2020, eq. 2."""
+    for param, anchor in zip(params, anchors, strict=True):
+        if param.grad is not None:
+            param.grad.add_(param.detach() - anchor, alpha=mu)
+
+
+def _device(torch_module: ModuleType, name: str) -> torch.device:
+    has_cuda, has_mps = torch_module.cuda.is_available(), torch_module.backends.mps.is_available()
+    if name == "auto":
+        name = "cuda" if has_cuda else "mps" if has_mps else "cpu"
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda", "mps"):
+        raise ConfigError(f"client.device must be auto, cpu, cuda or mps, not {name!r}")
+    if (kind == "cuda" and not has_cuda) or (kind == "mps" and not has_mps):
+        raise ConfigError(f"client.device is {name!r}, which torch cannot use here: write auto or cpu")
+    found: torch.device = torch_module.device(name)
+    return found
+
+
+def _precision(torch_module: ModuleType, device: torch.device, name: str) -> str:
+    if name not in ("auto", "float32", "bfloat16", "float16"):
+        raise ConfigError(f"client.precision must be auto, float32, bfloat16 or float16, not {name!r}")
+    if name == "auto":
+        if device.type != "cuda":
+            return "float32"
+        return "bfloat16" if torch_module.cuda.is_bf16_supported() else "float16"
+    if name == "float16" and device.type != "cuda":
+        raise ConfigError(f"client.precision float16 needs a CUDA GPU; on {device.type} use auto")
+    return name

@@ -1,0 +1,104 @@
+"""A trainer runs an App on flat vectors: weights in, delta out.
+
+`trainer_for(app)` gives the one that fits the App's model: torch on a CPU or GPU, or plain numpy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from anabranch.core.errors import AppError, ManifestMismatch
+from anabranch.core.params import ParamSpec, Tensors, Vector
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads.app import App, Array, Examples, Model
+from anabranch.workloads.batches import planned_steps
+
+
+@dataclass(frozen=True, eq=False)
+class TrainResult:
+    """`delta` = trained - given, over the whole vector, in its dtype; `steps` taken; the App's metrics."""
+
+    delta: Vector
+    steps: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Trainer(Protocol):
+    """What the client, the simulator and `evaluate` need of a learning problem.
+
+    `vector` is (spec.size,), `frozen` the tensors that are not aggregated; neither is changed. What
+    was trained before has no influence.
+    """
+
+    @property
+    def spec(self) -> ParamSpec:
+        """Every tensor of the model, in the order of the vector."""
+        ...
+
+    def initial(self, seed: int) -> dict[str, Array]:
+        """The weights a run starts from: the same seed gives the same weights."""
+        ...
+
+    def train(
+        self, vector: Vector, frozen: Tensors, examples: Examples, plan: LocalPlan, seed: int
+    ) -> TrainResult:
+        """Local training from `vector`. Raises `ManifestMismatch` when it is of another model."""
+        ...
+
+    def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
+        """The App's metrics of a model, at least `accuracy` and `loss`."""
+        ...
+
+
+def trainer_for(app: App, device: str = "cpu", precision: str = "auto") -> Trainer:
+    """The trainer of an App. `device` and `precision` are those of `[client]`, for torch models alone.
+
+    Raises `AppError` when torch is needed and absent or `model()` returns something else, and
+    `ConfigError` for a device or precision that this machine does not have.
+    """
+    from anabranch.workloads.numpy_trainer import NumpyTrainer
+
+    model = _first_model(app)
+    if isinstance(model, dict):
+        return NumpyTrainer(app)
+    if not any(c.__module__.startswith("torch.") for c in type(model).__mro__):
+        raise AppError(
+            f"{app.name}: model() returned {type(model).__name__}: "
+            "return a torch.nn.Module or a dict of numpy arrays"
+        )
+    from anabranch.workloads.torch_trainer import TorchTrainer
+
+    return TorchTrainer(app, device, precision)
+
+
+def _first_model(app: App) -> Model:
+    try:
+        return build_model(app, 0)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise AppError(f"{app.name} needs torch: pip install 'anabranch[client]'") from error
+
+
+def build_model(app: App, seed: int) -> Model:
+    """`app.model()`, with the seed where it takes one."""
+    takes_seed = "seed" in inspect.signature(app.model).parameters
+    return app.model(seed=seed) if takes_seed else app.model()  # type: ignore[call-arg]
+
+
+def check_vector(spec: ParamSpec, vector: Vector) -> None:
+    """Raises `ManifestMismatch` unless the vector has one value for each coordinate of the spec."""
+    if vector.shape != (spec.size,):
+        raise ManifestMismatch(f"vector has shape {vector.shape}, this App's model needs ({spec.size},)")
+
+
+def result_of(delta: Vector, metrics: Any, plan: LocalPlan, examples: Examples, name: str) -> TrainResult:
+    """The result with the App's metrics; steps as the App reports them, or else as planned."""
+    if metrics is not None and not isinstance(metrics, Mapping):
+        raise AppError(f"{name}: train returned {type(metrics).__name__}: return a dict of metrics")
+    found = {str(k): float(v) for k, v in (metrics or {}).items()}
+    steps = int(found.pop("steps", planned_steps(plan, len(examples))))
+    return TrainResult(delta, steps, found)
