@@ -14,10 +14,8 @@ from anabranch.core.params import ParamSpec, Tensors, TensorSpec, Vector
 
 def encode_model(codec: Codec, spec: ParamSpec, vector: Vector, frozen: Tensors) -> bytes:
     """The bytes of a model; `vector` has shape (spec.size,)."""
-    parts = [codec.encode(vector)]
-    for t in _frozen(spec):
-        parts.append(np.ascontiguousarray(frozen[t.name]).astype(_little(t), copy=False).tobytes())
-    return b"".join(parts)
+    tail = [np.ascontiguousarray(frozen[t.name]).astype(_little(t)).tobytes() for t in _frozen(spec)]
+    return b"".join([codec.encode(vector), *tail])
 
 
 def decode_model(

@@ -30,7 +30,7 @@ def stream(seed: int, *names: Name) -> np.random.Generator:
 
 def rank(seed: int, *names: Name) -> float:
     """A uniform number in [0, 1) of its own for the named purpose: the cheapest draw there is."""
-    return int.from_bytes(_digest(seed, names)[:7], "little") / 2.0**56
+    return (int.from_bytes(_digest(seed, names)[:7], "little") >> 3) / 2.0**53
 
 
 def unique_id(seed: int, *names: Name) -> str:

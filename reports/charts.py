@@ -1,4 +1,4 @@
-"""Charts as plain SVG, 400 units wide: lines, histogram, bars, and an area over many devices."""
+"""Charts as plain SVG, 380 units wide: lines, histogram, bars, and an area over many devices."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from anabranch.reports.svg import (
 from anabranch.reports.text import clipped, count_text, safe
 
 PATH_POINTS_MAX, TIP_POINTS_MAX, DOTS_MAX, BINS_MAX = 1500, 150, 40, 30
-BAR_ROW, BAR_LEFT, BAR_RIGHT, BAR_LABEL_CHARS = 18.0, 112.0, 76.0, 16
+BAR_ROW, BAR_LEFT, BAR_RIGHT, BAR_LABEL_CHARS = 18.0, 118.0, 80.0, 15
 
 
 Part = tuple[str, int]  # the name of a part of every bar, and its colour
@@ -65,11 +65,10 @@ def line_chart(series: Sequence[Series], x: Axis, y: Axis, target: float | None 
     levels = [p[1] for s in series for p in s.points] + ([] if target is None else [target])
     ys = y.scale(levels, height - BOTTOM, top)
     parts = [*frame(x, y, xs, ys, height), *key]
-    if target is not None:
-        parts += _target(target, ys)
     parts += [_line(s, xs, ys) for s in sorted(series, key=lambda s: not s.thin)]
+    parts += [] if target is None else _target(target, ys)
     for s in thick:
-        parts += _dots(s, xs, ys, f"{s.name}: " if several else "")
+        parts += _dots(s, xs, ys, several)
     return svg(parts, height, f"{y.label} against {x.label}")
 
 
@@ -90,7 +89,7 @@ def histogram(counts: Mapping[int, int], x: Axis, y: Axis) -> str:
         parts.append(rect(left, ys(n), right - left, ys(0) - ys(n), 0, tip))
         if i % label_every == 0:
             middle = (left + right) / 2 if width == 1 else left
-            parts.append(text(middle, HEIGHT - BOTTOM + 16, str(start), "tick mid"))
+            parts.append(text(middle, HEIGHT - BOTTOM + 17, str(start), "tick mid"))
     return svg(parts, HEIGHT, f"histogram of {x.label}")
 
 
@@ -143,9 +142,12 @@ def _steps(heights: npt.NDArray[np.int64], xs: Scale, ys: Scale) -> list[XY]:
 
 def _target(target: float, ys: Scale) -> list[str]:
     at = ys(target)
+    # Curves rise from the left, so the label stands there; at the very top is the axis title.
+    room = at - min(ys.pixels) > 14
+    where, style = (LEFT + 4, "target-label") if room else (WIDTH - RIGHT, "target-label end")
     return [
         f'<path class="target" d="M{LEFT:.1f} {at:.1f}H{WIDTH - RIGHT:.1f}"/>',
-        text(LEFT + 4, at - 4, f"target {ys.value_text(target)}", "target-label"),
+        text(where, at - 4, f"target {ys.value_text(target)}", style),
     ]
 
 
@@ -155,9 +157,10 @@ def _line(series: Series, xs: Scale, ys: Scale) -> str:
     return f'<path class="{style} {hue(series.colour)}" d="{path(points)}"/>' if len(points) > 1 else ""
 
 
-def _dots(series: Series, xs: Scale, ys: Scale, prefix: str) -> list[str]:
-    """Points that answer the pointer; drawn only where they are few."""
-    style = "dot" if len(series.points) <= DOTS_MAX else "dot hidden"
+def _dots(series: Series, xs: Scale, ys: Scale, several: bool) -> list[str]:
+    """Points that answer the pointer; drawn only where they are few and not in each other's way."""
+    style = "dot hidden" if several or len(series.points) > DOTS_MAX else "dot"
+    prefix = f"{series.name}: " if several else ""
     out = []
     for a, b in _sampled(series.points, TIP_POINTS_MAX):
         tip = safe(f"{prefix}{ys.value_text(b)} at {xs.value_text(a)}")

@@ -1,114 +1,169 @@
-"""Several runs beside each other: one row per strategy and workload, spread over the seeds."""
+"""The page of several runs: accuracy curves over each other and a table with the spreads."""
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
 
-from anabranch.reports.page import flat
-from anabranch.reports.result import Kind, Result
+import numpy as np
 
-# Settings that runs of one group may differ in without being different experiments.
-_FREE = {"run.seed", "run.name"}
+from anabranch.core.errors import DataError
+from anabranch.reports.charts import Series, line_chart
+from anabranch.reports.page import (
+    ACCURACY,
+    TRAFFIC,
+    UPDATES,
+    card,
+    document,
+    empty,
+    grid,
+    header,
+    standalone,
+    table,
+    time_axis,
+)
+from anabranch.reports.result import Kind, Point, Result
+from anabranch.reports.scales import Axis
+from anabranch.reports.spreads import Row, Spread, compare, grouped
+from anabranch.reports.svg import COLOURS
+from anabranch.reports.text import (
+    BYTES,
+    COUNT,
+    NOTHING,
+    PERCENT,
+    SECONDS,
+    Unit,
+    count_text,
+    number_text,
+    safe,
+    unit_for,
+)
 
+__all__ = ["Against", "compare", "compare_html", "comparison_svg", "mean_curve"]
 
-@dataclass(frozen=True)
-class Spread:
-    """Mean, sample standard deviation (0 of one value), least and greatest of `count` values."""
-
-    mean: float
-    deviation: float
-    least: float
-    greatest: float
-    count: int
-
-
-@dataclass(frozen=True)
-class Row:
-    """The runs of one strategy on one workload. A spread is None where no run has the figure.
-
-    `reached` counts the runs that reached the target: `time_to_target_s` and `bytes_to_target` are
-    over those alone. `differing` names the settings that vary within the row besides the seed:
-    its spread then is not one over seeds only.
-    """
-
-    workload: str
-    kind: Kind
-    strategy: str
-    seeds: tuple[int, ...]
-    target_accuracy: float | None
-    reached: int
-    time_to_target_s: Spread | None
-    bytes_to_target: Spread | None
-    final_accuracy: Spread | None
-    best_accuracy: Spread | None
-    updates_applied: Spread
-    versions: Spread
-    staleness_mean: Spread
-    uplink_bytes: Spread
-    downlink_bytes: Spread
-    wall_s: Spread
-    differing: tuple[str, ...]
-
-
-def compare(results: Iterable[Result]) -> list[Row]:
-    """A row per workload, kind and strategy, in the order in which each first appears."""
-    return [_row(group) for group in grouped(results).values()]
+Against = Literal["time", "updates", "bytes"]
+Groups = Mapping[str, Sequence[Result]]
+_AT: dict[Against, Callable[[Point], float]] = {
+    "time": lambda p: p.time_s,
+    "updates": lambda p: p.updates,
+    "bytes": lambda p: p.uplink_bytes + p.downlink_bytes,
+}
+_TITLES: dict[Against, str] = {"time": "time", "updates": "updates", "bytes": "traffic"}
 
 
-def grouped(results: Iterable[Result]) -> dict[tuple[str, Kind, str], list[Result]]:
-    """Results by (workload, kind, strategy), those of one workload and kind together."""
-    groups: dict[tuple[str, Kind], dict[str, list[Result]]] = {}
-    for r in results:
-        groups.setdefault((r.workload, r.kind), {}).setdefault(r.strategy, []).append(r)
-    return {
-        (*where, strategy): runs
-        for where, by_strategy in groups.items()
-        for strategy, runs in by_strategy.items()
-    }
+def compare_html(results: Iterable[Result]) -> str:
+    """The whole page, self-contained: charts for each workload, then one table."""
+    runs = list(results)
+    colours = _colours(runs)
+    body = [header("Comparison of runs", f"{count_text(len(runs))} runs, {len(colours)} strategies")]
+    if not runs:
+        return document("Comparison of runs", [*body, card("Runs", empty("There is no run to compare."))])
+    for (workload, kind), by_strategy in grouped(runs).items():
+        body.append(f"<h2>{safe(workload)}, {kind}</h2>")
+        body.append(grid(_cards(by_strategy, kind, colours)))
+        rows = [r for r in compare(runs) if (r.workload, r.kind) == (workload, kind)]
+        caption = " ".join([_CAPTION, *(_note(r) for r in rows if r.differing)])
+        body.append(card("Figures", table(_HEAD, (_cells(r, colours) for r in rows)), caption))
+    return document("Comparison of runs", body)
 
 
-def spread(values: Iterable[float | None]) -> Spread | None:
-    """The spread of the values that there are."""
-    known = [float(v) for v in values if v is not None]
-    if not known:
-        return None
-    deviation = statistics.stdev(known) if len(known) > 1 else 0.0
-    return Spread(statistics.fmean(known), deviation, min(known), max(known), len(known))
+def comparison_svg(results: Iterable[Result], against: Against = "time") -> str:
+    """One chart as an SVG file of its own. Raises `DataError` unless the runs share their workload."""
+    runs = list(results)
+    groups = grouped(runs)
+    if len(groups) != 1:
+        raise DataError(
+            f"one chart shows runs of one workload and kind, not of {len(groups)}: {list(groups)}"
+        )
+    [((_, kind), by_strategy)] = groups.items()
+    return standalone(_chart(by_strategy, kind, against, _colours(runs)))
 
 
-def _row(runs: Sequence[Result]) -> Row:
-    first = runs[0]
-    targets = {r.target_accuracy for r in runs}
-    return Row(
-        workload=first.workload,
-        kind=first.kind,
-        strategy=first.strategy,
-        seeds=tuple(r.seed for r in runs),
-        target_accuracy=targets.pop() if len(targets) == 1 else None,
-        reached=sum(r.time_to_target_s is not None for r in runs),
-        time_to_target_s=spread(r.time_to_target_s for r in runs),
-        bytes_to_target=spread(r.bytes_to_target for r in runs),
-        final_accuracy=spread(r.final_accuracy for r in runs),
-        best_accuracy=spread(r.best_accuracy for r in runs),
-        updates_applied=_sure(r.updates_applied for r in runs),
-        versions=_sure(r.versions for r in runs),
-        staleness_mean=_sure(r.staleness.mean for r in runs),
-        uplink_bytes=_sure(r.uplink_bytes for r in runs),
-        downlink_bytes=_sure(r.downlink_bytes for r in runs),
-        wall_s=_sure(r.wall_s for r in runs),
-        differing=_differing(runs),
+def _colours(runs: Sequence[Result]) -> dict[str, int]:
+    return {strategy: i for i, strategy in enumerate(dict.fromkeys(r.strategy for r in runs))}
+
+
+def _cards(by_strategy: Groups, kind: Kind, colours: dict[str, int]) -> list[str]:
+    if not any(r.history for runs in by_strategy.values() for r in runs):
+        return [card("Accuracy", empty("No version of these runs was evaluated."))]
+    return [card(f"Accuracy over {t}", _chart(by_strategy, kind, a, colours)) for a, t in _TITLES.items()]
+
+
+def _chart(by_strategy: Groups, kind: Kind, against: Against, colours: dict[str, int]) -> str:
+    axes: dict[Against, Axis] = {"time": time_axis(kind), "updates": UPDATES, "bytes": TRAFFIC}
+    at, lines = _AT[against], []
+    for strategy, runs in by_strategy.items():
+        curves = [[(at(p), p.accuracy) for p in r.history] for r in runs if r.history]
+        if not curves:
+            continue
+        if len(curves) > 1:
+            lines += [Series(strategy, c, colours[strategy], thin=True) for c in curves]
+        lines.append(Series(strategy, mean_curve(curves), colours[strategy]))
+    targets = {r.target_accuracy for runs in by_strategy.values() for r in runs}
+    target = targets.pop() if len(targets) == 1 else 0.0
+    return line_chart(lines, axes[against], ACCURACY, target if target > 0 else None)
+
+
+def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The mean of curves over the range that all of them cover, straight between their points."""
+    if len(curves) == 1:
+        return list(curves[0])
+    low, high = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
+    xs = np.unique([x for c in curves for x, _ in c if low <= x <= high])
+    if not xs.size:
+        return []
+    ys = np.mean([np.interp(xs, *np.array(c).T) for c in curves], axis=0)
+    return list(zip(xs.tolist(), ys.tolist(), strict=True))
+
+
+_CAPTION = (
+    "Mean ± sample standard deviation over the seeds. Times and traffic to the target are over the runs "
+    "that reached it. In the charts a thick line is the mean over the seeds, as far as all of them go; "
+    "thin lines are the single seeds."
+)
+_HEAD = (
+    "strategy",
+    "seeds",
+    "reached",
+    "time to target",
+    "traffic to target",
+    "final accuracy",
+    "best accuracy",
+    "updates",
+    "mean staleness",
+    "uplink",
+    "downlink",
+)
+
+
+def _cells(row: Row, colours: dict[str, int]) -> tuple[str, ...]:
+    colour = colours[row.strategy] % COLOURS
+    return (
+        f'<span class="swatch c{colour}"></span>{safe(row.strategy)}',
+        count_text(len(row.seeds)),
+        f"{row.reached} of {len(row.seeds)}",
+        _spread_cell(row.time_to_target_s, SECONDS),
+        _spread_cell(row.bytes_to_target, BYTES),
+        _spread_cell(row.final_accuracy, PERCENT),
+        _spread_cell(row.best_accuracy, PERCENT),
+        _spread_cell(row.updates_applied),
+        _spread_cell(row.staleness_mean),
+        _spread_cell(row.uplink_bytes, BYTES),
+        _spread_cell(row.downlink_bytes, BYTES),
     )
 
 
-def _sure(values: Iterable[float]) -> Spread:
-    known = spread(values)
-    assert known is not None  # noqa: S101 - a group has at least one run
-    return known
+def _spread_cell(values: Spread | None, units: tuple[Unit, ...] = COUNT) -> str:
+    """Mean and deviation in the unit that suits the mean."""
+    if values is None:
+        return NOTHING
+    unit = unit_for(values.mean, units)
+    mean = f"{number_text(values.mean / unit.size)} {unit.name}".strip()
+    if values.count == 1:
+        return mean
+    return f"{mean} <small>± {number_text(values.deviation / unit.size, 2)}</small>"
 
 
-def _differing(runs: Sequence[Result]) -> tuple[str, ...]:
-    configs = [flat(r.config) for r in runs]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    return tuple(k for k in keys if k not in _FREE and any(c.get(k) != configs[0].get(k) for c in configs))
+def _note(row: Row) -> str:
+    what = f"The runs of {row.strategy} on {row.workload} differ in more than the seed"
+    return f"{what}: {', '.join(row.differing)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 
 from anabranch.reports.charts import Bar, bar_chart, ranked_area
@@ -19,7 +20,7 @@ def devices_card(clients: Mapping[str, ClientShare]) -> str:
     """Applied and rejected updates of each device, the busiest first, and a table of figures."""
     if not clients:
         return card("Devices", empty("No device took part."))
-    ranked = sorted(clients.items(), key=lambda item: (-item[1].updates, item[0]))
+    ranked = sorted(clients.items(), key=lambda item: (-item[1].updates, -item[1].rejected, item[0]))
     bars = [Bar(name, (share.updates, share.rejected)) for name, share in ranked]
     if len(bars) <= BARS_MAX:
         chart = bar_chart(bars, PARTS, "updates of each device")
@@ -43,7 +44,7 @@ def spread_text(updates: list[int]) -> str:
     idle = sum(n == 0 for n in updates)
     return (
         f"The busiest {count_text(tenth)} of {count_text(count)} devices made {share:.0f} % of the applied "
-        f"updates; {count_text(idle)} made none. Median {number_text(updates[count // 2])} a device."
+        f"updates; {count_text(idle)} made none. Median {statistics.median(updates):g} a device."
     )
 
 

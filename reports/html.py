@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from anabranch.reports.charts import Bar, Series, bar_chart, histogram, line_chart
@@ -56,10 +56,12 @@ def report_html(result: Result) -> str:
         tiles(_key_figures(result)),
         grid(_accuracy_cards(result)),
         columns(
-            [_loss_card(result), _staleness_card(result), _rejections_card(result)],
+            [_loss_card(result), _rejections_card(result)],
+            [_staleness_card(result)],
             [devices_card(result.clients)],
         ),
-        columns([_config_card(result)], [_digests_card(result)]),
+        _config_card(result),
+        _digests_card(result),
     ]
     return document(f"{title}, seed {result.seed}", body)
 
@@ -88,7 +90,7 @@ def _key_figures(r: Result) -> list[str]:
             no_target or "up and down",
         ),
         tile("Versions", count_text(r.versions), "published"),
-        tile("Updates applied", count_text(r.updates_applied), f"from {_devices_text(r)}"),
+        tile("Updates applied", count_text(r.updates_applied), _devices_text(r)),
         tile(
             "Updates rejected",
             count_text(r.updates_rejected),
@@ -160,8 +162,17 @@ def _rejections_card(r: Result) -> str:
 def _config_card(r: Result) -> str:
     if not r.config:
         return card("Configuration", empty("No configuration was recorded."))
-    rows = [(f"<code>{safe(k)}</code>", f"<code>{_value(v)}</code>") for k, v in flat(r.config).items()]
-    return card("Configuration", table(("key", "value"), rows))
+    tables = {k: v for k, v in r.config.items() if isinstance(v, Mapping)}
+    single = {k: v for k, v in r.config.items() if k not in tables}
+    blocks = [_settings(f"[{name}]", keys) for name, keys in tables.items() if keys]
+    if single:
+        blocks.insert(0, _settings("top level", single))
+    return card("Configuration", f'<div class="settings">{"".join(blocks)}</div>')
+
+
+def _settings(title: str, keys: Mapping[str, object]) -> str:
+    rows = [(f"<code>{safe(k)}</code>", f"<code>{_value(v)}</code>") for k, v in flat(keys).items()]
+    return f"<div><h3>{safe(title)}</h3>{table((), rows)}</div>"
 
 
 def _value(value: object) -> str:

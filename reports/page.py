@@ -96,9 +96,10 @@ def columns(*sides: Iterable[str]) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that scrolls sideways where it must. Heads are escaped; cells are HTML already."""
-    top = "".join(f"<th>{safe(h)}</th>" for h in head)
+    heads = "".join(f"<th>{safe(h)}</th>" for h in head)
+    top = f"<thead><tr>{heads}</tr></thead>" if head else ""
     lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table></div>'
+    return f'<div class="scroll"><table>{top}<tbody>{lines}</tbody></table></div>'
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -171,6 +172,8 @@ def _scalar(hint: Any, value: object, where: str) -> Any:
         return float(value)
     if not isinstance(value, hint) or isinstance(value, bool):
         raise DataError(f"{where} must be {hint.__name__}, not {_shown(value)}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise DataError(f"{where} must be finite, not {value}")
     return value
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from anabranch.reports.text import COUNT, Unit, unit_for
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
+_NEGLIGIBLE = 1e-12  # no axis resolves less
 
 
 @dataclass(frozen=True)
@@ -30,14 +31,13 @@ class Axis:
         low, high = (min(0.0, *known) if self.from_zero else min(known)), max(known)
         unit = unit_for(high, self.units)
         low, high = _widened(low / unit.size, high / unit.size)
-        step = _step(high - low, self.ticks_about)
-        if self.whole:
-            step = float(max(1, math.ceil(step)))
-        first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+        step = _step(high - low, self.ticks_about, self.whole)
+        first = math.floor(low / step + 1e-9)
+        last = max(math.ceil(high / step - 1e-9), first + 1)
         ticks = [i * step for i in range(first, last + 1)]
-        if snug:
-            ticks = [t for t in ticks if t <= high * (1 + 1e-9)]
-        top = high if snug else ticks[-1]
+        top = ticks[-1]
+        if snug and high > ticks[0]:
+            ticks, top = [t for t in ticks if t <= high + 1e-9 * step], high
         return Scale(unit, tuple(ticks), step, (ticks[0], top), (start, end))
 
     def title(self, unit: Unit) -> str:
@@ -82,13 +82,16 @@ class Scale:
 
 def _widened(low: float, high: float) -> tuple[float, float]:
     """A range with some width, so that one point, or equal ones, can be drawn."""
-    if high - low > 1e-6 * max(abs(low), abs(high)):
+    largest = max(abs(low), abs(high))
+    if high - low > max(1e-6 * largest, _NEGLIGIBLE):
         return low, high
-    room = 0.05 * max(abs(low), abs(high)) or 1.0
+    room = 0.05 * largest if largest > _NEGLIGIBLE else 1.0
     return (low, high + 1.0) if low == 0 else (low - room, high + room)
 
 
-def _step(span: float, about: int) -> float:
-    raw = span / about
+def _step(span: float, about: int, whole: bool) -> float:
+    """The round step that cuts the span into at most `about` pieces."""
+    raw = max(span / about, 1.0) if whole else span / about
     power = 10.0 ** math.floor(math.log10(raw))
-    return next(r * power for r in _ROUND if r * power >= raw * (1 - 1e-9))
+    steps = (r * power for r in _ROUND if not whole or (r * power).is_integer())
+    return next(s for s in steps if s >= raw * (1 - 1e-9))

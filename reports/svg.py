@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from anabranch.reports.scales import Axis, Scale
 from anabranch.reports.text import clipped, safe
 
-WIDTH, HEIGHT = 400.0, 250.0
-LEFT, RIGHT, TOP, BOTTOM = 50.0, 16.0, 30.0, 44.0
+WIDTH, HEIGHT = 380.0, 250.0
+LEFT, RIGHT, TOP, BOTTOM = 48.0, 14.0, 32.0, 46.0
 COLOURS = 8
-LEGEND_ROW, LEGEND_CHARS_MAX = 17.0, 40
-CHAR_WIDTH = 6.6  # of the charts' 11-unit type, on average: SVG cannot measure its texts
+LEGEND_ROW, LEGEND_CHARS_MAX = 18.0, 40
+CHAR_WIDTH = 7.0  # of the charts' 12-unit type, on average: SVG cannot measure its texts
 
 XY = tuple[float, float]
 
@@ -39,7 +39,7 @@ def frame(x: Axis, y: Axis, xs: Scale, ys: Scale, height: float) -> list[str]:
     for tick in xs.ticks:
         at = xs.tick_pixel(tick)
         out.append(f'<path class="axis" d="M{at:.1f} {floor:.1f}v4"/>')
-        out.append(text(at, floor + 16, xs.tick_text(tick), "tick mid"))
+        out.append(text(at, floor + 17, xs.tick_text(tick), "tick mid"))
     out.append(f'<path class="axis" d="M{LEFT:.1f} {floor:.1f}H{right:.1f}"/>')
     out.append(text(4, top - 13, y.title(ys.unit), "title"))
     out.append(text((LEFT + right) / 2, height - 8, x.title(xs.unit), "title mid"))

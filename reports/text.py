@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from html import escape
 
-NOTHING = "–"
+NOTHING = "\N{EN DASH}"
 _NOT_XML = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 
 
@@ -57,8 +57,8 @@ def count_text(count: int) -> str:
     return f"{count:,}"
 
 
-def number_text(value: float | None) -> str:
-    """Three significant digits or all of the whole part: `0.0312`, `4.20`, `1,234`."""
+def number_text(value: float | None, digits: int = 3) -> str:
+    """So many significant digits, or all of the whole part: `0.0312`, `4.20`, `1,234`."""
     if value is None:
         return NOTHING
     if value == 0:
@@ -66,7 +66,7 @@ def number_text(value: float | None) -> str:
     magnitude = math.floor(math.log10(abs(value)))
     if magnitude < -4 or magnitude >= 12:
         return f"{value:.2e}"
-    return f"{value:,.{max(0, 2 - magnitude)}f}"
+    return f"{value:,.{max(0, digits - 1 - magnitude)}f}"
 
 
 def safe(value: object) -> str:
@@ -78,8 +78,11 @@ def safe(value: object) -> str:
 
 
 def clipped(text: str, chars_max: int) -> str:
-    """The text, or its beginning and an ellipsis."""
-    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+    """The text, or its two ends about an ellipsis: names of devices often differ in their end."""
+    if len(text) <= chars_max:
+        return text
+    tail = (chars_max - 1) // 2
+    return f"{text[: chars_max - 1 - tail]}…{text[-tail:]}"
 
 
 def _with_unit(quantity: float | None, units: tuple[Unit, ...]) -> str:

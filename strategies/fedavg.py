@@ -22,7 +22,7 @@ AISTATS 2017, algorithm 1.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -36,12 +36,15 @@ from anabranch.core.updates import Ask, LocalPlan, Reason, Task, Update
 
 @dataclass(frozen=True)
 class FedAvgState:
-    """One round. `total` = sum_i n_i Delta_i, shape (size,); `cohort` is None in round 0."""
+    """One round. `total` = sum_i n_i Delta_i, shape (size,).
+
+    `cohort` may take part (None: anybody, round 0), `members` have got their task.
+    """
 
     total: Vector
     examples: int = 0
     count: int = 0
-    granted: int = 0
+    members: list[str] = field(default_factory=list)
     draws: int = 0
     deadline: float | None = None
     cohort: list[str] | None = None
@@ -81,20 +84,21 @@ class FedAvg(AsyncStrategy):
     def admit(self, state: FedAvgState, ask: Ask, context: Context) -> Refusal | None:
         """Members of the cohort, until all places are taken."""
         places = self.selected_per_draw * (state.draws + 1)
+        round_ = context.version
         if state.cohort is not None and ask.client_id not in state.cohort:
             return Refusal(
-                Reason.NOT_SELECTED, f"not among the {len(state.cohort)} devices of round {context.version}"
+                Reason.NOT_SELECTED, f"not among the {len(state.cohort)} devices of round {round_}"
             )
-        if state.granted >= places:
-            return Refusal(Reason.AT_CAPACITY, f"the {places} places of round {context.version} are taken")
+        if ask.client_id in state.members:
+            return Refusal(Reason.NOT_SELECTED, f"takes part in round {round_} once only")
+        if len(state.members) >= places:
+            return Refusal(Reason.AT_CAPACITY, f"the {places} places of round {round_} are taken")
         return None
 
-    def plan(self, state: FedAvgState, ask: Ask, local: LocalPlan, context: Context) -> Plan:  # noqa: ARG002
-        """Count the grant; the first one starts the round's clock."""
-        deadline = state.deadline
-        if deadline is None and self.deadline_s:
-            deadline = context.now + self.deadline_s
-        return Plan(replace(state, granted=state.granted + 1, deadline=deadline), local)
+    def plan(self, state: FedAvgState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+        """Enter the device; round 0 starts its clock with the first one."""
+        deadline = self._deadline(context) if state.deadline is None else state.deadline
+        return Plan(replace(state, members=[*state.members, ask.client_id], deadline=deadline), local)
 
     def step(self, state: FedAvgState, vector: Vector, update: Update, context: Context) -> Step:
         """Gather; the m-th update ends the round. A late one is not used."""
@@ -112,7 +116,7 @@ class FedAvg(AsyncStrategy):
         """Its place is free again."""
         if task.base_version != context.version:
             return state
-        return replace(state, granted=state.granted - 1)
+        return replace(state, members=[c for c in state.members if c != task.client_id])
 
     def timer(self, state: FedAvgState) -> float | None:
         """The deadline."""
@@ -125,12 +129,16 @@ class FedAvg(AsyncStrategy):
         draws = state.draws + 1
         more = self._draw(context, context.version, draws)
         cohort = None if state.cohort is None else sorted({*state.cohort, *more})
-        return Step(replace(state, draws=draws, cohort=cohort, deadline=context.now + self.deadline_s))
+        return Step(replace(state, draws=draws, cohort=cohort, deadline=self._deadline(context)))
 
     def _end_round(self, state: FedAvgState, vector: Vector, context: Context) -> Step:
         add_scaled(vector, 1.0 / state.examples, state.total)
         state.total.fill(0)
-        return Step(FedAvgState(state.total, cohort=self._draw(context, context.version + 1, 0)), vector)
+        cohort = self._draw(context, context.version + 1, 0)
+        return Step(FedAvgState(state.total, deadline=self._deadline(context), cohort=cohort), vector)
+
+    def _deadline(self, context: Context) -> float | None:
+        return context.now + self.deadline_s if self.deadline_s else None
 
     def _draw(self, context: Context, round_: int, draw: int) -> list[str]:
         order = sorted(context.clients, key=lambda c: rank(context.seed, "cohort", round_, draw, c))

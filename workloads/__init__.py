@@ -1,1 +1,9 @@
-""""""
+"""L1, built-in learning problems and the code that runs one: Apps, trainers, data splits, device speeds.
+
+May import numpy and the core; torch and scikit-learn only inside the functions that need them.
+"""
+
+from anabranch.workloads.app import App, Examples, Shard, load_app
+from anabranch.workloads.trainer import Trainer, TrainResult, trainer_for
+
+__all__ = ["App", "Examples", "Shard", "TrainResult", "Trainer", "load_app", "trainer_for"]

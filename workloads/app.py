@@ -1,6 +1,8 @@
 """An App is a device's code: `model`, `data` and `train`, in one class.
 
-    class App(anabranch.App):
+    from anabranch.workloads import App, Examples
+
+    class Mine(App):
         def model(self): return torch.nn.Linear(20, 2)
         def data(self, shard): return Examples(x, y)
 
@@ -66,7 +68,9 @@ class Examples:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise DataError(f"examples: x has {len(self.x)} rows and y has {len(self.y)}; give each its label")
+            raise DataError(
+                f"examples: x has {len(self.x)} rows and y has {len(self.y)}; give each its label"
+            )
         if len(self.x) == 0:
             raise DataError("examples: there are none; give every device at least one")
 
@@ -82,12 +86,16 @@ class App:
     precision (`with self.runtime.autocast(): ...`) and `self.runtime.batch(...)`.
     """
 
-    name: str = ""
+    name: str = "app"
+    data_path: str = ""
     runtime: Any = None
 
     def __init__(self, data_path: str = "") -> None:
         self.data_path = data_path
-        self.name = self.name or type(self).__name__
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls.name = cls.__dict__.get("name", cls.__name__)
 
     def model(self) -> Model:
         """A new model: a `torch.nn.Module`, or a dict of named arrays.
@@ -98,7 +106,9 @@ class App:
 
     def data(self, shard: Shard) -> Examples:
         """The examples of a shard; the same shard gives the same examples."""
-        raise AppError(f"{self.name}: write data(self, shard), which returns Examples(x, y)")
+        raise AppError(
+            f"{self.name} has no {shard.role} data: write data(self, shard), which returns Examples(x, y)"
+        )
 
     def train(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         """Train `model` in place and return metrics. A metric `steps` is the number of local steps.

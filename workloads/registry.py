@@ -59,7 +59,7 @@ def _from_file(path: str) -> ModuleType:
         found.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
-        raise AppError(f"{path}: it cannot be loaded: {type(error).__name__}: {error}") from error
+        raise AppError(f"{path}: it cannot be loaded: {_why(error)}") from error
     return module
 
 
@@ -71,10 +71,17 @@ def _from_name(name: str, spec: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise AppError(f"{spec}: it needs the module {error.name!r}: install it") from error
+            raise AppError(f"{spec}: it cannot be loaded: {_why(error)}") from error
         raise AppError(f"{spec}: there is no module {error.name!r}; {_choices(spec)}") from error
     except Exception as error:
-        raise AppError(f"{spec}: it cannot be loaded: {type(error).__name__}: {error}") from error
+        raise AppError(f"{spec}: it cannot be loaded: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    hint = ""
+    if isinstance(error, ModuleNotFoundError):
+        hint = ": pip install 'anabranch[client]'" if error.name == "torch" else ": install it"
+    return f"{type(error).__name__}: {error}{hint}"
 
 
 def _choices(spec: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -71,15 +72,17 @@ class TorchRuntime:
         return (xs.to(dtype) if xs.is_floating_point() else xs), ys
 
     def step(
-        self, loss: torch.Tensor, optimizer: torch.optim.Optimizer, pull: tuple[list[Any], float] = ([], 0.0)
+        self,
+        loss: torch.Tensor,
+        optimizer: torch.optim.Optimizer,
+        adjust: Callable[[], None] | None = None,
     ) -> None:
-        """One step of the optimiser on `loss`. `pull` = (anchor of each parameter, mu): proximal term."""
+        """One step of `optimizer` on `loss`; `adjust` may change the gradients first, at true scale."""
         optimizer.zero_grad(set_to_none=True)
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        anchors, mu = pull
-        if mu:
+        self._scaler.scale(loss).backward()
+        if adjust is not None:
             self._scaler.unscale_(optimizer)
-            _add_proximal_gradient(optimizer.param_groups[0]["params"], anchors, mu)
+            adjust()
         self._scaler.step(optimizer)
         self._scaler.update()
 
@@ -108,13 +111,12 @@ class TorchRuntime:
 
 
 class _Seeded:
-    """Seeds the generators of the CPU and of the device; restores them at the end."""
+    """Seeds all of torch's generators; restores those of the CPU and of a CUDA device at the end."""
 
     def __init__(self, torch_module: ModuleType, device: torch.device, seed: int) -> None:
         self._torch, self._seed = torch_module, seed
-        devices = [] if device.type == "cpu" else [device.index or 0]
-        kind = "cuda" if device.type == "cpu" else device.type
-        self._fork = torch_module.random.fork_rng(devices=devices, device_type=kind)
+        cuda = [device.index or 0] if device.type == "cuda" else []
+        self._fork = torch_module.random.fork_rng(devices=cuda)
 
     def __enter__(self) -> None:
         self._fork.__enter__()
@@ -125,19 +127,23 @@ class _Seeded:
 
 
 def sgd(
-    model: torch.nn.Module, examples: Examples, plan: LocalPlan, seed: int, runtime: TorchRuntime | None = None
+    model: torch.nn.Module,
+    examples: Examples,
+    plan: LocalPlan,
+    seed: int,
+    runtime: TorchRuntime | None = None,
 ) -> dict[str, float]:
     """SGD on the cross entropy + (mu/2) ||w - w_start||^2, in place. Metrics: `loss` (mean), `steps`.
 
     On a CPU the result is the same bit for bit whenever the inputs are.
     """
     torch_module = import_torch()
-    runtime = runtime or TorchRuntime()
+    runtime = runtime or _runtime_of(model)
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch_module.optim.SGD(
         params, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
     )
-    anchors = [p.detach().clone() for p in params] if plan.proximal_mu else []
+    pull = _proximal_pull(params, plan.proximal_mu) if plan.proximal_mu else None
     total = torch_module.zeros((), device=runtime.device)  # summed there: reading it would make the GPU wait
     model.train()
     with runtime.seeded(seed):
@@ -145,7 +151,7 @@ def sgd(
             x, y = runtime.batch(examples, rows, params[0].dtype)
             with runtime.autocast():
                 loss = torch_module.nn.functional.cross_entropy(model(x), y)
-            runtime.step(loss, optimizer, (anchors, plan.proximal_mu))
+            runtime.step(loss, optimizer, pull)
             total += loss.detach()
     optimizer.zero_grad(set_to_none=True)
     steps = planned_steps(plan, len(examples))
@@ -157,7 +163,7 @@ def evaluate(
 ) -> dict[str, float]:
     """`accuracy` and `loss` in the precision of the weights, so that every device agrees on them."""
     torch_module = import_torch()
-    runtime = runtime or TorchRuntime()
+    runtime = runtime or _runtime_of(model)
     dtype = next(model.parameters()).dtype
     hits, loss = 0, 0.0
     was_training = model.training
@@ -173,11 +179,20 @@ def evaluate(
     return {"accuracy": hits / len(examples), "loss": loss / len(examples)}
 
 
-def _add_proximal_gradient(params: list[Any], anchors: list[Any], mu: float) -> None:
-    """The gradient of (mu/2) ||w - w_start||^2 is mu (w - w_start): FedProx, Li et al. 2020, eq. 2."""
-    for param, anchor in zip(params, anchors, strict=True):
-        if param.grad is not None:
-            param.grad.add_(param.detach() - anchor, alpha=mu)
+def _proximal_pull(params: list[torch.nn.Parameter], mu: float) -> Callable[[], None]:
+    """Adds the gradient of (mu/2) ||w - w_start||^2, mu (w - w_start): FedProx, Li et al. 2020, eq. 2."""
+    start = [p.detach().clone() for p in params]
+
+    def add() -> None:
+        for param, anchor in zip(params, start, strict=True):
+            if param.grad is not None:
+                param.grad.add_(param.detach() - anchor, alpha=mu)
+
+    return add
+
+
+def _runtime_of(model: torch.nn.Module) -> TorchRuntime:
+    return TorchRuntime(str(next(model.parameters()).device))
 
 
 def _device(torch_module: ModuleType, name: str) -> torch.device:

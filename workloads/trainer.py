@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -64,7 +65,8 @@ def trainer_for(app: App, device: str = "cpu", precision: str = "auto") -> Train
     model = _first_model(app)
     if isinstance(model, dict):
         return NumpyTrainer(app)
-    if not any(c.__module__.startswith("torch.") for c in type(model).__mro__):
+    torch = sys.modules.get("torch")  # a torch model has imported it
+    if torch is None or not isinstance(model, torch.nn.Module):
         raise AppError(
             f"{app.name}: model() returned {type(model).__name__}: "
             "return a torch.nn.Module or a dict of numpy arrays"

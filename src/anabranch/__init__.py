@@ -2,7 +2,17 @@
 
 from anabranch.aggregation import Aggregation, AggregationStep, Update, aggregate
 from anabranch.core.errors import AnabranchError
+from anabranch.workloads.app import App, Examples, Shard
 
 __version__ = "0.1.0"
 
-__all__ = ["Aggregation", "AggregationStep", "AnabranchError", "Update", "aggregate"]
+__all__ = [
+    "Aggregation",
+    "AggregationStep",
+    "AnabranchError",
+    "App",
+    "Examples",
+    "Shard",
+    "Update",
+    "aggregate",
+]

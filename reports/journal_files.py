@@ -1,0 +1,145 @@
+"""A run's journal as files: `journal.jsonl`, `initial.safetensors` and `payloads.zip`.
+
+`journal.jsonl` has one canonical record a line; the first line, kind `run`, holds the configuration
+and the model's layout, so the folder replays on its own. `payloads.zip` (stored, not compressed) has
+the encoded updates under their SHA-256; it is absent where the run did not keep them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load_file, save_file
+
+from anabranch.core.config import Config
+from anabranch.core.errors import DataError, StoreCorrupt
+from anabranch.core.events import Payload
+from anabranch.core.journal import JournalDigest, Record
+from anabranch.core.params import ParamSpec, Tensors
+
+JOURNAL, INITIAL, PAYLOADS = "journal.jsonl", "initial.safetensors", "payloads.zip"
+
+
+class JournalWriter:
+    """Writes the journal of one run into `folder`; use it as a context manager."""
+
+    def __init__(self, folder: Path, spec: ParamSpec, initial: Tensors, config: Config) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file({n: np.ascontiguousarray(a) for n, a in initial.items()}, folder / INITIAL)
+        self._digest = JournalDigest()
+        self._lines: IO[str] = (folder / JOURNAL).open("w", encoding="utf-8")
+        self._payloads: zipfile.ZipFile | None = None
+        if config.run.keep_payloads:
+            self._payloads = zipfile.ZipFile(folder / PAYLOADS, "w", zipfile.ZIP_STORED)
+        self._kept: set[str] = set()
+        self.append({"kind": "run", "config": config.to_json(), "layout": spec.to_json()})
+
+    def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
+        """Write one record, and its payload unless it is there already."""
+        self._lines.write(self._digest.add(record) + "\n")
+        if payload is None or self._payloads is None:
+            return
+        sha256 = record["payload"]["sha256"]
+        if sha256 not in self._kept:
+            self._kept.add(sha256)
+            self._payloads.writestr(zipfile.ZipInfo(sha256), payload)
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the journal so far."""
+        return self._digest.hexdigest()
+
+    def __enter__(self) -> JournalWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._lines.close()
+        if self._payloads is not None:
+            self._payloads.close()
+
+
+class JournalReader:
+    """Reads what `JournalWriter` wrote. Raises `DataError` where the folder holds no journal."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        if not (folder / JOURNAL).is_file():
+            raise DataError(f"{folder} has no {JOURNAL}: name the folder of a run")
+        head = next(self._lines(), None)
+        if head is None or head.get("kind") != "run":
+            raise DataError(f"{folder / JOURNAL}: the first line is not the record of a run")
+        self.config = Config.from_json(head["config"])
+        self.spec = ParamSpec.from_json(head["layout"])
+
+    def initial(self) -> dict[str, npt.NDArray[Any]]:
+        """The weights of version 0, in the spec's order."""
+        found = load_file(self.folder / INITIAL)
+        self.spec.check(found)
+        return {t.name: found[t.name] for t in self.spec.tensors}
+
+    @property
+    def has_payloads(self) -> bool:
+        """Whether the updates' bytes were kept, so that the journal replays by itself."""
+        return (self.folder / PAYLOADS).is_file()
+
+    def records(self) -> Iterator[Record]:
+        """Every record after the run's own."""
+        lines = self._lines()
+        next(lines)
+        return lines
+
+    def sha256(self) -> str:
+        """The digest of the journal as it lies there."""
+        with (self.folder / JOURNAL).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+
+    def open_payloads(self) -> PayloadReader:
+        """The kept payloads; raises `DataError` where there are none."""
+        if not self.has_payloads:
+            raise DataError(
+                f"{self.folder} has no {PAYLOADS}: the run was made with run.keep_payloads = false"
+            )
+        return PayloadReader(self.folder / PAYLOADS)
+
+    def _lines(self) -> Iterator[Record]:
+        with (self.folder / JOURNAL).open(encoding="utf-8") as file:
+            for number, text in enumerate(file, 1):
+                try:
+                    yield json.loads(text)
+                except ValueError as error:
+                    raise DataError(f"{self.folder / JOURNAL}, line {number}: not JSON: {error}") from error
+
+
+class PayloadReader:
+    """The payloads of a run by reference; use it as a context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._zip = zipfile.ZipFile(path)
+
+    def __call__(self, reference: Payload) -> bytes:
+        """The bytes. Raises `StoreCorrupt` if their digest differs or they are absent."""
+        try:
+            data = self._zip.read(reference.sha256)
+        except KeyError:
+            raise StoreCorrupt(f"payload {reference.sha256} is not in the run's folder") from None
+        if hashlib.sha256(data).hexdigest() != reference.sha256:
+            raise StoreCorrupt(f"payload {reference.sha256} has other bytes than were journalled")
+        return data
+
+    def __enter__(self) -> PayloadReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self._zip.close()

@@ -1,0 +1,135 @@
+"""What a store promises. Memory, SQLite and PostgreSQL pass one suite (tests/conformance/test_stores.py).
+
+The event log is the truth: the model is a fold over it. Leases, receipts and versions in the other
+tables are projections of it, written with the *next* append, and written again from the log after
+a crash.
+
+Laws:
+
+1. When `append` returns, its entries survive a kill, an OS crash and a power cut. It is one
+   transaction: all or none. Sequence numbers grow by one, from 1.
+2. An update counts once: `append` of an update whose `update_id` is in the log raises nothing, and
+   gives the sequence number None for that entry; it is not written again.
+3. A snapshot names the last event that it has folded, `applied_through_seq`, in one transaction.
+4. `load` gives the newest snapshot whose bytes have their digest, older ones otherwise, and every
+   event after it, in order. A payload whose digest differs raises `StoreCorrupt`.
+5. A full disk raises `StoreFull` and leaves the log as it was.
+
+A store is used by one thread at a time, the writer's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from anabranch.core.effects import Effect
+from anabranch.core.events import Payload
+from anabranch.core.journal import Record
+from anabranch.core.snapshot import Snapshot
+from anabranch.core.updates import Receipt
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """One run, fixed at its start. `config` is `Config.to_json()`, `layout` is `ParamSpec.to_json()`."""
+
+    run_id: str
+    name: str
+    config: Mapping[str, Any]
+    layout: list[list[Any]]
+    initial_sha256: str
+    created_at: float
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An event to append. `inline` has the payload of a small update; a large one is a blob already."""
+
+    record: Record
+    inline: bytes | None = None
+
+
+@dataclass(frozen=True)
+class Projection:
+    """What came of a logged event: written beside the log for look-ups and audits."""
+
+    seq: int
+    now: float
+    effects: Sequence[Effect]
+    # SHA-256 (hex) of versions, where they were computed.
+    digests: Mapping[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """Where to go on. `tail` yields (seq, record) for every event after the snapshot."""
+
+    snapshot: Snapshot | None
+    applied_through_seq: int
+    tail: Iterator[tuple[int, Record]]
+
+
+@dataclass(frozen=True)
+class VersionRow:
+    """A published version. `sha256` is of the little-endian vector; None where nobody asked for it."""
+
+    version: int
+    sha256: str | None
+    updates: int
+    published_at: float
+    snapshot: bool
+    metrics: Mapping[str, float]
+
+
+class Store(Protocol):
+    """See the module for the laws."""
+
+    def start(self, info: RunInfo) -> RunInfo:
+        """Enter a new run, or find the one that is there: returns the stored info.
+
+        Raises `StoreNewer`, `StoreLocked`, `StoreCorrupt`, and `ManifestMismatch` if the layout or
+        the initial weights differ from the stored run's.
+        """
+        ...
+
+    def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
+        """Make events durable, and write the projections of earlier ones. Raises `StoreFull`."""
+        ...
+
+    def payload(self, reference: Payload) -> bytes | memoryview:
+        """The bytes of an update. Raises `StoreCorrupt`."""
+        ...
+
+    def receipt(self, update_id: str) -> Receipt | None:
+        """What was decided of an update, from the projections."""
+        ...
+
+    def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:
+        """Write a snapshot durably; keeps the newest three. Raises `StoreFull`."""
+        ...
+
+    def load(self) -> Recovery:
+        """The newest good snapshot and the events after it."""
+        ...
+
+    def records(self) -> Iterator[tuple[int, Record]]:
+        """The whole log."""
+        ...
+
+    def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:
+        """Published versions above `after`, in order."""
+        ...
+
+    def add_metrics(self, version: int, metrics: Mapping[str, float], at: float) -> None:
+        """Metrics of a version; a later value of a name replaces the earlier."""
+        ...
+
+    def problems(self) -> list[str]:
+        """Every broken invariant of the stored data, in words. Reads only."""
+        ...
+
+    def close(self) -> None:
+        """Flush and let go of files and locks."""
+        ...

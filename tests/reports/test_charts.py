@@ -1,0 +1,188 @@
+"""The charts: well-formed SVG with the marks that the data ask for, inside the drawing."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from xml.etree import ElementTree as ET
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.reports.charts import Bar, Series, bar_chart, binned, histogram, line_chart, ranked_area
+from anabranch.reports.page import standalone
+from anabranch.reports.scales import Axis
+from anabranch.reports.svg import WIDTH
+from anabranch.reports.text import (
+    BYTES,
+    PERCENT,
+    SECONDS,
+    bytes_text,
+    clipped,
+    duration_text,
+    number_text,
+    safe,
+)
+
+SVG = "{http://www.w3.org/2000/svg}"
+TIME, ACCURACY = Axis("time", SECONDS), Axis("accuracy", PERCENT, from_zero=False)
+HOSTILE = "<script>alert('x')</script>&\x00\ud800\""
+
+
+def parse(svg: str) -> ET.Element:
+    root = ET.fromstring(svg.encode())
+    assert root.tag == f"{SVG}svg"
+    return root
+
+
+def texts(root: ET.Element) -> list[str]:
+    return [t.text or "" for t in root.iter(f"{SVG}text")]
+
+
+def test_a_line_chart_has_its_line_its_units_and_its_target() -> None:
+    root = parse(line_chart([Series("run", [(0, 0.1), (300, 0.6), (600, 0.8)])], TIME, ACCURACY, target=0.75))
+    assert {"time (min)", "accuracy (%)", "target 75 %", "10", "80"} <= set(texts(root))
+    [line] = [p for p in root.iter(f"{SVG}path") if p.get("class") == "line c0"]
+    assert (line.get("d") or "").count("L") == 2
+    tips = [c.get("data-tip") for c in root.iter(f"{SVG}circle")]
+    assert tips == ["10 % at 0 min", "60 % at 5 min", "80 % at 10 min"]
+
+
+def test_several_series_get_a_legend_and_thin_ones_do_not() -> None:
+    points = [(0.0, 0.1), (1.0, 0.2)]
+    series = [Series("one", points, 0), Series("two", points, 1), Series("seed", points, 1, thin=True)]
+    root = parse(line_chart(series, TIME, ACCURACY))
+    legend = [t.text for t in root.iter(f"{SVG}text") if t.get("class") == "legend"]
+    assert legend == ["one", "two"]
+    assert sum("thin" in (p.get("class") or "") for p in root.iter(f"{SVG}path")) == 1
+
+
+def test_more_series_than_colours_are_told_apart_by_dashes() -> None:
+    points = [(0.0, 0.1), (1.0, 0.2)]
+    root = parse(line_chart([Series(str(i), points, i) for i in range(10)], TIME, ACCURACY))
+    styles = [p.get("class") for p in root.iter(f"{SVG}path") if (p.get("class") or "").startswith("line")]
+    assert len(set(styles)) == 10
+
+
+@pytest.mark.parametrize("points", [[], [(0.0, 0.0)], [(5.0, 0.8)], [(0.0, 0.5), (0.0, 0.5)]])
+def test_few_points_make_a_chart_too(points: list[tuple[float, float]]) -> None:
+    root = parse(line_chart([Series("run", points)], TIME, ACCURACY))
+    assert len(list(root.iter(f"{SVG}circle"))) == len(points)
+
+
+def test_very_many_points_are_thinned() -> None:
+    svg = line_chart([Series("run", [(float(i), i / 1e5) for i in range(100_000)])], TIME, ACCURACY)
+    assert len(svg) < 60_000
+    parse(svg)
+
+
+FINITE = st.floats(-1e12, 1e12)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), FINITE), max_size=20))
+def test_every_mark_is_inside_the_drawing(points: list[tuple[float, float]]) -> None:
+    root = parse(line_chart([Series("run", points)], TIME, Axis("loss", from_zero=False)))
+    height = float((root.get("viewBox") or "").split()[3])
+    for circle in root.iter(f"{SVG}circle"):
+        assert 0 <= float(circle.get("cx") or "") <= WIDTH
+        assert 0 <= float(circle.get("cy") or "") <= height
+    for text in root.iter(f"{SVG}text"):
+        assert 0 <= float(text.get("y") or "") <= height
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=20), st.booleans(), st.booleans(), st.booleans())
+def test_scales_cover_their_values_with_few_round_ticks(
+    values: list[float], from_zero: bool, whole: bool, snug: bool
+) -> None:
+    scale = Axis("x", from_zero=from_zero, whole=whole).scale(values, 0.0, 100.0, snug)
+    assert 1 <= len(scale.ticks) <= 8
+    assert all(-1e-6 <= scale(v) <= 100 + 1e-6 for v in values)
+    assert not whole or all(float(t).is_integer() for t in scale.ticks)
+    labels = [scale.tick_text(t) for t in scale.ticks]
+    assert len(set(labels)) == len(labels) or scale.step < 1e-5 or max(map(abs, scale.ticks)) >= 1e6
+
+
+@given(st.dictionaries(st.integers(0, 100_000), st.integers(1, 9), min_size=1, max_size=40))
+def test_bins_lose_nothing(counts: dict[int, int]) -> None:
+    bins, width = binned(counts)
+    assert sum(bins.values()) == sum(counts.values())
+    assert len(bins) <= 30
+    assert all(b - a == width for a, b in itertools.pairwise(bins))
+    parse(histogram(counts, Axis("staleness"), Axis("updates", whole=True)))
+
+
+def test_the_histogram_says_what_each_bar_is() -> None:
+    root = parse(histogram({0: 5, 2: 1}, Axis("staleness"), Axis("updates", whole=True)))
+    assert [r.get("data-tip") for r in root.iter(f"{SVG}rect")] == [
+        "staleness 0: 5",
+        "staleness 1: 0",
+        "staleness 2: 1",
+    ]
+    wide = parse(histogram({0: 5, 99: 1}, Axis("staleness"), Axis("updates")))
+    assert next(wide.iter(f"{SVG}rect")).get("data-tip") == "staleness 0 to 4: 5"
+
+
+def test_bars_are_as_long_as_their_numbers() -> None:
+    root = parse(
+        bar_chart([Bar("a", (6, 2)), Bar("b", (3, 0))], (("applied", 0), ("rejected", 1)), "updates")
+    )
+    widths = [float(r.get("width") or "") for r in root.iter(f"{SVG}rect")]
+    assert widths[0] == pytest.approx(3 * widths[1], abs=0.2)
+    assert widths[0] == pytest.approx(2 * widths[2], abs=0.2)
+    assert {"6 + 2", "3 + 0", "applied", "rejected"} <= set(texts(root))
+
+
+def test_no_bars_or_empty_ones() -> None:
+    parse(bar_chart([], (("applied", 0),), "updates"))
+    assert not list(parse(bar_chart([Bar("a", (0,))], (("applied", 0),), "updates")).iter(f"{SVG}rect"))
+
+
+def test_a_ranked_area_of_a_thousand_devices() -> None:
+    bars = [Bar(f"d{i}", (1000 - i, i % 3)) for i in range(1000)]
+    root = parse(ranked_area(bars, (("applied", 0), ("rejected", 1)), Axis("devices"), Axis("updates")))
+    areas = [p.get("d") or "" for p in root.iter(f"{SVG}path") if "area" in (p.get("class") or "")]
+    assert len(areas) == 2
+    numbers = [float(n) for d in areas for n in re.findall(r"[\d.]+", d)]
+    assert all(math.isfinite(n) and n >= 0 for n in numbers)
+
+
+def test_hostile_names_stay_text() -> None:
+    points = [(0.0, 0.1), (1.0, 0.2)]
+    for svg in (
+        line_chart([Series(HOSTILE, points), Series("b", points)], Axis(HOSTILE), Axis(HOSTILE)),
+        bar_chart([Bar(HOSTILE, (1, 2))], ((HOSTILE, 0), ("b", 1)), HOSTILE),
+        ranked_area([Bar(HOSTILE, (1,))], ((HOSTILE, 0),), Axis(HOSTILE), Axis(HOSTILE)),
+        histogram({1: 1}, Axis(HOSTILE), Axis(HOSTILE)),
+    ):
+        assert {e.tag for e in parse(svg).iter()} <= {
+            SVG + t for t in ("svg", "path", "text", "rect", "circle")
+        }
+
+
+def test_a_standalone_chart_brings_its_style() -> None:
+    root = parse(standalone(line_chart([Series("run", [(0.0, 0.1), (1.0, 0.2)])], TIME, ACCURACY)))
+    assert "--c0" in (root[0].text or "")
+
+
+def test_numbers_read_well() -> None:
+    assert [bytes_text(n) for n in (None, 0, 999, 1000, 1_234_567, 5.6e9)] == [
+        "\N{EN DASH}", "0 B", "999 B", "1.00 kB", "1.23 MB", "5.60 GB",
+    ]  # fmt: skip
+    assert [duration_text(s) for s in (0.25, 83.1, 600, 10_800, 400_000)] == [
+        "0.250 s", "83.1 s", "10.0 min", "3.00 h", "4.63 d",
+    ]  # fmt: skip
+    assert [number_text(x) for x in (0, 0.03123, 4.2, -4.2, 1234.5, 1e-9)] == [
+        "0", "0.0312", "4.20", "-4.20", "1,234", "1.00e-09",
+    ]  # fmt: skip
+    assert [u.name for u in BYTES][:3] == ["B", "kB", "MB"]
+
+
+def test_clipped_names_keep_both_ends() -> None:
+    assert clipped("short", 9) == "short"
+    assert clipped("simulated-device-0042", 9) == "simu…0042"
+
+
+def test_safe_text_has_nothing_that_html_or_xml_minds() -> None:
+    assert safe("a<b>&\"'\x00\ud800") == "a&lt;b&gt;&amp;&quot;&#x27;\ufffd\ufffd"

@@ -1,0 +1,101 @@
+"""Comparison of runs: rows with their spreads, mean curves, and the page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, astuple, replace
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from anabranch.core.errors import DataError
+from anabranch.reports.compare import compare, compare_html, comparison_svg, mean_curve
+from anabranch.reports.result import Result
+from anabranch.reports.spreads import Spread, spread
+
+
+def test_rows_have_the_spread_over_the_seeds(record: Callable[..., Result]) -> None:
+    runs = [
+        replace(record(seed=s), final_accuracy=a, time_to_target_s=t, bytes_to_target=b)
+        for s, a, t, b in ((1, 0.7, 10.0, 100), (2, 0.8, None, None), (3, 0.9, 30.0, 300))
+    ]
+    [row] = compare(runs)
+    assert (row.strategy, row.workload, row.kind, row.seeds) == (
+        "fedbuff",
+        "synthetic",
+        "simulated",
+        (1, 2, 3),
+    )
+    assert row.final_accuracy is not None
+    assert astuple(row.final_accuracy) == pytest.approx((0.8, 0.1, 0.7, 0.9, 3))
+    assert row.time_to_target_s is not None
+    assert astuple(row.time_to_target_s) == pytest.approx((20.0, 200**0.5, 10.0, 30.0, 2))
+    assert row.bytes_to_target is not None
+    assert row.bytes_to_target.mean == 200.0
+    assert (row.reached, row.target_accuracy, row.differing) == (2, 0.6, ())
+    assert json.loads(json.dumps(asdict(row)))["uplink_bytes"]["mean"] == 30_000.0
+
+
+def test_rows_keep_strategies_workloads_and_kinds_apart(record: Callable[..., Result]) -> None:
+    runs = [
+        record(strategy="fedavg"),
+        record(strategy="fedbuff"),
+        replace(record(strategy="fedavg"), workload="digits"),
+        record(strategy="fedavg", kind="live"),
+        record(strategy="fedavg", seed=1),
+    ]
+    keys = [(r.workload, r.kind, r.strategy, len(r.seeds)) for r in compare(runs)]
+    assert keys == [
+        ("synthetic", "simulated", "fedavg", 2),
+        ("synthetic", "simulated", "fedbuff", 1),
+        ("digits", "simulated", "fedavg", 1),
+        ("synthetic", "live", "fedavg", 1),
+    ]
+
+
+def test_a_row_of_unlike_runs_says_so(record: Callable[..., Result]) -> None:
+    one = record(seed=0, config={"run": {"seed": 0}, "strategy": {"name": "fedbuff", "buffer": 3}})
+    two = record(seed=1, config={"run": {"seed": 1}, "strategy": {"name": "fedbuff", "buffer": 9}})
+    [row] = compare([one, two])
+    assert row.differing == ("strategy.buffer",)
+    assert "differ in more than the seed: strategy.buffer" in compare_html([one, two])
+
+
+def test_one_run_has_no_deviation(record: Callable[..., Result]) -> None:
+    [row] = compare([record(evaluate=False)])
+    assert row.final_accuracy is None
+    assert row.updates_applied.deviation == 0.0
+    assert spread([2.0]) == Spread(2.0, 0.0, 2.0, 2.0, 1)
+
+
+def test_the_mean_curve_covers_what_all_curves_cover() -> None:
+    assert mean_curve([[(0, 0.0), (4, 4.0)], [(2, 4.0), (6, 8.0)]]) == [(2.0, 3.0), (4.0, 5.0)]
+    assert mean_curve([[(0, 1.0)], [(5, 1.0)]]) == []
+    assert mean_curve([[(0, 1.0), (1, 2.0)]]) == [(0, 1.0), (1, 2.0)]
+
+
+def test_the_page_has_charts_for_each_workload_and_a_table(record: Callable[..., Result]) -> None:
+    runs = [record(strategy=s, seed=seed) for s in ("fedavg", "fedbuff") for seed in range(3)]
+    runs += [replace(r, workload="digits") for r in runs[:2]]
+    page = compare_html(runs)
+    assert page.count("<svg") == 6
+    assert page.count("<table") == 2
+    assert "8 runs, 2 strategies" in page
+    assert page.count('class="line thin') == 3 * (6 + 2)
+
+
+def test_pages_of_no_runs_and_of_runs_without_evaluations(record: Callable[..., Result]) -> None:
+    assert "There is no run to compare" in compare_html([])
+    assert "No version of these runs was evaluated" in compare_html([record(evaluate=False)])
+    mixed = compare_html([record(evaluate=False, strategy="fedavg"), record(target=0.0)])
+    assert mixed.count("<svg") == 3
+
+
+def test_one_chart_as_a_file(record: Callable[..., Result]) -> None:
+    svg = comparison_svg([record(seed=s) for s in range(2)], "bytes")
+    assert ET.fromstring(svg).get("aria-label") == "accuracy against uplink + downlink"
+    with pytest.raises(DataError, match="one workload"):
+        comparison_svg([record(), record(kind="live")])
+    with pytest.raises(DataError, match="not of 0"):
+        comparison_svg([])

@@ -1,0 +1,155 @@
+"""The report page: complete, self-contained, and safe whatever the names are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from anabranch.reports.compare import compare_html
+from anabranch.reports.devices import spread_text
+from anabranch.reports.html import report_html, write_report
+from anabranch.reports.result import Result
+
+VOID = {"meta", "link", "br"}
+HOSTILE = "<script>alert(1)</script><img src=x onerror='alert(2)'>"
+
+
+class Outline(HTMLParser):
+    """Checks that tags nest, and collects them with their attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def outline(page: str) -> Outline:
+    """The parsed page, checked to nest, to be self-contained and to have well-formed charts."""
+    parsed = Outline()
+    parsed.feed(page)
+    parsed.close()
+    assert parsed.open == []
+    for tag, attributes in parsed.seen:
+        assert tag not in {"link", "img", "iframe", "object", "base"}
+        assert not {"src", "href", "action", "srcset"} & set(attributes)
+        assert not any(name.startswith("on") for name in attributes)
+    assert sum(tag == "script" for tag, _ in parsed.seen) == 1
+    assert "@import" not in page
+    assert "url(" not in page
+    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+        ET.fromstring(svg)
+    return parsed
+
+
+def charts(page: str) -> int:
+    return sum(tag == "svg" for tag, _ in outline(page).seen)
+
+
+def test_the_page_shows_the_run(record: Callable[..., Result]) -> None:
+    result = record()
+    page = report_html(result)
+    assert charts(page) == 7
+    for shown in (
+        "fedbuff on synthetic",
+        "seed 0",
+        "Time to 60 %",
+        "Accuracy over traffic",
+        "virtual time (s)",
+        "duplicate task",
+        "[run]",
+        result.model_sha256,
+        result.journal_sha256,
+        f"{100 * (result.final_accuracy or 0):.2f} %",
+    ):
+        assert shown in page
+
+
+def test_the_page_fetches_nothing(record: Callable[..., Result]) -> None:
+    page = report_html(record())
+    assert "default-src 'none'" in page
+    assert re.findall(r"https?://[^\"]*", page) == ["http://www.w3.org/2000/svg"] * 7
+
+
+EDGES = {
+    "nothing": {"updates": 0},
+    "never evaluated": {"evaluate": False},
+    "one point": {"updates": 3, "target": 0.0},
+    "one update": {"updates": 1},
+    "live": {"kind": "live", "config": {}},
+    "forty devices": {"clients": tuple(f"d{i}" for i in range(40)), "updates": 80},
+    "a thousand devices": {"clients": tuple(f"d{i}" for i in range(1000)), "updates": 1100},
+    "flat configuration": {
+        "config": {"lonely": True, "empty": "", "nested": {"deep": {"er": 1}, "none": {}}}
+    },
+}
+
+
+@pytest.mark.parametrize("settings", EDGES.values(), ids=EDGES)
+def test_edge_cases(record: Callable[..., Result], settings: dict[str, object]) -> None:
+    result = record(**settings)
+    page = report_html(result)
+    outline(page)
+    assert len(page) < 250_000
+    assert ("No version of this run was evaluated" in page) == (not result.history)
+
+
+def test_a_run_whose_every_update_was_rejected(record: Callable[..., Result]) -> None:
+    lost = {c: replace(s, updates=0, rejected=9) for c, s in record().clients.items()}
+    page = report_html(replace(record(evaluate=False), clients=lost, updates_applied=0))
+    outline(page)
+    assert "no update of theirs was applied" in page
+
+
+def test_losses_that_were_not_finite_are_left_out_and_counted(record: Callable[..., Result]) -> None:
+    result = record()
+    diverged = tuple(replace(p, loss=None) if p.version > 3 else p for p in result.history)
+    page = report_html(replace(result, history=diverged))
+    assert f"{len(diverged) - 3} evaluations had a loss that was not finite" in page
+    assert "No finite loss" in report_html(replace(result, history=diverged[3:]))
+
+
+def test_hostile_names_stay_text(record: Callable[..., Result]) -> None:
+    result = record(
+        strategy=HOSTILE, clients=(HOSTILE, "\ud800\x00", "b"), config={HOSTILE: {HOSTILE: HOSTILE}}
+    )
+    result = replace(
+        result,
+        workload=HOSTILE,
+        model_sha256=HOSTILE,
+        journal_sha256=HOSTILE,
+        anabranch_version=HOSTILE,
+        rejections={HOSTILE: 3},
+    )
+    for page in (report_html(result), compare_html([result, replace(result, config={})])):
+        outline(page)
+        page.encode()
+        assert "&lt;script&gt;alert(1)" in page
+
+
+def test_the_page_is_written_into_the_folder(record: Callable[..., Result], tmp_path: Path) -> None:
+    path = write_report(record(), tmp_path / "run")
+    assert path == tmp_path / "run" / "report.html"
+    assert path.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_how_evenly_the_devices_gave() -> None:
+    assert spread_text([6, 3, 1, 0]) == (
+        "The busiest 1 of 4 devices made 60 % of the applied updates; 1 made none. Median 2 a device."
+    )

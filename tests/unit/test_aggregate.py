@@ -1,0 +1,132 @@
+"""The public `aggregate`: what comes in by name, and what bad input becomes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from anabranch import Update, aggregate
+from anabranch.core.errors import ConfigError, InvalidUpdate
+
+MODEL = {
+    "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "bias": np.zeros(2, np.float32),
+    "seen": np.array(7, np.int64),
+}
+ZERO = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
+
+
+def one(strategy="fedbuff", params=None, **update):
+    params = {"buffer_size": 1} if params is None else params
+    return aggregate(strategy, params, MODEL, [Update("c", "t", **{"base_version": 0, **update})])
+
+
+def test_names_shapes_and_dtypes_come_back():
+    result = one(delta={**ZERO, "bias": np.ones(2, np.float32)})
+    assert {n: (a.shape, a.dtype) for n, a in result.model.items()} == {
+        n: (a.shape, a.dtype) for n, a in MODEL.items()
+    }
+    assert result.model["bias"].tolist() == [1, 1]
+
+
+def test_counters_are_never_averaged():
+    result = one(delta={**ZERO, "seen": np.array(100, np.int64)})
+    assert result.model["seen"] == 7
+
+
+def test_a_model_instead_of_a_delta():
+    assert one(model={"weight": MODEL["weight"] + 2, "bias": MODEL["bias"]}).model["weight"][0, 0] == 2
+
+
+def test_any_earlier_version_may_be_a_base():
+    updates = [Update(f"c{i}", f"t{i}", b, delta={"w": np.ones(1)}) for i, b in enumerate([0, 1, 0, 2, 1])]
+    result = aggregate("fedbuff", {"buffer_size": 1}, {"w": np.zeros(1)}, updates)
+    assert [s.staleness for s in result.steps] == [0, 0, 2, 1, 3]
+    assert result.version == 5
+
+
+def test_the_input_is_left_alone():
+    start = {"w": np.zeros(3)}
+    aggregate("fedbuff", {"buffer_size": 1}, start, [Update("c", "t", 0, delta={"w": np.ones(3)})])
+    assert start["w"].tolist() == [0, 0, 0]
+
+
+def test_a_submodel_by_flat_indices():
+    start = {"a": np.zeros((2, 2)), "b": np.zeros(2)}
+    update = Update(
+        "c", "t", 0, delta={"a": np.array([5.0, 6.0])}, submodel={"a": np.array([1, 2])}
+    )
+    result = aggregate("fedasync", {"alpha": 1.0}, start, [update])
+    assert result.model["a"].tolist() == [[0, 5], [6, 0]]
+    assert result.model["b"].tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("update", "words"),
+    [
+        ({"delta": {"weight": np.zeros((2, 3), np.float32)}}, "'bias' is missing"),
+        ({"delta": {**ZERO, "extra": np.zeros(1)}}, "'extra' is not in the model"),
+        ({"delta": {**ZERO, "bias": np.zeros(3, np.float32)}}, r"'bias' has shape \(3,\)"),
+        ({"delta": {**ZERO, "weight": np.zeros((3, 2), np.float32)}}, r"'weight' has shape \(3, 2\)"),
+        ({"delta": {**ZERO, "bias": np.array([np.nan, 0], np.float32)}}, "not finite, the first in tensor 'bias'"),
+        ({"delta": {**ZERO, "weight": np.full((2, 3), np.inf, np.float32)}}, "6 values that are not finite"),
+        ({"delta": ZERO, "examples": 0}, "at least 1 example"),
+        ({"delta": ZERO, "base_version": 1}, "future_base"),
+        ({"delta": ZERO, "base_version": -1}, "wrong_base"),
+        ({"model": ZERO, "base_version": 3}, "base_version 3"),
+    ],
+)
+def test_an_update_that_cannot_be_used_is_a_rejected_step(update, words):
+    import re
+
+    result = one(**update)
+    (step,) = result.steps
+    assert (step.decision, step.weight, result.version) == ("rejected", None, 0)
+    assert re.search(words, step.reason), step.reason
+    assert all(np.array_equal(result.model[n], MODEL[n]) for n in MODEL)
+
+
+@pytest.mark.parametrize(
+    ("submodel", "words"),
+    [
+        ({"bias": np.array([1, 0])}, "strictly increasing"),
+        ({"bias": np.array([0, 0])}, "strictly increasing"),
+        ({"bias": np.array([0, 2])}, "within 0..1"),
+        ({"bias": np.array([-1, 0])}, "within 0..1"),
+        ({"bias": np.array([0.0, 1.0])}, "must be integers"),
+        ({"bias": np.array([0])}, r"needed is \(2,\) or \(1,\)"),
+        ({"nonsense": np.array([0])}, "not in the model"),
+    ],
+)
+def test_a_bad_submodel_is_a_rejected_step(submodel, words):
+    import re
+
+    sent = {"bias": np.array([1.0, 2.0], np.float32)}
+    result = one("fedasync", {}, delta=sent, submodel=submodel)
+    assert result.version == 0
+    assert re.search(words, result.steps[0].reason), result.steps[0].reason
+
+
+def test_the_same_task_counts_once():
+    updates = [Update("c", "t", 0, delta={"w": np.ones(1)})] * 2
+    result = aggregate("fedbuff", {"buffer_size": 1}, {"w": np.zeros(1)}, updates)
+    assert [s.decision for s in result.steps] == ["published", "rejected"]
+    assert result.steps[1].reason.startswith("duplicate_task")
+    assert result.model["w"] == 1
+
+
+def test_what_is_wrong_with_the_call_itself_raises():
+    with pytest.raises(InvalidUpdate, match="either delta or model"):
+        one()
+    with pytest.raises(InvalidUpdate, match="either delta or model"):
+        one(delta=ZERO, model=ZERO)
+    with pytest.raises(InvalidUpdate, match="no float tensor"):
+        aggregate("fedbuff", {}, {"n": np.array(1)}, [])
+    with pytest.raises(ConfigError, match="did you mean 'fedbuff'"):
+        one("fedbuf", delta=ZERO)
+
+
+def test_no_updates_give_the_model_back():
+    result = aggregate("fedasync", {}, MODEL, [])
+    assert (result.version, result.steps) == (0, ())
+    assert np.array_equal(result.model["weight"], MODEL["weight"])

@@ -1,0 +1,305 @@
+"""The server machine as lists of events."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from anabranch.core import events as ev
+from anabranch.core.effects import Decided, Finished, Granted, LeaseEnd, LeaseEnded, Published, Refused
+from anabranch.core.updates import Reason, Verdict
+from machines import Bench, decision, part, vector
+
+
+def only(effects, kind):
+    return [e for e in effects if isinstance(e, kind)]
+
+
+def reason(effects) -> Reason:
+    (refused,) = only(effects, Refused)
+    return refused.reason
+
+
+def test_a_task_starts_from_the_newest_version_and_has_a_lease():
+    bench = Bench(buffer_size=1, lease_s=30.0)
+    bench.enrol("a")
+    bench.work("a", "t0")
+    (granted,) = bench.ask("a", "t1", now=5.0)
+    assert isinstance(granted, Granted)
+    assert (granted.task.base_version, granted.task.expires_at) == (1, 5.0 + granted.task.lease_s)
+
+
+def test_a_repeated_ask_gets_the_same_task_and_changes_nothing():
+    bench = Bench()
+    bench.enrol("a")
+    (first,) = bench.ask("a", "t0")
+    (again,) = bench.ask("a", "t0", now=3.0)
+    assert again == Granted(first.task, again=True)
+    assert bench.engine.counters.granted == 1
+
+
+def test_an_unknown_client_is_told_to_enrol():
+    bench = Bench()
+    assert reason(bench.ask("ghost", "t0")) is Reason.UNKNOWN_CLIENT
+
+
+def test_the_cap_refuses_with_a_window_until_a_slot_is_free():
+    bench = Bench(concurrency=2, retry_after_s=(3.0, 9.0))
+    bench.enrol("a", "b", "c")
+    bench.ask("a", "ta")
+    bench.ask("b", "tb")
+    (refused,) = bench.ask("c", "tc")
+    assert (refused.reason, refused.retry_after_s, refused.final) == (Reason.AT_CAPACITY, (3.0, 9.0), False)
+    bench.push("a", "ta")
+    assert only(bench.ask("c", "tc2"), Granted)
+
+
+def test_a_client_that_asks_anew_gives_up_its_old_task():
+    bench = Bench(concurrency=1)
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    ended, granted = bench.ask("a", "t1")
+    assert (ended.end, ended.task.task_id, granted.task.task_id) == (LeaseEnd.SUPERSEDED, "t0", "t1")
+    assert decision(bench.push("a", "t0")).reason is Reason.UNKNOWN_TASK
+
+
+def test_two_tasks_a_client_where_that_is_allowed():
+    bench = Bench(tasks_per_client=2)
+    bench.enrol("a")
+    assert [len(bench.ask("a", f"t{i}")) for i in range(3)] == [1, 1, 2]
+
+
+def test_resending_an_update_gets_the_stored_answer_and_counts_once():
+    bench = Bench(buffer_size=1)
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    first = only(bench.push("a", "t0"), Decided)[0]
+    model = bench.engine.vector.copy()
+    (again,) = bench.push("a", "t0", now=9.0)
+    assert again.duplicate
+    assert again.receipt == first.receipt
+    assert np.array_equal(bench.engine.vector, model)
+    assert (bench.engine.counters.applied, bench.engine.counters.duplicates) == (1, 1)
+
+
+def test_a_second_update_for_one_task_is_rejected():
+    bench = Bench(buffer_size=1)
+    bench.enrol("a")
+    bench.work("a", "t0")
+    assert decision(bench.push("a", "t0", update_id="other")).reason is Reason.DUPLICATE_TASK
+    assert bench.engine.version == 1
+
+
+def test_a_task_id_that_was_used_cannot_be_asked_for_again():
+    bench = Bench(buffer_size=1)
+    bench.enrol("a", "b")
+    bench.work("a", "t0")
+    assert reason(bench.ask("a", "t0")) is Reason.DUPLICATE_TASK
+    bench.ask("a", "t1")
+    assert reason(bench.ask("b", "t1")) is Reason.DUPLICATE_TASK
+
+
+def test_nobody_may_answer_for_another():
+    bench = Bench(buffer_size=1)
+    bench.enrol("a", "b")
+    bench.ask("a", "t0")
+    assert decision(bench.push("b", "t0", update_id="forged")).reason is Reason.UNKNOWN_TASK
+    assert decision(bench.push("a", "t0")).verdict is Verdict.PUBLISHED
+
+
+@pytest.mark.parametrize(("base", "expected"), [(0, Reason.WRONG_BASE), (9, Reason.FUTURE_BASE)])
+def test_a_base_that_is_not_the_tasks_is_rejected(base, expected):
+    bench = Bench(buffer_size=1)
+    bench.enrol("a")
+    bench.work("a", "t0")
+    bench.ask("a", "t1")
+    before = bench.engine.vector.copy()
+    assert decision(bench.push("a", "t1", base=base)).reason is expected
+    assert np.array_equal(bench.engine.vector, before)
+
+
+def test_staleness_counts_the_versions_since_the_base():
+    bench = Bench(buffer_size=1)
+    bench.enrol("slow", "fast")
+    bench.ask("slow", "s")
+    for i in range(3):
+        bench.work("fast", f"f{i}")
+    assert decision(bench.push("slow", "s")).staleness == 3
+
+
+def test_the_bound_on_staleness():
+    bench = Bench(buffer_size=1, staleness_max=2)
+    bench.enrol("slow", "fast")
+    bench.ask("slow", "s")
+    for i in range(3):
+        bench.work("fast", f"f{i}")
+    verdict = decision(bench.push("slow", "s"))
+    assert (verdict.reason, verdict.weight) == (Reason.STALE, None)
+    assert "3 is over the bound of 2" in verdict.detail
+
+
+def test_a_flaw_closes_the_task_and_leaves_the_model():
+    bench = Bench(buffer_size=1)
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    verdict = decision(bench.push("a", "t0", flaw="delta has 3 values that are not finite"))
+    assert (verdict.reason, bench.engine.version, bench.engine.ledger.live) == (Reason.INVALID, 0, 0)
+
+
+def test_a_submodel_is_refused_by_a_strategy_of_whole_models():
+    bench = Bench("fedbuff", buffer_size=1)
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    assert decision(bench.push("a", "t0", (1, 1), submodel=part(0, 2))).reason is Reason.NO_SUBMODELS
+
+
+def test_fedasync_leaves_the_coordinates_outside_a_submodel():
+    bench = Bench("fedasync", vector(1, 2, 3, 4), alpha=0.5, staleness={"name": "constant"})
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    bench.push("a", "t0", (2, 2), submodel=part(0, 2))
+    assert bench.engine.vector.tolist() == [2, 2, 4, 4]
+
+
+def test_a_lease_expires_and_frees_its_slot():
+    bench = Bench(concurrency=1, lease_s=10.0)
+    bench.enrol("a", "b")
+    bench.ask("a", "ta")
+    assert bench.engine.next_deadline() == 10.0
+    assert bench.tick(9.9) == []
+    (ended,) = bench.tick(10.0)
+    assert ended.end is LeaseEnd.EXPIRED
+    assert only(bench.ask("b", "tb", now=10.0), Granted)
+    assert bench.engine.counters.leases_lost == 1
+
+
+def test_late_work_still_counts_unless_it_was_superseded():
+    bench = Bench(buffer_size=1, lease_s=10.0)
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    bench.tick(20.0)
+    assert decision(bench.push("a", "t0", now=21.0)).verdict is Verdict.PUBLISHED
+
+
+def test_a_late_model_needs_its_base_to_be_held():
+    bench = Bench("fedasync", lease_s=10.0)
+    bench.enrol("a", "b")
+    bench.ask("a", "t0")
+    bench.work("b", "t1")
+    bench.tick(20.0)
+    assert decision(bench.push("a", "t0", now=21.0)).reason is Reason.BASE_GONE
+
+
+def test_the_model_of_a_live_tasks_base_is_kept_and_then_let_go():
+    bench = Bench("fedasync", vector(8, 8, 8, 8), alpha=0.5, staleness={"name": "constant"})
+    bench.enrol("slow", "fast")
+    bench.ask("slow", "s")
+    bench.work("fast", "f0", (4, 4, 4, 4))  # 0.5 * 8 + 0.5 * 12
+    assert bench.engine.history[0].tolist() == [8, 8, 8, 8]
+    bench.push("slow", "s", (0, 0, 0, 0))  # 0.5 * 10 + 0.5 * 8
+    assert bench.engine.vector.tolist() == [9, 9, 9, 9]
+    assert bench.engine.history == {}
+
+
+def test_a_heartbeat_renews_only_while_the_work_goes_on():
+    bench = Bench(lease_s=10.0)
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    bench.do(ev.LeaseRenewed(8.0, "a", "t0", progress=1.0))
+    assert bench.engine.next_deadline() == 18.0
+    bench.do(ev.LeaseRenewed(16.0, "a", "t0", progress=1.0))
+    assert bench.engine.next_deadline() == 18.0
+    bench.do(ev.LeaseRenewed(16.0, "b", "t0", progress=2.0))
+    assert bench.engine.next_deadline() == 18.0
+
+
+def test_leases_follow_the_devices_own_speed():
+    bench = Bench(buffer_size=1, lease_s=60.0, lease_min_s=1.0)
+    bench.enrol("a")
+    bench.ask("a", "t0", now=0.0)
+    bench.push("a", "t0", now=4.0)
+    (granted,) = bench.ask("a", "t1", now=4.0)
+    assert granted.task.lease_s == pytest.approx(12.0)
+
+
+def test_a_task_that_is_given_back_frees_its_slot():
+    bench = Bench(concurrency=1)
+    bench.enrol("a", "b")
+    bench.ask("a", "t0")
+    bench.do(ev.TaskDropped(1.0, "b", "t0", "not mine"))
+    assert bench.engine.ledger.live == 1
+    (ended,) = bench.do(ev.TaskDropped(1.0, "a", "t0", "battery"))
+    assert (ended.end, bench.engine.ledger.live) == (LeaseEnd.DROPPED, 0)
+
+
+def test_pausing_stops_tasks_but_takes_updates():
+    bench = Bench(buffer_size=1)
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    bench.do(ev.Paused(1.0))
+    assert reason(bench.ask("a", "t1")) is Reason.PAUSED
+    assert decision(bench.push("a", "t0")).verdict is Verdict.PUBLISHED
+    bench.do(ev.Resumed(2.0))
+    assert only(bench.ask("a", "t2"), Granted)
+
+
+@pytest.mark.parametrize("budget", [{"versions_max": 2}, {"updates_max": 2}])
+def test_a_used_up_budget_ends_the_run(budget):
+    bench = Bench(buffer_size=1, **budget)
+    bench.enrol("a", "b")
+    bench.ask("b", "late")
+    bench.work("a", "t0")
+    bench.ask("a", "t1")
+    assert only(bench.push("a", "t1"), Finished)
+    (refused,) = bench.ask("a", "t2")
+    assert (refused.reason, refused.final) == (Reason.RUN_FINISHED, True)
+    assert decision(bench.push("b", "late")).reason is Reason.RUN_FINISHED
+    assert bench.engine.version == 2
+
+
+def test_a_published_version_names_the_updates_it_folded():
+    bench = Bench(buffer_size=2)
+    bench.enrol("a", "b")
+    bench.work("a", "t0")
+    bench.ask("b", "t1")
+    (published,) = only(bench.push("b", "t1"), Published)
+    assert published.update_ids == ("update-of-t0", "update-of-t1")
+
+
+def test_receipts_in_memory_are_bounded():
+    bench = Bench(buffer_size=1, receipts_max=3)
+    bench.enrol("a")
+    for i in range(10):
+        bench.work("a", f"t{i}")
+    assert list(bench.engine.ledger.receipts) == [f"update-of-t{i}" for i in (7, 8, 9)]
+
+
+def test_an_old_buffer_is_flushed():
+    bench = Bench(buffer_size=10, flush_s=5.0, staleness={"name": "constant"})
+    bench.enrol("a", "b")
+    bench.work("a", "t0", (2, 2, 2, 2), now=1.0)
+    bench.work("b", "t1", (4, 4, 4, 4), now=2.0)
+    assert bench.engine.next_deadline() == 6.0
+    (published,) = bench.tick(6.0)
+    assert published.vector.tolist() == [3, 3, 3, 3]
+    assert bench.engine.next_deadline() is None
+
+
+def test_a_refused_ask_leaves_the_digest():
+    from anabranch.core.snapshot import state_digest
+
+    bench = Bench(concurrency=1)
+    bench.enrol("a", "b")
+    bench.ask("a", "t0")
+    before = state_digest(bench.engine)
+    assert only(bench.ask("b", "t1"), Refused)
+    assert state_digest(bench.engine) == before
+
+
+def test_ending_a_round_cancels_its_stragglers():
+    bench = Bench("fedavg", clients_per_round=1, over_selection=2.0)
+    bench.enrol("a", "b")
+    bench.ask("a", "ta")
+    bench.ask("b", "tb")
+    effects = bench.push("a", "ta")
+    assert [(e.task.task_id, e.end) for e in only(effects, LeaseEnded)] == [("tb", LeaseEnd.CANCELLED)]

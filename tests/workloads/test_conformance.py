@@ -1,0 +1,120 @@
+"""What every built-in App promises, checked on each of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anabranch.core.config import FleetTable
+from anabranch.core.params import ParamSpec, digest
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads import App, Shard, Trainer, load_app, trainer_for
+from anabranch.workloads.registry import BUILT_IN
+
+PLAN = LocalPlan(steps=30, batch_size=32, learning_rate=0.1)
+
+
+@pytest.fixture(params=sorted(BUILT_IN))
+def app(request: pytest.FixtureRequest, fashion_folder: Path) -> App:
+    return load_app(request.param, str(fashion_folder))
+
+
+@pytest.fixture
+def trainer(app: App) -> Trainer:
+    return trainer_for(app, "cpu")
+
+
+def start_of(trainer: Trainer, seed: int = 0):
+    tensors = trainer.initial(seed)
+    return trainer.spec.flatten(tensors), trainer.spec.frozen(tensors)
+
+
+def test_initial_weights_fit_the_spec_and_depend_on_the_seed(app: App, trainer: Trainer):
+    first, again, other = trainer.initial(1), trainer.initial(1), trainer.initial(2)
+    assert ParamSpec.of(first) == trainer.spec
+    assert digest(trainer.spec.flatten(first)) == digest(trainer.spec.flatten(again))
+    assert digest(trainer.spec.flatten(first)) != digest(trainer.spec.flatten(other))
+    assert trainer_for(app).spec == trainer.spec
+
+
+def test_training_is_the_same_bit_for_bit_whatever_came_before(app: App, trainer: Trainer):
+    vector, frozen = start_of(trainer)
+    given = vector.copy()
+    examples = app.data(Shard("train", 0, 4))
+    first = trainer.train(vector, frozen, examples, PLAN, seed=5)
+    trainer.train(vector + first.delta, frozen, app.data(Shard("train", 1, 4)), PLAN, seed=6)
+    again = trainer.train(vector, frozen, app.data(Shard("train", 0, 4)), PLAN, seed=5)
+    fresh = trainer_for(app).train(vector, frozen, examples, PLAN, seed=5)
+    assert digest(first.delta) == digest(again.delta) == digest(fresh.delta)
+    assert dict(first.metrics) == dict(again.metrics)
+    assert digest(trainer.train(vector, frozen, examples, PLAN, seed=7).delta) != digest(first.delta)
+    np.testing.assert_array_equal(vector, given)
+
+
+def test_a_delta_covers_the_vector_in_its_dtype(app: App, trainer: Trainer):
+    vector, frozen = start_of(trainer)
+    result = trainer.train(vector, frozen, app.data(Shard("train")), PLAN, seed=0)
+    assert result.delta.shape == (trainer.spec.size,)
+    assert result.delta.dtype == trainer.spec.vector_dtype == np.float32
+    assert result.steps == PLAN.steps
+    assert np.isfinite(result.delta).all()
+    assert np.abs(result.delta).max() > 0
+
+
+def test_training_lowers_the_loss_on_held_out_data(app: App, trainer: Trainer):
+    vector, frozen = start_of(trainer)
+    held_out = app.data(Shard("validation"))
+    before = trainer.evaluate(vector, frozen, held_out)
+    delta = trainer.train(vector, frozen, app.data(Shard("train")), PLAN, seed=0).delta
+    after = trainer.evaluate(vector + delta, frozen, held_out)
+    assert after["loss"] < before["loss"]
+    assert after["accuracy"] > before["accuracy"]
+
+
+def test_evaluation_gives_figures_in_range_and_changes_nothing(app: App, trainer: Trainer):
+    vector, frozen = start_of(trainer)
+    first = trainer.evaluate(vector, frozen, app.data(Shard("test")))
+    assert 0.0 <= first["accuracy"] <= 1.0
+    assert first["loss"] > 0.0
+    assert trainer.evaluate(vector, frozen, app.data(Shard("test"))) == first
+
+
+@pytest.mark.parametrize("mu", [0.1, 5.0])
+def test_the_proximal_term_holds_the_weights_back(app: App, trainer: Trainer, mu: float):
+    vector, frozen = start_of(trainer)
+    examples = app.data(Shard("train"))
+    free = trainer.train(vector, frozen, examples, PLAN, seed=0).delta
+    held = trainer.train(
+        vector, frozen, examples, LocalPlan(**{**vars(PLAN), "proximal_mu": mu}), seed=0
+    ).delta
+    assert np.linalg.norm(held) < np.linalg.norm(free) * (0.99 if mu < 1 else 0.6)
+
+
+def test_momentum_and_weight_decay_reach_the_optimiser(app: App, trainer: Trainer):
+    vector, frozen = start_of(trainer)
+    examples = app.data(Shard("train", 0, 4))
+    plans = [PLAN, LocalPlan(steps=30, learning_rate=0.1, momentum=0.9)]
+    plans.append(LocalPlan(steps=30, learning_rate=0.1, weight_decay=0.1))
+    results = {digest(trainer.train(vector, frozen, examples, plan, seed=0).delta) for plan in plans}
+    assert len(results) == 3
+
+
+def test_the_roles_have_different_examples_and_the_split_is_kept(app: App):
+    fleet = FleetTable(clients=5, split="dirichlet")
+    parts = [app.data(Shard("train", i, 5, fleet, seed=3)) for i in range(5)]
+    validation, test = app.data(Shard("validation", seed=3)), app.data(Shard("test"))
+    rows = [{x.tobytes() for x in part.x} for part in (*parts, validation, test)]
+    assert sum(map(len, rows)) - len(set.union(*rows)) < 0.01 * sum(map(len, rows))  # a few true duplicates
+    assert len(validation) == round((sum(map(len, parts)) + len(validation)) / 10)
+    again = app.data(Shard("train", 2, 5, fleet, seed=3))
+    np.testing.assert_array_equal(again.x, parts[2].x)
+    np.testing.assert_array_equal(again.y, parts[2].y)
+
+
+def test_data_is_as_the_model_takes_it(app: App):
+    examples = app.data(Shard("train", 0, 4))
+    assert examples.x.dtype == np.float32
+    assert examples.y.dtype == np.int64
+    assert abs(float(examples.x.mean())) < 2.0

@@ -1,0 +1,148 @@
+"""Loading Apps by name: what works, and what each mistake is called."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from anabranch.core.errors import AppError, DataError
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads import Examples, Shard, load_app, trainer_for
+
+OWN_TRAIN = """
+import torch
+from anabranch.workloads import App, Examples
+import neighbour_of_the_app
+
+class App(App):
+    def __init__(self, data_path=""):
+        super().__init__(data_path)
+    def model(self):
+        return torch.nn.Linear(3, 2)
+    def data(self, shard):
+        return Examples(torch.zeros(8, 3).numpy(), torch.zeros(8).long().numpy())
+    def train(self, model, examples, plan, seed):
+        assert model.training and next(model.parameters()).device == self.runtime.device
+        with torch.no_grad():
+            model.weight += neighbour_of_the_app.STEP
+        return {"loss": 0.5, "steps": 3}
+
+instance = App("from the file")
+"""
+
+FUNCTIONS = """
+import numpy as np
+
+def model():
+    return {"w": np.zeros(2, np.float32), "count": np.zeros(1, np.int64)}
+def data(shard):
+    return np.ones((4, 2)), np.ones(4)
+def train(model, examples, plan, seed):
+    model["w"] += len(examples)
+    model["count"] += 1
+def evaluate(model, examples):
+    return {"accuracy": 1.0, "loss": 0.0}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour_of_the_app.py").write_text("STEP = 0.25\n")
+    path = tmp_path / "mine.py"
+    path.write_text(OWN_TRAIN)
+    return path
+
+
+def test_a_file_with_its_own_train(file: Path):
+    app = load_app(f"{file}:App", "some/path")
+    assert app.data_path == "some/path"
+    trainer = trainer_for(app)
+    vector = np.zeros(8, np.float32)
+    result = trainer.train(vector, {}, app.data(Shard("train")), LocalPlan(), seed=0)
+    np.testing.assert_array_equal(result.delta, [0.25] * 6 + [0] * 2)
+    assert result.steps == 3
+    assert result.metrics == {"loss": 0.5}
+
+
+def test_an_instance_is_used_as_it_is_and_app_is_the_default(file: Path):
+    assert load_app(f"{file}:instance", "ignored").data_path == "from the file"
+    assert load_app(str(file)).name == "App"
+
+
+def test_a_module_with_the_functions_is_an_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "app_of_functions.py").write_text(FUNCTIONS)
+    monkeypatch.chdir(tmp_path)
+    for spec in ("app_of_functions", "app_of_functions.py", f"{tmp_path}/app_of_functions.py"):
+        app = load_app(spec)
+        trainer = trainer_for(app)
+        examples = app.data(Shard("train"))
+        assert isinstance(examples, Examples)
+        result = trainer.train(
+            np.ones(2, np.float32), {"count": np.array([9])}, examples, LocalPlan(), seed=0
+        )
+        np.testing.assert_array_equal(result.delta, [4, 4])
+        assert result.steps == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        ("fashion-mnits", r"unknown workload 'fashion-mnits'; did you mean 'fashion-mnist'\?"),
+        ("nowhere.py:App", "nowhere.py: there is no such file"),
+        ("no_such_module:App", "there is no module 'no_such_module'"),
+        ("{file}:Ap", r"has no attribute 'Ap'; did you mean 'App'\?"),
+        ("{file}:torch", "no method 'model'"),
+        ("{folder}/half.py:Half", "no method 'data'"),
+        ("{folder}/half.py:Bare", "no method 'data'"),
+        ("{folder}/half.py:Needy", "Needy must be made without arguments"),
+        ("{folder}/broken.py:App", "broken.py: it cannot be loaded: SyntaxError"),
+        ("{folder}/lacking.py:App", "lacking.py: it cannot be loaded: .*'no_such_package': install it"),
+        ("anabranch.workloads.app:App", "no method 'model'"),
+        ("", "unknown workload ''"),
+    ],
+)
+def test_each_mistake_is_named(file: Path, spec: str, text: str):
+    folder = file.parent
+    (folder / "half.py").write_text(
+        "from anabranch.workloads import App\n"
+        "class Half(App):\n    def model(self): return {}\n"
+        "class Bare:\n    def model(self): return {}\n"
+        "class Needy(App):\n    def __init__(self, url): pass\n"
+    )
+    (folder / "broken.py").write_text("class App(:\n")
+    (folder / "lacking.py").write_text("import no_such_package\n")
+    with pytest.raises(AppError, match=text):
+        load_app(spec.format(file=file, folder=folder))
+
+
+def test_torch_is_asked_for_only_by_those_who_need_it():
+    code = """
+import sys
+sys.modules["torch"] = None
+from anabranch.core.errors import AppError
+from anabranch.workloads import load_app, trainer_for
+assert trainer_for(load_app("synthetic")).spec.size == 1002
+try:
+    trainer_for(load_app("digits"))
+except AppError as error:
+    assert "pip install 'anabranch[client]'" in str(error), error
+else:
+    raise SystemExit("no error")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_examples_and_shards_are_checked():
+    with pytest.raises(DataError, match="x has 2 rows and y has 3"):
+        Examples(np.zeros((2, 1)), np.zeros(3))
+    with pytest.raises(DataError, match="there are none"):
+        Examples(np.zeros((0, 1)), np.zeros(0))
+    with pytest.raises(DataError, match=r"shard\.role must be one of"):
+        Shard("holdout")
+    with pytest.raises(DataError, match=r"shard\.index must be from 0 to 3, not 4"):
+        Shard("train", 4, 4)

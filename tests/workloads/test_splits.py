@@ -1,0 +1,117 @@
+"""Splits: sizes, disjointness, determinism, and the errors of impossible ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.core.config import FleetTable
+from anabranch.core.errors import ConfigError, DataError
+from anabranch.core.rng import stream
+from anabranch.workloads.splits import EXAMPLES_MIN, partition, train_validation
+
+DISJOINT = ["iid", "dirichlet", "shards"]
+
+
+def labels_of(count: int, seed: int = 0) -> np.ndarray:
+    return stream(seed, "labels").integers(0, 10, count)
+
+
+@given(
+    split=st.sampled_from(DISJOINT),
+    count=st.integers(1, 30),
+    examples=st.integers(100, 600),
+    alpha=st.sampled_from([0.01, 0.3, 100.0]),
+    seed=st.integers(0, 2**40),
+)
+def test_a_disjoint_split_deals_every_example_once(
+    split: str, count: int, examples: int, alpha: float, seed: int
+):
+    fleet = FleetTable(split=split, dirichlet_alpha=alpha)
+    parts = partition(labels_of(examples), count, fleet, seed)
+    again = partition(labels_of(examples), count, fleet, seed)
+    assert len(parts) == count
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(examples))
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+    sizes = [len(p) for p in parts]
+    if split == "dirichlet":
+        assert min(sizes) >= min(EXAMPLES_MIN, examples // count)
+    else:
+        assert max(sizes) - min(sizes) <= (1 if split == "iid" else fleet.shards_per_client)
+
+
+@given(groups=st.lists(st.integers(0, 4), min_size=1, max_size=20), seed=st.integers(0, 2**40))
+def test_speed_groups_share_no_examples_and_each_device_has_half_of_its_group(groups: list[int], seed: int):
+    parts = partition(labels_of(500), len(groups), FleetTable(split="speed-shards"), seed, tuple(groups))
+    owned = {
+        g: {int(r) for p, h in zip(parts, groups, strict=True) if h == g for r in p} for g in set(groups)
+    }
+    assert sum(map(len, owned.values())) == len(set.union(*owned.values()))
+    expected = 500 / len(owned) / 2
+    assert all(abs(len(p) - expected) <= 2 and len(set(p.tolist())) == len(p) for p in parts)
+
+
+def test_speed_shards_tie_the_labels_to_the_group():
+    labels = np.arange(1600) % 16
+    groups = tuple(i % 8 for i in range(24))
+    parts = partition(labels, 24, FleetTable(split="speed-shards"), 0, groups)
+    assert all(len(set(labels[p].tolist())) == 2 for p in parts)
+    assert set(labels[parts[0]].tolist()) == set(labels[parts[8]].tolist())
+    assert parts[0].tolist() != parts[8].tolist()
+
+
+def test_a_device_more_changes_no_other_device_of_a_speed_group():
+    few = partition(labels_of(500), 4, FleetTable(split="speed-shards"), 7, (0, 1, 0, 1))
+    more = partition(labels_of(500), 5, FleetTable(split="speed-shards"), 7, (0, 1, 0, 1, 1))
+    assert all(np.array_equal(a, b) for a, b in zip(few, more, strict=False))
+
+
+@pytest.mark.parametrize("split", [*DISJOINT, "speed-shards"])
+def test_the_cap_draws_from_the_same_part(split: str):
+    groups = tuple(range(5))
+    whole = partition(labels_of(400), 5, FleetTable(split=split), 1, groups)
+    capped = partition(labels_of(400), 5, FleetTable(split=split, examples_per_client=10), 1, groups)
+    for all_rows, rows in zip(whole, capped, strict=True):
+        assert len(rows) == min(10, len(all_rows))
+        assert set(rows.tolist()) <= set(all_rows.tolist())
+
+
+def test_a_smaller_alpha_is_less_even():
+    labels = labels_of(5000)
+
+    def classes_seen(alpha: float) -> float:
+        parts = partition(labels, 20, FleetTable(split="dirichlet", dirichlet_alpha=alpha), 0)
+        return float(np.mean([np.bincount(labels[p], minlength=10).max() / len(p) for p in parts]))
+
+    assert classes_seen(0.1) > classes_seen(1.0) > classes_seen(100.0)
+    assert classes_seen(100.0) < 0.2
+
+
+def test_other_seeds_give_other_splits():
+    for split in DISJOINT:
+        one, two = (partition(labels_of(300), 3, FleetTable(split=split), seed)[0] for seed in (0, 1))
+        assert one.tolist() != two.tolist()
+
+
+@pytest.mark.parametrize(
+    ("count", "fleet", "error", "text"),
+    [
+        (11, FleetTable(), DataError, "10 examples over 11 devices"),
+        (0, FleetTable(), DataError, "over 0 devices"),
+        (6, FleetTable(split="shards"), DataError, "12 shards"),
+        (2, FleetTable(split="speed-shards"), ConfigError, "speed group of each of 2 devices"),
+        (2, FleetTable(split="even"), ConfigError, r"fleet.split must be one of .*'even'"),
+    ],
+)
+def test_an_impossible_split_says_why(count: int, fleet: FleetTable, error: type[Exception], text: str):
+    with pytest.raises(error, match=text):
+        partition(labels_of(10), count, fleet, 0)
+
+
+@given(count=st.integers(1, 1000), seed=st.integers(0, 100))
+def test_validation_is_a_tenth_apart_from_training(count: int, seed: int):
+    training, validation = train_validation(count, seed)
+    assert len(validation) == round(count / 10)
+    np.testing.assert_array_equal(np.sort(np.concatenate([training, validation])), np.arange(count))

@@ -1,0 +1,213 @@
+"""Trainers beyond the built-in Apps: buffers, precision, the contract with an App, and the gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
+from anabranch.core.params import digest
+from anabranch.core.rng import stream
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads import App, Examples, Shard, trainer_for
+from anabranch.workloads.batches import batches, planned_steps
+from anabranch.workloads.synthetic import Synthetic, loss_and_gradient
+
+
+class Counting(torch.nn.Module):
+    """Keeps a count that the state dict does not have, and is noisy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(6)
+        self.drop = torch.nn.Dropout(0.5)
+        self.out = torch.nn.Linear(6, 3)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return self.out(self.drop(self.norm(x))) * self.calls
+
+
+class Own(App):
+    """An App around any model."""
+
+    def __init__(self, made: Any, trained: Any = None) -> None:
+        super().__init__()
+        self._made, self._trained = made, trained
+
+    def model(self) -> Any:
+        return self._made()
+
+    def data(self, shard: Shard) -> Examples:
+        draws = stream(shard.index, "own")
+        x = draws.standard_normal((33, 6))
+        return Examples(x, x[:, :3].argmax(1).astype(np.int32))
+
+    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> Any:
+        return self._trained(model) if self._trained else super().train(model, examples, plan, seed)
+
+
+EXAMPLES = Own(Counting).data(Shard("train"))
+PLAN = LocalPlan(epochs=2, batch_size=32)
+
+
+def test_batch_norm_dropout_and_hidden_buffers_carry_nothing_over():
+    trainer = trainer_for(Own(Counting))
+    tensors = trainer.initial(0)
+    vector, frozen = trainer.spec.flatten(tensors), {"norm.num_batches_tracked": np.array(7)}
+    vector.setflags(write=False)
+    first = trainer.train(vector, frozen, EXAMPLES, PLAN, 0)
+    trainer.evaluate(vector, frozen, EXAMPLES)
+    assert digest(first.delta) == digest(trainer.train(vector, frozen, EXAMPLES, PLAN, 0).delta)
+    assert [t.name for t in trainer.spec.tensors if not t.aggregated] == ["norm.num_batches_tracked"]
+    assert np.abs(first.delta[trainer.spec.slices["norm.running_mean"]]).max() > 0
+
+
+def test_the_vector_follows_the_state_dict():
+    torch.manual_seed(3)
+    module = Counting()
+    trainer = trainer_for(Own(lambda: module, lambda model: None))
+    state = {name: t.numpy() for name, t in module.state_dict().items()}
+    assert [t.name for t in trainer.spec.tensors] == list(state)
+    vector = trainer.spec.flatten(state)
+    assert not trainer.train(vector, {}, EXAMPLES, PLAN, 0).delta.any()
+
+
+def test_torch_generators_outside_go_on_undisturbed():
+    trainer = trainer_for(Own(Counting))
+    vector = trainer.spec.flatten(trainer.initial(0))
+    torch.manual_seed(1)
+    expected = torch.rand(2)
+    torch.manual_seed(1)
+    trainer.train(vector, {}, EXAMPLES, PLAN, 0)
+    trainer.initial(4)
+    assert torch.equal(torch.rand(2), expected)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_the_weights_stay_float32_in_mixed_precision(precision: str):
+    trainer = trainer_for(Own(Counting), "cpu", precision)
+    vector = trainer.spec.flatten(trainer.initial(0))
+    result = trainer.train(vector, {}, EXAMPLES, PLAN, 0)
+    plain = trainer_for(Own(Counting)).train(vector, {}, EXAMPLES, PLAN, 0)
+    assert result.delta.dtype == np.float32
+    assert (digest(result.delta) == digest(plain.delta)) == (precision == "float32")
+    np.testing.assert_allclose(result.delta, plain.delta, atol=0.05)
+
+
+def test_a_float64_model_keeps_its_width():
+    trainer = trainer_for(Own(lambda: torch.nn.Linear(6, 3).double()))
+    vector = trainer.spec.flatten(trainer.initial(0))
+    assert trainer.train(vector, {}, EXAMPLES, PLAN, 0).delta.dtype == np.float64
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "text"),
+    [
+        ("tpu", "auto", "client.device must be auto, cpu, cuda or mps"),
+        ("cpu", "float8", "client.precision must be"),
+        ("cpu", "float16", "float16 needs a CUDA GPU"),
+    ],
+)
+def test_an_unknown_device_or_precision_is_a_config_error(device: str, precision: str, text: str):
+    with pytest.raises(ConfigError, match=text):
+        trainer_for(Own(Counting), device, precision)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_a_config_error():
+    with pytest.raises(ConfigError, match=r"client\.device is 'cuda'"):
+        trainer_for(Own(Counting), "cuda")
+    assert trainer_for(Own(Counting), "auto").spec.size > 0
+
+
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        (lambda: [1, 2], "returned list"),
+        (torch.nn.ReLU, "nothing to learn"),
+        (lambda: {"n": np.zeros(2, np.int64)}, "nothing to learn"),
+        (lambda: torch.nn.Linear(2, 2).bfloat16(), "'weight' is bfloat16"),
+    ],
+)
+def test_a_model_that_cannot_be_trained_is_an_app_error(made: Any, text: str):
+    with pytest.raises(AppError, match=text):
+        trainer_for(Own(made))
+
+
+def test_the_contract_of_train_and_evaluate():
+    trainer = trainer_for(Own(Counting, lambda model: "done"))
+    vector = trainer.spec.flatten(trainer.initial(0))
+    with pytest.raises(AppError, match="train returned str"):
+        trainer.train(vector, {}, EXAMPLES, PLAN, 0)
+    with pytest.raises(ManifestMismatch, match=r"vector has shape \(3,\)"):
+        trainer.train(vector[:3], {}, EXAMPLES, PLAN, 0)
+    plain = trainer_for(Own(lambda: {"w": np.zeros(3, np.float32)}))
+    with pytest.raises(AppError, match="needs train and evaluate of its own"):
+        plain.train(np.zeros(3, np.float32), {}, EXAMPLES, PLAN, 0)
+    with pytest.raises(AppError, match="needs train and evaluate of its own"):
+        plain.evaluate(np.zeros(3, np.float32), {}, EXAMPLES)
+
+
+def test_an_app_trains_without_a_trainer_too():
+    app = Own(Counting)
+    model = app.model()
+    assert app.train(model, EXAMPLES, PLAN, 0)["steps"] == 4
+    assert 0 <= app.evaluate(model, EXAMPLES)["accuracy"] <= 1
+
+
+def test_sgd_matches_the_update_written_out():
+    """One step with weight decay, from w0: w1 = w0 - lr (g + wd w0)."""
+    trainer = trainer_for(Own(lambda: torch.nn.Linear(6, 3)))
+    vector = trainer.spec.flatten(trainer.initial(0))
+    plan = LocalPlan(steps=1, batch_size=33, learning_rate=0.5, weight_decay=0.1, proximal_mu=3.0)
+    delta = trainer.train(vector, {}, EXAMPLES, plan, 0).delta
+    w, b = vector[:18].reshape(3, 6), vector[18:]
+    scores = EXAMPLES.x @ w.T + b
+    p = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+    p[np.arange(33), EXAMPLES.y] -= 1
+    gradient = np.concatenate([(p.T @ EXAMPLES.x / 33).ravel(), p.mean(0)])
+    np.testing.assert_allclose(delta, -0.5 * (gradient + 0.1 * vector), rtol=1e-4, atol=1e-6)
+
+
+def test_the_gradient_of_the_synthetic_student():
+    app = Synthetic()
+    part = app.data(Shard("train", 0, 500))
+    model = {name: a.astype(np.float64) for name, a in app.model(1).items()}
+    _, gradient = loss_and_gradient(model, part.x, part.y)
+    for name, where in (
+        ("hidden.weight", (3, 5)),
+        ("hidden.bias", (2,)),
+        ("output.weight", (7, 1)),
+        ("output.bias", (4,)),
+    ):
+        sides = []
+        for step in (1e-6, -1e-6):
+            moved = {n: a.copy() for n, a in model.items()}
+            moved[name][where] += step
+            sides.append(loss_and_gradient(moved, part.x, part.y)[0])
+        assert (sides[0] - sides[1]) / 2e-6 == pytest.approx(gradient[name][where], rel=1e-4, abs=1e-8)
+
+
+@given(count=st.integers(1, 200), size=st.integers(1, 64), epochs=st.integers(0, 3), steps=st.integers(0, 9))
+def test_batches_cover_each_epoch_once(count: int, size: int, epochs: int, steps: int):
+    plan = LocalPlan(epochs=epochs, steps=steps, batch_size=size)
+    drawn = list(batches(count, plan, 1))
+    assert len(drawn) == planned_steps(plan, count) == (steps or epochs * -(-count // size))
+    assert all(1 <= len(rows) <= size for rows in drawn)
+    if not steps:
+        assert (
+            np.bincount(np.concatenate([[], *drawn]).astype(int), minlength=count).tolist()
+            == [epochs] * count
+        )
+
+
+def test_a_batch_size_of_zero_is_a_config_error():
+    with pytest.raises(ConfigError, match="batch_size must be at least 1"):
+        planned_steps(LocalPlan(batch_size=0), 10)

@@ -1,0 +1,129 @@
+"""How fast each device of a fleet is: pure numpy, a named stream for each device.
+
+| `fleet.speed` | step time of a device                                  | speed group                  |
+|---------------|--------------------------------------------------------|------------------------------|
+| `levels`      | `step_time_s` x one of `speed_levels` evenly spaced    | the level, 0 the fastest     |
+|               | factors from 1 to `speed_ratio`                        |                              |
+| `lognormal`   | `step_time_s` x exp(sigma z), sigma = ln(ratio) / 4    | `speed_levels` equal         |
+|               |                                                        | quantiles, 0 the fastest     |
+| `fadas-mild`  | `step_time_s` x U(1, 2), U(3, 5) or U(5, 8), drawn     | the delay class, 0 the       |
+| `fadas-large` | for each task; large: U(50, 80) in place of U(5, 8)    | fastest                      |
+
+Levels: AsyncDrop, Dun et al. 2023, section 6. Delay classes: FADAS, Wang et al. 2024: the class is
+the argmax of a draw from Dirichlet(3, 2, 1).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.config import FleetTable
+from anabranch.core.errors import ConfigError
+from anabranch.core.rng import rank, stream
+
+Floats = npt.NDArray[np.float64]
+Groups = npt.NDArray[np.int64]
+
+FADAS_CONCENTRATION = (3.0, 2.0, 1.0)
+FADAS_FACTORS = {
+    "fadas-mild": ((1.0, 2.0), (3.0, 5.0), (5.0, 8.0)),
+    "fadas-large": ((1.0, 2.0), (3.0, 5.0), (50.0, 80.0)),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class DeviceProfiles:
+    """Speed and network of every device: arrays of shape (count,).
+
+    `step_time_s` is the mean time of one local step. `spread` (count, 2) holds the bounds of a task's
+    uniform factor around it, (1, 1) where all tasks take the same. `up_bps` and `down_bps` are bits a
+    second, infinite where the fleet sets no bandwidth.
+    """
+
+    seed: int
+    step_time_s: Floats
+    group: Groups
+    spread: Floats
+    up_bps: Floats
+    down_bps: Floats
+    latency_s: Floats
+
+    def task_time_s(self, device: int, task_index: int, steps: int) -> float:
+        """Seconds that the device computes on its `task_index`-th task of `steps` local steps."""
+        low, high = self.spread[device].tolist()
+        draw = 0.0 if low == high else rank(self.seed, "task-time", device, task_index)
+        return float(steps * self.step_time_s[device] * (low + (high - low) * draw))
+
+    def upload_s(self, device: int, payload_bytes: int) -> float:
+        """Seconds until a payload of the device has arrived at the server."""
+        return float(self.latency_s[device] + 8 * payload_bytes / self.up_bps[device])
+
+    def download_s(self, device: int, payload_bytes: int) -> float:
+        """Seconds until a payload of the server has arrived at the device."""
+        return float(self.latency_s[device] + 8 * payload_bytes / self.down_bps[device])
+
+
+def speed_profile(fleet: FleetTable, seed: int) -> DeviceProfiles:
+    """The profiles of `fleet.clients` devices. What device i gets does not depend on how many there are.
+
+    Raises `ConfigError` for an unknown `fleet.speed`.
+    """
+    draw = {"levels": _levels, "lognormal": _lognormal, "fadas-mild": _fadas, "fadas-large": _fadas}
+    if fleet.speed not in draw:
+        raise ConfigError(f"fleet.speed must be one of {', '.join(draw)}, not {fleet.speed!r}")
+    drawn = [draw[fleet.speed](fleet, seed, device) for device in range(fleet.clients)]
+    groups, low, high = (np.array(column) for column in zip(*drawn, strict=True))
+    mean = (low + high) / 2
+
+    def same(value: float) -> Any:
+        return np.full(fleet.clients, value)
+
+    return DeviceProfiles(
+        seed=seed,
+        step_time_s=fleet.step_time_s * mean,
+        group=groups.astype(np.int64),
+        spread=np.stack([low / mean, high / mean], axis=1),
+        up_bps=same(fleet.up_mbps * 1e6 or math.inf),
+        down_bps=same(fleet.down_mbps * 1e6 or math.inf),
+        latency_s=same(fleet.latency_s),
+    )
+
+
+def level_order(levels: int) -> list[int]:
+    """Levels in the order in which devices take them: the ends first, then the widest gap's middle.
+
+    So any two devices span the whole ratio, and any fleet has its levels evenly spread.
+    """
+    order = [0, levels - 1][:levels]
+    while len(order) < levels:
+        known = sorted(order)
+        low, high = max(pairwise(known), key=lambda gap: gap[1] - gap[0])
+        order.append((low + high) // 2)
+    return order
+
+
+def _levels(fleet: FleetTable, seed: int, device: int) -> tuple[int, float, float]:
+    """Group, and the bounds of the factor on `step_time_s`. Levels are dealt, not drawn."""
+    del seed
+    level = level_order(fleet.speed_levels)[device % fleet.speed_levels]
+    factor = 1.0 + (fleet.speed_ratio - 1.0) * level / max(1, fleet.speed_levels - 1)
+    return level, factor, factor
+
+
+def _lognormal(fleet: FleetTable, seed: int, device: int) -> tuple[int, float, float]:
+    z = float(stream(seed, "speed", device).standard_normal())
+    below = 0.5 * (1.0 + math.erf(z / math.sqrt(2.0)))
+    factor = math.exp(z * math.log(fleet.speed_ratio) / 4.0)
+    return min(int(below * fleet.speed_levels), fleet.speed_levels - 1), factor, factor
+
+
+def _fadas(fleet: FleetTable, seed: int, device: int) -> tuple[int, float, float]:
+    group = int(stream(seed, "speed", device).dirichlet(FADAS_CONCENTRATION).argmax())
+    low, high = FADAS_FACTORS[fleet.speed][group]
+    return group, low, high

@@ -1,0 +1,145 @@
+"""How the training examples lie on the devices: pure numpy, every draw from a named stream.
+
+| split          | each device has                                                          | disjoint |
+|----------------|--------------------------------------------------------------------------|----------|
+| `iid`          | an equal random part                                                     | yes      |
+| `dirichlet`    | of every class a share drawn from Dirichlet(alpha): Hsu et al. 2019      | yes      |
+| `shards`       | k equal runs of the examples sorted by label: McMahan et al. 2017        | yes      |
+| `speed-shards` | a random half of the k runs that its speed group has: AsyncDrop, Dun et  | between  |
+|                | al. 2023, section 6 (there: 8 groups of 13 devices, k = 2)               | groups   |
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.config import FleetTable
+from anabranch.core.errors import ConfigError, DataError
+from anabranch.core.rng import stream
+from anabranch.workloads.app import Examples, Shard
+
+Labels = npt.NDArray[Any]
+Rows = npt.NDArray[np.int64]
+
+EXAMPLES_MIN = 8  # of a device under `dirichlet`, where there are enough
+VALIDATION_FRACTION = 0.1
+
+
+def partition(
+    labels: Labels, count: int, fleet: FleetTable, seed: int, speed_groups: tuple[int, ...] = ()
+) -> list[Rows]:
+    """Row numbers of each of `count` devices, sorted; `fleet.split` says how.
+
+    `fleet.examples_per_client` > 0 caps each part by a draw of its own. Raises `DataError` when there
+    are too few examples, `ConfigError` for an unknown split or missing speed groups.
+    """
+    if count < 1 or len(labels) < count:
+        raise DataError(f"cannot split {len(labels)} examples over {count} devices: each needs one at least")
+    if fleet.split == "iid":
+        parts = np.array_split(stream(seed, "split", "iid").permutation(len(labels)), count)
+    elif fleet.split == "dirichlet":
+        parts = _dirichlet(labels, count, fleet.dirichlet_alpha, seed)
+    elif fleet.split == "shards":
+        parts = _deal(_shards(labels, count * fleet.shards_per_client, seed), count, seed)
+    elif fleet.split == "speed-shards":
+        parts = _speed_shards(labels, count, fleet.shards_per_client, seed, speed_groups)
+    else:
+        raise ConfigError(
+            f"fleet.split must be one of iid, dirichlet, shards, speed-shards, not {fleet.split!r}"
+        )
+    return [_capped(rows, fleet.examples_per_client, seed, i) for i, rows in enumerate(parts)]
+
+
+def train_validation(count: int, seed: int) -> tuple[Rows, Rows]:
+    """Training rows and validation rows (10 %) of `count` training examples, both sorted."""
+    order = stream(seed, "split", "validation").permutation(count)
+    held_out = round(count * VALIDATION_FRACTION)
+    return np.sort(order[held_out:]), np.sort(order[:held_out])
+
+
+def take(pool: Examples, shard: Shard) -> Examples:
+    """The part of a training pool that a `train` or `validation` shard means."""
+    training, validation = train_validation(len(pool), shard.seed)
+    rows = (
+        validation
+        if shard.role == "validation"
+        else training[_parts(pool, replace(shard, index=0))[shard.index]]
+    )
+    return Examples(pool.x[rows], pool.y[rows])
+
+
+@lru_cache(maxsize=8)
+def _parts(pool: Examples, whole: Shard) -> list[Rows]:
+    # Every device of a simulation asks for its own part of the same partition.
+    training, _ = train_validation(len(pool), whole.seed)
+    return partition(pool.y[training], whole.count, whole.fleet, whole.seed, whole.speed_groups)
+
+
+def _capped(rows: Rows, examples_max: int, seed: int, device: int) -> Rows:
+    if 0 < examples_max < len(rows):
+        rows = stream(seed, "split", "cap", device).choice(rows, examples_max, replace=False)
+    return np.sort(rows)
+
+
+def _dirichlet(labels: Labels, count: int, alpha: float, seed: int) -> list[Rows]:
+    pieces: list[list[Rows]] = [[] for _ in range(count)]
+    for label in np.unique(labels).tolist():
+        draws = stream(seed, "split", "dirichlet", label)
+        rows = draws.permutation(np.flatnonzero(labels == label))
+        cuts = np.cumsum(draws.dirichlet(np.full(count, alpha)))[:-1] * len(rows)
+        for device, piece in enumerate(np.split(rows, np.rint(cuts).astype(np.int64))):
+            pieces[device].append(piece)
+    return _fed([np.concatenate(p) for p in pieces], min(EXAMPLES_MIN, len(labels) // count), seed)
+
+
+def _fed(parts: list[Rows], examples_min: int, seed: int) -> list[Rows]:
+    """Moves examples from the largest parts to those below the minimum."""
+    parts = [stream(seed, "split", "spare", i).permutation(rows) for i, rows in enumerate(parts)]
+    sizes = np.array([len(rows) for rows in parts])
+    for device in np.flatnonzero(sizes < examples_min).tolist():
+        while (missing := examples_min - int(sizes[device])) > 0:
+            giver = int(sizes.argmax())
+            moved = min(missing, int(sizes[giver]) - examples_min)
+            parts[device] = np.concatenate([parts[device], parts[giver][:moved]])
+            parts[giver] = parts[giver][moved:]
+            sizes[device] += moved
+            sizes[giver] -= moved
+    return parts
+
+
+def _shards(labels: Labels, count: int, seed: int) -> list[Rows]:
+    if len(labels) < count:
+        raise DataError(
+            f"cannot cut {len(labels)} examples into {count} shards: use fewer devices or shards_per_client"
+        )
+    shuffled = stream(seed, "split", "order").permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    return np.array_split(by_label, count)
+
+
+def _deal(shards: list[Rows], hands: int, seed: int) -> list[Rows]:
+    order = stream(seed, "split", "deal").permutation(len(shards))
+    return [np.concatenate([shards[s] for s in hand]) for hand in np.split(order, hands)]
+
+
+def _speed_shards(
+    labels: Labels, count: int, shards_per_group: int, seed: int, speed_groups: tuple[int, ...]
+) -> list[Rows]:
+    if len(speed_groups) != count:
+        raise ConfigError(
+            f"fleet.split speed-shards needs the speed group of each of {count} devices, "
+            f"not {len(speed_groups)} groups: take them from speed_profile"
+        )
+    groups = sorted(set(speed_groups))
+    hands = _deal(_shards(labels, len(groups) * shards_per_group, seed), len(groups), seed)
+    owned = dict(zip(groups, hands, strict=True))
+    return [_half(owned[g], seed, device) for device, g in enumerate(speed_groups)]
+
+
+def _half(rows: Rows, seed: int, device: int) -> Rows:
+    return stream(seed, "split", "half", device).choice(rows, max(1, len(rows) // 2), replace=False)
