@@ -51,11 +51,15 @@ class TaskDropped:
 
 @dataclass(frozen=True)
 class Payload:
-    """The encoded bytes behind an update: the journal keeps the reference, the store the bytes."""
+    """The encoded bytes behind an update: the journal keeps the reference, the store the bytes.
+
+    `values`: how many numbers they decode to, 0 for the whole vector.
+    """
 
     sha256: str
     size_bytes: int
     codec: str = "raw"
+    values: int = 0
 
 
 @dataclass(frozen=True)

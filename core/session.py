@@ -24,6 +24,7 @@ from anabranch.core.updates import Task
 
 HEARTBEATS_PER_LEASE = 3
 HEARTBEAT_JITTER = 0.1
+DOUBLINGS_MAX = 63  # 2.0**1024 overflows: a device may be offline for days
 
 
 class Phase(StrEnum):
@@ -36,6 +37,9 @@ class Phase(StrEnum):
     PUSHING = "pushing"
     WAITING = "waiting"
     STOPPED = "stopped"
+
+
+IN_FLIGHT = (Phase.ASKING, Phase.FETCHING, Phase.TRAINING, Phase.PUSHING)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Session:
         self.update_id: str | None = None
         self.answered = 0
         self.failures = 0
+        self.given_up = 0
         self._asks = 0
         self._draws = 0
         self._task_id = ""
@@ -74,7 +79,7 @@ class Session:
             case ev.Started(now, str(pending)):
                 self.update_id = pending
                 return self._push(now)
-            case ev.TaskGranted() if self.phase is Phase.ASKING:
+            case ev.TaskGranted(_, task) if self.phase is Phase.ASKING and task.task_id == self._task_id:
                 return self._granted(event)
             case ev.TaskRefused() if self.phase is Phase.ASKING:
                 return self._refused(event)
@@ -84,7 +89,7 @@ class Session:
                 return self._push(now)
             case ev.PushAcknowledged(now, update_id) if update_id == self.update_id:
                 return self._acknowledged(now)
-            case ev.CallFailed():
+            case ev.CallFailed() if self.phase in IN_FLIGHT:
                 return self._failed(event)
             case ev.TaskCancelled(now, task_id) if self.task is not None and task_id == self.task.task_id:
                 return self._cancelled(now)
@@ -137,7 +142,7 @@ class Session:
     def _acknowledged(self, now: float) -> list[ef.SessionEffect]:
         assert self.update_id is not None
         discard = ef.Discard(self.update_id)
-        self.answered, self.failures = self.answered + 1, 0
+        self.answered, self.failures, self.given_up = self.answered + 1, 0, 0
         if self.settings.tasks_max and self.answered >= self.settings.tasks_max:
             return [discard, *self._stop(f"{self.answered} tasks done")]
         return [discard, *self._ask_anew(now)]
@@ -154,6 +159,9 @@ class Session:
             return self._stop(event.detail)
         discard = [ef.Discard(self.update_id)] if self.phase is Phase.PUSHING and self.update_id else []
         self.task = self.update_id = None
+        # A grant clears `failures`; without this, a task that fails each time would be asked for at full speed.
+        self.given_up += 1
+        self.failures = max(self.failures, self.given_up)
         return [*discard, *self._wait(event.now, self._ask_anew, event.retry_after_s)]
 
     def _cancelled(self, now: float) -> list[ef.SessionEffect]:
@@ -178,7 +186,8 @@ class Session:
     ) -> list[ef.SessionEffect]:
         self.phase, self._again = Phase.WAITING, again
         if window_s is None:
-            window_s = (0.0, min(self.settings.retry_cap_s, self.settings.retry_base_s * 2.0**self.failures))
+            doublings = min(self.failures, DOUBLINGS_MAX)
+            window_s = (0.0, min(self.settings.retry_cap_s, self.settings.retry_base_s * 2.0**doublings))
         low, high = window_s
         return [ef.SetTimer("retry", now + low + (high - low) * self._uniform())]
 

@@ -28,6 +28,28 @@ from anabranch.core.params import ParamSpec, Tensors
 JOURNAL, INITIAL, PAYLOADS = "journal.jsonl", "initial.safetensors", "payloads.zip"
 
 
+def run_record(spec: ParamSpec, config: Config) -> Record:
+    """The first record of a run's journal."""
+    return {"kind": "run", "config": config.to_json(), "layout": spec.to_json()}
+
+
+class DigestJournal:
+    """The digest of the journal that a `JournalWriter` would write, without the files."""
+
+    def __init__(self, spec: ParamSpec, config: Config) -> None:
+        self._digest = JournalDigest()
+        self.append(run_record(spec, config))
+
+    def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:  # noqa: ARG002
+        """Take one record; the payload is in it by its digest."""
+        self._digest.add(record)
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the journal so far."""
+        return self._digest.hexdigest()
+
+
 class JournalWriter:
     """Writes the journal of one run into `folder`; use it as a context manager."""
 
@@ -37,10 +59,11 @@ class JournalWriter:
         self._digest = JournalDigest()
         self._lines: IO[str] = (folder / JOURNAL).open("w", encoding="utf-8")
         self._payloads: zipfile.ZipFile | None = None
+        (folder / PAYLOADS).unlink(missing_ok=True)  # an earlier run's in the same folder
         if config.run.keep_payloads:
             self._payloads = zipfile.ZipFile(folder / PAYLOADS, "w", zipfile.ZIP_STORED)
         self._kept: set[str] = set()
-        self.append({"kind": "run", "config": config.to_json(), "layout": spec.to_json()})
+        self.append(run_record(spec, config))
 
     def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
         """Write one record, and its payload unless it is there already."""

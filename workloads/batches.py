@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,18 @@ import numpy.typing as npt
 from anabranch.core.errors import ConfigError
 from anabranch.core.rng import stream
 from anabranch.core.updates import LocalPlan
+
+_each_step: ContextVar[Callable[[], None] | None] = ContextVar("each_step", default=None)
+
+
+@contextmanager
+def watched(each_step: Callable[[], None]) -> Iterator[None]:
+    """Inside, `each_step` is called before every local step; what it raises ends the training."""
+    token = _each_step.set(each_step)
+    try:
+        yield
+    finally:
+        _each_step.reset(token)
 
 
 def batches_per_epoch(count: int, batch_size: int) -> int:
@@ -33,7 +47,11 @@ def batches(count: int, plan: LocalPlan, seed: int) -> Iterator[npt.NDArray[Any]
     """
     per_epoch = batches_per_epoch(count, plan.batch_size)
     left, epoch = planned_steps(plan, count), 0
+    each_step = _each_step.get()
     while left > 0:
         order = stream(seed, "shuffle", epoch).permutation(count)
-        yield from np.array_split(order, per_epoch)[:left]
+        for rows in np.array_split(order, per_epoch)[:left]:
+            if each_step is not None:
+                each_step()
+            yield rows
         left, epoch = left - per_epoch, epoch + 1

@@ -13,9 +13,12 @@ Laws:
 3. A snapshot names the last event that it has folded, `applied_through_seq`, in one transaction.
 4. `load` gives the newest snapshot whose bytes have their digest, older ones otherwise, and every
    event after it, in order. A payload whose digest differs raises `StoreCorrupt`.
-5. A full disk raises `StoreFull` and leaves the log as it was.
+5. A full disk raises `StoreFull` and leaves the log as it was. Whatever else goes wrong with a
+   write raises `DiskFailed`: nobody can know what is on the disk, so the process must end (abort,
+   never try again) and recover.
 
-A store is used by one thread at a time, the writer's.
+Until `start`, a store only reads, and takes no lock: enough for `verify`. A store is used by one
+thread at a time, the writer's; its `blobs` by any.
 """
 
 from __future__ import annotations
@@ -25,10 +28,15 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from anabranch.core.effects import Effect
+from anabranch.core.errors import StoreError
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
+
+
+class DiskFailed(StoreError):
+    """A write or an fsync failed other than for want of space: end the process, then recover."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +91,51 @@ class VersionRow:
     metrics: Mapping[str, float]
 
 
+class Blobs(Protocol):
+    """Uploads on their way, and the large payloads. Safe to use from several threads.
+
+    Ids and digests become file names, so each is checked: `InvalidUpdate` if it is malformed.
+    """
+
+    def received(self, update_id: str) -> int:
+        """Bytes of an upload that are here and durable: where to go on."""
+        ...
+
+    def write(self, update_id: str, offset: int, chunk: bytes | memoryview) -> int:
+        """Put a chunk at `offset`, dropping what lies after it; returns the bytes received.
+
+        Raises `InvalidUpdate` if it would leave a gap, `StoreFull`.
+        """
+        ...
+
+    def seal(self, update_id: str, sha256: str) -> bytes | memoryview:
+        """The bytes of a whole upload, without a copy, fixed from now on: decode and check them.
+
+        Then `adopt` them, or keep them elsewhere (inline) and `discard`. May be repeated. Raises
+        `InvalidUpdate`, and forgets the upload, if the digest is another.
+        """
+        ...
+
+    def adopt(self, update_id: str, sha256: str) -> None:
+        """Make a sealed upload a durable blob: before its entry is appended. May be repeated."""
+        ...
+
+    def discard(self, update_id: str) -> None:
+        """Forget an upload, if it is there."""
+        ...
+
+
 class Store(Protocol):
     """See the module for the laws."""
+
+    @property
+    def blobs(self) -> Blobs:
+        """Where uploads and large payloads lie."""
+        ...
+
+    def info(self) -> RunInfo | None:
+        """The run that is stored, if there is one. Raises `StoreNewer`."""
+        ...
 
     def start(self, info: RunInfo) -> RunInfo:
         """Enter a new run, or find the one that is there: returns the stored info.
@@ -107,7 +158,11 @@ class Store(Protocol):
         ...
 
     def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:
-        """Write a snapshot durably; keeps the newest three. Raises `StoreFull`."""
+        """Write a snapshot durably; keeps the newest three. Raises `StoreFull`.
+
+        The projections of all it has folded must have been appended before (`append((), rest)`):
+        after a crash the log is read from here on, so nobody would write them again.
+        """
         ...
 
     def load(self) -> Recovery:

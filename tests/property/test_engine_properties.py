@@ -34,7 +34,9 @@ TASKS = st.integers(0, 7).map(lambda n: f"t{n}")
 @st.composite
 def event(draw, now):
     client, task = draw(CLIENTS), draw(TASKS)
-    kind = draw(st.sampled_from(["ask", "ask", "push", "push", "push", "tick", "renew", "drop", "enrol", "pause"]))
+    kind = draw(
+        st.sampled_from(["ask", "ask", "push", "push", "push", "tick", "renew", "drop", "enrol", "pause"])
+    )
     if kind == "ask":
         return ev.TaskAsked(now, Ask(client, task))
     if kind == "push":

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from anabranch import Update, aggregate
 from anabranch.core.errors import ConfigError, InvalidUpdate
 
-MODEL = {
+MODEL: dict[str, Any] = {
     "weight": np.arange(6, dtype=np.float32).reshape(2, 3),
     "bias": np.zeros(2, np.float32),
     "seen": np.array(7, np.int64),
@@ -53,9 +55,7 @@ def test_the_input_is_left_alone():
 
 def test_a_submodel_by_flat_indices():
     start = {"a": np.zeros((2, 2)), "b": np.zeros(2)}
-    update = Update(
-        "c", "t", 0, delta={"a": np.array([5.0, 6.0])}, submodel={"a": np.array([1, 2])}
-    )
+    update = Update("c", "t", 0, delta={"a": np.array([5.0, 6.0])}, submodel={"a": np.array([1, 2])})
     result = aggregate("fedasync", {"alpha": 1.0}, start, [update])
     assert result.model["a"].tolist() == [[0, 5], [6, 0]]
     assert result.model["b"].tolist() == [0, 0]
@@ -68,7 +68,10 @@ def test_a_submodel_by_flat_indices():
         ({"delta": {**ZERO, "extra": np.zeros(1)}}, "'extra' is not in the model"),
         ({"delta": {**ZERO, "bias": np.zeros(3, np.float32)}}, r"'bias' has shape \(3,\)"),
         ({"delta": {**ZERO, "weight": np.zeros((3, 2), np.float32)}}, r"'weight' has shape \(3, 2\)"),
-        ({"delta": {**ZERO, "bias": np.array([np.nan, 0], np.float32)}}, "not finite, the first in tensor 'bias'"),
+        (
+            {"delta": {**ZERO, "bias": np.array([np.nan, 0], np.float32)}},
+            "not finite, the first in tensor 'bias'",
+        ),
         ({"delta": {**ZERO, "weight": np.full((2, 3), np.inf, np.float32)}}, "6 values that are not finite"),
         ({"delta": ZERO, "examples": 0}, "at least 1 example"),
         ({"delta": ZERO, "base_version": 1}, "future_base"),

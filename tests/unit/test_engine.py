@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from machines import Bench, decision, part, vector
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Finished, Granted, LeaseEnd, LeaseEnded, Published, Refused
 from anabranch.core.updates import Reason, Verdict
-from machines import Bench, decision, part, vector
 
 
 def only(effects, kind):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from machines import Bench, decision
 
 import anabranch
 from anabranch.core.effects import Granted, Published, Refused
@@ -14,7 +15,6 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.updates import Reason
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.staleness import make_staleness
-from machines import Bench, decision
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "sequences.json").read_text())["cases"]
 MINE = [c for c in CASES if c["strategy"] in ("fedasync", "fedbuff")]
@@ -24,7 +24,9 @@ MINE = [c for c in CASES if c["strategy"] in ("fedasync", "fedbuff")]
 @pytest.mark.parametrize("case", MINE, ids=lambda c: f"{c['strategy']}-{c['params']['staleness']['name']}")
 def test_golden_sequences(case, dtype, tolerance):
     updates = [
-        anabranch.Update(u["client"], u["task"], u["base_version"], u["examples"], {"w": np.array(u["delta"], dtype)})
+        anabranch.Update(
+            u["client"], u["task"], u["base_version"], u["examples"], {"w": np.array(u["delta"], dtype)}
+        )
         for u in case["updates"]
     ]
     start = {"w": np.array(case["start"], dtype)}
@@ -64,7 +66,9 @@ def scalar(strategy, params, start, updates):
 
 def test_golden_fedbuff_mean():
     params = {"buffer_size": 3, "staleness": {"name": "constant"}}
-    assert scalar("fedbuff", params, 10.0, [(0, 2.0), (0, -2.0), (0, 10.0)]).model["w"] == pytest.approx(13.333333)
+    assert scalar("fedbuff", params, 10.0, [(0, 2.0), (0, -2.0), (0, 10.0)]).model["w"] == pytest.approx(
+        13.333333
+    )
 
 
 def test_golden_fedbuff_with_staleness():

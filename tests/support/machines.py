@@ -37,7 +37,7 @@ class Bench:
         )
         self.log: list[ev.Event] = []
 
-    def do(self, event: ev.Event) -> list[Effect]:
+    def do(self, event: ev.Event) -> list[Any]:
         """One event."""
         effects = self.engine.handle(event)
         self.log.append(event)
@@ -49,7 +49,7 @@ class Bench:
         for client in clients:
             self.do(ev.Enrolled(now, client, Capability()))
 
-    def ask(self, client: str, task: str, now: float = 0.0) -> list[Effect]:
+    def ask(self, client: str, task: str, now: float = 0.0) -> list[Any]:
         """Apply for a task."""
         return self.do(ev.TaskAsked(now, Ask(client, task)))
 
@@ -62,7 +62,7 @@ class Bench:
         now: float = 1.0,
         update_id: str = "",
         **more: Any,
-    ) -> list[Effect]:
+    ) -> list[Any]:
         """Send the result of a task."""
         open_task = self.engine.ledger.tasks.get(task)
         base = base if base is not None else (open_task.base_version if open_task else 0)
@@ -78,11 +78,13 @@ class Bench:
         )
         return self.do(ev.UpdateArrived(now, update, ev.Payload("00" * 32, update.delta.nbytes), flaw))
 
-    def tick(self, now: float) -> list[Effect]:
+    def tick(self, now: float) -> list[Any]:
         """Let time pass."""
         return self.do(ev.Ticked(now))
 
-    def work(self, client: str, task: str, delta: Iterable[float] = (1, 1, 1, 1), now: float = 0.0) -> Decision:
+    def work(
+        self, client: str, task: str, delta: Iterable[float] = (1, 1, 1, 1), now: float = 0.0
+    ) -> Decision:
         """Ask, train in no time, push; returns the decision."""
         self.ask(client, task, now)
         return decision(self.push(client, task, delta, now=now))

@@ -1,0 +1,1 @@
+"""Speed and learning, measured: ratios within one run, and studies with equal tuning budgets."""

@@ -1,0 +1,134 @@
+"""A gRPC channel as a device needs it: its options, its errors, and streams that may not stall."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import grpc
+
+from anabranch.core.errors import (
+    OUTCOMES,
+    AnabranchError,
+    Overloaded,
+    ProtocolError,
+    Unavailable,
+    WireError,
+)
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+
+T = TypeVar("T")
+
+CONTROL_S = 10.0  # the deadline of every call that is no stream
+RECONNECT_MAX_S = 20.0
+ERROR_KEY = "anabranch-error"  # trailing metadata: the class of core/errors.py
+RETRY_KEY = "retry-after-s"  # trailing metadata: "earliest,latest"
+
+_BY_NAME = {cls.__name__: cls for cls in OUTCOMES}
+# What a status means when no class came with it: what comes from gRPC itself, or from a proxy.
+_BY_STATUS: dict[str, type[AnabranchError]] = {
+    outcome.grpc_status: cls
+    for cls, outcome in reversed(OUTCOMES.items())
+    if issubclass(cls, WireError | ProtocolError | Overloaded)
+}
+_BY_STATUS["FAILED_PRECONDITION"] = ProtocolError
+_BY_STATUS["UNIMPLEMENTED"] = ProtocolError
+# A device outlives a bad link, a restart, and a bug that the server will have mended tomorrow.
+_PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "INTERNAL", "UNKNOWN")
+_BY_STATUS |= dict.fromkeys(_PASSING, Unavailable)
+
+
+def open_channel(
+    address: str, limits: Limits = DEFAULT_LIMITS, reconnect_max_s: float = RECONNECT_MAX_S
+) -> grpc.Channel:
+    """A channel to `host:port`; nothing is connected before the first call."""
+    options = [
+        # Besides the chunks, a manifest may come in one message.
+        ("grpc.max_receive_message_length", limits.message_bytes_max + limits.manifest_bytes_max),
+        ("grpc.max_metadata_size", limits.metadata_bytes_max),
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 0),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 250),
+        ("grpc.min_reconnect_backoff_ms", 250),
+        ("grpc.max_reconnect_backoff_ms", max(250, round(1000 * reconnect_max_s))),
+        # Devices on one host must not share a connection's limits.
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+    return grpc.insecure_channel(address, options)
+
+
+def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
+    """The error of the tree that the peer raised, or that its status stands for."""
+    call: Any = error  # every error of a call is the call as well
+    code = call.code()
+    status = "UNKNOWN" if code is None else code.name
+    text = call.details() or status
+    metadata = {k: str(v) for k, v in call.trailing_metadata() or ()}
+    name = metadata.get(ERROR_KEY, "")
+    cls = _BY_NAME.get(name) or _BY_STATUS.get(status, ProtocolError)
+    if cls is Overloaded:
+        window = _window(metadata.get(RETRY_KEY, ""))
+        return Overloaded(text, window) if window else Overloaded(text)
+    return cls(text if name else f"{address}: {status}: {text}")
+
+
+@contextmanager
+def mapped_errors(address: str) -> Iterator[None]:
+    """Inside, what gRPC raises becomes an error of the tree."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise error_of(error, address) from error
+    except (grpc.FutureCancelledError, ValueError) as error:  # a channel that was closed meanwhile
+        raise Unavailable(f"{address}: the call was cut off: {error}") from error
+
+
+class StallGuard:
+    """Cancels a stream on which nothing has moved for `idle_s` seconds.
+
+    A gRPC deadline bounds the whole call, which must be long for a large model on a slow link; this
+    notices a dead link long before.
+    """
+
+    def __init__(self, cancel: Callable[[], Any], idle_s: float) -> None:
+        self._cancel, self._idle_s = cancel, idle_s
+        self._moved_at = time.monotonic()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="anabranch-stall-guard", daemon=True)
+
+    def __enter__(self) -> StallGuard:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def moved(self) -> None:
+        """Something went through."""
+        self._moved_at = time.monotonic()
+
+    def _watch(self) -> None:
+        while not self._over.wait(max(0.0, self._moved_at + self._idle_s - time.monotonic())):
+            if time.monotonic() - self._moved_at >= self._idle_s:
+                self._cancel()
+                return
+
+
+def stream_deadline_s(size_bytes: int) -> float:
+    """The deadline of a whole transfer: a link slower than 16 KiB a second will not do."""
+    return max(60.0, size_bytes / (16 * 1024))
+
+
+def _window(text: str) -> tuple[float, float] | None:
+    earliest, comma, latest = text.partition(",")
+    try:
+        low, high = float(earliest), float(latest)
+    except ValueError:
+        return None
+    return (low, high) if comma and 0 <= low <= high < float("inf") else None

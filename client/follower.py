@@ -1,0 +1,116 @@
+"""A follower measures a run: it fetches each new version as any device does, and evaluates it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from anabranch.client.messages import FetchedModel
+from anabranch.client.state import fresh_seed
+from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
+from anabranch.client.trainer import LocalTrainer
+from anabranch.client.transport import Transport
+from anabranch.core.config import ClientTable
+from anabranch.core.errors import AnabranchError
+from anabranch.workloads.app import App, Shard
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The App's metrics of one version, at least `accuracy` (0 to 1) and `loss`."""
+
+    version: int
+    metrics: Mapping[str, float]
+    published_at_s: float
+
+
+class MetricsSink(Protocol):
+    """Where measurements are reported: the operators' service, or anything else."""
+
+    def report_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a version."""
+        ...
+
+
+class Follower:
+    """Yields a `Measurement` of the newest version whenever there is a newer one.
+
+    It ends after the last version of a finished run, after the first with `once`, or at SIGTERM and
+    SIGINT. `every` > 1 measures only every so many versions, and the last. `poll_s`: how often to ask.
+    `on_failure` hears of errors that pass; a report that fails is one of them.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        transport: Transport,
+        shard: Shard,
+        settings: ClientTable | None = None,
+        *,
+        sink: MetricsSink | None = None,
+        once: bool = False,
+        every: int = 1,
+        poll_s: float = 0.5,
+        threads: int = 0,
+        on_failure: Callable[[AnabranchError], None] | None = None,
+        bell: Bell | None = None,
+    ) -> None:
+        self._settings = settings or ClientTable()
+        self._transport, self._sink, self._once = transport, sink, once
+        self._every, self._poll_s = every, poll_s
+        self._on_failure = on_failure or (lambda _: None)
+        self._bell = bell or Bell(time.monotonic)
+        self._seed = fresh_seed()
+        self._local = LocalTrainer(app, self._settings, threads)
+        self._examples = app.data(shard)
+
+    def stop(self) -> None:
+        """From any thread: end soon."""
+        self._bell.stop()
+
+    def __iter__(self) -> Iterator[Measurement]:
+        """The measurements, as they come. Raises `ManifestMismatch` for a run of another model."""
+        with interruptible():
+            try:
+                yield from self._measurements()
+            except Interrupted:
+                return
+
+    def _measurements(self) -> Iterator[Measurement]:
+        seen: int | None = None
+        while True:
+            model = self._next(seen)
+            if model.modified:
+                seen = model.version
+                yield self._measured(model)
+            if self._once or (model.final and seen == model.version):
+                return
+            if not model.modified:
+                self._bell.rest(self._poll_s)
+
+    def _next(self, seen: int | None) -> FetchedModel:
+        """The newest version if it is `every` above the last one seen, or the run's last."""
+        model = self._fetch(None if seen is None else seen + self._every - 1)
+        if model.final and not model.modified and model.version != seen:
+            return self._fetch(seen)
+        return model
+
+    def _fetch(self, newer_than: int | None) -> FetchedModel:
+        return self._persist(
+            lambda: self._transport.fetch(self._local.spec.layout_hash, newer_than=newer_than)
+        )
+
+    def _persist(self, call: Callable[[], FetchedModel]) -> FetchedModel:
+        base_s, cap_s = self._settings.retry_base_s, self._settings.retry_cap_s
+        return persist(call, self._bell, self._seed, base_s, cap_s, self._on_failure)
+
+    def _measured(self, model: FetchedModel) -> Measurement:
+        metrics = self._local.evaluate(self._local.decode(model), self._examples)
+        if self._sink is not None:
+            try:
+                self._sink.report_metrics(model.version, metrics)
+            except AnabranchError as error:
+                self._on_failure(error)
+        return Measurement(model.version, metrics, model.published_at_s)

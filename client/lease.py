@@ -1,0 +1,116 @@
+"""Keeping a lease: heartbeats with progress from a thread of their own, and the notices they bring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from anabranch.client.messages import NoticeKind
+from anabranch.client.pulse import Pulse
+from anabranch.client.stopping import Bell
+from anabranch.client.transport import Transport
+from anabranch.core import effects as ef
+from anabranch.core import events as ev
+from anabranch.core.errors import AnabranchError
+from anabranch.core.updates import Task
+
+Handle = Callable[[ev.SessionEvent], list[ef.SessionEffect]]
+
+
+class OnEvent(Protocol):
+    """Hears what happens: a kind, such as `granted`, `trained` or `pushed`, and its data.
+
+    Called from the agent's thread and from the heartbeats'.
+    """
+
+    def __call__(self, kind: str, **data: Any) -> None:
+        """`data` is plain: numbers, text, and a dict of metrics."""
+        ...
+
+
+class Cancelled(Exception):
+    """The task at hand is no longer wanted."""
+
+
+class Progress:
+    """A number that grows as the work does, so that a lease is renewed for work and not for hanging.
+
+    Local steps where the training loop reports them; seconds where it does not, and outside training.
+    """
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._done = 0.0
+        self._since: float | None = None
+
+    def begin(self) -> None:
+        """Seconds count from now on."""
+        self._settle()
+        self._since = self._clock()
+
+    def step(self) -> None:
+        """A local step begins: from now on steps count."""
+        self._settle()
+        self._done += 1.0
+
+    def value(self) -> float:
+        """The progress so far."""
+        since = self._since
+        return self._done + (0.0 if since is None else self._clock() - since)
+
+    def _settle(self) -> None:
+        since, self._since = self._since, None
+        if since is not None:
+            self._done += self._clock() - since
+
+
+class LeaseKeeper:
+    """Carries out what the session orders at a heartbeat. `handle` is the session's, under a lock."""
+
+    def __init__(self, transport: Transport, handle: Handle, bell: Bell, tell: OnEvent) -> None:
+        self._transport, self._handle, self._bell, self._tell = transport, handle, bell, tell
+        self._pulse = Pulse(self._beat, bell.now)
+        self._unwanted = ""
+        self.progress = Progress(bell.now)
+
+    def start(self) -> None:
+        """Be ready to beat."""
+        self._pulse.start()
+
+    def stop(self) -> None:
+        """No more heartbeats."""
+        self._pulse.stop()
+
+    def set(self, at: float) -> None:
+        """The next heartbeat is due at this moment."""
+        self._pulse.set(at)
+
+    def check(self, task_id: str) -> None:
+        """Raises `Cancelled` once a notice has said that this task is not wanted."""
+        if self._unwanted == task_id:
+            raise Cancelled
+
+    def take_unwanted(self) -> str:
+        """The task that is not wanted, told once; empty if there is none."""
+        task_id, self._unwanted = self._unwanted, ""
+        return task_id
+
+    def _beat(self) -> None:
+        for effect in self._handle(ev.TimerFired(self._bell.now(), "heartbeat")):
+            match effect:
+                case ef.Renew(task):
+                    self._renew(task)
+                case ef.SetTimer(at=at):
+                    self._pulse.set(at)
+
+    def _renew(self, task: Task) -> None:
+        try:
+            answer = self._transport.heartbeat(task.task_id, self.progress.value())
+        except AnabranchError as error:
+            self._tell("failed", call="heartbeat", error=type(error).__name__, detail=str(error))
+            return
+        for notice in answer.notices:
+            over = notice.kind is NoticeKind.FINISHED
+            if over or (notice.kind is NoticeKind.CANCEL and notice.task_id == task.task_id):
+                self._unwanted = task.task_id
+                self._bell.ring()

@@ -1,0 +1,83 @@
+"""What a transport brings back, in terms of the core."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from anabranch.core.params import ParamSpec
+from anabranch.core.updates import Decision
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """The run that the server serves. `config` has the tables that a device may read."""
+
+    run: str
+    run_id: str
+    spec: ParamSpec
+    config: Mapping[str, Any]
+    version: int
+
+
+@dataclass(frozen=True, eq=False)
+class FetchedModel:
+    """A published version, encoded, its digest checked.
+
+    `modified` is False when there is none above the one asked about: `data` is empty then. `final`:
+    the run has ended, and `version` is its last.
+    """
+
+    version: int
+    codec: str
+    data: bytes | bytearray
+    published_at_s: float = 0.0
+    final: bool = False
+    modified: bool = True
+
+
+@dataclass(frozen=True)
+class PushAnswer:
+    """What became of an update, for good. `duplicate`: it had been decided before."""
+
+    decision: Decision
+    version: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True)
+class UploadState:
+    """How much of an upload the server has, and its answer if the update was decided."""
+
+    received_bytes: int
+    answer: PushAnswer | None = None
+
+
+class NoticeKind(StrEnum):
+    """What a server may tell a device at a heartbeat; kinds of a newer server are `OTHER`."""
+
+    CANCEL = "cancel"
+    UPLOAD_NOW = "upload_now"
+    REFRESH = "refresh"
+    FINISHED = "finished"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Notice:
+    """A notice; `task_id` is empty when it concerns the whole run."""
+
+    kind: NoticeKind
+    task_id: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class HeartbeatAnswer:
+    """When the lease ends now (server time, seconds), the newest version, and the notices."""
+
+    expires_at: float
+    version: int
+    notices: tuple[Notice, ...] = ()

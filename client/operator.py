@@ -1,0 +1,211 @@
+"""The operators' side of a running server, and the health check."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+
+from anabranch.client.channel import CONTROL_S, StallGuard, mapped_errors, open_channel, stream_deadline_s
+from anabranch.core.errors import InvalidUpdate, Unavailable
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.protos import convert
+from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """How a run stands. `finished` says why it has ended, and is empty while it goes on."""
+
+    run: str
+    run_id: str
+    strategy: str
+    version: int
+    updates_applied: int
+    updates_rejected: int
+    updates_duplicate: int
+    clients: int
+    live_tasks: int
+    leases_lost: int
+    paused: bool
+    finished: str
+    uplink_bytes: int
+    downlink_bytes: int
+    uptime_s: float
+    config: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class PublishedVersion:
+    """A version; `sha256` (hex) is None where the server has none, `snapshot`: it is kept on disk."""
+
+    version: int
+    sha256: str | None
+    updates: int
+    published_at_s: float
+    snapshot: bool
+    metrics: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class WatchedEvent:
+    """Something that happened: see `WatchResponse` in protos/v1/operators.proto for the kinds."""
+
+    seq: int
+    at_s: float
+    kind: str
+    client_id: str
+    version: int
+    data: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+class OperatorClient:
+    """The operators' service at `address`. Raises errors of the tree; `Unavailable` if nobody is there."""
+
+    def __init__(self, address: str, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.address = address
+        self._limits = limits
+        self._channel = open_channel(address, limits)
+        self._stub = OperatorsStub(self._channel)
+
+    def __enter__(self) -> OperatorClient:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cut off whatever is under way."""
+        self._channel.close()
+
+    def status(self) -> RunStatus:
+        """How the run stands."""
+        s = self._call(self._stub.GetStatus, operators.GetStatusRequest())
+        return RunStatus(
+            run=s.run,
+            run_id=s.run_id,
+            strategy=s.strategy,
+            version=s.version,
+            updates_applied=s.updates_applied,
+            updates_rejected=s.updates_rejected,
+            updates_duplicate=s.updates_duplicate,
+            clients=s.clients,
+            live_tasks=s.live_tasks,
+            leases_lost=s.leases_lost,
+            paused=s.paused,
+            finished=s.finished,
+            uplink_bytes=s.uplink_bytes,
+            downlink_bytes=s.downlink_bytes,
+            uptime_s=s.uptime_s,
+            config=json.loads(s.config_json or "{}"),
+        )
+
+    def versions(self, after: int = 0, limit: int = 1000) -> list[PublishedVersion]:
+        """Published versions above `after`, in order."""
+        request = operators.ListVersionsRequest(after=after, limit=limit)
+        return [
+            PublishedVersion(
+                version=v.version,
+                sha256=v.sha256.hex() or None,
+                updates=v.updates,
+                published_at_s=v.published_at_s,
+                snapshot=v.snapshot,
+                metrics=dict(v.metrics),
+            )
+            for v in self._call(self._stub.ListVersions, request).versions
+        ]
+
+    def pause(self) -> None:
+        """Hand out no more tasks; updates are still taken."""
+        self._call(self._stub.Pause, operators.PauseRequest())
+
+    def resume(self) -> None:
+        """Hand out tasks again."""
+        self._call(self._stub.Resume, operators.ResumeRequest())
+
+    def report_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a version."""
+        request = operators.ReportMetricsRequest(version=version, metrics=metrics)
+        self._call(self._stub.ReportMetrics, request)
+
+    def export(self, path: Path, version: int | None = None) -> int:
+        """Write a version (the newest if None) as a safetensors file; returns which one.
+
+        The file appears only when it is whole. Raises `UnknownVersion`.
+        """
+        unfinished = path.with_name(path.name + ".tmp")
+        timeout = stream_deadline_s(self._limits.payload_bytes_max)
+        exported = written = size = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with unfinished.open("wb") as file, mapped_errors(self.address):
+                stream = self._stub.Export(operators.ExportRequest(version=version), timeout=timeout)
+                with StallGuard(stream.cancel, self._limits.upload_idle_s) as guard:
+                    for message in stream:
+                        guard.moved()
+                        size = convert.check_payload_size(message.size_bytes, self._limits)
+                        if message.offset != written:
+                            raise InvalidUpdate(f"a chunk at {message.offset}: expected {written}")
+                        exported, written = message.version, written + file.write(message.data)
+            if written != size or not size:
+                raise Unavailable(f"the export ended after {written} of {size} bytes")
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
+        return exported
+
+    def watch(self, after_seq: int = 0) -> Iterator[WatchedEvent]:
+        """What happens, as it happens, from the cursor on (0: from now on); ends with the server."""
+        with mapped_errors(self.address):
+            stream = self._stub.Watch(operators.WatchRequest(after_seq=after_seq))
+            try:
+                for e in stream:
+                    data = json.loads(e.data_json or "{}")
+                    yield WatchedEvent(e.seq, e.at_s, e.kind, e.client_id, e.version, data)
+            finally:
+                stream.cancel()
+
+    def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
+        with mapped_errors(self.address):
+            return method(request, timeout=CONTROL_S)
+
+
+def check_health(address: str, service: str = "", timeout_s: float = CONTROL_S) -> bool:
+    """Whether the server at `address` serves, by the standard health protocol; never raises for a no.
+
+    The messages are so small that they are written by hand: a device need not have grpcio-health-checking.
+    """
+    name = service.encode()
+    request = b"\x0a" + bytes([len(name)]) + name if name else b""  # HealthCheckRequest{service}
+    with open_channel(address) as channel:
+        check = channel.unary_unary(
+            HEALTH_METHOD, request_serializer=lambda data: data, response_deserializer=lambda data: data
+        )
+        try:
+            answer: bytes = check(request, timeout=timeout_s)
+        except grpc.RpcError:
+            return False
+    return answer == SERVING

@@ -1,0 +1,197 @@
+"""The durable outbox: a result is on disk before the first byte of it is sent.
+
+One file for each update, `<update_id>.update`:
+
+    line 1   SHA-256 of line 2, hex
+    line 2   header as JSON, with the size and the SHA-256 of the payload
+    then     payload
+
+A file is written under another name, flushed to the disk, then renamed; so after a crash at any moment
+an entry is whole, or absent, or (on storage that lies) torn, which the digests show. Removal need not
+be durable: an update that comes back is sent again and the server knows it.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from anabranch.core.errors import AnabranchError, StoreCorrupt, StoreError, StoreFull, TooLarge
+from anabranch.core.limits import GIB
+from anabranch.core.updates import Submodel
+from anabranch.protos.convert import checked_id, submodel_from_proto, submodel_to_proto
+from anabranch.protos.v1.model_pb2 import SubmodelMap
+
+log = logging.getLogger(__name__)
+
+SUFFIX, UNFINISHED = ".update", ".tmp"
+FORMAT = 1
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateEntry:
+    """The result of a task as it travels: the header, and the encoded delta."""
+
+    update_id: str
+    task_id: str
+    manifest_sha256: str
+    base_version: int
+    examples: int
+    local_steps: int
+    codec: str
+    payload: bytes | memoryview = field(repr=False)
+    submodel: Submodel | None = field(default=None, repr=False)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 (hex) of the payload."""
+        return hashlib.sha256(self.payload).hexdigest()
+
+    def to_bytes(self) -> tuple[bytes, bytes | memoryview]:
+        """The two lines before the payload, and the payload."""
+        header = {
+            "format": FORMAT,
+            "update_id": self.update_id,
+            "task_id": self.task_id,
+            "manifest_sha256": self.manifest_sha256,
+            "base_version": self.base_version,
+            "examples": self.examples,
+            "local_steps": self.local_steps,
+            "codec": self.codec,
+            "submodel": _runs(self.submodel),
+            "metrics": dict(self.metrics),
+            "size_bytes": len(self.payload),
+            "sha256": self.sha256,
+        }
+        line = json.dumps(header, separators=(",", ":")).encode()
+        return hashlib.sha256(line).hexdigest().encode() + b"\n" + line + b"\n", self.payload
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> UpdateEntry:
+        """The inverse of `to_bytes`. Raises `StoreCorrupt` for anything but the very same bytes."""
+        first = data.find(b"\n")
+        second = data.find(b"\n", first + 1)
+        digest, line, payload = data[:first], data[first + 1 : second], memoryview(data)[second + 1 :]
+        if second < 0 or hashlib.sha256(line).hexdigest().encode() != digest:
+            raise StoreCorrupt("the header is damaged")
+        header = json.loads(line)
+        if header.pop("format") != FORMAT:
+            raise StoreCorrupt("it is of another format")
+        size, sha256 = header.pop("size_bytes"), header.pop("sha256")
+        entry = cls(**header | {"submodel": _submodel(header["submodel"])}, payload=payload)
+        if len(payload) != size or entry.sha256 != sha256:
+            raise StoreCorrupt(f"the payload is damaged: {len(payload)} of {size} bytes")
+        return entry
+
+
+class Outbox:
+    """Results that no server has answered yet. At the bounds the oldest entry makes room, with a warning.
+
+    Owned by one process and one thread. Opening it drops what a crash has left unfinished or torn.
+    """
+
+    def __init__(self, folder: Path, entries_max: int = 64, bytes_max: int = 2 * GIB) -> None:
+        self._folder, self._entries_max, self._bytes_max = folder, entries_max, bytes_max
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.glob(f"*{UNFINISHED}"):
+            path.unlink()
+        for update_id in self.pending():
+            try:
+                self.load(update_id)
+            except StoreCorrupt as error:
+                log.warning("outbox: dropped: %s", error)
+                self.remove(update_id)
+
+    def put(self, entry: UpdateEntry) -> None:
+        """Make an entry durable. Raises `StoreFull`, and `TooLarge` when it can never fit."""
+        head, payload = entry.to_bytes()
+        size = len(head) + len(payload)
+        if size > self._bytes_max:
+            raise TooLarge(f"update of {size} bytes is over the outbox's cap of {self._bytes_max}")
+        self._make_room(size)
+        path = self._path(entry.update_id)
+        unfinished = path.with_suffix(UNFINISHED)
+        try:
+            with unfinished.open("wb") as file:
+                file.write(head)
+                file.write(payload)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+            _sync_folder(self._folder)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise _store_error(path, error) from error
+
+    def load(self, update_id: str) -> UpdateEntry:
+        """An entry, its digests checked. Raises `StoreCorrupt` when it is torn or not there."""
+        try:
+            entry = UpdateEntry.from_bytes(self._path(update_id).read_bytes())
+        except FileNotFoundError as error:
+            raise StoreCorrupt(f"outbox entry {update_id}: there is none") from error
+        except StoreCorrupt as error:
+            raise StoreCorrupt(f"outbox entry {update_id}: {error}") from error
+        if entry.update_id != update_id:
+            raise StoreCorrupt(f"outbox entry {update_id}: it holds update {entry.update_id}")
+        return entry
+
+    def pending(self) -> list[str]:
+        """The update ids, oldest first."""
+        return [path.stem for _, _, path in self._files()]
+
+    def remove(self, update_id: str) -> None:
+        """The server has answered. Harmless to repeat."""
+        self._path(update_id).unlink(missing_ok=True)
+
+    def _path(self, update_id: str) -> Path:
+        return self._folder / f"{checked_id(update_id, 'update_id')}{SUFFIX}"
+
+    def _files(self) -> list[tuple[int, int, Path]]:
+        """(time written in ns, size in bytes, path) of each entry, oldest first."""
+        found = [(path.stat(), path) for path in self._folder.glob(f"*{SUFFIX}")]
+        return sorted((stat.st_mtime_ns, stat.st_size, path) for stat, path in found)
+
+    def _make_room(self, size: int) -> None:
+        files = self._files()
+        while files and (
+            len(files) >= self._entries_max or size + sum(s for _, s, _ in files) > self._bytes_max
+        ):
+            _, _, oldest = files.pop(0)
+            log.warning("outbox: full: dropped the oldest entry, %s", oldest.stem)
+            oldest.unlink(missing_ok=True)
+
+
+def _runs(submodel: Submodel | None) -> list[list[int]] | None:
+    message = submodel_to_proto(submodel)
+    return None if message is None else [list(message.starts), list(message.lengths)]
+
+
+def _submodel(runs: list[list[int]] | None) -> Submodel | None:
+    if runs is None:
+        return None
+    starts, lengths = runs
+    message = SubmodelMap(starts=starts, lengths=lengths)
+    return submodel_from_proto(message, size=starts[-1] + lengths[-1])
+
+
+def _store_error(path: Path, error: OSError) -> AnabranchError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return StoreFull(f"{path}: no space left: the result cannot be kept until it is sent")
+    return StoreError(f"{path} cannot be written: {error.strerror}")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,110 @@
+"""Stopping, sleeping and trying again: what every loop of a device needs."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TypeVar
+
+from anabranch.core.errors import AnabranchError, outcome_of
+from anabranch.core.rng import rank
+
+T = TypeVar("T")
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(BaseException):
+    """Somebody wants the loop to end. No `Exception`: a user's `except Exception` must not eat it."""
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM raise `Interrupted` in the main thread; a second one ends the process.
+
+    Elsewhere than in the main thread, signals are left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del frame
+        restore()
+        raise Interrupted(signal.Signals(number).name)
+
+    previous = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        restore()
+
+
+class Bell:
+    """A sleep that another thread can end, and the wish to stop.
+
+    `sleep(seconds)` replaces the real one, in tests with a clock of their own.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], object] | None = None
+    ) -> None:
+        self.now = clock
+        self._rung = threading.Event()
+        self._sleep = sleep or self._rung.wait
+        self._stopping = False
+
+    def ring(self) -> None:
+        """End the sleep of the moment, or else the next one."""
+        self._rung.set()
+
+    def stop(self) -> None:
+        """From any thread: the next `check` or sleep raises `Interrupted`."""
+        self._stopping = True
+        self.ring()
+
+    def check(self) -> None:
+        """Raises `Interrupted` after `stop`."""
+        if self._stopping:
+            raise Interrupted("stopped")
+
+    def rest(self, seconds: float) -> None:
+        """Sleep, or less if the bell rings. Raises `Interrupted` after `stop`."""
+        self.check()
+        if seconds > 0:
+            self._sleep(seconds)
+        self._rung.clear()
+        self.check()
+
+
+def persist(
+    call: Callable[[], T],
+    bell: Bell,
+    seed: int,
+    base_s: float,
+    cap_s: float,
+    on_failure: Callable[[AnabranchError], object],
+) -> T:
+    """The call's result, repeated with full jitter while its errors may pass.
+
+    For what happens outside a session, which backs off by the same rule.
+    """
+    failures = 0
+    while True:
+        try:
+            return call()
+        except AnabranchError as error:
+            if not outcome_of(error).retryable:
+                raise
+            on_failure(error)
+            failures += 1
+            low, high = getattr(error, "retry_after_s", (0.0, min(cap_s, base_s * 2.0 ** min(failures, 63))))
+            bell.rest(low + (high - low) * rank(seed, "persist", failures))

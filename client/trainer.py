@@ -1,0 +1,129 @@
+"""Local training on this device: the App's trainer, its data, and the work of one task.
+
+Which device and precision, the resident model and the pinned memory are the trainer's own
+(`workloads/trainer.py`); here is what one process decides: how many threads, and which data.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
+
+from anabranch.client.messages import FetchedModel
+from anabranch.client.outbox import UpdateEntry
+from anabranch.compress.codec import CODECS, make_codec
+from anabranch.compress.model import decode_model
+from anabranch.core.config import ClientTable, FleetTable, build
+from anabranch.core.errors import ManifestMismatch
+from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.updates import Capability, Task
+from anabranch.workloads.app import App, Examples, Shard
+from anabranch.workloads.batches import watched
+from anabranch.workloads.profiles import speed_profile
+from anabranch.workloads.trainer import trainer_for
+
+
+@dataclass(frozen=True, eq=False)
+class BaseModel:
+    """A decoded version: `vector` (spec.size,), and the tensors that are not aggregated."""
+
+    version: int
+    vector: Vector
+    frozen: Mapping[str, npt.NDArray[Any]]
+
+
+class LocalTrainer:
+    """Trains and judges an App. `threads`: for torch on a CPU; 0 leaves torch's own choice.
+
+    Raises `AppError` and `ConfigError` as `trainer_for` does.
+    """
+
+    def __init__(self, app: App, settings: ClientTable, threads: int = 0) -> None:
+        self._app = app
+        self._trainer = trainer_for(app, settings.device, settings.precision)
+        self.spec: ParamSpec = self._trainer.spec
+        self.examples: Examples | None = None
+        torch = sys.modules.get("torch")
+        if threads and torch is not None:
+            torch.set_num_threads(threads)
+
+    @property
+    def accelerator(self) -> str:
+        """`cuda`, `mps` or `cpu`."""
+        runtime = getattr(self._trainer, "runtime", None)
+        return str(runtime.device.type) if runtime is not None else "cpu"
+
+    def load(self, shard: Shard) -> Examples:
+        """The App's data of the shard, from now on trained on. Raises `DataError`."""
+        self.examples = self._app.data(shard)
+        return self.examples
+
+    def capability(self) -> Capability:
+        """What this device says of itself."""
+        memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        count = 0 if self.examples is None else len(self.examples)
+        return Capability(count, memory_bytes, accelerator=self.accelerator, codecs=tuple(CODECS))
+
+    def check(self, served: ParamSpec) -> None:
+        """Raises `ManifestMismatch`, naming the first difference, unless the run is of this App's model."""
+        if served.layout_hash == self.spec.layout_hash:
+            return
+        ours, theirs = self.spec.tensors, served.tensors
+        differ = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
+        detail = f"the App has {len(ours)} tensors, the server {len(theirs)}"
+        if differ:
+            (a, b) = differ[0]
+            detail = f"the App has {a.name} {a.shape} {a.dtype}, the server {b.name} {b.shape} {b.dtype}"
+        raise ManifestMismatch(f"the server's run is of another model than {self._app.name}: {detail}")
+
+    def decode(self, fetched: FetchedModel) -> BaseModel:
+        """A fetched version as weights. Raises `InvalidUpdate` and `UnknownCodec`."""
+        vector, frozen = decode_model(make_codec(fetched.codec), self.spec, memoryview(fetched.data))
+        return BaseModel(fetched.version, vector, frozen)
+
+    def train(
+        self, task: Task, update_id: str, base: BaseModel, each_step: Callable[[], None]
+    ) -> UpdateEntry:
+        """Do a task from `base`; `each_step` may raise to end it before its time."""
+        assert self.examples is not None, "load a shard first"
+        with watched(each_step):
+            result = self._trainer.train(base.vector, base.frozen, self.examples, task.local, task.seed)
+        covered = result.delta if task.submodel is None else result.delta[task.submodel.indices]
+        return UpdateEntry(
+            update_id=update_id,
+            task_id=task.task_id,
+            manifest_sha256=self.spec.layout_hash,
+            base_version=task.base_version,
+            examples=len(self.examples),
+            local_steps=result.steps,
+            codec=task.uplink,
+            payload=make_codec(task.uplink).encode(covered),
+            submodel=task.submodel,
+            # A loss of NaN is worth no refused update: the values themselves are judged by the server.
+            metrics={k: v for k, v in result.metrics.items() if math.isfinite(v)},
+        )
+
+    def evaluate(self, model: BaseModel, examples: Examples) -> dict[str, float]:
+        """The App's metrics of a version on these examples."""
+        return self._trainer.evaluate(model.vector, model.frozen, examples)
+
+
+def shard_of(
+    config: Mapping[str, Any], index: int = 0, count: int | None = None, role: str = "train"
+) -> Shard:
+    """The part of the data that device `index` of `count` has in a run, by the run's own configuration.
+
+    `count` is `fleet.clients` if not given. Raises `DataError` and `ConfigError`.
+    """
+    fleet = build(FleetTable, config.get("fleet", {}), "fleet")
+    fleet = replace(fleet, clients=count or fleet.clients)
+    seed = int(config.get("run", {}).get("seed", 0))
+    grouped = fleet.split == "speed-shards"
+    groups = tuple(speed_profile(fleet, seed).group.tolist()) if grouped else ()
+    return Shard(role, index, fleet.clients, fleet, seed, groups)

@@ -1,0 +1,77 @@
+"""A large payload on its way, in chunks: a model that comes in, an update that goes out."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+from anabranch.client.channel import StallGuard
+from anabranch.client.messages import FetchedModel
+from anabranch.client.outbox import UpdateEntry
+from anabranch.core.errors import InvalidUpdate, Unavailable
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.protos import convert
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import model_pb2 as model
+
+CHUNK_BYTES = DEFAULT_LIMITS.chunk_bytes_max
+
+
+class Download:
+    """A model on its way: sizes are checked before anything is allocated."""
+
+    def __init__(self, header: devices.ModelHeader, sha256: str, limits: Limits) -> None:
+        self.header, self.version, self.sha256 = header, header.version, sha256
+        self.data = bytearray(convert.check_payload_size(header.part.size_bytes, limits))
+        self.received = 0
+        self._hash = hashlib.sha256()
+
+    def take(self, offset: int, chunk: bytes) -> None:
+        """Raises `InvalidUpdate` when the chunk does not follow the last one, or is too much."""
+        end = self.received + len(chunk)
+        if chunk and (offset != self.received or end > len(self.data)):
+            raise InvalidUpdate(f"a chunk at {offset} of {len(self.data)} bytes: expected {self.received}")
+        self.data[self.received : end] = chunk
+        self._hash.update(chunk)
+        self.received = end
+
+    def finished(self) -> FetchedModel:
+        """The model. Raises `Unavailable` when it was damaged on the way."""
+        if self._hash.hexdigest() != self.sha256:
+            raise Unavailable(f"version {self.version} was damaged on the way: its SHA-256 differs")
+        head = self.header
+        return FetchedModel(
+            self.version, head.part.encoding.codec, self.data, head.published_at_s, head.final
+        )
+
+
+def update_messages(
+    entry: UpdateEntry, client_id: str, offset: int, guard: StallGuard
+) -> Iterator[devices.PushUpdateRequest]:
+    """The header, then chunks from `offset` on."""
+    part = model.Part(
+        base_version=entry.base_version,
+        size_bytes=len(entry.payload),
+        sha256=bytes.fromhex(entry.sha256),
+        encoding=model.Encoding(codec=entry.codec),
+    )
+    yield devices.PushUpdateRequest(
+        header=devices.UpdateHeader(
+            client_id=client_id,
+            task_id=entry.task_id,
+            update_id=entry.update_id,
+            manifest_sha256=bytes.fromhex(entry.manifest_sha256),
+            base_version=entry.base_version,
+            base_kind=model.BASE_KIND_VERSION,
+            examples=entry.examples,
+            local_steps=entry.local_steps,
+            submodel=convert.submodel_to_proto(entry.submodel),
+            parts=[part],
+            metrics=entry.metrics,
+        )
+    )
+    view = memoryview(entry.payload)
+    for start in range(offset, len(view), CHUNK_BYTES):
+        guard.moved()
+        data = bytes(view[start : start + CHUNK_BYTES])
+        yield devices.PushUpdateRequest(chunk=devices.UpdateChunk(offset=start, data=data))

@@ -1,0 +1,282 @@
+"""How a device reaches its server: the protocol of calls, and the one over gRPC.
+
+Every call may be repeated without harm. Only errors of `core/errors.py` come out; `Overloaded` carries
+the server's retry window. The agent calls from two threads: its own, and the one of the heartbeats.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Protocol, TypeVar
+
+import grpc
+
+from anabranch.client.channel import (
+    CONTROL_S,
+    RECONNECT_MAX_S,
+    StallGuard,
+    mapped_errors,
+    open_channel,
+    stream_deadline_s,
+)
+from anabranch.client.messages import (
+    Enrolment,
+    FetchedModel,
+    HeartbeatAnswer,
+    Notice,
+    NoticeKind,
+    PushAnswer,
+    UploadState,
+)
+from anabranch.client.outbox import UpdateEntry
+from anabranch.client.transfer import CHUNK_BYTES, Download, update_messages
+from anabranch.core.effects import Refused
+from anabranch.core.errors import AnabranchError, InvalidUpdate, Unavailable, outcome_of
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.params import ParamSpec
+from anabranch.core.updates import Ask, Capability, Reason, Task
+from anabranch.protos import convert
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
+
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+_NOTICES = {
+    devices.NOTICE_KIND_CANCEL: NoticeKind.CANCEL,
+    devices.NOTICE_KIND_UPLOAD_NOW: NoticeKind.UPLOAD_NOW,
+    devices.NOTICE_KIND_REFRESH: NoticeKind.REFRESH,
+    devices.NOTICE_KIND_FINISHED: NoticeKind.FINISHED,
+}
+
+
+class Transport(Protocol):
+    """See the module. `manifest_sha256` is the layout hash of the model that this device has."""
+
+    def enrol(self, capability: Capability) -> Enrolment:
+        """Make this device known, and learn the run."""
+        ...
+
+    def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
+        """Apply for a task. Raises `ManifestMismatch` when the run is of another model."""
+        ...
+
+    def fetch(
+        self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
+    ) -> FetchedModel:
+        """A version, or the newest one, or (`newer_than`) the newest if it is above that.
+
+        Raises `UnknownVersion`. A transfer that broke off goes on where it stopped.
+        """
+        ...
+
+    def push(self, entry: UpdateEntry) -> PushAnswer:
+        """Send an update; returns once the server has it for good. Raises `InvalidUpdate` and the like."""
+        ...
+
+    def query_upload(self, update_id: str) -> UploadState:
+        """How much of an upload is there."""
+        ...
+
+    def heartbeat(self, task_id: str, progress: float) -> HeartbeatAnswer:
+        """Renew the lease of a task; `progress` is any number that grows as the work does."""
+        ...
+
+    def drop(self, task_id: str, why: str) -> None:
+        """Give a task back."""
+        ...
+
+
+class GrpcTransport:
+    """A `Transport` over one gRPC channel, opened at the first call. `stall_s`: see `StallGuard`."""
+
+    def __init__(
+        self,
+        address: str,
+        client_id: str,
+        limits: Limits = DEFAULT_LIMITS,
+        reconnect_max_s: float = RECONNECT_MAX_S,
+        stall_s: float = DEFAULT_LIMITS.upload_idle_s,
+    ) -> None:
+        self.address, self.client_id = address, convert.checked_id(client_id, "client_id")
+        self._limits, self._stall_s = limits, stall_s
+        self._channel = open_channel(address, limits, reconnect_max_s)
+        self._stub = DevicesStub(self._channel)
+        self._partial: Download | None = None
+
+    def __enter__(self) -> GrpcTransport:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Cut off whatever is under way."""
+        self._channel.close()
+
+    def enrol(self, capability: Capability) -> Enrolment:
+        """See `Transport`."""
+        request = devices.EnrolRequest(
+            client_id=self.client_id,
+            protocol_version=convert.PROTOCOL_VERSION,
+            capability=convert.capability_to_proto(capability),
+        )
+        answer = self._call(self._stub.Enrol, request)
+        spec = convert.manifest_from_proto(answer.manifest)
+        config = json.loads(answer.config_json or "{}")
+        return Enrolment(answer.run, answer.run_id, spec, config, answer.version)
+
+    def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
+        """See `Transport`."""
+        request = devices.AskTaskRequest(
+            client_id=self.client_id,
+            task_id=ask.task_id,
+            manifest_sha256=bytes.fromhex(spec.layout_hash),
+            holds_version=ask.holds_version,
+        )
+        answer = self._call(self._stub.AskTask, request)
+        if answer.WhichOneof("answer") == "task":
+            if answer.task.task_id != ask.task_id:
+                raise InvalidUpdate(f"asked for task {ask.task_id!r}, was given {answer.task.task_id!r}")
+            return convert.task_from_proto(answer.task, self.client_id, spec.size)
+        refusal = answer.refusal
+        known = refusal.reason in {r.value for r in Reason}
+        return Refused(
+            ask,
+            Reason(refusal.reason) if known else Reason.NONE,
+            refusal.detail,
+            (refusal.retry_after.earliest_s, refusal.retry_after.latest_s),
+            refusal.final,
+        )
+
+    def fetch(
+        self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
+    ) -> FetchedModel:
+        """See `Transport`. Goes on as long as every attempt brings something."""
+        if self._partial is not None and self._partial.version != version:
+            self._partial = None
+        while True:
+            had = self._partial.received if self._partial else -1
+            try:
+                return self._receive(manifest_sha256, version, newer_than)
+            except AnabranchError as error:
+                if not outcome_of(error).retryable:
+                    self._partial = None
+                moved = self._partial is not None and self._partial.received > had
+                if not (isinstance(error, Unavailable) and moved):
+                    raise
+
+    def push(self, entry: UpdateEntry) -> PushAnswer:
+        """See `Transport`. Goes on as long as every attempt brings something."""
+        offset = 0
+        if len(entry.payload) > CHUNK_BYTES:
+            state = self.query_upload(entry.update_id)
+            if state.answer is not None:
+                return state.answer
+            offset = state.received_bytes
+        while True:
+            try:
+                return self._send(entry, offset)
+            except Unavailable:
+                state = self.query_upload(entry.update_id)
+                if state.answer is not None:
+                    return state.answer
+                if state.received_bytes <= offset:
+                    raise
+                offset = state.received_bytes
+
+    def query_upload(self, update_id: str) -> UploadState:
+        """See `Transport`."""
+        request = devices.QueryUploadRequest(client_id=self.client_id, update_id=update_id)
+        answer = self._call(self._stub.QueryUpload, request)
+        decided = _push_answer(answer.verdict) if answer.HasField("verdict") else None
+        return UploadState(answer.received_bytes, decided)
+
+    def heartbeat(self, task_id: str, progress: float) -> HeartbeatAnswer:
+        """See `Transport`."""
+        request = devices.HeartbeatRequest(client_id=self.client_id, task_id=task_id, progress=progress)
+        answer = self._call(self._stub.Heartbeat, request)
+        notices = tuple(
+            Notice(_NOTICES.get(n.kind, NoticeKind.OTHER), n.task_id, n.detail) for n in answer.notices
+        )
+        return HeartbeatAnswer(answer.expires_at_s, answer.version, notices)
+
+    def drop(self, task_id: str, why: str) -> None:
+        """See `Transport`."""
+        self._call(
+            self._stub.DropTask,
+            devices.DropTaskRequest(client_id=self.client_id, task_id=task_id, why=why),
+        )
+
+    # --- gRPC --------------------------------------------------------------------------------
+
+    def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
+        with mapped_errors(self.address):
+            return method(request, timeout=CONTROL_S)
+
+    def _receive(self, manifest_sha256: str, version: int | None, newer_than: int | None) -> FetchedModel:
+        """One attempt; what came of it stays in `_partial`."""
+        partial = self._partial
+        request = devices.FetchModelRequest(
+            client_id=self.client_id,
+            version=partial.version if partial else version,
+            offset=partial.received if partial else 0,
+            manifest_sha256=bytes.fromhex(manifest_sha256),
+            newer_than=None if partial else newer_than,
+        )
+        timeout = stream_deadline_s(len(partial.data) if partial else self._limits.payload_bytes_max)
+        with mapped_errors(self.address):
+            stream = self._stub.FetchModel(request, timeout=timeout)
+            with StallGuard(stream.cancel, self._stall_s) as guard:
+                try:
+                    for message in stream:
+                        guard.moved()
+                        if message.HasField("header"):
+                            if message.header.not_modified:
+                                return _not_modified(message.header)
+                            self._begin(message.header)
+                        self._take(message)
+                finally:
+                    stream.cancel()
+        return self._finished()
+
+    def _begin(self, header: devices.ModelHeader) -> None:
+        sha256 = convert.checked_digest(header.part.sha256, "part.sha256")
+        if self._partial is not None and self._partial.sha256 != sha256:
+            self._partial = None
+            raise Unavailable(f"version {header.version} changed while it was fetched: fetch it anew")
+        if self._partial is None:
+            self._partial = Download(header, sha256, self._limits)
+        self._partial.header = header
+
+    def _take(self, message: devices.FetchModelResponse) -> None:
+        if self._partial is None:
+            raise InvalidUpdate("the model stream began without a header")
+        self._partial.take(message.offset, message.data)
+
+    def _finished(self) -> FetchedModel:
+        done, self._partial = self._partial, None
+        if done is None or done.received < len(done.data):
+            self._partial = done
+            raise Unavailable("the model stream ended early")
+        return done.finished()
+
+    def _send(self, entry: UpdateEntry, offset: int) -> PushAnswer:
+        timeout = stream_deadline_s(len(entry.payload))
+        with mapped_errors(self.address):
+            # The guard is made first: gRPC takes messages from a thread of its own.
+            guard = StallGuard(lambda: call.cancel(), self._stall_s)  # noqa: PLW0108
+            call = self._stub.PushUpdate.future(
+                update_messages(entry, self.client_id, offset, guard), timeout=timeout
+            )
+            with guard:
+                return _push_answer(call.result())
+
+
+def _not_modified(header: devices.ModelHeader) -> FetchedModel:
+    return FetchedModel(header.version, "", b"", header.published_at_s, header.final, modified=False)
+
+
+def _push_answer(message: devices.PushUpdateResponse) -> PushAnswer:
+    duplicate = message.status == devices.PUSH_STATUS_DUPLICATE
+    return PushAnswer(convert.decision_from_proto(message.decision), message.version, duplicate)

@@ -1,0 +1,156 @@
+"""Serves one run: recovers it, opens the ports, and drains when told to stop.
+
+The order of a drain: health says NOT_SERVING, no task is granted any more, the calls under way get
+`drain_s` to end, then the queue is committed, a last snapshot written and the store closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.core.config import Config
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.server.clock import WallClock
+from anabranch.server.feed import Feed
+from anabranch.server.intake import Intake
+from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest
+from anabranch.server.models import Models
+from anabranch.server.ports import Ports, check_address
+from anabranch.server.recovery import Recovered, recover
+from anabranch.server.run import LiveRun
+from anabranch.server.store.base import Store
+from anabranch.server.store.factory import open_store
+from anabranch.server.uploads import Uploads
+from anabranch.server.writer import Writer
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ServerInfo:
+    """What is being served, and where: the addresses with their real ports."""
+
+    address: str
+    admin_address: str
+    run_id: str
+    version: int
+    replayed: int
+    recovery_s: float
+
+
+async def serve(
+    config: Config,
+    manifest: Manifest,
+    *,
+    ready: Callable[[ServerInfo], None] | None = None,
+    limits: Limits = DEFAULT_LIMITS,
+    stop: asyncio.Event | None = None,
+    insecure: bool = False,
+    store: Store | None = None,
+) -> int:
+    """Serve a run until SIGTERM, SIGINT or `stop`; returns the exit code, 0 after a clean drain.
+
+    `ready` is called once both ports take calls. `store` replaces the one that `[server]` names.
+    `insecure` allows an address that other machines reach, although nothing is encrypted.
+    Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
+    the writer fail, the error that stopped it.
+    """
+    for address in (config.server.address, config.server.admin_address):
+        check_address(address, insecure)
+    stop = stop or asyncio.Event()
+    store = store or open_store(config.server.database, Path(config.server.data_dir), limits)
+    try:
+        recovered = recover(store, config, manifest, limits)
+        keep_manifest(kept_manifest(Path(config.server.data_dir)), manifest)
+        async with _live(store, recovered, config, manifest, limits) as run:
+            ports = Ports(run)
+            await ports.open()
+            _stop_on_signals(stop)
+            if ready is not None:
+                ready(_info(ports, recovered))
+            await _first(stop, run.writer.stopped)
+            await _drain(run, ports)
+            if run.writer.failure is not None:
+                raise run.writer.failure
+    finally:
+        store.close()
+    log.info("drained")
+    return 0
+
+
+@asynccontextmanager
+async def _live(
+    store: Store, recovered: Recovered, config: Config, manifest: Manifest, limits: Limits
+) -> AsyncIterator[LiveRun]:
+    """The parts of the run, started; closed in the opposite order."""
+    server, spec = config.server, manifest.spec
+    folder = Path(server.data_dir) / "models" / recovered.info.run_id
+    models = Models(folder, spec, manifest.frozen, config.downlink.codec)
+    clock = WallClock(recovered.last_now)
+    every = (server.snapshot_every_versions, server.snapshot_every_updates)
+    writer = Writer(recovered.engine, store, models, clock, recovered.seq, every, limits)
+    uploads, feed = Uploads(store.blobs, limits), Feed()
+    writer.listener = feed.tell
+    intake = Intake(spec, writer, uploads)
+    run = LiveRun(
+        recovered.info,
+        config,
+        spec,
+        manifest.frozen,
+        writer,
+        models,
+        uploads,
+        intake,
+        feed,
+        clock.now(),
+        limits,
+    )
+    writer.start()
+    try:
+        yield run
+    finally:
+        feed.close()
+        uploads.close()
+        await writer.close()
+        models.close()
+
+
+async def _drain(run: LiveRun, ports: Ports) -> None:
+    run.draining = True
+    run.feed.close()
+    log.info("draining, at most %.0f s", run.config.server.drain_s)
+    await ports.close(run.config.server.drain_s)
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Wait until one of the events is set."""
+    waits = [asyncio.ensure_future(event.wait()) for event in events]
+    await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+
+
+def _stop_on_signals(stop: asyncio.Event) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        try:
+            loop.add_signal_handler(number, stop.set)
+        except (RuntimeError, ValueError, NotImplementedError):
+            return  # not the main thread: whoever started the thread stops it by `stop`
+
+
+def _info(ports: Ports, recovered: Recovered) -> ServerInfo:
+    return ServerInfo(
+        address=ports.address,
+        admin_address=ports.admin_address,
+        run_id=recovered.info.run_id,
+        version=recovered.engine.version,
+        replayed=recovered.replayed,
+        recovery_s=recovered.took_s,
+    )

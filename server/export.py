@@ -1,0 +1,41 @@
+"""A server's log as a run's folder, which replays on its own. Read only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.core.config import Config
+from anabranch.core.events import Payload
+from anabranch.reports.journal_files import JournalWriter
+from anabranch.server.store.factory import open_store
+from anabranch.server.verify import stored_run
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written. `metrics` are those that followers reported, by version."""
+
+    journal_sha256: str
+    events: int
+    metrics: Mapping[int, Mapping[str, float]]
+
+
+def export_run(data_dir: Path, database: str, folder: Path) -> Exported:
+    """Write the journal of a server's run into `folder`. Raises `DataError` where there is no run.
+
+    A flawed update has no payload: nothing was computed from its bytes.
+    """
+    store = open_store(database, data_dir)
+    try:
+        info, manifest = stored_run(store, data_dir)
+        config, events = Config.from_json(info.config), 0
+        with JournalWriter(folder, manifest.spec, manifest.tensors, config) as journal:
+            for events, record in store.records():  # noqa: B007 - the last one is their number
+                kept = record["kind"] == "update" and not record["flaw"] and config.run.keep_payloads
+                journal.append(record, store.payload(Payload(**record["payload"])) if kept else None)
+        metrics = {row.version: row.metrics for row in store.versions(limit=1 << 31) if row.metrics}
+        return Exported(journal.sha256, events, metrics)
+    finally:
+        store.close()

@@ -1,0 +1,104 @@
+"""What happens, for whoever watches: the newest happenings in memory, with a cursor to go on from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnded, Published, Refused
+
+KEPT = 10_000
+
+
+@dataclass(frozen=True)
+class Happening:
+    """One thing that happened. `seq` is the last event in the log at that time; several may share it."""
+
+    seq: int
+    at_s: float
+    kind: str
+    client_id: str
+    version: int
+    data: Mapping[str, Any]
+
+
+class Feed:
+    """The newest `kept` happenings, and those who wait for the next. For the event loop's thread."""
+
+    def __init__(self, kept: int = KEPT) -> None:
+        self._kept: deque[Happening] = deque(maxlen=kept)
+        self._total = 0
+        self._news = asyncio.Event()
+        self._closed = False
+
+    def tell(self, seq: int, now: float, effects: Sequence[Effect]) -> None:
+        """Note the effects of an event; a `Listener` of the writer."""
+        for effect in effects:
+            if (happening := _happening(seq, now, effect)) is not None:
+                self.add(happening)
+
+    def add(self, happening: Happening) -> None:
+        """Note a happening."""
+        self._kept.append(happening)
+        self._total += 1
+        self._wake()
+
+    def close(self) -> None:
+        """End every watch."""
+        self._closed = True
+        self._wake()
+
+    async def follow(self, after_seq: int) -> AsyncIterator[Happening]:
+        """Everything after a cursor that is still kept, then what comes; from now on with 0.
+
+        Whoever reads too slowly misses what is no longer kept.
+        """
+        place = self._total if after_seq == 0 else self._total - len(self._kept)
+        while not self._closed:
+            place = max(place, self._total - len(self._kept))
+            if place == self._total:
+                await self._news.wait()
+                continue
+            happening = self._kept[place - self._total]
+            place += 1
+            if happening.seq > after_seq:
+                yield happening
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def _happening(seq: int, now: float, effect: Effect) -> Happening | None:
+    match effect:
+        case Granted(task=task, again=False):
+            data = {"task_id": task.task_id, "expires_at_s": task.expires_at}
+            return Happening(seq, now, "granted", task.client_id, task.base_version, data)
+        case Refused(ask=ask, reason=reason, detail=detail):
+            return Happening(seq, now, "refused", ask.client_id, 0, {"reason": reason, "detail": detail})
+        case Decided(client_id=client_id, receipt=receipt, examples=examples, duplicate=duplicate):
+            decision = receipt.decision
+            data = {
+                "update_id": receipt.update_id,
+                "task_id": receipt.task_id,
+                "verdict": decision.verdict,
+                "staleness": decision.staleness,
+                "weight": decision.weight,
+                "reason": decision.reason,
+                "detail": decision.detail,
+                "examples": examples,
+                "duplicate": duplicate,
+            }
+            return Happening(seq, now, "decided", client_id, receipt.version, data)
+        case Published(version=version, update_ids=update_ids):
+            return Happening(seq, now, "published", "", version, {"updates": len(update_ids)})
+        case LeaseEnded(task=task, end=end):
+            data = {"task_id": task.task_id, "end": end}
+            return Happening(seq, now, "lease_ended", task.client_id, task.base_version, data)
+        case Finished(why=why):
+            return Happening(seq, now, "finished", "", 0, {"why": why})
+        case _:
+            return None

@@ -1,0 +1,206 @@
+"""One pushed update, from its stream to its verdict: checked for form, received, decoded, logged.
+
+Whatever has no flaw but its values is on record, flaw included, so that the task is closed and a
+resend gets the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from anabranch.compress.codec import make_codec
+from anabranch.core import events as ev
+from anabranch.core.effects import Decided
+from anabranch.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownTask
+from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.updates import Receipt, Update, find_flaw
+from anabranch.protos.convert import (
+    check_manifest,
+    check_payload_size,
+    checked_digest,
+    checked_id,
+    submodel_from_proto,
+)
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import model_pb2 as model
+from anabranch.server.uploads import Bytes, Upload, Uploads
+from anabranch.server.writer import Writer
+
+METRICS_MAX = 64
+METRIC_NAME_CHARS_MAX = 64
+# Vectors decoded at a time, in bytes: what is received may be large, what is worked on is bounded.
+DECODED_BYTES_MAX = 128 * MIB
+# A whole upload may take this long, or as long as the slowest link that is still of use.
+WHOLE_UPLOAD_S_MIN, SLOWEST_BYTES_PER_S = 60.0, 16 * KIB
+Requests = AsyncIterator[devices.PushUpdateRequest]
+
+
+@dataclass(frozen=True)
+class Header:
+    """A header whose form was checked. `update` has no values yet."""
+
+    update: Update
+    payload: ev.Payload
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the caller is told. `seq` is the update's place in the log, 0 for a duplicate."""
+
+    receipt: Receipt
+    duplicate: bool
+    seq: int
+
+
+def checked_metrics(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics that may be kept. Raises `InvalidUpdate`."""
+    if len(metrics) > METRICS_MAX or any(not 0 < len(k) <= METRIC_NAME_CHARS_MAX for k in metrics):
+        raise InvalidUpdate(f"metrics: at most {METRICS_MAX}, names of 1 to {METRIC_NAME_CHARS_MAX} letters")
+    if bad := [k for k, v in metrics.items() if not math.isfinite(v)]:
+        raise InvalidUpdate(f"metric {bad[0]!r} is not finite: leave it out")
+    return metrics
+
+
+def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> Header:
+    """The update that a header announces. Raises the errors of a malformed one."""
+    check_manifest(message.manifest_sha256, spec)
+    if message.base_kind != model.BASE_KIND_VERSION or len(message.parts) != 1:
+        raise InvalidUpdate("an update of this run has one part, and a published version as its base")
+    part = message.parts[0]
+    make_codec(part.encoding.codec)
+    submodel = submodel_from_proto(message.submodel, spec.size) if message.HasField("submodel") else None
+    update = Update(
+        update_id=checked_id(message.update_id, "update_id", limits),
+        task_id=checked_id(message.task_id, "task_id", limits),
+        client_id=checked_id(message.client_id, "client_id", limits),
+        base_version=message.base_version,
+        examples=message.examples,
+        delta=np.empty(0, spec.vector_dtype),
+        submodel=submodel,
+        local_steps=message.local_steps,
+        metrics=checked_metrics(dict(message.metrics)),
+    )
+    size_bytes = _checked_size(part.size_bytes, spec, limits)
+    values = 0 if submodel is None else submodel.indices.size
+    sha256 = checked_digest(part.sha256, "parts[0].sha256")
+    return Header(update, ev.Payload(sha256, size_bytes, part.encoding.codec, values))
+
+
+def _checked_size(size_bytes: int, spec: ParamSpec, limits: Limits) -> int:
+    """No codec needs more than twice the raw size, so a larger claim is not even spooled."""
+    most = 2 * spec.size * spec.vector_dtype.itemsize + 64 * KIB
+    if size_bytes > most:
+        raise TooLarge(f"payload of {size_bytes} bytes: no update of this model needs more than {most}")
+    return check_payload_size(size_bytes, limits)
+
+
+def decode(payload: ev.Payload, data: Bytes, spec: ParamSpec) -> Vector:
+    """The values of an update, shape (covered coordinates,). Raises `InvalidUpdate`, `UnknownCodec`."""
+    return make_codec(payload.codec).decode(data, payload.values or spec.size, spec.vector_dtype)
+
+
+def _chunk(request: devices.PushUpdateRequest) -> devices.UpdateChunk:
+    if not request.HasField("chunk"):
+        raise InvalidUpdate("after the header of a push come chunks only")
+    return request.chunk
+
+
+class Intake:
+    """Takes in the pushes of one run."""
+
+    def __init__(self, spec: ParamSpec, writer: Writer, uploads: Uploads) -> None:
+        self.spec, self.writer, self.uploads = spec, writer, uploads
+        self._limits = uploads.limits
+        vector_bytes = max(1, spec.size * spec.vector_dtype.itemsize)
+        self._decoding = asyncio.Semaphore(max(2, DECODED_BYTES_MAX // vector_bytes))
+
+    async def push(self, requests: Requests) -> Verdict:
+        """Receive an update and have it decided. Raises the errors of the tree."""
+        try:
+            async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
+                header = await self._header(requests)
+                if (known := await self._known(header.update)) is not None:
+                    return known
+                upload = await self._receive(header, requests, deadline)
+        except TimeoutError:
+            raise Unavailable("the upload came too slowly and was cut: query it and go on") from None
+        try:
+            async with self._decoding:
+                return await self._decide(header, upload)
+        finally:
+            await self.uploads.done(upload)
+
+    async def verdict(self, update_id: str) -> Verdict | None:
+        """What was decided of an update, however long ago."""
+        known = self.writer.engine.ledger.receipts.get(update_id)
+        known = known or await self.writer.look_store(lambda store: store.receipt(update_id))
+        return None if known is None else Verdict(known, duplicate=True, seq=0)
+
+    async def _header(self, requests: Requests) -> Header:
+        async for first in requests:
+            if not first.HasField("header"):
+                break
+            return read_header(first.header, self.spec, self._limits)
+        raise InvalidUpdate("the first message of a push must be its header")
+
+    async def _known(self, update: Update) -> Verdict | None:
+        """The verdict if there is one already. Raises `UnknownTask` where there can never be one.
+
+        The task is looked up before the payload comes, so that only who holds a task fills the disk.
+        """
+        if (known := self.writer.engine.ledger.receipts.get(update.update_id)) is not None:
+            return Verdict(known, duplicate=True, seq=0)
+        task = self.writer.engine.ledger.tasks.get(update.task_id)
+        if task is not None and task.client_id == update.client_id:
+            return None
+        if (long_known := await self.verdict(update.update_id)) is not None:
+            return long_known
+        raise UnknownTask(f"task {update.task_id!r} is not open for {update.client_id!r}: it ended, ask anew")
+
+    async def _receive(self, header: Header, requests: Requests, deadline: asyncio.Timeout) -> Upload:
+        payload, clock = header.payload, asyncio.get_running_loop().time
+        upload = await self.uploads.open(header.update.update_id, payload.size_bytes, payload.sha256)
+        latest = clock() + max(WHOLE_UPLOAD_S_MIN, payload.size_bytes / SLOWEST_BYTES_PER_S)
+        try:
+            async for request in requests:
+                chunk = _chunk(request)
+                await upload.add(chunk.offset, chunk.data)
+                deadline.reschedule(min(latest, clock() + self._limits.upload_idle_s))
+        except BaseException:
+            await self.uploads.done(upload)
+            raise
+        return upload
+
+    async def _decide(self, header: Header, upload: Upload) -> Verdict:
+        data = await upload.whole()
+        if upload.inline:
+            update, flaw = self._checked(header, upload, data)
+        else:
+            update, flaw = await self.uploads.in_thread(lambda: self._checked(header, upload, data))
+        inline = bytes(data) if upload.inline and not flaw else None
+        event = ev.UpdateArrived(self.writer.now(), update, header.payload, flaw)
+        answer = await self.writer.submit(event, inline)
+        decided = next(e for e in answer.effects if isinstance(e, Decided))
+        if flaw and not decided.duplicate:
+            raise InvalidUpdate(f"update {update.update_id}: {flaw}")
+        return Verdict(decided.receipt, decided.duplicate, answer.seq or 0)
+
+    def _checked(self, header: Header, upload: Upload, data: Bytes) -> tuple[Update, str]:
+        """The update with its values, durable if it is large; or without, and its flaw."""
+        update = header.update
+        try:
+            delta = decode(header.payload, data, self.spec)
+            flaw = find_flaw(self.spec, delta, update.examples, update.submodel)
+        except InvalidUpdate as error:
+            flaw = str(error)
+        if flaw:
+            upload.drop()
+            return update, flaw
+        upload.adopt()
+        return replace(update, delta=delta), ""

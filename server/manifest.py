@@ -1,0 +1,125 @@
+"""What `anabranch init APP` writes and a server starts from: the model's layout and first weights.
+
+A folder with two files: `manifest.json` (format, app, layout, initial_sha256) and
+`initial.safetensors`. Neither torch nor the app is needed to read it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save_file
+
+from anabranch.compress.codec import make_codec
+from anabranch.compress.model import encode_model
+from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.params import ParamSpec, Vector
+
+FORMAT = 1
+MANIFEST, INITIAL = "manifest.json", "initial.safetensors"
+FIX = "write it again with `anabranch init APP --out DIR`"
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """The app by name, the layout of its model, and the tensors of version 0 in the layout's order."""
+
+    app: str
+    spec: ParamSpec
+    tensors: Mapping[str, Array]
+
+    @property
+    def vector(self) -> Vector:
+        """The vector of version 0, shape (spec.size,); a new array."""
+        return self.spec.flatten(self.tensors)
+
+    @property
+    def frozen(self) -> dict[str, Array]:
+        """The tensors that no device changes."""
+        return self.spec.frozen(self.tensors)
+
+    @property
+    def initial_sha256(self) -> str:
+        """SHA-256 (hex) of the model of version 0 as it would travel, raw."""
+        model = encode_model(make_codec("raw"), self.spec, self.vector, self.frozen)
+        return hashlib.sha256(model).hexdigest()
+
+
+def write_manifest(folder: Path, app: str, tensors: Mapping[str, Array]) -> Manifest:
+    """Write the manifest of an app's first weights. Raises `InvalidUpdate` for weights not finite."""
+    manifest = Manifest(app, ParamSpec.of(tensors), {n: np.ascontiguousarray(a) for n, a in tensors.items()})
+    if not np.isfinite(manifest.vector).all():
+        raise InvalidUpdate(f"the first weights of {app} are not finite: mend its model()")
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(dict(manifest.tensors), folder / INITIAL)
+    head = {
+        "format": FORMAT,
+        "app": app,
+        "layout": manifest.spec.to_json(),
+        "initial_sha256": manifest.initial_sha256,
+    }
+    (folder / MANIFEST).write_text(json.dumps(head, indent=1) + "\n", encoding="utf-8")
+    return manifest
+
+
+def kept_manifest(data_dir: Path) -> Path:
+    """Where a server keeps the manifest it was started with."""
+    return data_dir / "manifest"
+
+
+def keep_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write a manifest unless there is one, whole or not at all: what `verify` and `export` replay from."""
+    if (folder / MANIFEST).exists():
+        return
+    temporary = folder.with_name(f"{folder.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    write_manifest(temporary, manifest.app, manifest.tensors)
+    temporary.rename(folder)
+
+
+def read_manifest(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
+    """The manifest in a folder. Raises `ConfigError`, naming what is wrong and how to mend it."""
+    head = _read_head(folder, limits)
+    try:
+        spec = ParamSpec.from_json(head["layout"])
+        loaded = load(_read_capped(folder / INITIAL, limits.payload_bytes_max))
+        spec.check(loaded)
+        manifest = Manifest(str(head["app"]), spec, {t.name: loaded[t.name] for t in spec.tensors})
+        wrong = [t.name for t in spec.tensors if loaded[t.name].dtype.name != t.dtype]
+    except (KeyError, TypeError, ValueError, SafetensorError, AnabranchError) as error:
+        raise ConfigError(f"{folder}: the manifest is damaged ({error}); {FIX}") from error
+    if wrong or manifest.initial_sha256 != head.get("initial_sha256"):
+        raise ConfigError(f"{folder / INITIAL} has other weights than {MANIFEST} says; {FIX}")
+    return manifest
+
+
+def _read_head(folder: Path, limits: Limits) -> dict[str, Any]:
+    try:
+        head = json.loads(_read_capped(folder / MANIFEST, limits.manifest_bytes_max))
+    except ValueError as error:
+        raise ConfigError(f"{folder / MANIFEST} is not JSON ({error}); {FIX}") from error
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise ConfigError(f"{folder / MANIFEST}: this program reads format {FORMAT}; {FIX}")
+    return head
+
+
+def _read_capped(path: Path, bytes_max: int) -> bytes:
+    """A file's bytes, its size checked before it is read."""
+    try:
+        if path.stat().st_size > bytes_max:
+            raise ConfigError(f"{path} is over the cap of {bytes_max} bytes; {FIX}")
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); {FIX}") from error

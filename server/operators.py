@@ -1,0 +1,145 @@
+"""The service for operators: looks, pauses, exports, watches. On the admin port only."""
+
+# ruff: noqa: N802, ARG002 - the names and the parameters of the calls are gRPC's
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+
+from safetensors.numpy import save
+
+from anabranch.compress.codec import make_codec
+from anabranch.compress.model import decode_model
+from anabranch.core import events as ev
+from anabranch.core.engine import Engine
+from anabranch.core.errors import UnknownVersion
+from anabranch.protos.convert import manifest_to_proto
+from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
+from anabranch.server.feed import Happening
+from anabranch.server.intake import checked_metrics
+from anabranch.server.rpc_errors import answers, streams
+from anabranch.server.run import LiveRun
+from anabranch.server.store.base import Store, VersionRow
+
+VERSIONS_MAX = 1000
+
+
+class Operators(OperatorsServicer):
+    """See protos/v1/operators.proto for what each call means."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self.run = run
+
+    @answers
+    async def GetStatus(self, request: operators.GetStatusRequest) -> operators.GetStatusResponse:
+        """How the run stands."""
+        return await self.run.writer.look(self._status)
+
+    @answers
+    async def ListVersions(self, request: operators.ListVersionsRequest) -> operators.ListVersionsResponse:
+        """Published versions in order."""
+        limit = min(request.limit or VERSIONS_MAX, VERSIONS_MAX)
+
+        def rows(store: Store) -> list[VersionRow]:
+            return store.versions(request.after, limit)
+
+        found = await self.run.writer.look_store(rows)
+        return operators.ListVersionsResponse(versions=[_version(row) for row in found])
+
+    @answers
+    async def Pause(self, request: operators.PauseRequest) -> operators.PauseResponse:
+        """Stop handing out tasks."""
+        await self.run.writer.submit(ev.Paused(self.run.writer.now()))
+        return operators.PauseResponse()
+
+    @answers
+    async def Resume(self, request: operators.ResumeRequest) -> operators.ResumeResponse:
+        """Hand out tasks again."""
+        await self.run.writer.submit(ev.Resumed(self.run.writer.now()))
+        return operators.ResumeResponse()
+
+    @streams
+    async def Export(self, request: operators.ExportRequest) -> AsyncIterator[operators.ExportResponse]:
+        """A version as a safetensors file."""
+        wanted = request.version if request.HasField("version") else None
+        version = await self.run.writer.look(lambda engine: self._keep(engine, wanted))
+        data = await self._safetensors(version)
+        step = self.run.limits.chunk_bytes_max
+        for offset in range(0, len(data), step):
+            chunk = data[offset : offset + step]
+            yield operators.ExportResponse(version=version, offset=offset, size_bytes=len(data), data=chunk)
+
+    @streams
+    async def Watch(self, request: operators.WatchRequest) -> AsyncIterator[operators.WatchResponse]:
+        """What happens, as it happens."""
+        async for happening in self.run.feed.follow(request.after_seq):
+            yield operators.WatchResponse(
+                seq=happening.seq,
+                at_s=happening.at_s,
+                kind=happening.kind,
+                client_id=happening.client_id,
+                version=happening.version,
+                data_json=json.dumps(happening.data),
+            )
+
+    @answers
+    async def ReportMetrics(self, request: operators.ReportMetricsRequest) -> operators.ReportMetricsResponse:
+        """Keep the metrics of a version."""
+        metrics, version, now = checked_metrics(dict(request.metrics)), request.version, self.run.writer.now()
+        if version > self.run.writer.engine.version:
+            raise UnknownVersion(f"version {version} is not published yet")
+        await self.run.writer.look_store(lambda store: store.add_metrics(version, metrics, now))
+        self.run.feed.add(Happening(self.run.writer.seq, now, "evaluated", "", version, metrics))
+        return operators.ReportMetricsResponse()
+
+    def _status(self, engine: Engine) -> operators.GetStatusResponse:
+        run, counters = self.run, engine.counters
+        return operators.GetStatusResponse(
+            run=run.info.name,
+            run_id=run.info.run_id,
+            strategy=engine.strategy.name,
+            version=engine.version,
+            updates_applied=counters.applied,
+            updates_rejected=counters.rejected,
+            updates_duplicate=counters.duplicates + run.writer.duplicates,
+            clients=len(engine.ledger.clients),
+            live_tasks=engine.ledger.live,
+            leases_lost=counters.leases_lost,
+            paused=engine.paused,
+            finished=engine.finished,
+            uplink_bytes=run.uploads.bytes_total,
+            downlink_bytes=run.downlink_bytes,
+            uptime_s=run.writer.now() - run.started_at,
+            manifest=manifest_to_proto(run.spec),
+            config_json=json.dumps(run.config.to_json()),
+        )
+
+    def _keep(self, engine: Engine, wanted: int | None) -> int:
+        version = engine.version if wanted is None else wanted
+        self.run.models.keep(engine, version)
+        return version
+
+    async def _safetensors(self, version: int) -> bytes:
+        file, run = await self.run.models.get(version), self.run
+
+        def convert() -> bytes:
+            with file.open() as source:
+                data = source.read()
+            vector, frozen = decode_model(make_codec(file.codec), run.spec, data)
+            return save(run.spec.unflatten(vector, frozen))
+
+        return await asyncio.to_thread(convert)
+
+
+def _version(row: VersionRow) -> operators.Version:
+    return operators.Version(
+        version=row.version,
+        sha256=bytes.fromhex(row.sha256 or ""),
+        updates=row.updates,
+        published_at_s=row.published_at,
+        snapshot=row.snapshot,
+        metrics=row.metrics,
+    )

@@ -1,0 +1,114 @@
+"""The two gRPC ports: one for devices, one for operators. Health on both, reflection on the latter."""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from anabranch.core.errors import ConfigError, PortInUse
+from anabranch.core.limits import Limits
+from anabranch.protos.v1 import operators_pb2
+from anabranch.protos.v1.devices_pb2_grpc import add_DevicesServicer_to_server
+from anabranch.protos.v1.operators_pb2_grpc import add_OperatorsServicer_to_server
+from anabranch.server.operators import Operators
+from anabranch.server.rpc import Devices
+from anabranch.server.run import LiveRun
+
+# What a probe may ask for: the process, its life, its readiness to aggregate.
+HEALTH_NAMES = ("", "liveness", "aggregator")
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+def check_address(address: str, insecure: bool) -> None:
+    """Raises `ConfigError` for an address that is malformed, or open to others without need."""
+    host, colon, port = address.rpartition(":")
+    if not (colon and host and port.isdigit()):
+        raise ConfigError(f"address {address!r}: write host:port, for example 127.0.0.1:7070")
+    if not insecure and not _is_loopback(host):
+        raise ConfigError(
+            f"address {address!r} can be reached by other machines and nothing is encrypted: "
+            "use 127.0.0.1, or say --insecure"
+        )
+
+
+def options(limits: Limits) -> list[tuple[str, int]]:
+    """What gRPC itself enforces. Times in milliseconds."""
+    return [
+        ("grpc.max_receive_message_length", limits.message_bytes_max),
+        ("grpc.max_send_message_length", limits.message_bytes_max),
+        ("grpc.max_metadata_size", limits.metadata_bytes_max),
+        ("grpc.max_allowed_incoming_connections", limits.connections_max),
+        ("grpc.keepalive_time_ms", 60_000),
+        ("grpc.keepalive_timeout_ms", 20_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 120_000),
+        ("grpc.max_connection_age_ms", 30 * 60_000),
+        ("grpc.max_connection_age_grace_ms", 60_000),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a cluster
+    ]
+
+
+class Ports:
+    """Opens both ports for a run. `address` and `admin_address` have the real ports, once open."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self._run = run
+        self.address = self.admin_address = ""
+        self._health = health.aio.HealthServicer()
+        self._servers: list[Any] = []
+
+    async def open(self) -> None:
+        """Take calls. Raises `PortInUse`."""
+        table = self._run.config.server
+        self.address = await self._open(table.address, admin=False)
+        try:
+            self.admin_address = await self._open(table.admin_address, admin=True)
+        except PortInUse:
+            await self.close(0)
+            raise
+        await self._tell_health(SERVING)
+
+    async def close(self, grace_s: float) -> None:
+        """Say NOT_SERVING, take no more calls, and give those under way `grace_s` seconds."""
+        await self._tell_health(NOT_SERVING)
+        for server in self._servers:
+            await server.stop(grace_s)
+
+    async def _open(self, address: str, admin: bool) -> str:
+        limits = self._run.limits
+        server = aio.server(options=options(limits), maximum_concurrent_rpcs=limits.rpcs_max)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        if admin:
+            add_OperatorsServicer_to_server(Operators(self._run), server)
+            names = [operators_pb2.DESCRIPTOR.services_by_name["Operators"].full_name]
+            reflection.enable_server_reflection(
+                [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
+            )
+        else:
+            add_DevicesServicer_to_server(Devices(self._run), server)
+        try:
+            port = server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise PortInUse(f"{address} cannot be served on, it is taken or not ours: {error}") from error
+        await server.start()
+        self._servers.append(server)
+        return f"{address.rpartition(':')[0]}:{port}"
+
+    async def _tell_health(self, status: Any) -> None:
+        for name in HEALTH_NAMES:
+            await self._health.set(name, status)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

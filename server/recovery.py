@@ -1,0 +1,152 @@
+"""Back to where the run stood: the newest snapshot, then every event after it, through the engine."""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from anabranch.core import events as ev
+from anabranch.core.config import Config
+from anabranch.core.effects import Effect, Published
+from anabranch.core.engine import Engine
+from anabranch.core.errors import ConfigError, ReplayMismatch
+from anabranch.core.journal import Record, from_record
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.params import Vector, digest
+from anabranch.core.settings import EngineSettings
+from anabranch.core.snapshot import Snapshot, restore
+from anabranch.server.intake import decode
+from anabranch.server.manifest import Manifest
+from anabranch.server.models import DIGEST_BYTES_MAX
+from anabranch.server.store.base import Projection, RunInfo, Store
+from anabranch.strategies.registry import make_strategy
+
+log = logging.getLogger(__name__)
+
+PROJECTIONS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """An engine that goes on after event `seq`, which happened at `last_now`."""
+
+    info: RunInfo
+    engine: Engine
+    seq: int
+    last_now: float
+    replayed: int
+    took_s: float
+
+
+def make_engine(
+    config: Config, manifest: Manifest, snapshot: Snapshot | None = None, limits: Limits = DEFAULT_LIMITS
+) -> Engine:
+    """The engine of a snapshot, or of version 0."""
+    strategy = make_strategy(config.strategy.name, config.strategy.params)
+    settings = EngineSettings.of(config, limits)
+    if snapshot is not None:
+        return restore(snapshot, manifest.spec, strategy, settings)
+    return Engine(manifest.spec, strategy, settings, manifest.vector)
+
+
+def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = DEFAULT_LIMITS) -> Recovered:
+    """Enter a new run, or find the stored one and replay it.
+
+    Raises `ConfigError` where the run was started with other settings, `ManifestMismatch`,
+    `ReplayMismatch` where a version is not the one on record, and the errors of the store.
+    """
+    began = time.perf_counter()
+    info = store.start(_new_run(config, manifest))
+    _check_same(Config.from_json(info.config), config, limits)
+    found = store.load()
+    engine = make_engine(config, manifest, found.snapshot, limits)
+    seq, last_now, replayed = found.applied_through_seq, info.created_at, 0
+    known = {row.version: row.sha256 for row in store.versions(after=engine.version, limit=100_000)}
+    projections: list[Projection] = []
+    for seq, record, effects in replay(engine, store, found.tail):
+        last_now, replayed = record["now"], replayed + 1
+        digests = check_versions(effects, known)
+        projections.append(Projection(seq, last_now, effects, digests))
+        if len(projections) >= PROJECTIONS_AT_ONCE:
+            store.append((), projections)
+            projections = []
+    if projections:
+        store.append((), projections)
+    took_s = time.perf_counter() - began
+    log.info("recovered version=%d replayed=%d took=%.3fs", engine.version, replayed, took_s)
+    return Recovered(info, engine, seq, last_now, replayed, took_s)
+
+
+def replay(
+    engine: Engine, store: Store, tail: Iterator[tuple[int, Record]]
+) -> Iterator[tuple[int, Record, list[Effect]]]:
+    """Feed logged events to the engine. Raises `ReplayMismatch` where one cannot be read."""
+
+    def load(payload: ev.Payload) -> Vector:
+        return decode(payload, store.payload(payload), engine.spec)
+
+    for seq, record in tail:
+        try:
+            event = from_record(record, load)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ReplayMismatch(f"event {seq} of the log cannot be read: {error!r}") from error
+        yield seq, record, engine.handle(event)
+
+
+def check_versions(effects: list[Effect], known: dict[int, str | None]) -> dict[int, str]:
+    """The digests of new versions that are small, or whose digest is on record.
+
+    Raises `ReplayMismatch` if one is not what the record says.
+    To be called before the next event: the engine may write on the vector of a `Published`.
+    """
+    digests = {}
+    for effect in effects:
+        if not isinstance(effect, Published):
+            continue
+        recorded = known.get(effect.version)
+        if recorded or effect.vector.nbytes <= DIGEST_BYTES_MAX:
+            digests[effect.version] = digest(effect.vector)
+            if recorded and digests[effect.version] != recorded:
+                raise ReplayMismatch(
+                    f"version {effect.version} has the digest {digests[effect.version][:16]} in the replay "
+                    f"and {recorded[:16]} on record: run `anabranch verify`"
+                )
+    return digests
+
+
+def _new_run(config: Config, manifest: Manifest) -> RunInfo:
+    return RunInfo(
+        run_id=str(uuid.uuid4()),
+        name=config.run.name,
+        config=config.to_json(),
+        layout=manifest.spec.to_json(),
+        initial_sha256=manifest.initial_sha256,
+        created_at=time.time(),
+    )
+
+
+def _check_same(stored: Config, config: Config, limits: Limits) -> None:
+    """The history of a run is a function of its settings, so they are fixed at its start."""
+    for path, was, now in [
+        ("strategy.name", stored.strategy.name, config.strategy.name),
+        ("downlink.codec", stored.downlink.codec, config.downlink.codec),
+        *_differences("strategy", dict(stored.strategy.params), dict(config.strategy.params)),
+        *_differences(
+            "setting", vars(EngineSettings.of(stored, limits)), vars(EngineSettings.of(config, limits))
+        ),
+    ]:
+        if was != now:
+            raise ConfigError(
+                f"{path} is {now!r}, but this run was started with {was!r}: keep that, "
+                "or start another run with another server.data_dir"
+            )
+
+
+def _differences(
+    table: str, stored: dict[str, object], given: dict[str, object]
+) -> list[tuple[str, object, object]]:
+    names = sorted({*stored, *given})
+    return [(f"{table}.{n}", stored.get(n), given.get(n)) for n in names]

@@ -1,0 +1,232 @@
+"""The service for devices: converts, checks form, asks the writer, converts back. It decides nothing."""
+
+# ruff: noqa: N802 - the names and the parameters of the calls are gRPC's
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Sequence
+from typing import TypeVar
+
+from anabranch.core import events as ev
+from anabranch.core.effects import Effect, Granted, Refused
+from anabranch.core.engine import Engine
+from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
+from anabranch.core.updates import Ask, Reason, Task, TaskState
+from anabranch.protos.convert import (
+    PROTOCOL_VERSION,
+    capability_from_proto,
+    check_manifest,
+    checked_id,
+    decision_to_proto,
+    manifest_to_proto,
+    task_to_proto,
+)
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import model_pb2 as model
+from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
+from anabranch.server.intake import Requests, Verdict
+from anabranch.server.models import ModelFile
+from anabranch.server.rpc_errors import answers, streams
+from anabranch.server.run import LiveRun
+
+E = TypeVar("E", Granted, Refused)
+
+DEVICE_TABLES = ("run", "fleet", "client")
+WHY_CHARS_MAX = 200
+
+
+class Devices(DevicesServicer):
+    """See protos/v1/devices.proto for what each call means."""
+
+    def __init__(self, run: LiveRun) -> None:
+        self.run = run
+
+    @answers
+    async def Enrol(self, request: devices.EnrolRequest) -> devices.EnrolResponse:
+        """Make a device known."""
+        run, client_id = self.run, self._id(request.client_id, "client_id")
+        if request.protocol_version != PROTOCOL_VERSION:
+            raise ConfigError(
+                f"protocol_version {request.protocol_version} is not spoken here, {PROTOCOL_VERSION} is: "
+                "install the same version of anabranch on both sides"
+            )
+        clients = run.writer.engine.ledger.clients
+        if client_id not in clients and len(clients) >= run.limits.clients_max:
+            raise Overloaded(f"{len(clients)} clients are enrolled, as many as the server takes")
+        capability = capability_from_proto(request.capability)
+        await run.writer.submit(ev.Enrolled(run.writer.now(), client_id, capability))
+        tables = {t: v for t, v in run.config.to_json().items() if t in DEVICE_TABLES}
+        return devices.EnrolResponse(
+            run=run.info.name,
+            run_id=run.info.run_id,
+            manifest=manifest_to_proto(run.spec),
+            config_json=json.dumps(tables),
+            version=run.writer.engine.version,
+            server_time_s=run.writer.now(),
+        )
+
+    @answers
+    async def AskTask(self, request: devices.AskTaskRequest) -> devices.AskTaskResponse:
+        """Grant or refuse a task."""
+        run = self.run
+        check_manifest(request.manifest_sha256, run.spec)
+        holds = request.holds_version if request.HasField("holds_version") else None
+        ask = Ask(self._id(request.client_id, "client_id"), self._id(request.task_id, "task_id"), holds)
+        if run.draining:
+            return self._refusal(Refused(ask, Reason.PAUSED, "the server is going down", self._retry_s()))
+        answer = await run.writer.submit(ev.TaskAsked(run.writer.now(), ask))
+        granted = _find(answer.effects, Granted)
+        if granted is None:
+            refused = _find(answer.effects, Refused)
+            assert refused is not None, "an ask is granted or refused"
+            return self._refusal(refused)
+        return await self._grant(granted.task)
+
+    @streams
+    async def FetchModel(
+        self, request: devices.FetchModelRequest
+    ) -> AsyncIterator[devices.FetchModelResponse]:
+        """Stream a model from an offset on."""
+        check_manifest(request.manifest_sha256, self.run.spec)
+        if request.part_id:
+            raise UnknownVersion(f"part {request.part_id} is not there: this run's model is one part, 0")
+        version, finished = await self.run.writer.look(lambda engine: self._wanted(engine, request))
+        header = devices.ModelHeader(
+            version=version,
+            manifest_sha256=request.manifest_sha256,
+            published_at_s=self.run.models.published_at(version),
+            final=finished,
+        )
+        if not request.HasField("version") and request.HasField("newer_than"):
+            header.not_modified = version <= request.newer_than
+        if header.not_modified:
+            yield devices.FetchModelResponse(header=header)
+            return
+        file = await self.run.models.get(version)
+        header.part.CopyFrom(_part(file))
+        if request.offset > file.size_bytes:
+            raise InvalidUpdate(f"offset {request.offset} is past the model's {file.size_bytes} bytes")
+        async for response in self._chunks(file, request.offset, header):
+            yield response
+
+    @answers
+    async def PushUpdate(self, requests: Requests) -> devices.PushUpdateResponse:
+        """Receive an update; the answer leaves after it is durable."""
+        verdict = await self.run.intake.push(requests)
+        return _push_response(verdict)
+
+    @answers
+    async def QueryUpload(self, request: devices.QueryUploadRequest) -> devices.QueryUploadResponse:
+        """Where an upload stands."""
+        self._id(request.client_id, "client_id")
+        update_id = self._id(request.update_id, "update_id")
+        if (verdict := await self.run.intake.verdict(update_id)) is not None:
+            return devices.QueryUploadResponse(verdict=_push_response(verdict))
+        return devices.QueryUploadResponse(received_bytes=await self.run.uploads.received(update_id))
+
+    @answers
+    async def Heartbeat(self, request: devices.HeartbeatRequest) -> devices.HeartbeatResponse:
+        """Renew a lease and tell the device what it should know."""
+        writer = self.run.writer
+        client_id, task_id = self._id(request.client_id, "client_id"), self._id(request.task_id, "task_id")
+        if not 0 <= request.progress < float("inf"):
+            raise InvalidUpdate(f"progress must be a finite number, 0 or more, not {request.progress!r}")
+        await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress))
+        task, version, finished = await writer.look(
+            lambda engine: (engine.ledger.tasks.get(task_id), engine.version, engine.finished)
+        )
+        held = task is not None and (task.client_id, task.state) == (client_id, TaskState.LEASED)
+        notices = []
+        if finished:
+            notices.append(devices.Notice(kind=devices.NOTICE_KIND_FINISHED, detail=finished))
+        elif not held:
+            detail = "the lease has ended or the task is not wanted any more"
+            notices.append(devices.Notice(kind=devices.NOTICE_KIND_CANCEL, task_id=task_id, detail=detail))
+        return devices.HeartbeatResponse(
+            expires_at_s=task.expires_at if task is not None and held else 0.0,
+            server_time_s=writer.now(),
+            notices=notices,
+            version=version,
+        )
+
+    @answers
+    async def DropTask(self, request: devices.DropTaskRequest) -> devices.DropTaskResponse:
+        """Take a task back."""
+        client_id, task_id = self._id(request.client_id, "client_id"), self._id(request.task_id, "task_id")
+        why = request.why[:WHY_CHARS_MAX]
+        await self.run.writer.submit(ev.TaskDropped(self.run.writer.now(), client_id, task_id, why))
+        return devices.DropTaskResponse()
+
+    # --- parts of answers --------------------------------------------------------------------
+
+    def _id(self, text: str, name: str) -> str:
+        return checked_id(text, name, self.run.limits)
+
+    def _retry_s(self) -> tuple[float, float]:
+        return self.run.writer.engine.settings.retry_after_s
+
+    def _refusal(self, refused: Refused) -> devices.AskTaskResponse:
+        earliest_s, latest_s = refused.retry_after_s
+        refusal = devices.Refusal(
+            reason=refused.reason,
+            detail=refused.detail,
+            retry_after=model.RetryWindow(earliest_s=earliest_s, latest_s=latest_s),
+            final=refused.final,
+        )
+        return devices.AskTaskResponse(refusal=refusal, server_time_s=self.run.writer.now())
+
+    async def _grant(self, task: Task) -> devices.AskTaskResponse:
+        try:
+            file = await self.run.models.get(task.base_version)
+        except UnknownVersion as gone:  # lost with a crash: give the task back, the device asks anew
+            now, ask = self.run.writer.now(), Ask(task.client_id, task.task_id)
+            await self.run.writer.submit(ev.TaskDropped(now, task.client_id, task.task_id, str(gone)))
+            return self._refusal(Refused(ask, Reason.BASE_GONE, str(gone), self._retry_s()))
+        proto = task_to_proto(task, _part(file))
+        return devices.AskTaskResponse(task=proto, server_time_s=self.run.writer.now())
+
+    def _wanted(self, engine: Engine, request: devices.FetchModelRequest) -> tuple[int, bool]:
+        """The version to serve, encoded if need be, and whether it is the last. In the writer's thread."""
+        version = request.version if request.HasField("version") else engine.version
+        is_known = request.HasField("newer_than") and version <= request.newer_than
+        if not is_known or request.HasField("version"):
+            self.run.models.keep(engine, version)
+        return version, bool(engine.finished) and version == engine.version
+
+    async def _chunks(
+        self, file: ModelFile, offset: int, header: devices.ModelHeader
+    ) -> AsyncIterator[devices.FetchModelResponse]:
+        """The header with the first chunk, then the others."""
+        first: devices.ModelHeader | None = header
+        with file.open() as source:
+            while data := os.pread(source.fileno(), self.run.limits.chunk_bytes_max, offset):
+                yield devices.FetchModelResponse(header=first, offset=offset, data=data)
+                first, offset = None, offset + len(data)
+                self.run.downlink_bytes += len(data)
+        if first is not None:
+            yield devices.FetchModelResponse(header=first, offset=offset)
+
+
+def _find(effects: Sequence[Effect], kind: type[E]) -> E | None:
+    return next((e for e in effects if isinstance(e, kind)), None)
+
+
+def _part(file: ModelFile) -> model.Part:
+    return model.Part(
+        base_version=file.version,
+        size_bytes=file.size_bytes,
+        sha256=bytes.fromhex(file.sha256),
+        encoding=model.Encoding(codec=file.codec),
+    )
+
+
+def _push_response(verdict: Verdict) -> devices.PushUpdateResponse:
+    duplicate = verdict.duplicate
+    return devices.PushUpdateResponse(
+        status=devices.PUSH_STATUS_DUPLICATE if duplicate else devices.PUSH_STATUS_ACCEPTED,
+        decision=decision_to_proto(verdict.receipt.decision),
+        version=verdict.receipt.version,
+        receive_seq=verdict.seq,
+    )

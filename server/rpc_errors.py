@@ -1,0 +1,75 @@
+"""Errors of the package as gRPC statuses: one table (`core/errors.py` OUTCOMES), two decorators.
+
+A failed call carries `anabranch-error: <class name>` in its trailing metadata, and
+`retry-after-s: <earliest>,<latest>` where the caller should try again.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NoReturn, TypeVar
+
+import grpc
+from grpc import aio
+
+from anabranch.core.errors import FALLBACK, AnabranchError, Overloaded, outcome_of
+
+log = logging.getLogger(__name__)
+
+Context = aio.ServicerContext[Any, Any]
+Servicer = TypeVar("Servicer")
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+
+ERROR_KEY, RETRY_KEY = "anabranch-error", "retry-after-s"
+RETRY_WINDOW_S = (0.5, 2.0)  # for a retryable error that names no window
+
+
+async def abort(context: Context, error: Exception) -> NoReturn:
+    """End the call with the status of the error. What was not raised on purpose stays in the log."""
+    if not isinstance(error, AnabranchError):
+        log.error("a call failed", exc_info=error)
+        await context.abort(grpc.StatusCode[FALLBACK.grpc_status], "the server failed; its log says why")
+    outcome = outcome_of(error)
+    metadata = [(ERROR_KEY, type(error).__name__)]
+    if outcome.retryable:
+        earliest, latest = error.retry_after_s if isinstance(error, Overloaded) else RETRY_WINDOW_S
+        metadata.append((RETRY_KEY, f"{earliest:g},{latest:g}"))
+    await context.abort(grpc.StatusCode[outcome.grpc_status], str(error), tuple(metadata))
+
+
+def answers(
+    method: Callable[[Servicer, Request], Awaitable[Response]],
+) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
+    """A handler of a method that returns one response, its errors turned into statuses."""
+
+    @functools.wraps(method)
+    async def handler(self: Servicer, request: Request, context: Context) -> Response:
+        try:
+            return await method(self, request)
+        except aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the last line of defence of a call
+            await abort(context, error)
+
+    return handler
+
+
+def streams(
+    method: Callable[[Servicer, Request], AsyncIterator[Response]],
+) -> Callable[[Servicer, Request, Context], AsyncIterator[Response]]:
+    """A handler of a method that streams responses, its errors turned into statuses."""
+
+    @functools.wraps(method)
+    async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
+        try:
+            async for response in method(self, request):
+                yield response
+        except aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the last line of defence of a call
+            await abort(context, error)
+
+    return handler

@@ -1,0 +1,34 @@
+"""The parts of a run that both services speak to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabranch.core.config import Config
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.params import ParamSpec, Tensors
+from anabranch.server.feed import Feed
+from anabranch.server.intake import Intake
+from anabranch.server.models import Models
+from anabranch.server.store.base import RunInfo
+from anabranch.server.uploads import Uploads
+from anabranch.server.writer import Writer
+
+
+@dataclass
+class LiveRun:
+    """One run being served. Bytes are counted since the process started."""
+
+    info: RunInfo
+    config: Config
+    spec: ParamSpec
+    frozen: Tensors
+    writer: Writer
+    models: Models
+    uploads: Uploads
+    intake: Intake
+    feed: Feed
+    started_at: float
+    limits: Limits = field(default=DEFAULT_LIMITS)
+    draining: bool = False
+    downlink_bytes: int = 0

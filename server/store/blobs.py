@@ -1,0 +1,214 @@
+"""Uploads and large payloads as files under the data directory.
+
+    spool/<update_id>.part   an upload on its way; it grows in place
+    spool/<update_id>.whole  a complete one, its digest checked; never written again
+    blobs/ab/<sha256>        a payload, named by its content
+
+A part is flushed every `SYNC_BYTES`, so that the last flush is short and a resume loses little. It
+is renamed before its digest is taken, so no late chunk can change bytes that were checked.
+No file name comes from outside unchecked.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from anabranch.core.errors import InvalidUpdate, StoreCorrupt, TooLarge
+from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
+from anabranch.server.store.files import (
+    check_space,
+    disk_errors,
+    make_folder,
+    open_file,
+    sync_file,
+    sync_folder,
+)
+
+SYNC_BYTES = 4 * MIB
+ORPHAN_AGE_S = 3600.0  # a blob may wait for its entry this long
+PART_AGE_S = 24 * 3600.0  # a device may stay away this long before it starts its upload again
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def check_id(update_id: str, limits: Limits) -> None:
+    """Raises `InvalidUpdate` unless the id is short and of a strict alphabet."""
+    if len(update_id) > limits.id_chars_max or not _ID.fullmatch(update_id):
+        raise InvalidUpdate(
+            f"update_id {update_id[:80]!r}: use 1 to {limits.id_chars_max} of A-Z a-z 0-9 . _ - "
+            "and begin with a letter or digit"
+        )
+
+
+def check_digest(sha256: str) -> None:
+    """Raises `InvalidUpdate` unless it is a SHA-256 in lower-case hex."""
+    if not _DIGEST.fullmatch(sha256):
+        raise InvalidUpdate(f"sha256 {sha256[:80]!r} is not 64 lower-case hexadecimal digits")
+
+
+def check_bytes(update_id: str, data: bytes | memoryview, sha256: str) -> None:
+    """Raises `InvalidUpdate` if the digest of the bytes is another."""
+    if (found := hashlib.sha256(data).hexdigest()) != sha256:
+        raise InvalidUpdate(
+            f"update {update_id!r}: {len(data)} bytes have the SHA-256 {found}, not {sha256}: send them again"
+        )
+
+
+class BlobStore:
+    """See the module, and `Blobs` in base.py for the contract. It holds no open files."""
+
+    def __init__(self, data_dir: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.limits = limits
+        self._spool, self._blobs = data_dir / "spool", data_dir / "blobs"
+        self._lock = threading.Lock()  # a part is either written or sealed
+
+    def prepare(self) -> None:
+        """Make the folders. Raises `StoreFull`, `DiskFailed`."""
+        with disk_errors("making the data directory"):
+            make_folder(self._spool)
+            make_folder(self._blobs)
+
+    # --- uploads -----------------------------------------------------------------------------
+
+    def received(self, update_id: str) -> int:
+        """Bytes of an upload that are here and durable: where to go on."""
+        for path in (self._whole(update_id), self._part(update_id)):
+            if path.exists():
+                with disk_errors(f"flushing upload {update_id}"):
+                    sync_file(path)
+                    sync_folder(self._spool)
+                return path.stat().st_size
+        return 0
+
+    def write(self, update_id: str, offset: int, chunk: bytes | memoryview) -> int:
+        """Put a chunk at `offset`, dropping what lies after it; returns the bytes received.
+
+        Raises `InvalidUpdate` if it would leave a gap, `TooLarge`, `StoreFull`.
+        """
+        path, end = self._part(update_id), offset + len(chunk)
+        if end > self.limits.payload_bytes_max:
+            raise TooLarge(f"update {update_id!r} is over payload_bytes_max, {self.limits.payload_bytes_max}")
+        check_space(self._spool, self.limits.free_disk_bytes_min)
+        with disk_errors(f"spooling upload {update_id}"):
+            with self._lock:
+                if offset == 0:
+                    self._whole(update_id).unlink(missing_ok=True)
+                descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+                try:
+                    _put(update_id, descriptor, offset, chunk)
+                except BaseException:
+                    os.close(descriptor)
+                    raise
+            try:
+                if offset // SYNC_BYTES != end // SYNC_BYTES:
+                    os.fdatasync(descriptor)
+            finally:
+                os.close(descriptor)
+        return end
+
+    def seal(self, update_id: str, sha256: str) -> memoryview:
+        """The bytes of a whole upload, mapped, its digest checked. Raises `InvalidUpdate`."""
+        check_digest(sha256)
+        part, whole = self._part(update_id), self._whole(update_id)
+        with self._lock, disk_errors(f"sealing upload {update_id}"):
+            if part.exists():
+                part.rename(whole)
+            elif not whole.exists():
+                raise InvalidUpdate(f"update {update_id!r} was not uploaded: send it from byte 0")
+        data = _map(whole)
+        try:
+            check_bytes(update_id, data, sha256)
+        except InvalidUpdate:
+            self.discard(update_id)
+            raise
+        return data
+
+    def adopt(self, update_id: str, sha256: str) -> None:
+        """Make a sealed upload a durable blob: before its entry is appended. May be repeated."""
+        check_digest(sha256)
+        whole, blob = self._whole(update_id), self.path(sha256)
+        with disk_errors(f"storing payload {sha256}"):
+            if not whole.exists() and blob.exists():
+                return
+            make_folder(blob.parent)
+            sync_file(whole)
+            whole.rename(blob)
+            sync_folder(blob.parent)
+
+    def discard(self, update_id: str) -> None:
+        """Forget an upload, if it is there."""
+        with self._lock:
+            self._part(update_id).unlink(missing_ok=True)
+            self._whole(update_id).unlink(missing_ok=True)
+
+    # --- blobs -------------------------------------------------------------------------------
+
+    def path(self, sha256: str) -> Path:
+        """Where the blob of this digest lies, or would lie."""
+        check_digest(sha256)
+        return self._blobs / sha256[:2] / sha256
+
+    def read(self, sha256: str) -> memoryview:
+        """The bytes of a blob, mapped, its digest checked. Raises `StoreCorrupt`."""
+        try:
+            data = _map(self.path(sha256))
+        except OSError as error:
+            raise StoreCorrupt(f"payload {sha256} cannot be read ({error}): restore a backup") from error
+        if (found := hashlib.sha256(data).hexdigest()) != sha256:
+            raise StoreCorrupt(f"payload {sha256} has the SHA-256 {found}: restore it from a backup")
+        return data
+
+    def collect_garbage(self, referenced: set[str]) -> list[str]:
+        """Remove blobs that nothing references and uploads nobody came back for; returns their names."""
+        with disk_errors("removing orphans"):
+            orphans = [p for p in self._blobs.glob("??/*") if p.name not in referenced]
+            gone = [*_older(orphans, ORPHAN_AGE_S), *_older(self._spool.iterdir(), PART_AGE_S)]
+            for path in gone:
+                path.unlink(missing_ok=True)
+            for folder in {path.parent for path in gone}:
+                sync_folder(folder)
+        return sorted(path.name for path in gone)
+
+    def _part(self, update_id: str) -> Path:
+        check_id(update_id, self.limits)
+        return self._spool / f"{update_id}.part"
+
+    def _whole(self, update_id: str) -> Path:
+        check_id(update_id, self.limits)
+        return self._spool / f"{update_id}.whole"
+
+
+def _put(update_id: str, descriptor: int, offset: int, chunk: bytes | memoryview) -> None:
+    size = os.fstat(descriptor).st_size
+    if not 0 <= offset <= size:
+        raise InvalidUpdate(f"update {update_id!r}: a chunk at {offset} leaves a gap, go on at byte {size}")
+    if offset < size:
+        os.ftruncate(descriptor, offset)
+    view = memoryview(chunk)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def _map(path: Path) -> memoryview:
+    """The bytes of a file without a copy; they stay readable when its name is gone."""
+    descriptor = open_file(path, os.O_RDONLY)
+    try:
+        if os.fstat(descriptor).st_size == 0:
+            return memoryview(b"")
+        return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
+    finally:
+        os.close(descriptor)
+
+
+def _older(paths: Iterator[Path] | list[Path], age_s: float) -> list[Path]:
+    before = time.time() - age_s
+    return [path for path in paths if path.lstat().st_mtime < before]

@@ -1,0 +1,164 @@
+"""The one connection to SQLite or PostgreSQL: how it is opened, what its errors mean.
+
+SQLite has a bug that needs two connections which write or checkpoint (3.7.0 to 3.51.2), so a single
+connection does both; readers in other processes open the file read-only.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.pool import NullPool
+
+from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
+from anabranch.server.store.base import DiskFailed
+from anabranch.server.store.files import open_file
+
+BUSY_TIMEOUT_MS = 5_000
+LOCK_TIMEOUT_MS = 3_000  # the backend of a writer that was killed needs a moment to let go
+PRAGMAS = (
+    "journal_mode=WAL",
+    "synchronous=FULL",
+    "foreign_keys=ON",
+    "trusted_schema=OFF",
+    "mmap_size=0",
+    "journal_size_limit=67108864",
+)
+_FULL = {sqlite3.SQLITE_FULL, "53100"}  # the latter is PostgreSQL's disk_full
+_CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"}
+_LOCKED = {sqlite3.SQLITE_BUSY, "55P03"}
+
+
+class Database:
+    """A connection that is opened late: for reading at the first look, for writing by `open`."""
+
+    def __init__(self, url: URL) -> None:
+        self.url = url
+        self._engine: Engine | None = None
+        self._connection: Connection | None = None
+        self._writes = False
+
+    @property
+    def name(self) -> str:
+        """The address without its password, for messages."""
+        return self.url.render_as_string(hide_password=True)
+
+    @property
+    def is_sqlite(self) -> bool:
+        """Whether it is a file."""
+        return self.url.get_backend_name() == "sqlite"
+
+    def exists(self) -> bool:
+        """Whether there is anything to read."""
+        return not self.is_sqlite or Path(str(self.url.database)).exists()
+
+    def open(self, writes: bool) -> None:
+        """Connect; as the writer, lock out every other one. Raises `StoreLocked`, `StoreError`."""
+        self.close()
+        self._writes = writes
+        self._engine = self._sqlite(writes) if self.is_sqlite else self._postgresql()
+        try:
+            self._connection = self._engine.connect()
+            if writes and not self.is_sqlite:
+                self._lock(self._connection)
+        except DBAPIError as error:
+            self.close()
+            raise self._meaning(error, "opening") from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[Connection]:
+        """All or nothing. Raises `StoreFull`, `StoreCorrupt`, and `DiskFailed` if a writer fails."""
+        if self._connection is None:
+            self.open(writes=False)
+        assert self._connection is not None
+        try:
+            with self._connection.begin():
+                yield self._connection
+        except DBAPIError as error:
+            raise self._meaning(error, "using") from error
+
+    @contextmanager
+    def writing(self) -> Iterator[Connection]:
+        """A transaction of the writer."""
+        if not self._writes:
+            raise StoreError(f"the store {self.name} is open for reading only: call start() before writing")
+        with self.transaction() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close the connection. The last one to a SQLite file moves its log into the file."""
+        if self._connection is not None:
+            self._connection.close()
+        if self._engine is not None:
+            self._engine.dispose()
+        self._connection = self._engine = None
+        self._writes = False
+
+    # --- the two kinds -----------------------------------------------------------------------
+
+    def _sqlite(self, writes: bool) -> Engine:
+        path = Path(str(self.url.database)).absolute()
+        if writes:
+            os.close(open_file(path, os.O_RDWR | os.O_CREAT))  # so that it is its owner's alone
+
+        def connect() -> sqlite3.Connection:
+            address = f"file:{quote(str(path))}?mode={'rw' if writes else 'ro'}"
+            timeout_s = BUSY_TIMEOUT_MS / 1000
+            raw = sqlite3.connect(
+                address, uri=True, timeout=timeout_s, isolation_level=None, check_same_thread=False
+            )
+            for pragma in PRAGMAS if writes else ("query_only=ON", "mmap_size=0"):
+                raw.execute(f"PRAGMA {pragma}")
+            return raw
+
+        engine = create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
+        begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
+        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+        return engine
+
+    def _postgresql(self) -> Engine:
+        arguments: dict[str, Any] = {} if "connect_timeout" in self.url.query else {"connect_timeout": 10}
+        return create_engine(self.url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
+
+    def _lock(self, connection: Connection) -> None:
+        with connection.begin():
+            connection.execute(
+                text(
+                    "SELECT set_config('synchronous_commit', 'on', false) "
+                    "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
+                )
+            )
+            connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
+            # Held until the connection ends: whoever writes, writes on the connection that has the lock.
+            connection.execute(
+                text("SELECT pg_advisory_lock(hashtext('anabranch'), hashtext(current_schema()))")
+            )
+
+    def _meaning(self, error: DBAPIError, doing: str) -> StoreError:
+        code, why = _code(error), f"{doing} {self.name}: {error.orig}"
+        if code in _FULL:
+            return StoreFull(f"{why}; make room, nothing acknowledged is lost")
+        if code in _CORRUPT:
+            return StoreCorrupt(f"{why}; restore a backup")
+        if code in _LOCKED:
+            return StoreLocked(f"{why}; another process writes there: stop it, or use another database")
+        if self._writes and doing == "using":
+            return DiskFailed(f"{why}; what was written is unknown, restart to recover")
+        return StoreError(why)
+
+
+def _code(error: DBAPIError) -> int | str | None:
+    """SQLite's primary result code, or PostgreSQL's SQLSTATE."""
+    sqlite_code: int | None = getattr(error.orig, "sqlite_errorcode", None)
+    if sqlite_code is not None:
+        return sqlite_code & 0xFF
+    state: str | None = getattr(error.orig, "sqlstate", None)
+    return state

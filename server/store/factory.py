@@ -1,0 +1,45 @@
+"""The store that a configuration names."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from anabranch.core.errors import ConfigError
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.server.store.base import Store
+from anabranch.server.store.memory import MemoryStore
+from anabranch.server.store.sql import SqlStore
+
+SQLITE_FILE = "anabranch.db"
+_FORMS = (
+    'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/DATABASE'
+)
+
+
+def open_store(database: str, data_dir: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
+    """The store of `server.database`; it reads only until `start`. Raises `ConfigError`."""
+    if database == "memory":
+        return MemoryStore(limits)
+    if not database:
+        return SqlStore(URL.create("sqlite", database=str(data_dir / SQLITE_FILE)), data_dir, limits)
+    return SqlStore(_postgresql(database), data_dir, limits)
+
+
+def _postgresql(database: str) -> URL:
+    scheme = database.partition("://")[0]
+    if scheme not in ("postgresql", "postgresql+psycopg"):
+        # Nothing but the scheme is repeated: the rest may hold a password.
+        raise ConfigError(f"{_FORMS}, not {scheme[:24]!r}")
+    try:
+        url = make_url(database).set(drivername="postgresql+psycopg")
+    except (ArgumentError, ValueError):
+        raise ConfigError(f"{_FORMS}; quote the special characters of a password as %XX") from None
+    if not url.database:
+        raise ConfigError(f"server.database = {url.render_as_string()!r} names no database: add /NAME")
+    if importlib.util.find_spec("psycopg") is None:
+        raise ConfigError("server.database is PostgreSQL: pip install 'anabranch[postgresql]'")
+    return url

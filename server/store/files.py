@@ -1,0 +1,96 @@
+"""Files that survive a power cut: what to flush, what a failure means, who owns a folder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from anabranch.core.errors import StoreError, StoreFull, StoreLocked
+from anabranch.server.store.base import DiskFailed
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextmanager
+def disk_errors(doing: str) -> Iterator[None]:
+    """Turn the operating system's errors into `StoreFull` or, for all others, `DiskFailed`.
+
+    A failed fsync is never tried again: the kernel drops the pages it could not write, and the
+    next fsync would say that all is well.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise StoreFull(f"{doing}: no space left on the disk; nothing acknowledged is lost") from error
+        raise DiskFailed(f"{doing}: {error}; what is on the disk is unknown, restart to recover") from error
+
+
+def check_space(folder: Path, free_bytes_min: int) -> None:
+    """Raises `StoreFull` when the disk has fewer free bytes than the watermark."""
+    disk = os.statvfs(folder)
+    free = disk.f_bavail * disk.f_frsize
+    if free < free_bytes_min:
+        raise StoreFull(
+            f"{folder} has {free} bytes free, under the watermark of {free_bytes_min} "
+            "(free_disk_bytes_min): make room and it goes on by itself"
+        )
+
+
+def make_folder(folder: Path) -> None:
+    """A folder for its owner alone, with its name durable in the folder above it."""
+    missing = [p for p in (folder, *folder.parents) if not p.exists()]
+    for path in reversed(missing):
+        path.mkdir(mode=0o700, exist_ok=True)
+        sync_folder(path.parent)
+
+
+def open_file(path: Path, flags: int) -> int:
+    """A descriptor of a file for its owner alone; a link in its place is an error."""
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def sync_file(path: Path) -> None:
+    """Make the bytes of a file durable."""
+    _sync(path, 0)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    _sync(folder, os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = open_file(path, os.O_RDONLY | flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class FolderLock:
+    """One process at a time owns a folder. The kernel lets go of the lock when the process dies."""
+
+    def __init__(self, folder: Path) -> None:
+        path = folder / "lock"
+        self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            owner = os.read(self._descriptor, 32).decode("ascii", "replace").strip()
+            os.close(self._descriptor)
+            if error.errno != errno.EWOULDBLOCK:
+                raise StoreError(f"{path} cannot be locked ({error}): use a local disk") from error
+            raise StoreLocked(
+                f"{folder} is in use by process {owner or 'unknown'}: stop it, or use another data_dir"
+            ) from error
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+
+    def release(self) -> None:
+        """Let another process in."""
+        os.close(self._descriptor)

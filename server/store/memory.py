@@ -1,0 +1,247 @@
+"""The store that forgets: for tests and for trials. A kill loses everything, the rest of the laws hold."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from safetensors.numpy import load, save
+
+from anabranch.core.effects import Decided, Published
+from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
+from anabranch.core.events import Payload
+from anabranch.core.journal import Record, line
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.snapshot import Snapshot
+from anabranch.core.updates import Receipt
+from anabranch.server.store.base import Entry, Projection, Recovery, RunInfo, VersionRow
+from anabranch.server.store.blobs import check_bytes, check_digest, check_id
+from anabranch.server.store.rows import check_same_run, metric_rows, update_id_of
+
+SNAPSHOTS_KEPT = 3
+
+log = logging.getLogger(__name__)
+
+
+class MemoryBlobs:
+    """`Blobs` of base.py."""
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.limits = limits
+        self.payloads: dict[str, bytes] = {}
+        self._parts: dict[str, bytearray] = {}
+        self._lock = threading.Lock()
+
+    def received(self, update_id: str) -> int:
+        """Bytes of an upload that are here."""
+        check_id(update_id, self.limits)
+        return len(self._parts.get(update_id, b""))
+
+    def write(self, update_id: str, offset: int, chunk: bytes | memoryview) -> int:
+        """Put a chunk at `offset`, dropping what lies after it. Raises `InvalidUpdate`, `TooLarge`."""
+        check_id(update_id, self.limits)
+        with self._lock:
+            part = self._parts.setdefault(update_id, bytearray())
+            if not 0 <= offset <= len(part):
+                raise InvalidUpdate(
+                    f"update {update_id!r}: a chunk at {offset} leaves a gap, go on at byte {len(part)}"
+                )
+            if offset + len(chunk) > self.limits.payload_bytes_max:
+                cap = self.limits.payload_bytes_max
+                raise TooLarge(f"update {update_id!r} is over payload_bytes_max, {cap}")
+            part[offset:] = chunk
+            return len(part)
+
+    def seal(self, update_id: str, sha256: str) -> bytes:
+        """The bytes of a whole upload, its digest checked. Raises `InvalidUpdate`."""
+        check_id(update_id, self.limits)
+        check_digest(sha256)
+        with self._lock:
+            if update_id not in self._parts:
+                raise InvalidUpdate(f"update {update_id!r} was not uploaded: send it from byte 0")
+            data = bytes(self._parts[update_id])
+        try:
+            check_bytes(update_id, data, sha256)
+        except InvalidUpdate:
+            self.discard(update_id)
+            raise
+        return data
+
+    def adopt(self, update_id: str, sha256: str) -> None:
+        """Keep a sealed upload as a payload. Raises `InvalidUpdate`."""
+        if sha256 not in self.payloads:
+            self.payloads[sha256] = self.seal(update_id, sha256)
+        self.discard(update_id)
+
+    def discard(self, update_id: str) -> None:
+        """Forget an upload, if it is there."""
+        check_id(update_id, self.limits)
+        self._parts.pop(update_id, None)
+
+
+@dataclass
+class _Kept:
+    """A snapshot as the bytes of its file."""
+
+    seq: int
+    version: int
+    sha256: str
+    data: bytes
+
+
+@dataclass
+class _Books:
+    """Everything that survives `close`."""
+
+    info: RunInfo | None = None
+    lines: list[str] = field(default_factory=list)
+    updates: dict[str, Record] = field(default_factory=dict)
+    receipts: dict[str, Receipt] = field(default_factory=dict)
+    versions: dict[int, VersionRow] = field(default_factory=dict)
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    snapshots: list[_Kept] = field(default_factory=list)
+
+
+class MemoryStore:
+    """`Store` of base.py. `events_max` makes it full on purpose (0: never)."""
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, events_max: int = 0) -> None:
+        self.blobs = MemoryBlobs(limits)
+        self.events_max = events_max
+        self.books = _Books()
+        self._started = False
+
+    def info(self) -> RunInfo | None:
+        """The run that is held, if there is one."""
+        return self.books.info
+
+    def start(self, info: RunInfo) -> RunInfo:
+        """Enter a new run, or find the one that is there. Raises `ManifestMismatch`."""
+        if self.books.info is None:
+            self.books.info = info
+        check_same_run(self.books.info, info, "the store")
+        self._started = True
+        return self.books.info
+
+    def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
+        """Take events, and note what came of earlier ones. Raises `StoreFull`."""
+        books = self.books
+        if not self._started:
+            raise StoreError("the store is open for reading only: call start() before writing")
+        if self.events_max and len(books.lines) + len(entries) > self.events_max:
+            raise StoreFull(f"the store holds {self.events_max} events at most")
+        for entry in entries:
+            self._check_blob(entry)
+        for projection in projections:
+            self._project(projection)
+        return [self._append(entry) for entry in entries]
+
+    def _append(self, entry: Entry) -> int | None:
+        update_id, books = update_id_of(entry), self.books
+        if update_id is not None:
+            if update_id in books.updates:
+                return None
+            books.updates[update_id] = entry.record
+            if entry.inline is not None:
+                self.blobs.payloads[entry.record["payload"]["sha256"]] = entry.inline
+        books.lines.append(line(entry.record))
+        return len(books.lines)
+
+    def _check_blob(self, entry: Entry) -> None:
+        if update_id_of(entry) is None or entry.inline is not None or entry.record["flaw"]:
+            return
+        if entry.record["payload"]["sha256"] not in self.blobs.payloads:
+            raise StoreError(f"the payload of update {update_id_of(entry)!r} is no blob: adopt it first")
+
+    def _project(self, projection: Projection) -> None:
+        versions = self.books.versions
+        for effect in projection.effects:
+            match effect:
+                case Decided(duplicate=False):
+                    self.books.receipts.setdefault(effect.receipt.update_id, effect.receipt)
+                case Published(version=v):
+                    row = VersionRow(v, None, len(effect.update_ids), projection.now, False, {})
+                    versions.setdefault(v, row)
+        for v, sha256 in projection.digests.items():
+            if v in versions and versions[v].sha256 is None:
+                versions[v] = replace(versions[v], sha256=sha256)
+
+    def payload(self, reference: Payload) -> bytes:
+        """The bytes of an update. Raises `StoreCorrupt`."""
+        data = self.blobs.payloads.get(reference.sha256)
+        if data is None:
+            raise StoreCorrupt(f"payload {reference.sha256} is missing")
+        if (found := hashlib.sha256(data).hexdigest()) != reference.sha256:
+            raise StoreCorrupt(f"payload {reference.sha256} has the SHA-256 {found}")
+        return data
+
+    def receipt(self, update_id: str) -> Receipt | None:
+        """What was decided of an update."""
+        return self.books.receipts.get(update_id)
+
+    def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:  # noqa: ARG002
+        """Keep a copy; keeps the newest three."""
+        meta = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
+        arrays = {name: np.asarray(array, order="C") for name, array in snapshot.arrays.items()}
+        data = save({**arrays, "$meta": meta})
+        kept = [k for k in self.books.snapshots if k.seq != applied_through_seq]
+        sha256 = hashlib.sha256(data).hexdigest()
+        kept.append(_Kept(applied_through_seq, snapshot.meta["version"], sha256, data))
+        self.books.snapshots = sorted(kept, key=lambda k: k.seq)[-SNAPSHOTS_KEPT:]
+
+    def load(self) -> Recovery:
+        """The newest good snapshot and the events after it."""
+        for kept in reversed(self.books.snapshots):
+            if hashlib.sha256(kept.data).hexdigest() == kept.sha256:
+                arrays = {name: array.copy() for name, array in load(kept.data).items()}
+                meta = json.loads(arrays.pop("$meta").tobytes())
+                return Recovery(Snapshot(meta, arrays), kept.seq, self._after(kept.seq))
+            log.warning("snapshot %d is damaged: going back to the one before", kept.seq)
+        return Recovery(None, 0, self._after(0))
+
+    def records(self) -> Iterator[tuple[int, Record]]:
+        """The whole log."""
+        return self._after(0)
+
+    def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
+        for number in range(seq, len(self.books.lines)):
+            yield number + 1, json.loads(self.books.lines[number])
+
+    def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:
+        """Published versions above `after`, in order."""
+        books, kept = self.books, {k.version for k in self.books.snapshots}
+        found = sorted(v for v in books.versions if v > after)[:limit]
+        return [
+            replace(books.versions[v], snapshot=v in kept, metrics=dict(books.metrics.get(v, {})))
+            for v in found
+        ]
+
+    def add_metrics(self, version: int, metrics: Mapping[str, float], at: float) -> None:
+        """Metrics of a version; a later value replaces the earlier. Values not finite are left out."""
+        mine = self.books.metrics.setdefault(version, {})
+        mine |= {row["name"]: row["value"] for row in metric_rows(version, metrics, at)}
+
+    def problems(self) -> list[str]:
+        """Every broken invariant that a look at the books can tell, in words."""
+        books, found = self.books, []
+        for update_id, record in books.updates.items():
+            if record["flaw"]:
+                continue
+            try:
+                self.payload(Payload(**record["payload"]))
+            except StoreCorrupt as error:
+                found.append(f"update {update_id!r}: {error}")
+        damaged = [k for k in books.snapshots if hashlib.sha256(k.data).hexdigest() != k.sha256]
+        found += [f"snapshot {k.seq} does not have its SHA-256" for k in damaged]
+        if sorted(books.versions) != list(range(1, len(books.versions) + 1)):
+            found.append("some versions are missing")
+        return found
+
+    def close(self) -> None:
+        """Stop writing; what was taken stays until the object goes."""
+        self._started = False

@@ -1,0 +1,185 @@
+"""What is wrong with the stored data, in words: everything that a look at the tables can tell.
+
+Whether the model is the fold of the log is for a replay to say, not for the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy import Connection, Select, and_, exists, func, or_, select, text
+
+from anabranch.core.errors import StoreCorrupt
+from anabranch.server.store.blobs import BlobStore
+from anabranch.server.store.schema import events, leases, model_versions, snapshots, updates
+from anabranch.server.store.snapshots import SnapshotFiles
+
+PAGE = 64  # payloads in memory at a time
+
+
+def find_problems(connection: Connection, blobs: BlobStore, files: SnapshotFiles) -> list[str]:
+    """Every broken invariant, in words; empty when all hold."""
+    return [
+        *_pages(connection),
+        *_log(connection),
+        *_counts(connection),
+        *_decisions(connection),
+        *_versions(connection),
+        *_leases(connection),
+        *_snapshots(connection, files),
+        *_payloads(connection, blobs),
+    ]
+
+
+def _pages(connection: Connection) -> Iterator[str]:
+    if connection.dialect.name == "sqlite":
+        for (found,) in connection.execute(text("PRAGMA integrity_check(20)")):
+            if found != "ok":
+                yield f"the database file is damaged: {found}"
+
+
+def _log(connection: Connection) -> Iterator[str]:
+    count, first, last = connection.execute(
+        select(func.count(), func.min(events.c.seq), func.max(events.c.seq)).select_from(events)
+    ).one()
+    if count and (first, last) != (1, count):
+        yield f"the log has {count} events numbered {first} to {last}: some are missing"
+    lonely = events.outerjoin(updates, events.c.seq == updates.c.seq)
+    query = select(events.c.seq).select_from(lonely)
+    for (seq,) in connection.execute(query.where(events.c.kind == "update", updates.c.seq.is_(None))):
+        yield f"event {seq} is an update without a row in updates"
+    for seq, kind in connection.execute(
+        select(updates.c.seq, events.c.kind)
+        .join(events, events.c.seq == updates.c.seq)
+        .where(events.c.kind != "update")
+    ):
+        yield f"update {seq} comes of an event of kind {kind!r}"
+
+
+def _counts(connection: Connection) -> Iterator[str]:
+    """Nothing counts twice."""
+    for column, which in ((updates.c.update_id, None), (updates.c.task_id, ("held", "applied"))):
+        query = select(column, func.count()).group_by(column).having(func.count() > 1)
+        if which:
+            query = query.where(updates.c.state.in_(which))
+        for name, count in connection.execute(query):
+            yield f"{column.name} {name!r} counts {count} times"
+
+
+def _decisions(connection: Connection) -> Iterator[str]:
+    u, latest = updates.c, select(func.max(snapshots.c.applied_through_seq)).scalar_subquery()
+    yield from _each(
+        connection,
+        select(u.update_id).where(u.state == "received", u.seq <= latest),
+        "update {!r} is folded into a snapshot, but not decided",
+    )
+    yield from _each(
+        connection,
+        select(u.update_id).where(u.state == "rejected", u.reason == ""),
+        "update {!r} is rejected without a reason",
+    )
+    yield from _each(
+        connection,
+        select(u.update_id).where(u.state.in_(("held", "applied")), or_(u.weight.is_(None), u.flawed)),
+        "update {!r} is taken, but has no weight or is flawed",
+    )
+    unknown = ~exists().where(model_versions.c.version == u.applied_version)
+    yield from _each(
+        connection,
+        select(u.update_id, u.applied_version).where(u.state == "applied", unknown),
+        "update {!r} is applied in version {}, which is not known",
+    )
+
+
+def _versions(connection: Connection) -> Iterator[str]:
+    v = model_versions.c
+    count, first, last = connection.execute(
+        select(func.count(), func.min(v.version), func.max(v.version)).select_from(model_versions)
+    ).one()
+    if count and (first, last) != (1, count):
+        yield f"{count} versions are numbered {first} to {last}: some are missing"
+    applied = (
+        select(func.count()).where(updates.c.applied_version == v.version).correlate(model_versions)
+    ).scalar_subquery()
+    for version, claimed, found in connection.execute(
+        select(v.version, v.updates, applied).where(v.updates != applied)
+    ):
+        yield f"version {version} was made of {claimed} updates, but {found} are applied in it"
+    before = model_versions.alias()
+    yield from _each(
+        connection,
+        select(v.version).join(
+            before,
+            and_(before.c.version == v.version - 1, before.c.applied_through_seq > v.applied_through_seq),
+        ),
+        "version {} folds fewer events than the one before it",
+    )
+
+
+def _leases(connection: Connection) -> Iterator[str]:
+    taken = exists().where(
+        updates.c.task_id == leases.c.task_id,
+        updates.c.client_id == leases.c.client_id,
+        updates.c.state.in_(("held", "applied")),
+    )
+    yield from _each(
+        connection,
+        select(leases.c.task_id).where(leases.c.state == "leased", taken),
+        "lease {!r} is open, but its update was taken",
+    )
+    yield from _each(
+        connection,
+        select(leases.c.task_id).where(leases.c.state == "accepted", ~taken),
+        "lease {!r} is accepted, but no update of it was taken",
+    )
+
+
+def _snapshots(connection: Connection, files: SnapshotFiles) -> Iterator[str]:
+    last = connection.scalar(select(func.max(events.c.seq))) or 0
+    for row in connection.execute(select(snapshots).order_by(snapshots.c.applied_through_seq)).all():
+        if row.applied_through_seq > last:
+            yield f"snapshot {row.applied_through_seq} is ahead of the log, which ends at event {last}"
+        try:
+            meta = files.read(row.sha256).meta
+        except StoreCorrupt as error:
+            yield str(error)
+            continue
+        if meta["version"] != row.version:
+            yield f"snapshot {row.applied_through_seq} has version {meta['version']}, not {row.version}"
+
+
+def _payloads(connection: Connection, blobs: BlobStore) -> Iterator[str]:
+    """Every payload is there with its digest and size, and is the one that the log names."""
+    seq = 0
+    query = select(updates, events.c.record).join(events, events.c.seq == updates.c.seq).limit(PAGE)
+    while True:
+        page = connection.execute(query.where(updates.c.seq > seq).order_by(updates.c.seq)).all()
+        for row in page:
+            yield from _payload(row, blobs)
+        if len(page) < PAGE:
+            return
+        seq = page[-1].seq
+
+
+def _payload(row: Any, blobs: BlobStore) -> Iterator[str]:
+    record = json.loads(row.record)
+    named = record.get("payload", {})
+    if (record.get("update_id"), named.get("sha256")) != (row.update_id, row.sha256):
+        yield f"update {row.update_id!r} differs from event {row.seq} of the log"
+    if row.flawed:  # nothing was computed from its bytes, so they need not be kept
+        return
+    try:
+        data = row.payload if row.payload is not None else blobs.read(row.sha256)
+    except StoreCorrupt as error:
+        yield f"update {row.update_id!r}: {error}"
+        return
+    if len(data) != row.size_bytes or hashlib.sha256(data).hexdigest() != row.sha256:
+        yield f"update {row.update_id!r}: its payload does not have its size and SHA-256"
+
+
+def _each(connection: Connection, query: Select[Any], words: str) -> Iterator[str]:
+    for row in connection.execute(query):
+        yield words.format(*row)

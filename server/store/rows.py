@@ -1,0 +1,121 @@
+"""Runs, events and updates as rows of the tables, and back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from anabranch.core.errors import ManifestMismatch
+from anabranch.core.journal import Record, line
+from anabranch.core.updates import Decision, Reason, Receipt, Verdict
+from anabranch.server.store.base import Entry, RunInfo
+
+Row = dict[str, Any]
+BIGINT_MAX = (1 << 63) - 1
+
+
+def storable(text: str) -> str:
+    """Text as both databases take it: no NUL, no lone surrogates."""
+    return text.replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+
+
+def bounded(number: int) -> int:
+    """The number, or the largest that a column holds. The log has it exactly."""
+    return max(-BIGINT_MAX, min(int(number), BIGINT_MAX))
+
+
+def update_id_of(entry: Entry) -> str | None:
+    """The id of the update in an entry, None if it is another event."""
+    return entry.record["update_id"] if entry.record["kind"] == "update" else None
+
+
+def event_row(seq: int, record: Record) -> Row:
+    """A row of `events`."""
+    return {
+        "seq": seq,
+        "at": record["now"],
+        "kind": record["kind"],
+        "client_id": record.get("client_id"),
+        "record": line(record),
+    }
+
+
+def client_row(record: Record) -> Row:
+    """A row of `clients`, of an enrolment."""
+    return {
+        "client_id": record["client_id"],
+        "capability": json.dumps(record["capability"], sort_keys=True),
+        "enrolled_at": record["now"],
+        "seen_at": record["now"],
+    }
+
+
+def update_row(seq: int, entry: Entry) -> Row:
+    """A row of `updates`, not yet decided."""
+    record, payload = entry.record, entry.record["payload"]
+    return {
+        "seq": seq,
+        "update_id": record["update_id"],
+        "task_id": record["task_id"],
+        "client_id": record["client_id"],
+        "base_version": bounded(record["base_version"]),
+        "examples": bounded(record["examples"]),
+        "received_at": record["now"],
+        "codec": payload["codec"],
+        "sha256": payload["sha256"],
+        "size_bytes": payload["size_bytes"],
+        "payload": entry.inline,
+        "flawed": bool(record["flaw"]),
+        "state": "received",
+        "reason": "",
+        "detail": "",
+    }
+
+
+def receipt_of(row: Mapping[str, Any]) -> Receipt:
+    """The receipt in a row of `updates` that is decided."""
+    decision = Decision(
+        Verdict(row["verdict"]), row["staleness"], row["weight"], Reason(row["reason"]), row["detail"]
+    )
+    return Receipt(row["update_id"], row["task_id"], row["version"], decision)
+
+
+def metric_rows(version: int, metrics: Mapping[str, float], at: float) -> list[Row]:
+    """Rows of `metrics`. Values that are not finite are left out."""
+    return [
+        {"version": version, "name": storable(name), "value": float(value), "at": at}
+        for name, value in metrics.items()
+        if math.isfinite(value)
+    ]
+
+
+def run_row(info: RunInfo) -> Row:
+    """The row of `runs`."""
+    return {
+        "run_id": info.run_id,
+        "name": storable(info.name),
+        "config": json.dumps(dict(info.config), sort_keys=True),
+        "layout": json.dumps(info.layout),
+        "initial_sha256": info.initial_sha256,
+        "created_at": info.created_at,
+    }
+
+
+def info_of(row: Mapping[str, Any]) -> RunInfo:
+    """The inverse of `run_row`."""
+    return RunInfo(**{**row, "config": json.loads(row["config"]), "layout": json.loads(row["layout"])})
+
+
+def check_same_run(stored: RunInfo, given: RunInfo, where: str) -> None:
+    """Raises `ManifestMismatch` if a stored run is of another model than the given one."""
+    what = ""
+    if json.dumps(stored.layout) != json.dumps(given.layout):
+        what = "a model of another layout"
+    elif stored.initial_sha256 != given.initial_sha256:
+        what = "other initial weights"
+    if what:
+        raise ManifestMismatch(
+            f"{where} has the run {stored.name!r} with {what}: give its own manifest, or another data_dir"
+        )

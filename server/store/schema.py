@@ -1,0 +1,152 @@
+"""The tables. `events` is the truth; every other table is written from it, for look-ups and audits.
+
+One database holds one run. Times are seconds since 1970, UTC, as the events carry them. A change here
+needs a revision in `migrations/versions`: a test compares the two on both databases.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+)
+
+# SQLite's own row id is a key only under the very name INTEGER.
+Big = BigInteger().with_variant(Integer, "sqlite")
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "pk_%(table_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s",
+        "ix": "ix_%(table_name)s_%(column_0_name)s",
+        "ck": "ck_%(table_name)s_%(constraint_name)s",
+    }
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("run_id", Text, primary_key=True),
+    Column("name", Text, nullable=False),
+    Column("config", Text, nullable=False),
+    Column("layout", Text, nullable=False),
+    Column("initial_sha256", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+# Append only. `record` is the canonical line of core/journal.py.
+events = Table(
+    "events",
+    metadata,
+    Column("seq", Big, primary_key=True, autoincrement=False),
+    Column("at", Double, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("client_id", Text),
+    Column("record", Text, nullable=False),
+)
+
+clients = Table(
+    "clients",
+    metadata,
+    Column("client_id", Text, primary_key=True),
+    Column("capability", Text, nullable=False),
+    Column("enrolled_at", Double, nullable=False),
+    Column("seen_at", Double, nullable=False),
+)
+
+# One row a task. How many live leases a client may have is a setting (`tasks_per_client`), so the
+# engine sees to it, not an index.
+leases = Table(
+    "leases",
+    metadata,
+    Column("task_id", Text, primary_key=True),
+    Column("client_id", Text, nullable=False),
+    Column("base_version", Big, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("granted_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("ended_at", Double),
+    CheckConstraint(
+        "state IN ('leased', 'accepted', 'rejected', 'expired', 'superseded', 'dropped', 'cancelled')",
+        name="state",
+    ),
+)
+Index("ix_leases_client_id", leases.c.client_id)
+
+# `payload` has small payloads; larger ones are files, named by `sha256`. `received` is durable but not
+# yet decided, `held` is folded into a buffer, `applied` is in version `applied_version`. `verdict` and
+# `version` are what the device was told.
+updates = Table(
+    "updates",
+    metadata,
+    Column("seq", Big, ForeignKey("events.seq"), primary_key=True, autoincrement=False),
+    Column("update_id", Text, nullable=False),
+    Column("task_id", Text, nullable=False),
+    Column("client_id", Text, nullable=False),
+    Column("base_version", Big, nullable=False),
+    Column("examples", Big, nullable=False),
+    Column("received_at", Double, nullable=False),
+    Column("codec", Text, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("size_bytes", Big, nullable=False),
+    Column("payload", LargeBinary),
+    Column("flawed", Boolean, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("verdict", Text),
+    Column("version", Big),
+    Column("staleness", Big),
+    Column("weight", Double),
+    Column("reason", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("applied_version", Big),
+    CheckConstraint("state IN ('received', 'held', 'applied', 'rejected')", name="state"),
+    CheckConstraint("(state = 'applied') = (applied_version IS NOT NULL)", name="applied_version"),
+    CheckConstraint("(state = 'received') = (verdict IS NULL)", name="verdict"),
+    CheckConstraint("payload IS NULL OR length(payload) = size_bytes", name="payload"),
+)
+Index("ix_updates_update_id", updates.c.update_id, unique=True)
+Index("ix_updates_sha256", updates.c.sha256)
+Index("ix_updates_applied_version", updates.c.applied_version)
+# Not unique: the engine forgets old receipts (`receipts_max`), and a projection may never fail. That a
+# task counts once is checked by `problems`.
+Index("ix_updates_task_id", updates.c.task_id)
+
+model_versions = Table(
+    "model_versions",
+    metadata,
+    Column("version", Big, primary_key=True, autoincrement=False),
+    Column("sha256", Text),
+    Column("updates", Big, nullable=False),
+    Column("applied_through_seq", Big, ForeignKey("events.seq"), nullable=False),
+    Column("published_at", Double, nullable=False),
+)
+
+# The newest three. `sha256` names the file, whose bytes hold the state after event
+# `applied_through_seq`.
+snapshots = Table(
+    "snapshots",
+    metadata,
+    Column("applied_through_seq", Big, primary_key=True, autoincrement=False),
+    Column("version", Big, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+metrics = Table(
+    "metrics",
+    metadata,
+    Column("version", Big, primary_key=True, autoincrement=False),
+    Column("name", Text, primary_key=True),
+    Column("value", Double, nullable=False),
+    Column("at", Double, nullable=False),
+)

@@ -1,0 +1,101 @@
+"""Snapshots as safetensors files, named by their content: `snapshots/<sha256>.safetensors`.
+
+The JSON of a snapshot is in its file as well, as a tensor of bytes, so that one digest covers all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import uuid
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from anabranch.core.errors import StoreCorrupt
+from anabranch.core.limits import Limits
+from anabranch.core.snapshot import Snapshot
+from anabranch.server.store.files import check_space, disk_errors, make_folder, sync_file, sync_folder
+
+META = "$meta"
+
+
+class SnapshotFiles:
+    """Writes durably, reads with the digest checked."""
+
+    def __init__(self, data_dir: Path, limits: Limits) -> None:
+        self.folder = data_dir / "snapshots"
+        self._limits = limits
+
+    def prepare(self) -> None:
+        """Make the folder, and remove what a crash left half written."""
+        with disk_errors("making the data directory"):
+            make_folder(self.folder)
+            for path in (*self.folder.glob("*.tmp"), *self.folder.glob(".tmp*")):
+                path.unlink()
+
+    def path(self, sha256: str) -> Path:
+        """Where the snapshot of this digest lies, or would lie."""
+        return self.folder / f"{sha256}.safetensors"
+
+    def write(self, snapshot: Snapshot) -> str:
+        """Make a snapshot durable; returns the SHA-256 of its file. Raises `StoreFull`, `DiskFailed`."""
+        check_space(self.folder, self._limits.free_disk_bytes_min)
+        tensors = {name: np.asarray(array, order="C") for name, array in snapshot.arrays.items()}
+        tensors[META] = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
+        temporary = self.folder / f"{uuid.uuid4().hex}.tmp"
+        try:
+            with disk_errors("writing a snapshot"):
+                _save(tensors, temporary)
+                temporary.chmod(0o600)
+                sync_file(temporary)
+                sha256 = _digest(temporary)
+                temporary.rename(self.path(sha256))
+                sync_folder(self.folder)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return sha256
+
+    def read(self, sha256: str) -> Snapshot:
+        """The snapshot of a digest. Raises `StoreCorrupt`."""
+        path = self.path(sha256)
+        try:
+            if (found := _digest(path)) != sha256:
+                raise StoreCorrupt(f"snapshot {path.name} has the SHA-256 {found}")
+            tensors = load_file(path)
+            meta = json.loads(tensors.pop(META).tobytes())
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            raise StoreCorrupt(f"snapshot {path.name} cannot be read: {error}") from error
+        return Snapshot(meta, tensors)
+
+    def remove_all_but(self, kept: set[str]) -> None:
+        """Remove the files that no row names any more: after the commit that superseded them."""
+        with disk_errors("removing old snapshots"):
+            gone = [p for p in self.folder.glob("*.safetensors") if p.stem not in kept]
+            for path in gone:
+                path.unlink()
+            if gone:
+                sync_folder(self.folder)
+
+
+def _save(tensors: dict[str, np.ndarray], path: Path) -> None:
+    """`save_file`, with the operating system's error number where it has one."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        if (number := _os_error(str(error))) is not None:
+            raise OSError(number, os.strerror(number)) from error
+        raise
+
+
+def _os_error(message: str) -> int | None:
+    _, found, rest = message.partition("(os error ")
+    return int(rest.partition(")")[0]) if found else None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,271 @@
+"""The store on SQLite or PostgreSQL, with large payloads and snapshots in files beside it.
+
+What makes an append cheap is that it is one transaction for a whole batch: one flush of the disk,
+whatever the number of events. See `base.py` for the laws.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, delete, exists, func, insert, select
+
+from anabranch.core.errors import StoreCorrupt, StoreError
+from anabranch.core.events import Payload
+from anabranch.core.journal import Record
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.snapshot import Snapshot
+from anabranch.core.updates import Receipt
+from anabranch.server.store import migrations, rows, schema
+from anabranch.server.store.base import Entry, Projection, Recovery, RunInfo, VersionRow
+from anabranch.server.store.blobs import BlobStore
+from anabranch.server.store.database import Database
+from anabranch.server.store.files import FolderLock, check_space, disk_errors, make_folder
+from anabranch.server.store.problems import find_problems
+from anabranch.server.store.projections import upsert, write_projections
+from anabranch.server.store.schema import clients, events, model_versions, runs, snapshots, updates
+from anabranch.server.store.snapshots import SnapshotFiles
+
+SNAPSHOTS_KEPT = 3
+PAGE = 500  # events read at a time
+
+log = logging.getLogger(__name__)
+
+
+class SqlStore:
+    """`Store` of base.py. `data_dir` has the blobs, the snapshots and the lock, whatever the database."""
+
+    def __init__(self, url: URL, data_dir: Path, limits: Limits = DEFAULT_LIMITS) -> None:
+        self._database = Database(url)
+        self._data_dir, self._limits = data_dir, limits
+        self._blobs = BlobStore(data_dir, limits)
+        self._snapshots = SnapshotFiles(data_dir, limits)
+        self._lock: FolderLock | None = None
+        self._last_seq = 0
+
+    @property
+    def blobs(self) -> BlobStore:
+        """Where uploads and large payloads lie."""
+        return self._blobs
+
+    # --- the run -----------------------------------------------------------------------------
+
+    def info(self) -> RunInfo | None:
+        """The run that is stored, if there is one. Raises `StoreNewer`."""
+        if not self._database.exists():
+            return None
+        with self._database.transaction() as connection:
+            if migrations.current_revision(connection) is None:
+                return None
+            row = connection.execute(select(runs)).mappings().first()
+        return None if row is None else rows.info_of(dict(row))
+
+    def start(self, info: RunInfo) -> RunInfo:
+        """Lock, bring the tables up to date, and enter the run or find it. See base.py for errors."""
+        with disk_errors("making the data directory"):
+            make_folder(self._data_dir)
+        check_space(self._data_dir, self._limits.free_disk_bytes_min)
+        self._lock = FolderLock(self._data_dir)
+        try:
+            self._database.open(writes=True)
+            with self._database.writing() as connection:
+                migrations.upgrade(connection)
+                stored = self._enter(connection, info)
+                self._last_seq = connection.scalar(select(func.max(events.c.seq))) or 0
+            self._blobs.prepare()
+            self._snapshots.prepare()
+            self._collect_garbage()
+        except BaseException:
+            self.close()
+            raise
+        return stored
+
+    def close(self) -> None:
+        """Flush and let go of files and locks."""
+        self._database.close()
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def _enter(self, connection: Connection, info: RunInfo) -> RunInfo:
+        row = connection.execute(select(runs)).mappings().first()
+        if row is None:
+            connection.execute(insert(runs), rows.run_row(info))
+            return info
+        stored = rows.info_of(dict(row))
+        rows.check_same_run(stored, info, self._database.name)
+        return stored
+
+    def _collect_garbage(self) -> None:
+        with self._database.writing() as connection:
+            files = select(updates.c.sha256).where(updates.c.payload.is_(None), ~updates.c.flawed)
+            referenced = set(connection.scalars(files))
+            kept = set(connection.scalars(select(snapshots.c.sha256)))
+        if gone := self._blobs.collect_garbage(referenced):
+            log.info("removed %d files that nothing references", len(gone))
+        self._snapshots.remove_all_but(kept)
+
+    # --- the log -----------------------------------------------------------------------------
+
+    def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
+        """Make events durable, and write the projections of earlier ones, in one transaction."""
+        check_space(self._data_dir, self._limits.free_disk_bytes_min)
+        with self._database.writing() as connection:
+            write_projections(connection, projections)
+            seqs = self._number(connection, entries)
+            self._insert(connection, [(s, e) for s, e in zip(seqs, entries, strict=True) if s is not None])
+        self._last_seq += sum(seq is not None for seq in seqs)
+        return seqs
+
+    def _number(self, connection: Connection, entries: Sequence[Entry]) -> list[int | None]:
+        """The next sequence number for each entry; None for an update that is in the log."""
+        ids = [i for e in entries if (i := rows.update_id_of(e)) is not None]
+        known: set[str] = set()
+        if ids:
+            logged = select(updates.c.update_id).where(updates.c.update_id.in_(ids))
+            known.update(connection.scalars(logged))
+        seqs: list[int | None] = []
+        seq = self._last_seq
+        for entry in entries:
+            update_id = rows.update_id_of(entry)
+            if update_id in known:
+                seqs.append(None)
+                continue
+            if update_id is not None:
+                known.add(update_id)
+            seq += 1
+            seqs.append(seq)
+        return seqs
+
+    def _insert(self, connection: Connection, numbered: Sequence[tuple[int, Entry]]) -> None:
+        if not numbered:
+            return
+        connection.execute(insert(events), [rows.event_row(seq, e.record) for seq, e in numbered])
+        if arrived := [(seq, e) for seq, e in numbered if rows.update_id_of(e) is not None]:
+            self._check_blobs([entry for _, entry in arrived])
+            connection.execute(insert(updates), [rows.update_row(seq, e) for seq, e in arrived])
+        enrolled = [rows.client_row(e.record) for _, e in numbered if e.record["kind"] == "enrolled"]
+        upsert(connection, clients, enrolled, replaced=("capability", "seen_at"))
+
+    def _check_blobs(self, entries: Sequence[Entry]) -> None:
+        for record in [e.record for e in entries if e.inline is None and not e.record["flaw"]]:
+            if not self._blobs.path(record["payload"]["sha256"]).exists():
+                raise StoreError(f"the payload of update {record['update_id']!r} is no blob: adopt it first")
+
+    def records(self) -> Iterator[tuple[int, Record]]:
+        """The whole log."""
+        return self._after(0)
+
+    def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
+        """Events above `seq`, a page at a time: no cursor stays open while others write."""
+        ordered = select(events.c.seq, events.c.record).order_by(events.c.seq).limit(PAGE)
+        while True:
+            with self._reading() as connection:
+                page = connection.execute(ordered.where(events.c.seq > seq)).all()
+            for row in page:
+                yield row.seq, json.loads(row.record)
+            if len(page) < PAGE:
+                return
+            seq = page[-1].seq
+
+    # --- look-ups ----------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        if not self._database.exists():
+            raise StoreError(f"{self._database.name} does not exist: check data_dir")
+        with self._database.transaction() as connection:
+            yield connection
+
+    def payload(self, reference: Payload) -> bytes | memoryview:
+        """The bytes of an update. Raises `StoreCorrupt`."""
+        inline = select(updates.c.payload).where(
+            updates.c.sha256 == reference.sha256, updates.c.payload.is_not(None)
+        )
+        with self._reading() as connection:
+            data: bytes | None = connection.scalar(inline.limit(1))
+        if data is None:
+            return self._blobs.read(reference.sha256)
+        if (found := hashlib.sha256(data).hexdigest()) != reference.sha256:
+            raise StoreCorrupt(f"payload {reference.sha256} has the SHA-256 {found}: restore a backup")
+        return data
+
+    def receipt(self, update_id: str) -> Receipt | None:
+        """What was decided of an update, from the projections."""
+        with self._reading() as connection:
+            query = select(updates).where(updates.c.update_id == update_id, updates.c.verdict.is_not(None))
+            row = connection.execute(query).mappings().first()
+        return None if row is None else rows.receipt_of(dict(row))
+
+    def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:
+        """Published versions above `after`, in order."""
+        table, metrics = model_versions, schema.metrics
+        has_snapshot = exists().where(snapshots.c.version == table.c.version)
+        query = select(table, has_snapshot.label("snapshot")).where(table.c.version > after)
+        with self._reading() as connection:
+            found = connection.execute(query.order_by(table.c.version).limit(limit)).all()
+            if not found:
+                return []
+            values: dict[int, dict[str, float]] = {row.version: {} for row in found}
+            span = metrics.c.version.between(found[0].version, found[-1].version)
+            for m in connection.execute(select(metrics).where(span).order_by(metrics.c.name)):
+                values[m.version][m.name] = m.value
+        return [
+            VersionRow(
+                version=row.version,
+                sha256=row.sha256,
+                updates=row.updates,
+                published_at=row.published_at,
+                snapshot=bool(row.snapshot),
+                metrics=values[row.version],
+            )
+            for row in found
+        ]
+
+    def add_metrics(self, version: int, metrics: Mapping[str, float], at: float) -> None:
+        """Metrics of a version; a later value replaces the earlier. Values not finite are left out."""
+        with self._database.writing() as connection:
+            upsert(connection, schema.metrics, rows.metric_rows(version, metrics, at))
+
+    def problems(self) -> list[str]:
+        """Every broken invariant of the stored data, in words. Reads only."""
+        with self._reading() as connection:
+            return find_problems(connection, self._blobs, self._snapshots)
+
+    # --- snapshots ---------------------------------------------------------------------------
+
+    def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:
+        """Write a snapshot durably; keeps the newest three. Raises `StoreFull`."""
+        sha256 = self._snapshots.write(snapshot)
+        row = {
+            "applied_through_seq": applied_through_seq,
+            "version": snapshot.meta["version"],
+            "sha256": sha256,
+            "created_at": at,
+        }
+        newest = select(snapshots).order_by(snapshots.c.applied_through_seq.desc()).limit(SNAPSHOTS_KEPT)
+        with self._database.writing() as connection:
+            upsert(connection, snapshots, [row])
+            kept = connection.execute(newest).all()
+            oldest = kept[-1].applied_through_seq
+            connection.execute(delete(snapshots).where(snapshots.c.applied_through_seq < oldest))
+        self._snapshots.remove_all_but({k.sha256 for k in kept})
+
+    def load(self) -> Recovery:
+        """The newest good snapshot and the events after it."""
+        with self._reading() as connection:
+            newest_first = select(snapshots).order_by(snapshots.c.applied_through_seq.desc())
+            known = connection.execute(newest_first).all()
+        for row in known:
+            try:
+                snapshot = self._snapshots.read(row.sha256)
+            except StoreCorrupt as error:
+                log.warning("%s: going back to the one before", error)
+                continue
+            return Recovery(snapshot, row.applied_through_seq, self._after(row.applied_through_seq))
+        return Recovery(None, 0, self._after(0))

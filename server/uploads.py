@@ -1,0 +1,168 @@
+"""Updates on their way in: small ones stay in memory, large ones are spooled and can be resumed.
+
+The server holds as many uploads, and as many declared bytes, as its limits say; whoever comes too
+many is told when to come again. A stream that stalls is cut; what it spooled stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from anabranch.core.errors import InvalidUpdate, Overloaded, TooLarge, Unavailable
+from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
+from anabranch.server.store.base import Blobs
+
+T = TypeVar("T")
+
+WRITE_BYTES = 1024 * KIB  # gathered before a worker thread writes them: few hops between threads
+Bytes = bytes | memoryview
+
+
+class Upload:
+    """One stream of chunks. `update_id`, `size_bytes` and `sha256` (hex) are what its header declares."""
+
+    def __init__(self, uploads: Uploads, update_id: str, size_bytes: int, sha256: str) -> None:
+        self.update_id, self.size_bytes, self.sha256 = update_id, size_bytes, sha256
+        self.inline = size_bytes <= uploads.limits.inline_bytes_max
+        self.received: int | None = None  # None before the first chunk
+        self._uploads = uploads
+        self._chunks: list[bytes] = []
+        self._gathered = 0
+        self._writing: asyncio.Future[int] | None = None
+        self._superseded = False
+
+    async def add(self, offset: int, chunk: bytes) -> None:
+        """Take a chunk. Raises `InvalidUpdate`, `TooLarge`, `StoreFull` and `Unavailable`."""
+        if self._superseded:
+            raise Unavailable(f"upload {self.update_id} goes on in a newer stream")
+        if len(chunk) > self._uploads.limits.chunk_bytes_max:
+            cap = self._uploads.limits.chunk_bytes_max
+            raise TooLarge(f"a chunk of {len(chunk)} bytes is over the cap of {cap}: send smaller ones")
+        if self.received is None:
+            self.received = await self._start_at(offset)
+        if offset != self.received:
+            raise Unavailable(f"upload {self.update_id} goes on at {self.received}, not {offset}: query it")
+        if offset + len(chunk) > self.size_bytes:
+            raise InvalidUpdate(f"upload {self.update_id} is over its declared {self.size_bytes} bytes")
+        self.received += len(chunk)
+        self._uploads.bytes_total += len(chunk)
+        self._chunks.append(chunk)
+        self._gathered += len(chunk)
+        if self._gathered >= WRITE_BYTES and not self.inline:
+            await self._write()
+
+    async def whole(self) -> Bytes:
+        """The bytes, complete and of the declared digest. Raises `InvalidUpdate`."""
+        if self.received is None:  # a resume of what is here already, to its last byte
+            self.received = await self._start_at(self.size_bytes)
+        received = self.received
+        if received != self.size_bytes:
+            self.drop()
+            raise InvalidUpdate(
+                f"upload {self.update_id} ended after {received} of the {self.size_bytes} bytes declared"
+            )
+        if self.inline:
+            return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        await self._write()
+        await self._written()
+        return await self._uploads.in_thread(lambda: self._uploads.blobs.seal(self.update_id, self.sha256))
+
+    def adopt(self) -> None:
+        """Make a large upload a durable blob. For a worker thread: it waits for the disk."""
+        if not self.inline:
+            self._uploads.blobs.adopt(self.update_id, self.sha256)
+
+    def drop(self) -> None:
+        """Forget what was spooled."""
+        if not self.inline:
+            self._uploads.blobs.discard(self.update_id)
+
+    async def supersede(self) -> None:
+        """Give way to a newer stream of the same upload."""
+        self._superseded = True
+        await self._written()
+
+    async def close(self) -> None:
+        """Spool what was gathered, for a resume. Harmless to repeat."""
+        if not (self.inline or self._superseded or self.received == self.size_bytes):
+            await self._write()
+        await self._written()
+
+    async def _start_at(self, offset: int) -> int:
+        if offset == 0:
+            return 0
+        here = 0 if self.inline else await self._uploads.received(self.update_id)
+        if offset > here:
+            raise Unavailable(f"upload {self.update_id} goes on at {here}, not {offset}: query it")
+        return offset
+
+    async def _write(self) -> None:
+        """Write what was gathered in a worker thread, while the next chunks come in."""
+        await self._written()
+        if not self._chunks or self.received is None:
+            return
+        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        offset = self.received - self._gathered
+        self._chunks, self._gathered = [], 0
+        blobs, update_id = self._uploads.blobs, self.update_id
+        self._writing = asyncio.ensure_future(
+            self._uploads.in_thread(lambda: blobs.write(update_id, offset, data))
+        )
+
+    async def _written(self) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            await writing
+
+
+class Uploads:
+    """Lets uploads in and keeps count of them."""
+
+    def __init__(self, blobs: Blobs, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.blobs, self.limits = blobs, limits
+        self._threads = ThreadPoolExecutor(2, "anabranch-uploads")
+        self._open: dict[str, Upload] = {}
+        self._bytes = 0
+        # Bytes of all chunks since the start, those of failed uploads too.
+        self.bytes_total = 0
+
+    async def open(self, update_id: str, size_bytes: int, sha256: str) -> Upload:
+        """Let an upload in; an older stream of the same update gives way. Raises `Overloaded`."""
+        if (older := self._open.get(update_id)) is not None:
+            await older.supersede()
+            self._release(older)
+        if len(self._open) >= self.limits.uploads_inflight_max:
+            raise Overloaded(f"{len(self._open)} uploads are under way, as many as the server takes")
+        if self._open and self._bytes + size_bytes > self.limits.uploads_inflight_bytes_max:
+            raise Overloaded(f"uploads of {self._bytes} bytes are under way, as many as the server takes")
+        upload = Upload(self, update_id, size_bytes, sha256)
+        self._open[update_id] = upload
+        self._bytes += size_bytes
+        return upload
+
+    async def done(self, upload: Upload) -> None:
+        """An upload has ended, one way or the other."""
+        self._release(upload)
+        await upload.close()
+
+    async def received(self, update_id: str) -> int:
+        """Bytes of an upload that are here and durable: where to go on."""
+        if (upload := self._open.get(update_id)) is not None and upload.inline:
+            return 0
+        return await self.in_thread(lambda: self.blobs.received(update_id))
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Do what may wait for the disk, or take long, in a worker thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def close(self) -> None:
+        """Let the worker threads go."""
+        self._threads.shutdown()
+
+    def _release(self, upload: Upload) -> None:
+        if self._open.get(upload.update_id) is upload:
+            del self._open[upload.update_id]
+            self._bytes -= upload.size_bytes

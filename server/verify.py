@@ -1,0 +1,93 @@
+"""Is the data of a server sound? Every invariant of the store, and a replay of the whole log. Read only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.core.config import Config
+from anabranch.core.engine import Engine
+from anabranch.core.errors import AnabranchError, DataError, ReplayMismatch
+from anabranch.core.invariants import violations
+from anabranch.core.params import digest
+from anabranch.core.snapshot import Snapshot, restore, state_digest
+from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
+from anabranch.server.recovery import check_versions, make_engine, replay
+from anabranch.server.store.base import RunInfo, Store
+from anabranch.server.store.factory import open_store
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """What was found. `problems` in words, empty when all is sound; digests are SHA-256 in hex."""
+
+    problems: tuple[str, ...]
+    run_id: str
+    version: int
+    events: int
+    updates: int
+    model_sha256: str
+    state_sha256: str
+
+
+def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
+    """The run in a store that was not started, and what it started from. Raises `DataError`."""
+    info = store.info()
+    if info is None:
+        raise DataError(f"{data_dir} holds no run: name the data_dir (and the database) of a server")
+    return info, read_manifest(kept_manifest(data_dir))
+
+
+def verify(data_dir: Path, database: str = "") -> VerifyReport:
+    """Check a server's data, from the first event to the last. Raises `DataError` where there is none."""
+    store = open_store(database, data_dir)
+    try:
+        info, manifest = stored_run(store, data_dir)
+        engine = make_engine(Config.from_json(info.config), manifest)
+        problems = [*store.problems(), *_first_weights(info, manifest)]
+        events = 0
+        try:
+            for events, found in _replayed(store, engine):
+                problems += found
+        except AnabranchError as error:
+            problems.append(f"the log does not replay: {error}")
+    finally:
+        store.close()
+    return VerifyReport(
+        problems=(*problems, *violations(engine)),
+        run_id=info.run_id,
+        version=engine.version,
+        events=events,
+        updates=engine.counters.applied + engine.counters.rejected,
+        model_sha256=digest(engine.vector),
+        state_sha256=state_digest(engine),
+    )
+
+
+def _first_weights(info: RunInfo, manifest: Manifest) -> list[str]:
+    if manifest.initial_sha256 == info.initial_sha256:
+        return []
+    return ["the first weights beside the data are not those that the run started from"]
+
+
+def _replayed(store: Store, engine: Engine) -> Iterator[tuple[int, list[str]]]:
+    """Every event's number with what is wrong after it."""
+    recovery = store.load()
+    known = {row.version: row.sha256 for row in store.versions(limit=1 << 31)}
+    for seq, _, effects in replay(engine, store, store.records()):
+        found = []
+        try:
+            check_versions(effects, known)
+        except ReplayMismatch as error:
+            found.append(str(error))
+        if recovery.snapshot is not None and seq == recovery.applied_through_seq:
+            found += _snapshot_differs(recovery.snapshot, engine)
+        yield seq, found
+
+
+def _snapshot_differs(snapshot: Snapshot, engine: Engine) -> list[str]:
+    kept = restore(snapshot, engine.spec, engine.strategy, engine.settings)
+    if state_digest(kept) == state_digest(engine):
+        return []
+    return [f"the newest snapshot, of version {kept.version}, is not what the log replays to"]

@@ -1,0 +1,95 @@
+"""Measures versions on held-out data while the virtual clock runs. No part of the journal.
+
+A measurement is begun at its virtual moment and recorded when the next one begins, or in the end: so
+worker processes may do it meanwhile, and the record comes in the same order whatever their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from anabranch.core import events as ev
+from anabranch.core.config import RunTable
+from anabranch.core.effects import Effect, Published
+from anabranch.core.errors import AppError
+from anabranch.reports.recorder import Recorder
+from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.executors.base import Evaluation, Executor, Pending
+from anabranch.simulation.versions import Versions
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One version's accuracy (a fraction) and loss; `time_s` is when the measurement began."""
+
+    time_s: float
+    version: int
+    accuracy: float
+    loss: float
+
+
+class Evaluator:
+    """See the module. `[run] evaluate_every_s` and `evaluate_every_versions` say when; the end counts too."""
+
+    def __init__(
+        self,
+        run: RunTable,
+        clock: VirtualClock,
+        versions: Versions,
+        executor: Executor,
+        recorder: Recorder,
+        tell: Callable[[Measured], None],
+    ) -> None:
+        self._run = run
+        self._clock = clock
+        self._versions = versions
+        self._executor = executor
+        self._recorder = recorder
+        self._tell = tell
+        self._last_version = -1
+        self._in_hand: tuple[float, int, Pending[Mapping[str, float]]] | None = None
+
+    def begin(self) -> None:
+        """Measure version 0, unless only the end is to be measured."""
+        if self._run.evaluate_every_s or self._run.evaluate_every_versions:
+            self._measure()
+        if self._run.evaluate_every_s:
+            self._clock.at(self._run.evaluate_every_s, lambda: self._on_time(1))
+
+    def observe(self, event: ev.Event, effects: Sequence[Effect]) -> None:  # noqa: ARG002
+        """Measure a version that was just published, if it is one of those to be measured."""
+        every = self._run.evaluate_every_versions
+        if every and any(isinstance(e, Published) and e.version % every == 0 for e in effects):
+            self._measure()
+
+    def finish(self) -> None:
+        """Measure the last version, and record what is in hand."""
+        self._measure()
+        self._settle()
+
+    def _on_time(self, number: int) -> None:
+        self._measure()
+        self._clock.at((number + 1) * self._run.evaluate_every_s, lambda: self._on_time(number + 1))
+
+    def _measure(self) -> None:
+        model = self._versions.current()
+        if model.version == self._last_version:
+            return
+        self._settle()
+        self._last_version = model.version
+        now = self._clock.now
+        self._in_hand = now, model.version, self._executor.evaluate(Evaluation(model.vector, now))
+
+    def _settle(self) -> None:
+        if self._in_hand is None:
+            return
+        time_s, version, pending = self._in_hand
+        self._in_hand = None
+        metrics = pending.result()
+        for name in ("accuracy", "loss"):
+            if name not in metrics:
+                raise AppError(f"evaluate returned no {name!r}: return a dict with accuracy and loss")
+        measured = Measured(time_s, version, metrics["accuracy"], metrics["loss"])
+        self._recorder.evaluated(time_s, version, measured.accuracy, measured.loss)
+        self._tell(measured)

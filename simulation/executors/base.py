@@ -1,0 +1,77 @@
+"""What does the real training of a simulation, whatever the virtual clock shows.
+
+Work is handed over when its virtual time begins and asked for when that ends. In between an executor
+may do it whenever and wherever it likes: the result depends on the work alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from anabranch.core.params import Vector
+from anabranch.core.updates import LocalPlan
+
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """Local training of one task on one device, from `vector` (size,), which nobody changes.
+
+    `due_s` is the virtual time at which the result will be asked for.
+    """
+
+    device: int
+    vector: Vector
+    plan: LocalPlan
+    seed: int
+    codec: str
+    due_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A measurement of `vector` (size,) on held-out data, asked for soon after `due_s`."""
+
+    vector: Vector
+    due_s: float
+
+
+@dataclass(frozen=True, eq=False)
+class LocalResult:
+    """What a device has in its outbox: the encoded delta and its digest, steps taken, metrics."""
+
+    payload: bytes
+    sha256: str
+    steps: int
+    metrics: Mapping[str, float]
+
+
+class Pending(Protocol[Result_co]):
+    """Work in hand."""
+
+    def result(self) -> Result_co:
+        """The result, waited for if need be. Raises what the work raised."""
+        ...
+
+    def cancel(self) -> None:
+        """The result will not be asked for."""
+        ...
+
+
+class Executor(Protocol):
+    """Does jobs and evaluations; `close` it in the end."""
+
+    def train(self, job: Job) -> Pending[LocalResult]:
+        """Take a training job in hand."""
+        ...
+
+    def evaluate(self, evaluation: Evaluation) -> Pending[Mapping[str, float]]:
+        """Take an evaluation in hand."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds; work that nobody waits for is dropped."""
+        ...

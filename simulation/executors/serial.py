@@ -1,0 +1,43 @@
+"""Training in this process, when the result is asked for: what is cancelled costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Generic, TypeVar
+
+from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
+from anabranch.simulation.problem import OneThread, Problem
+
+T = TypeVar("T")
+
+
+class _Deferred(Generic[T]):
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+
+    def result(self) -> T:
+        return self._work()
+
+    def cancel(self) -> None:
+        """Nothing was begun."""
+
+
+class SerialExecutor:
+    """See the module."""
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        self._threads = OneThread()
+
+    def train(self, job: Job) -> Pending[LocalResult]:
+        """Training put off until it is needed."""
+        return _Deferred(partial(self._problem.train, job))
+
+    def evaluate(self, evaluation: Evaluation) -> Pending[Mapping[str, float]]:
+        """An evaluation put off until it is needed."""
+        return _Deferred(partial(self._problem.evaluate, evaluation))
+
+    def close(self) -> None:
+        """Gives torch its threads back."""
+        self._threads.restore()

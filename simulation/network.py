@@ -1,0 +1,38 @@
+"""How long a message takes between a device and the server: latency + 8 x bytes / bandwidth.
+
+Asks, answers, acknowledgements and heartbeats are so small that they take the latency alone. A model
+or an update takes its bytes' time besides. Devices do not share bandwidth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from anabranch.workloads.profiles import DeviceProfiles
+
+
+@dataclass(frozen=True)
+class Link:
+    """The line between one device and the server: seconds, and bits a second (infinite: no limit)."""
+
+    latency_s: float
+    up_bps: float = math.inf
+    down_bps: float = math.inf
+
+    @classmethod
+    def of(cls, profiles: DeviceProfiles, device: int) -> Link:
+        """The link of a device of the fleet."""
+        return cls(
+            float(profiles.latency_s[device]),
+            float(profiles.up_bps[device]),
+            float(profiles.down_bps[device]),
+        )
+
+    def upload_s(self, payload_bytes: int) -> float:
+        """Seconds from the first bit sent by the device to the last one at the server."""
+        return self.latency_s + 8 * payload_bytes / self.up_bps
+
+    def download_s(self, payload_bytes: int) -> float:
+        """Seconds from the first bit sent by the server to the last one at the device."""
+        return self.latency_s + 8 * payload_bytes / self.down_bps

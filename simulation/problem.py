@@ -1,0 +1,92 @@
+"""A learning problem as a fleet meets it: the App, its trainer, every device's examples.
+
+A `ProblemSource` is a recipe that travels to worker processes; `open` makes the problem there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from anabranch.compress.codec import make_codec
+from anabranch.core.config import Config
+from anabranch.core.rng import seed_of
+from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
+from anabranch.workloads.app import App, Array, Examples, Shard, load_app
+from anabranch.workloads.profiles import speed_profile
+from anabranch.workloads.trainer import trainer_for
+
+
+@dataclass(frozen=True)
+class ProblemSource:
+    """Where the problem comes from. `app` stands for itself; without it `[run] workload` names one."""
+
+    config: Config
+    app: App | None = None
+
+    def open(self) -> Problem:
+        """The problem. Raises `AppError` or `DataError`."""
+        run = self.config.run
+        return Problem(self.config, self.app or load_app(run.workload, run.data_path))
+
+
+class Problem:
+    """See the module. Examples are loaded when they are first needed, and kept."""
+
+    def __init__(self, config: Config, app: App) -> None:
+        self.config = config
+        self.app = app
+        # A simulation repeats itself to the bit: a GPU, which may not, has to be asked for by name.
+        device = "cpu" if config.client.device == "auto" else config.client.device
+        self.trainer = trainer_for(app, device, config.client.precision)
+        self.spec = self.trainer.spec
+        self.initial: dict[str, Array] = self.trainer.initial(seed_of(config.run.seed, "initial"))
+        self.frozen = self.spec.frozen(self.initial)
+        self._groups = tuple(speed_profile(config.fleet, config.run.seed).group.tolist())
+        self._examples: dict[int, Examples] = {}
+        self._held_out: Examples | None = None
+
+    def shard(self, role: str, device: int = 0) -> Shard:
+        """The part of the data that plays this role."""
+        fleet, seed = self.config.fleet, self.config.run.seed
+        return Shard(role, device, fleet.clients, fleet, seed, self._groups)
+
+    def examples(self, device: int) -> Examples:
+        """What a device trains on."""
+        if device not in self._examples:
+            self._examples[device] = self.app.data(self.shard("train", device))
+        return self._examples[device]
+
+    def count(self, device: int) -> int:
+        """How many examples a device has. They are not kept: another process may be the one to train."""
+        return len(self.app.data(self.shard("train", device)))
+
+    def train(self, job: Job) -> LocalResult:
+        """Local training, encoded as it would travel."""
+        result = self.trainer.train(job.vector, self.frozen, self.examples(job.device), job.plan, job.seed)
+        payload = make_codec(job.codec).encode(result.delta)
+        sha256 = hashlib.sha256(payload).hexdigest()
+        return LocalResult(payload, sha256, result.steps, dict(result.metrics))
+
+    def evaluate(self, evaluation: Evaluation) -> Mapping[str, float]:
+        """The App's metrics on the held-out part that `[run] evaluate_on` names."""
+        if self._held_out is None:
+            self._held_out = self.app.data(self.shard(self.config.run.evaluate_on))
+        return self.trainer.evaluate(evaluation.vector, self.frozen, self._held_out)
+
+
+class OneThread:
+    """Keeps torch, if it is in use, to one thread: its sums depend on how many there are."""
+
+    def __init__(self) -> None:
+        self._torch = sys.modules.get("torch")
+        if self._torch is not None:
+            self._threads = self._torch.get_num_threads()
+            self._torch.set_num_threads(1)
+
+    def restore(self) -> None:
+        """As many threads as before."""
+        if self._torch is not None:
+            self._torch.set_num_threads(self._threads)

@@ -1,0 +1,91 @@
+"""Proof that a run folder tells the truth: its model comes out again, to the bit.
+
+From the journal and the kept payloads through a fresh engine; or, where a simulated run kept none, by
+simulating its configuration once more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from anabranch.compress.codec import make_codec
+from anabranch.core.engine import Engine
+from anabranch.core.errors import DataError
+from anabranch.core.events import Payload
+from anabranch.core.journal import replay
+from anabranch.core.params import Vector, digest
+from anabranch.core.settings import EngineSettings
+from anabranch.core.snapshot import state_digest
+from anabranch.reports.journal_files import JournalReader
+from anabranch.reports.result import Result
+from anabranch.simulation.run import open_simulation
+from anabranch.strategies.registry import make_strategy
+from anabranch.workloads.app import App
+
+
+@dataclass(frozen=True)
+class ReplayOutcome:
+    """What came out, beside what `result.json` says. `way`: through the payloads, or by simulation."""
+
+    way: Literal["payloads", "simulation"]
+    version: int
+    model_sha256: str
+    state_sha256: str
+    journal_sha256: str
+    recorded_version: int
+    recorded_model_sha256: str
+    recorded_journal_sha256: str
+
+    @property
+    def matches(self) -> bool:
+        """Whether version, model and journal are those that were recorded."""
+        return (self.version, self.model_sha256, self.journal_sha256) == (
+            self.recorded_version,
+            self.recorded_model_sha256,
+            self.recorded_journal_sha256,
+        )
+
+
+def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> ReplayOutcome:
+    """Run the folder's history again, live or simulated.
+
+    `app` and `workers` matter only where a simulation has to be repeated. Raises `DataError` for a
+    folder that is no whole run, `StoreCorrupt` for payloads that are not those of the journal,
+    `ReplayMismatch` for a record that is no event.
+    """
+    reader, result = JournalReader(folder), Result.read(folder)
+    if reader.has_payloads:
+        engine, journal_sha256 = _through_payloads(reader), reader.sha256()
+    elif result.kind == "simulated":
+        with open_simulation(reader.config, None, app, workers) as simulation:
+            simulation.run()
+            engine, journal_sha256 = simulation.engine, simulation.result(0.0).journal_sha256
+    else:
+        raise DataError(f"{folder} is a live run without its payloads, so nothing can be replayed from it")
+    return ReplayOutcome(
+        way="payloads" if reader.has_payloads else "simulation",
+        version=engine.version,
+        model_sha256=digest(engine.vector),
+        state_sha256=state_digest(engine),
+        journal_sha256=journal_sha256,
+        recorded_version=result.versions,
+        recorded_model_sha256=result.model_sha256,
+        recorded_journal_sha256=result.journal_sha256,
+    )
+
+
+def _through_payloads(reader: JournalReader) -> Engine:
+    config, spec = reader.config, reader.spec
+    strategy = make_strategy(config.strategy.name, config.strategy.params)
+    engine = Engine(spec, strategy, EngineSettings.of(config), spec.flatten(reader.initial()))
+    with reader.open_payloads() as read:
+
+        def load_delta(payload: Payload) -> Vector:
+            size = payload.values or spec.size
+            return make_codec(payload.codec).decode(read(payload), size, spec.vector_dtype)
+
+        for _ in replay(engine, reader.records(), load_delta):
+            pass
+    return engine

@@ -1,0 +1,191 @@
+"""One simulated run: from a configuration to a result, and the folder that proves it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from anabranch.compress.codec import make_codec
+from anabranch.core.config import Config
+from anabranch.core.engine import Engine
+from anabranch.core.errors import ConfigError
+from anabranch.core.params import digest
+from anabranch.core.session import Session, SessionSettings
+from anabranch.core.settings import EngineSettings
+from anabranch.core.updates import Task
+from anabranch.reports.html import write_report
+from anabranch.reports.journal_files import DigestJournal, JournalWriter
+from anabranch.reports.recorder import EVENTS_FILE, Recorder
+from anabranch.reports.result import Result
+from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.devices import Device, Surroundings
+from anabranch.simulation.evaluation import Evaluator, Measured
+from anabranch.simulation.executors.base import Executor
+from anabranch.simulation.executors.processes import ProcessesExecutor
+from anabranch.simulation.executors.serial import SerialExecutor
+from anabranch.simulation.problem import Problem, ProblemSource
+from anabranch.simulation.versions import Versions
+from anabranch.simulation.world import World
+from anabranch.strategies.registry import make_strategy
+from anabranch.workloads.app import App
+from anabranch.workloads.profiles import speed_profile
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is, `virtual_s` virtual seconds after its start.
+
+    `accuracy` and `loss` are those of the newest evaluation, which may be of an earlier version.
+    """
+
+    virtual_s: float
+    version: int
+    updates: int
+    accuracy: float
+    loss: float
+
+
+Tell = Callable[[Progress], None]
+
+
+def simulate(
+    config: Config,
+    out: Path | None = None,
+    app: App | None = None,
+    workers: int = 0,
+    progress: Tell | None = None,
+) -> Result:
+    """Run the configured fleet on a virtual clock, with real training.
+
+    With `out` the folder gets `result.json`, `report.html`, `events.jsonl`, the journal with
+    `initial.safetensors` and, if `[run] keep_payloads`, `payloads.zip`. `app` stands in for
+    `[run] workload`. With `workers` processes train, else this one; the digests are the same.
+    `progress` is called at every evaluation.
+
+    The byte counts are what the wire would carry of models fetched whole and of updates that were
+    decided: a resent or broken-off transfer, asks, acknowledgements and heartbeats are not counted.
+    `client.device = "auto"` means the CPU here. Raises `ConfigError` without a budget to end the run.
+    """
+    started = time.perf_counter()
+    with open_simulation(config, out, app, workers, progress) as simulation:
+        simulation.run()
+        result = simulation.result(time.perf_counter() - started)
+    if out is not None:
+        result.write(out)
+        write_report(result, out)
+    return result
+
+
+@contextmanager
+def open_simulation(
+    config: Config,
+    out: Path | None = None,
+    app: App | None = None,
+    workers: int = 0,
+    progress: Tell | None = None,
+) -> Iterator[Simulation]:
+    """A run that is set up and has not begun; what it holds is released at the end. As `simulate`."""
+    _need_budget(config)
+    source = ProblemSource(config, app)
+    problem = source.open()
+    with ExitStack() as stack:
+        if out is None:
+            journal: JournalWriter | DigestJournal = DigestJournal(problem.spec, config)
+        else:
+            journal = stack.enter_context(JournalWriter(out, problem.spec, problem.initial, config))
+        recorder = stack.enter_context(
+            Recorder(
+                strategy=config.strategy.name,
+                workload=config.run.workload if app is None else app.name,
+                seed=config.run.seed,
+                target_accuracy=config.run.target_accuracy,
+                config=config.to_json(),
+                kind="simulated",
+                events_path=None if out is None else out / EVENTS_FILE,
+            )
+        )
+        executor = ProcessesExecutor(source, workers) if workers else SerialExecutor(problem)
+        stack.callback(executor.close)
+        yield Simulation(config, problem, executor, journal, recorder, progress)
+
+
+class Simulation:
+    """The parts of one run, put together. `world.observers` may be added to before `run`."""
+
+    def __init__(
+        self,
+        config: Config,
+        problem: Problem,
+        executor: Executor,
+        journal: JournalWriter | DigestJournal,
+        recorder: Recorder,
+        progress: Tell | None,
+    ) -> None:
+        self._config, self._problem, self._progress = config, problem, progress
+        self._journal, self._recorder = journal, recorder
+        self.clock = VirtualClock()
+        self.engine = Engine(
+            problem.spec,
+            make_strategy(config.strategy.name, config.strategy.params),
+            EngineSettings.of(config),
+            problem.spec.flatten(problem.initial),
+        )
+        versions = Versions(self.engine, make_codec(config.downlink.codec), problem.frozen)
+        self.world = World(self.clock, self.engine, versions, journal, recorder)
+        self.devices = self._devices(executor)
+        self._by_id = {device.client_id: device for device in self.devices}
+        self.world.cancel = self._cancel
+        self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, self._tell)
+        self.world.observers.append(self._evaluator.observe)
+
+    def run(self) -> None:
+        """From time 0 to the end of the first budget."""
+        self._evaluator.begin()
+        for device in self.devices:
+            device.begin()
+        self.clock.run(self._config.run.virtual_s_max or math.inf)
+        self._evaluator.finish()
+
+    def result(self, wall_s: float) -> Result:
+        """What the run came to, after `wall_s` real seconds."""
+        return self._recorder.result(digest(self.engine.vector), self._journal.sha256, wall_s)
+
+    def _devices(self, executor: Executor) -> list[Device]:
+        config, seed = self._config, self._config.run.seed
+        around = Surroundings(
+            clock=self.clock,
+            server=self.world,
+            executor=executor,
+            fleet=config.fleet,
+            profiles=speed_profile(config.fleet, seed),
+            uplink=make_codec(config.uplink.codec),
+            seed=seed,
+        )
+        settings = SessionSettings(config.client.retry_base_s, config.client.retry_cap_s)
+        return [
+            Device(i, self._problem.count(i), Session(f"device-{i:04d}", seed, settings), around)
+            for i in range(config.fleet.clients)
+        ]
+
+    def _cancel(self, task: Task) -> None:
+        device = self._by_id[task.client_id]
+        self.clock.at(self.clock.now + device.link.latency_s, partial(device.cancelled, task.task_id))
+
+    def _tell(self, measured: Measured) -> None:
+        if self._progress is not None:
+            applied = self.engine.counters.applied
+            accuracy, loss = measured.accuracy, measured.loss
+            self._progress(Progress(self.clock.now, self.engine.version, applied, accuracy, loss))
+
+
+def _need_budget(config: Config) -> None:
+    run = config.run
+    if not (run.versions_max or run.updates_max or run.virtual_s_max):
+        raise ConfigError(
+            "a simulation needs an end: set run.virtual_s_max, run.versions_max or run.updates_max"
+        )

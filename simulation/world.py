@@ -1,0 +1,161 @@
+"""The server side of a simulation: the same engine as live, its journal, and the record of the run.
+
+Devices call `enrol`, `ask`, `push` and `renew` at the virtual moment at which their message arrives.
+As on a live server an ask that would be refused changes nothing and is not journalled.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from anabranch.compress.codec import Codec
+from anabranch.core import events as ev
+from anabranch.core.effects import (
+    Decided,
+    Effect,
+    Finished,
+    Granted,
+    LeaseEnd,
+    LeaseEnded,
+    Published,
+    Refused,
+)
+from anabranch.core.engine import Engine
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.journal import Record, to_record
+from anabranch.core.updates import Ask, Capability, Decision, Task, TaskState, Update, find_flaw
+from anabranch.reports.recorder import Recorder
+from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.devices import Outbox
+from anabranch.simulation.versions import Model, Versions
+
+Observer = Callable[[ev.Event, Sequence[Effect]], None]
+
+
+class Journal(Protocol):
+    """Where records go before the engine acts on them."""
+
+    def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
+        """Take one record, and the payload it refers to."""
+        ...
+
+
+class World:
+    """See the module. Observers see every engine event with its effects, after it was handled."""
+
+    def __init__(
+        self, clock: VirtualClock, engine: Engine, versions: Versions, journal: Journal, recorder: Recorder
+    ) -> None:
+        self.clock = clock
+        self.engine = engine
+        self.versions = versions
+        self.observers: list[Observer] = []
+        self.cancel: Callable[[Task], None] = lambda _: None
+        self._journal = journal
+        self._recorder = recorder
+        self._tick_at = math.inf
+
+    # --- what the devices say ----------------------------------------------------------------
+
+    def enrol(self, client_id: str, capability: Capability) -> None:
+        """A device makes itself known."""
+        self._handle(ev.Enrolled(self.clock.now, client_id, capability))
+
+    def ask(self, ask: Ask) -> Refused | tuple[Task, Model]:
+        """A task and the model it starts from, or why there is none."""
+        refused = self.engine.refusal(ask, self.clock.now)
+        if refused is not None:
+            return refused
+        effects = self._handle(ev.TaskAsked(self.clock.now, ask))
+        granted = next(e for e in effects if isinstance(e, Granted))
+        return granted.task, self.versions.current()
+
+    def push(self, client_id: str, outbox: Outbox, codec: Codec) -> Decision:
+        """What becomes of an update whose last byte is here."""
+        result, task, spec = outbox.result, outbox.task, self.engine.spec
+        flaw = ""
+        try:
+            delta = codec.decode(result.payload, spec.size, spec.vector_dtype)
+            flaw = find_flaw(spec, delta, outbox.examples, None) or ""
+        except InvalidUpdate as error:
+            flaw = str(error)
+        update = Update(
+            update_id=outbox.update_id,
+            task_id=task.task_id,
+            client_id=client_id,
+            base_version=task.base_version,
+            examples=outbox.examples,
+            delta=delta[:0] if flaw else delta,
+            local_steps=result.steps,
+            # A record is strict JSON: a metric that is not finite says nothing.
+            metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)},
+        )
+        reference = ev.Payload(result.sha256, len(result.payload), codec.text)
+        arrived = ev.UpdateArrived(self.clock.now, update, reference, flaw)
+        effects = self._handle(arrived, result.payload)
+        return next(e for e in effects if isinstance(e, Decided)).receipt.decision
+
+    def renew(self, client_id: str, task_id: str, progress: float) -> None:
+        """A heartbeat; one for a task that is over changes nothing and is not journalled."""
+        task = self.engine.ledger.tasks.get(task_id)
+        if task is not None and task.state is TaskState.LEASED:
+            self._handle(ev.LeaseRenewed(self.clock.now, client_id, task_id, progress))
+
+    def downloaded(self, client_id: str, model: Model) -> None:
+        """A device has received a model whole."""
+        self._recorder.downloaded(self.clock.now, client_id, model.payload_bytes)
+
+    def note(self, kind: str, client_id: str) -> None:
+        """Something happened to a device that the server does not see."""
+        self._recorder.note(self.clock.now, kind, client=client_id)
+
+    # --- the engine --------------------------------------------------------------------------
+
+    def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
+        self._journal.append(to_record(event), payload)
+        effects = self.engine.handle(event)
+        for effect in effects:
+            self._record(effect, event)
+        for observe in self.observers:
+            observe(event, effects)
+        self._plan_tick()
+        return effects
+
+    def _record(self, effect: Effect, event: ev.Event) -> None:
+        now = event.now
+        match effect:
+            case Granted(task):
+                self._recorder.granted(now, task.client_id, task.task_id, task.base_version)
+            case Decided(client_id, receipt, _, True):
+                self._recorder.note(now, "resent", client=client_id, update=receipt.update_id)
+            case Decided(client_id, receipt, examples):
+                assert isinstance(event, ev.UpdateArrived), "only an update is decided"
+                size = event.payload.size_bytes
+                self._recorder.decided(now, client_id, receipt.version, receipt.decision, size, examples)
+            case Published(version):
+                self._recorder.published(now, version)
+            case LeaseEnded(task, end):
+                self._recorder.note(now, "lease_ended", client=task.client_id, end=end.value)
+                if end is LeaseEnd.CANCELLED:
+                    self.cancel(task)
+            case Finished(why):
+                self._recorder.note(now, "finished", why=why)
+                self.clock.stop()
+
+    def _plan_tick(self) -> None:
+        due = self.engine.next_deadline()
+        if due is not None and due < self._tick_at:
+            self._tick_at = at = max(due, self.clock.now)
+            self.clock.at(at, lambda: self._tick(at))
+
+    def _tick(self, planned_at: float) -> None:
+        if planned_at != self._tick_at:
+            return  # an earlier tick was planned after this one
+        self._tick_at = math.inf
+        due = self.engine.next_deadline()
+        if due is not None and due <= self.clock.now:
+            self._handle(ev.Ticked(self.clock.now))
+        else:
+            self._plan_tick()

@@ -1,0 +1,135 @@
+"""Commands for operators: `health`, `config show` and the group `admin`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anabranch.cli.configuration import load_config, shown
+from anabranch.cli.options import AsJson, ConfigFile, Overrides
+from anabranch.cli.output import Output
+from anabranch.core.errors import Unavailable
+from anabranch.reports.text import bytes_text, count_text, duration_text, percent_text
+
+config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
+admin_app = typer.Typer(
+    help="Look after a running server, through its operators' port.", no_args_is_help=True
+)
+
+Admin = Annotated[str, typer.Option("--admin", help="The operators' address.", metavar="HOST:PORT")]
+ADMIN_ADDRESS = "127.0.0.1:7071"
+
+
+@config_app.command("show")
+def config_show(config: ConfigFile = None, overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Print every setting with where its value came from."""
+    rows = shown(load_config(config, overrides or ()))
+    output = Output(as_json)
+    output.result({path: {"value": value, "source": source} for path, value, source in rows})
+    output.table("", ["setting", "value", "source"], [[p, repr(v), s] for p, v, s in rows])
+
+
+def health(
+    address: Annotated[
+        str, typer.Argument(help="A server's address.", metavar="HOST:PORT")
+    ] = "127.0.0.1:7070",
+    as_json: AsJson = False,
+) -> None:
+    """Ask a server whether it serves; exit code 0 if it does."""
+    from anabranch.client.operator import check_health
+
+    serving = check_health(address)
+    if not serving:
+        raise Unavailable(f"{address} does not serve")
+    Output(as_json).result({"serving": True}, "serving")
+
+
+@admin_app.command()
+def status(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
+    """Print how the run stands."""
+    from anabranch.client.operator import OperatorClient
+
+    with OperatorClient(admin) as operator:
+        s = operator.status()
+    state = s.finished or ("paused" if s.paused else "running")
+    updates = (
+        f"{s.updates_applied} updates applied, {s.updates_rejected} rejected, {s.updates_duplicate} resent"
+    )
+    traffic = f"{bytes_text(s.uplink_bytes)} up, {bytes_text(s.downlink_bytes)} down"
+    lines = [
+        f"{s.run} ({s.strategy}): version {count_text(s.version)}, {state}",
+        f"  {updates}",
+        f"  {s.clients} clients, {s.live_tasks} in training, {s.leases_lost} leases lost",
+        f"  {traffic}; up for {duration_text(s.uptime_s)}",
+    ]
+    Output(as_json).result(s.to_json(), "\n".join(lines))
+
+
+@admin_app.command()
+def versions(
+    admin: Admin = ADMIN_ADDRESS,
+    after: Annotated[int, typer.Option(help="Only versions above this.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """List the published versions."""
+    from anabranch.client.operator import OperatorClient
+
+    with OperatorClient(admin) as operator:
+        rows = operator.versions(after)
+    output = Output(as_json)
+    for row in rows:
+        output.event("version", "", **row.to_json())
+    cells = [
+        [str(r.version), str(r.updates), percent_text(r.metrics.get("accuracy")), (r.sha256 or "")[:16]]
+        for r in rows
+    ]
+    output.table("", ["version", "updates", "accuracy", "sha256"], cells)
+
+
+@admin_app.command()
+def pause(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
+    """Hand out no more tasks; updates are still taken."""
+    from anabranch.client.operator import OperatorClient
+
+    with OperatorClient(admin) as operator:
+        operator.pause()
+    Output(as_json).result({"paused": True}, "paused")
+
+
+@admin_app.command()
+def resume(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
+    """Hand out tasks again."""
+    from anabranch.client.operator import OperatorClient
+
+    with OperatorClient(admin) as operator:
+        operator.resume()
+    Output(as_json).result({"paused": False}, "resumed")
+
+
+@admin_app.command()
+def export(
+    out: Annotated[Path, typer.Argument(help="The safetensors file to write.", metavar="FILE")],
+    admin: Admin = ADMIN_ADDRESS,
+    version: Annotated[int | None, typer.Option(help="The newest if not given.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a version's weights as a safetensors file."""
+    from anabranch.client.operator import OperatorClient
+
+    with OperatorClient(admin) as operator:
+        exported = operator.export(out, version)
+    Output(as_json).result({"version": exported, "file": str(out)}, f"version {exported}: {out}")
+
+
+@admin_app.command()
+def watch(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
+    """Print what happens, as it happens."""
+    from anabranch.client.operator import OperatorClient
+
+    output = Output(as_json)
+    with OperatorClient(admin) as operator:
+        for e in operator.watch():
+            who = f" {e.client_id}" if e.client_id else ""
+            output.event(e.kind, f"{e.at_s:.3f} {e.kind}{who} version {e.version} {e.data}", **e.to_json())

@@ -1,0 +1,107 @@
+"""Reading configurations: defaults < TOML < environment < flags."""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+from anabranch.core.config import TABLES, Config, merge, parse_override
+from anabranch.core.errors import ConfigError
+from anabranch.strategies.registry import make_strategy
+
+PREFIX = "ANABRANCH_"
+
+Layer = tuple[str, Mapping[str, Any]]
+
+
+def load_config(
+    path: Path | None,
+    overrides: Iterable[str] = (),
+    presets: Iterable[Layer] = (),
+    flags: Iterable[Layer] = (),
+) -> Config:
+    """The merged configuration, checked whole, the strategy's parameters too.
+
+    `presets` lie under everything else: what a command such as `demo` sets where nobody else does.
+    `flags` are options that stand for a setting; `overrides` are `table.key=value`.
+    Raises `ConfigError`.
+    """
+    layers = [*presets]
+    if path is not None:
+        layers.append((str(path), _read(path)))
+    layers += _environment(os.environ)
+    layers += flags
+    for text in overrides:
+        table, key, value = parse_override(text)
+        layers.append(("--set", {table: {key: value}}))
+    config = merge(_one_strategy(layers))
+    make_strategy(config.strategy.name, config.strategy.params)
+    return config
+
+
+def shown(config: Config) -> list[tuple[str, Any, str]]:
+    """Every value with its source, passwords masked: (table.key, value, source)."""
+    rows = []
+    for table, keys in config.to_json().items():
+        for key, value in keys.items():
+            path = f"{table}.{key}"
+            rows.append(
+                (
+                    path,
+                    _masked(value) if path == "server.database" else value,
+                    config.sources.get(path, "default"),
+                )
+            )
+    return rows
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A TOML file, or the JSON that `Config.to_json` gives."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return dict(json.loads(text)) if path.suffix == ".json" else tomllib.loads(text)
+    except FileNotFoundError:
+        raise ConfigError(f"{path} does not exist: name a TOML file") from None
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+
+
+def _environment(environ: Mapping[str, str]) -> list[Layer]:
+    layers: list[Layer] = []
+    for name in sorted(n for n in environ if n.startswith(PREFIX)):
+        table, _, key = name.removeprefix(PREFIX).lower().partition("_")
+        if table not in TABLES or not key:
+            raise ConfigError(f"{name}: write {PREFIX}<TABLE>_<KEY>, with a table of {', '.join(TABLES)}")
+        _, _, value = parse_override(f"{table}.{key}={environ[name]}")
+        layers.append((name, {table: {key: value}}))
+    return layers
+
+
+def _one_strategy(layers: list[Layer]) -> list[Layer]:
+    """Drop the parameters of a strategy that a later layer replaces by another one."""
+    named = [i for i, (_, tables) in enumerate(layers) if "name" in tables.get("strategy", {})]
+    if not named:
+        return layers
+    last = named[-1]
+    chosen = layers[last][1]["strategy"]["name"]
+    kept: list[Layer] = []
+    for i, (source, tables) in enumerate(layers):
+        replaced = i < last and tables.get("strategy", {}).get("name", chosen) != chosen
+        kept.append((source, {t: v for t, v in tables.items() if t != "strategy"} if replaced else tables))
+    return kept
+
+
+def _masked(url: str) -> str:
+    parts = urlsplit(url)
+    if not parts.password:
+        return url
+    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))

@@ -1,0 +1,167 @@
+"""`anabranch demo`: a real server, real device processes, real data, a report to look at."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anabranch.cli.configuration import load_config
+from anabranch.cli.live_result import report_of_data
+from anabranch.cli.options import AsJson, Out, Overrides, summary
+from anabranch.cli.output import Output, Ticker
+from anabranch.cli.processes import Fleet
+from anabranch.client.operator import OperatorClient, RunStatus
+from anabranch.core.errors import DataError, Unavailable
+from anabranch.reports.text import bytes_text, count_text, duration_text, percent_text
+
+POLL_S = 0.5
+DEADLINE_S = 900.0
+
+# What makes a short, telling run on two cores. Anything may be overridden with --set.
+WORKLOADS: dict[str, dict[str, dict[str, Any]]] = {
+    "fashion-mnist": {
+        "run": {"target_accuracy": 0.75, "updates_max": 160},
+        "fleet": {"split": "dirichlet", "dirichlet_alpha": 0.5, "examples_per_client": 2000},
+        "client": {"learning_rate": 0.1, "batch_size": 32, "epochs": 1},
+    },
+    "digits": {
+        "run": {"target_accuracy": 0.9, "updates_max": 160},
+        "fleet": {"split": "dirichlet", "dirichlet_alpha": 0.5},
+        "client": {"learning_rate": 0.1, "batch_size": 16, "epochs": 4},
+    },
+    "synthetic": {
+        "run": {"updates_max": 160},
+        "fleet": {"split": "dirichlet", "dirichlet_alpha": 0.5},
+        "client": {"learning_rate": 0.1, "batch_size": 32, "epochs": 2},
+    },
+}
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What the demo shows while it runs."""
+
+    status: RunStatus
+    accuracy: float | None
+    evaluated: int
+
+
+def demo(
+    workload: Annotated[
+        str | None, typer.Option(help="fashion-mnist, digits or synthetic; the first that is there.")
+    ] = None,
+    strategy: Annotated[str, typer.Option(help="The strategy's name.")] = "fedbuff",
+    clients: Annotated[int, typer.Option(help="Device processes.", min=1)] = 8,
+    out: Out = None,
+    server: Annotated[
+        str, typer.Option("--server", help="Use a server that runs already.", metavar="HOST:PORT")
+    ] = "",
+    admin: Annotated[
+        str, typer.Option("--admin", help="The operators' address of --server.", metavar="HOST:PORT")
+    ] = "127.0.0.1:7071",
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a whole federation on this machine: a server, unequal devices, an evaluator.
+
+    Devices differ in speed by `fleet.speed_ratio` (5): each emulates its own by pausing. Nobody waits
+    for the slowest, unless the strategy has rounds.
+    """
+    output = Output(as_json)
+    name = workload or _available_workload(output)
+    settings = load_config(None, overrides or (), presets=_presets(name, strategy, clients))
+    folder = out or Path("runs") / f"demo-{settings.strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    output.say(
+        f"demo: {settings.strategy.name} on {name}, {clients} devices with a speed ratio of"
+        f" {settings.fleet.speed_ratio:g}; everything goes to {folder}"
+    )
+    with Fleet(folder, settings, name) as fleet:
+        addresses = (server, admin) if server else fleet.start_server(settings)
+        output.say(f"server: {addresses[0]} (operators: {addresses[1]}); starting the devices ...")
+        fleet.start_devices(addresses, clients)
+        watched = _watch(fleet, addresses[1], output)
+    if server:
+        _closing_words(watched, output)
+        return
+    result = report_of_data(folder / "server", settings.server.database, folder)
+    output.result(result.to_json(), summary(result, folder))
+
+
+def _available_workload(output: Output) -> str:
+    """Fashion-MNIST where its files are, else the digits that scikit-learn carries."""
+    from anabranch.workloads import Shard, load_app
+
+    try:
+        load_app("fashion-mnist").data(Shard("test"))
+    except DataError as error:
+        output.say(f"no Fashion-MNIST, so digits: {error}")
+        return "digits"
+    return "fashion-mnist"
+
+
+def _presets(workload: str, strategy: str, clients: int) -> list[tuple[str, dict[str, dict[str, Any]]]]:
+    base = WORKLOADS.get(workload, {"run": {"updates_max": 100}})
+    run = {"name": "demo", "workload": workload, **base["run"]}
+    fleet = {"clients": clients, **base.get("fleet", {})}
+    cohort = max(1, clients // 2)
+    params = {
+        "fedbuff": {"buffer_size": max(1, clients // 2)},
+        "fedavg": {"clients_per_round": cohort, "deadline_s": 30.0},
+        "fedprox": {"clients_per_round": cohort, "deadline_s": 30.0},
+    }
+    server = {"address": "127.0.0.1:0", "admin_address": "127.0.0.1:0", "lease_s": 120.0}
+    tables = {**base, "run": run, "fleet": fleet, "server": server}
+    return [("demo", {**tables, "strategy": {"name": strategy, **params.get(strategy, {})}})]
+
+
+def _watch(fleet: Fleet, admin: str, output: Output) -> Watched:
+    """Follow the run until its budget is used up and the last version is measured."""
+    deadline = time.monotonic() + DEADLINE_S
+    started = time.monotonic()
+    with OperatorClient(admin) as operator, Ticker(output) as ticker:
+        while True:
+            watched = _look(operator)
+            s = watched.status
+            accuracy = "" if watched.accuracy is None else f", accuracy {percent_text(watched.accuracy)}"
+            ticker.show(
+                f"{duration_text(time.monotonic() - started)}: version {count_text(s.version)},"
+                f" {s.updates_applied} updates from {s.clients} devices, {s.live_tasks} in training,"
+                f" {bytes_text(s.uplink_bytes)} up{accuracy}",
+                version=s.version,
+                updates=s.updates_applied,
+                clients=s.clients,
+                live_tasks=s.live_tasks,
+                accuracy=watched.accuracy,
+            )
+            if s.finished and (watched.evaluated >= s.version or fleet.evaluator_ended()):
+                return watched
+            fleet.check()
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the demo did not end within {DEADLINE_S:.0f} s: see {fleet.logs}")
+            time.sleep(POLL_S)
+
+
+def _look(operator: OperatorClient) -> Watched:
+    status = operator.status()
+    measured = [v for v in operator.versions(max(0, status.version - 50)) if "accuracy" in v.metrics]
+    last = measured[-1] if measured else None
+    return Watched(status, last.metrics["accuracy"] if last else None, last.version if last else -1)
+
+
+def _closing_words(watched: Watched, output: Output) -> None:
+    s = watched.status
+    data = {
+        "version": s.version,
+        "updates_applied": s.updates_applied,
+        "updates_rejected": s.updates_rejected,
+        "final_accuracy": watched.accuracy,
+    }
+    output.result(
+        data,
+        f"the run has ended at version {s.version}, accuracy {percent_text(watched.accuracy)}; when the"
+        " server is stopped, `anabranch report DATA_DIR` makes the report of its data",
+    )

@@ -1,0 +1,166 @@
+"""`init`, `server`, `client` and `evaluate`: the parts of a live federation."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anabranch.cli.configuration import Layer, load_config
+from anabranch.cli.options import AsJson, ConfigFile, Overrides, parse_shard, set_up_logging
+from anabranch.cli.output import Output
+from anabranch.reports.text import count_text, percent_text
+
+AppName = Annotated[
+    str, typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP")
+]
+ServerAddress = Annotated[str, typer.Option("--server", help="The server's address.", metavar="HOST:PORT")]
+DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+
+MODEL_FOLDER = Path("anabranch-model")
+
+
+def init(
+    app: AppName,
+    out: Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="DIR")] = MODEL_FOLDER,
+    seed: Annotated[int, typer.Option(help="The seed of the first weights.")] = 0,
+    data_path: DataPath = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write the manifest and the first weights of an App's model, for a server to start from."""
+    from anabranch.server.manifest import write_manifest
+    from anabranch.workloads import load_app, trainer_for
+
+    trainer = trainer_for(load_app(app, data_path))
+    write_manifest(out, app, trainer.initial(seed))
+    spec = trainer.spec
+    parameters = sum(t.size for t in spec.tensors)
+    Output(as_json).result(
+        {"folder": str(out), "app": app, "parameters": parameters, "layout_sha256": spec.layout_hash},
+        f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors; start with:\n"
+        f"  anabranch server --model {out}",
+    )
+
+
+def server(
+    config: ConfigFile = None,
+    model: Annotated[
+        Path, typer.Option("--model", help="What `anabranch init` wrote.", metavar="DIR")
+    ] = MODEL_FOLDER,
+    address: Annotated[str | None, typer.Option(help="Override server.address.")] = None,
+    admin_address: Annotated[str | None, typer.Option(help="Override server.admin_address.")] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Override server.data_dir.")] = None,
+    database: Annotated[str | None, typer.Option(help="Override server.database.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Serve other hosts without encryption or authentication.")
+    ] = False,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Serve a federation until its budget is used up and an operator stops it (SIGTERM drains)."""
+    from anabranch.server.app import ServerInfo, serve
+    from anabranch.server.manifest import read_manifest
+
+    given = {"address": address, "admin_address": admin_address, "data_dir": data_dir, "database": database}
+    flags = _flags("server", given)
+    settings = load_config(config, overrides or (), flags=flags)
+    set_up_logging(as_json)
+    output = Output(as_json)
+
+    def ready(info: ServerInfo) -> None:
+        text = f"serving {settings.run.name} on {info.address}, operators on {info.admin_address}"
+        output.event("serving", text, address=info.address, admin_address=info.admin_address)
+
+    code = asyncio.run(serve(settings, read_manifest(model), ready=ready, insecure=insecure))
+    raise typer.Exit(code)
+
+
+def client(
+    app: AppName,
+    server_address: ServerAddress = "127.0.0.1:7070",
+    client_id: Annotated[
+        str, typer.Option("--id", help="This device's name; made up once if not given.")
+    ] = "",
+    shard: Annotated[
+        str, typer.Option(help="This device's part of the training data: INDEX/COUNT, from 0.")
+    ] = "0/1",
+    state_dir: Annotated[Path, typer.Option(help="Where the outbox lies.")] = Path("anabranch-device"),
+    data_path: DataPath = "",
+    device: Device = "auto",
+    precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
+    slowdown: Annotated[float, typer.Option(help="Emulate a device so many times slower.", min=1.0)] = 1.0,
+    tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM."""
+    from anabranch.client.run import ClientOptions, run_client
+
+    set_up_logging(as_json)
+    output = Output(as_json)
+    index, count = parse_shard(shard)
+    options = ClientOptions(
+        app=app,
+        server=server_address,
+        client_id=client_id,
+        shard_index=index,
+        shard_count=count,
+        state_dir=state_dir,
+        data_path=data_path,
+        device=device,
+        precision=precision,
+        slowdown=slowdown,
+        tasks_max=tasks_max,
+    )
+
+    def on_event(kind: str, **data: Any) -> None:
+        output.event(kind, f"{kind} " + " ".join(f"{k}={v}" for k, v in data.items()), **data)
+
+    done = run_client(options, on_event)
+    output.result({"kind": "stopped", "why": done.why, "answered": done.answered}, f"stopped: {done.why}")
+
+
+def evaluate(
+    app: AppName,
+    server_address: ServerAddress = "127.0.0.1:7070",
+    admin_address: Annotated[
+        str, typer.Option("--admin", help="Report the metrics there as well.", metavar="HOST:PORT")
+    ] = "",
+    on: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    once: Annotated[bool, typer.Option("--once", help="Measure the newest version, then stop.")] = False,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Append each measurement to this JSON lines file.")
+    ] = None,
+    data_path: DataPath = "",
+    device: Device = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """Follow a run: fetch each new version as any device does, and measure it on held-out data."""
+    from anabranch.client.run import FollowerOptions, follow
+
+    set_up_logging(as_json)
+    output = Output(as_json)
+    options = FollowerOptions(
+        app=app,
+        server=server_address,
+        admin=admin_address,
+        role=on,
+        once=once,
+        data_path=data_path,
+        device=device,
+    )
+    for measured in follow(options):
+        row = {"version": measured.version, **measured.metrics}
+        if out is not None:
+            with out.open("a", encoding="utf-8") as lines:
+                lines.write(json.dumps(row) + "\n")
+        accuracy, loss = measured.metrics.get("accuracy"), measured.metrics.get("loss", float("nan"))
+        text = f"version {measured.version}: accuracy {percent_text(accuracy)}, loss {loss:.4f}"
+        output.event("evaluated", text, **row)
+
+
+def _flags(table: str, values: dict[str, Any]) -> list[Layer]:
+    return [(f"--{k.replace('_', '-')}", {table: {k: v}}) for k, v in values.items() if v is not None]

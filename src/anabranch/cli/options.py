@@ -1,0 +1,71 @@
+"""Options that several commands share, and the lines that they print alike."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.logging import RichHandler
+
+from anabranch.core.errors import ConfigError
+from anabranch.reports.result import Result
+from anabranch.reports.text import bytes_text, duration_text, percent_text
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Override a setting: table.key=value. Repeatable.", metavar="KEY=VALUE"),
+]
+Out = Annotated[Path | None, typer.Option("--out", help="The folder to write.", metavar="DIR")]
+ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file.", metavar="CONFIG")]
+RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
+
+
+def set_up_logging(as_json: bool, verbose: bool = False) -> None:
+    """Log lines to stderr, so that stdout stays for answers."""
+    level = logging.DEBUG if verbose else logging.INFO
+    if as_json:
+        logging.basicConfig(
+            level=level, format='{"at":"%(asctime)s","level":"%(levelname)s","text":"%(message)s"}'
+        )
+    else:
+        logging.basicConfig(level=level, format="%(message)s", handlers=[RichHandler(show_path=False)])
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    """`3/8` as (index, count), from 0. Raises `ConfigError`."""
+    index, slash, count = text.partition("/")
+    if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise ConfigError(f"--shard {text!r}: write INDEX/COUNT with INDEX from 0, for example 3/8")
+    return int(index), int(count)
+
+
+def run_folder(name: str, strategy: str, seed: int) -> Path:
+    """Where a run goes if nobody says where: runs/<name>-<strategy>-seed<seed>."""
+    return Path("runs") / f"{name}-{strategy}-seed{seed}"
+
+
+def summary(result: Result, folder: Path | None) -> str:
+    """A run in a few lines."""
+    reached = "target not reached"
+    if result.target_accuracy and result.time_to_target_s is not None:
+        reached = (
+            f"target {percent_text(result.target_accuracy)} after {duration_text(result.time_to_target_s)}"
+        )
+    accuracy = f"accuracy {percent_text(result.final_accuracy)} (best {percent_text(result.best_accuracy)})"
+    updates = (
+        f"{result.versions} versions of {result.updates_applied} updates, {result.updates_rejected} rejected"
+    )
+    stale = f"staleness {result.staleness.mean:.2f} on average, {result.staleness.max} at most"
+    traffic = f"{bytes_text(result.uplink_bytes)} up, {bytes_text(result.downlink_bytes)} down"
+    target = f", {reached}" if result.target_accuracy else ""
+    lines = [
+        f"{result.strategy} on {result.workload}, seed {result.seed}: {accuracy}{target}",
+        f"  {updates}; {stale}",
+        f"  {traffic}; {duration_text(result.wall_s)} of real time",
+    ]
+    if folder is not None:
+        lines.append(f"  report: {folder / 'report.html'}")
+    return "\n".join(lines)

@@ -1,0 +1,89 @@
+"""What commands print: rich on a terminal, plain lines otherwise, JSON lines for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+PLAIN_EVERY_S = 2.0
+
+
+class Output:
+    """One command's voice. With `as_json` every line on stdout is one JSON object."""
+
+    def __init__(self, as_json: bool = False) -> None:
+        self.as_json = as_json
+        self.console = Console(stderr=as_json, highlight=False)
+
+    def say(self, text: str) -> None:
+        """A line for people; programs are not bothered with it."""
+        if not self.as_json:
+            self.console.print(text, soft_wrap=True, markup=False)
+
+    def event(self, kind: str, text: str = "", **data: Any) -> None:
+        """Something that happened: a JSON line for programs, `text` for people."""
+        if self.as_json:
+            self._json({"kind": kind, **data})
+        elif text:
+            self.say(text)
+
+    def result(self, data: Mapping[str, Any], text: str = "") -> None:
+        """The command's answer: one JSON object for programs, `text` for people."""
+        if self.as_json:
+            self._json(data)
+        elif text:
+            self.say(text)
+
+    def table(self, title: str, columns: list[str], rows: list[list[str]]) -> None:
+        """A table for people."""
+        if self.as_json:
+            return
+        table = Table(title=title, title_justify="left", header_style="bold")
+        for number, column in enumerate(columns):
+            table.add_column(column, justify="left" if number == 0 else "right")
+        for row in rows:
+            table.add_row(*row)
+        self.console.print(table, markup=False)
+
+    def _json(self, data: Mapping[str, Any]) -> None:
+        sys.stdout.write(json.dumps(data, allow_nan=False, default=str) + "\n")
+        sys.stdout.flush()
+
+
+class Ticker:
+    """Progress of long work: a live line on a terminal, a plain line every few seconds elsewhere."""
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        live = output.console.is_terminal and not output.as_json
+        self._live = Live(console=output.console, refresh_per_second=8, transient=True) if live else None
+        self._printed_at = 0.0
+
+    def show(self, text: str, **data: Any) -> None:
+        """The state of the work now."""
+        if self._live is not None:
+            self._live.update(text)
+            return
+        now = time.monotonic()
+        if now - self._printed_at >= PLAIN_EVERY_S:
+            self._printed_at = now
+            self.output.event("progress", text, **data)
+
+    def __enter__(self) -> Ticker:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()

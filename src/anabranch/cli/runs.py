@@ -1,0 +1,104 @@
+"""Commands on what runs left behind: compare, report, replay, verify."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anabranch.cli.options import AsJson, RunFolder
+from anabranch.cli.output import Output
+from anabranch.core.errors import ReplayMismatch, StoreCorrupt
+from anabranch.reports.compare import compare_html
+from anabranch.reports.html import write_report
+from anabranch.reports.result import Result
+from anabranch.reports.spreads import Spread
+from anabranch.reports.spreads import compare as compare_runs
+from anabranch.reports.text import bytes_text, duration_text, percent_text
+
+
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")],
+    out: Annotated[Path, typer.Option("--out", help="The page to write.", metavar="FILE")] = Path(
+        "compare.html"
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Put runs side by side: a table, and a page with their curves over each other."""
+    output = Output(as_json)
+    results = [Result.read(folder) for folder in folders]
+    rows = compare_runs(results)
+    out.write_text(compare_html(results), encoding="utf-8")
+    output.result({"page": str(out), "rows": [asdict(r) for r in rows]})
+    columns = ["strategy", "seeds", "final accuracy", "best", "time to target", "bytes to target", "updates"]
+    output.table(
+        "mean ± standard deviation over seeds",
+        columns,
+        [
+            [
+                f"{r.strategy} ({r.workload})",
+                str(len(r.seeds)),
+                _cell(r.final_accuracy, percent_text),
+                _cell(r.best_accuracy, percent_text),
+                _cell(r.time_to_target_s, duration_text),
+                _cell(r.bytes_to_target, bytes_text),
+                _cell(r.updates_applied, lambda n: f"{n:.0f}"),
+            ]
+            for r in rows
+        ],
+    )
+    output.say(f"page: {out}")
+
+
+def report(folder: RunFolder, as_json: AsJson = False) -> None:
+    """Write a run's report.html again from its result.json."""
+    page = write_report(Result.read(folder), folder)
+    Output(as_json).result({"page": str(page)}, f"report: {page}")
+
+
+def replay(folder: RunFolder, as_json: AsJson = False) -> None:
+    """Replay a run's journal through a fresh engine and compare the digests."""
+    from anabranch.simulation.replay import replay_run
+
+    outcome = replay_run(folder)
+    data = asdict(outcome)
+    if not outcome.matches:
+        raise ReplayMismatch(
+            f"{folder}: replayed to model {outcome.model_sha256}, journal {outcome.journal_sha256}; "
+            "result.json says otherwise"
+        )
+    Output(as_json).result(
+        data,
+        f"{folder}: replayed {outcome.version} versions, digests equal\n"
+        f"  model   {outcome.model_sha256}\n  journal {outcome.journal_sha256}",
+    )
+
+
+def verify(
+    data_dir: Annotated[Path, typer.Argument(help="A server's data directory.", metavar="DATA_DIR")],
+    database: Annotated[str, typer.Option(help="The database URL, where it is not SQLite.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Check every invariant of a server's data: the log, the blobs, a full replay, the digests."""
+    from anabranch.server.verify import verify as verify_data
+
+    found = verify_data(data_dir, database)
+    output = Output(as_json)
+    output.result(asdict(found))
+    if found.problems:
+        raise StoreCorrupt(
+            f"{data_dir}: {len(found.problems)} problems:\n" + "\n".join(f"- {p}" for p in found.problems)
+        )
+    output.say(
+        f"{data_dir}: sound. Version {found.version}, {found.updates} updates, replayed to the same digest\n"
+        f"  state {found.state_sha256}"
+    )
+
+
+def _cell(spread: Spread | None, text: Callable[[float], str]) -> str:
+    if spread is None:
+        return "-"
+    return f"{text(spread.mean)} ± {text(spread.deviation)}" if spread.deviation else text(spread.mean)

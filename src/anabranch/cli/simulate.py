@@ -1,0 +1,48 @@
+"""`anabranch simulate`: a fleet on a virtual clock."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from anabranch.cli.configuration import load_config
+from anabranch.cli.options import AsJson, ConfigFile, Out, Overrides, run_folder, summary
+from anabranch.cli.output import Output, Ticker
+from anabranch.reports.text import count_text, duration_text, percent_text
+from anabranch.simulation.run import Progress
+from anabranch.simulation.run import simulate as simulate_run
+
+
+def simulate(
+    config: ConfigFile = None,
+    out: Out = None,
+    strategy: Annotated[str | None, typer.Option(help="Override strategy.name.")] = None,
+    workers: Annotated[
+        int, typer.Option(help="Worker processes for training; 0 trains in this one.", min=0)
+    ] = 0,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Simulate a fleet: the same engine and devices as live, on a virtual clock.
+
+    The same configuration gives the same digests, whatever the number of workers.
+    """
+    output = Output(as_json)
+    chosen = [("--strategy", {"strategy": {"name": strategy}})] if strategy else []
+    settings = load_config(config, overrides or (), flags=chosen)
+    folder = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
+    with Ticker(output) as ticker:
+
+        def show(p: Progress) -> None:
+            accuracy = "" if p.accuracy is None else f", accuracy {percent_text(p.accuracy)}"
+            text = (
+                f"virtual time {duration_text(p.virtual_s)}: version {count_text(p.version)},"
+                f" {count_text(p.updates)} updates{accuracy}"
+            )
+            ticker.show(
+                text, virtual_s=p.virtual_s, version=p.version, updates=p.updates, accuracy=p.accuracy
+            )
+
+        result = simulate_run(settings, folder, workers=workers, progress=show)
+    output.result(result.to_json(), summary(result, folder))

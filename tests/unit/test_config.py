@@ -1,0 +1,114 @@
+"""Configurations: precedence, sources, and errors that name the key and the fix."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from anabranch.cli.configuration import load_config, shown
+from anabranch.core.config import Config, merge, parse_override
+from anabranch.core.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def no_environment(monkeypatch):
+    import os
+
+    for name in [n for n in os.environ if n.startswith("ANABRANCH_")]:
+        monkeypatch.delenv(name)
+
+
+def test_later_layers_win_and_are_named(tmp_path, monkeypatch):
+    file = tmp_path / "run.toml"
+    file.write_text('[run]\nseed = 1\nname = "file"\n[strategy]\nname = "fedbuff"\nbuffer_size = 3\n')
+    monkeypatch.setenv("ANABRANCH_RUN_SEED", "2")
+    monkeypatch.setenv("ANABRANCH_FLEET_CLIENTS", "5")
+    config = load_config(file, ["fleet.clients=7"])
+    assert (config.run.seed, config.run.name, config.fleet.clients) == (2, "file", 7)
+    assert config.strategy.params == {"buffer_size": 3}
+    assert config.sources["run.seed"] == "ANABRANCH_RUN_SEED"
+    assert config.sources["fleet.clients"] == "--set"
+    assert config.sources["run.name"] == str(file)
+
+
+def test_a_configuration_survives_json():
+    config = merge([("x", {"strategy": {"name": "fedasync", "alpha": 0.3}, "run": {"seed": 9}})])
+    assert Config.from_json(config.to_json()) == config
+
+
+def test_another_strategy_drops_the_parameters_of_the_first(tmp_path):
+    file = tmp_path / "run.toml"
+    file.write_text('[strategy]\nname = "fedbuff"\nbuffer_size = 3\n')
+    config = load_config(file, flags=[("--strategy", {"strategy": {"name": "fedasync"}})])
+    assert (config.strategy.name, config.strategy.params) == ("fedasync", {})
+
+
+def test_passwords_are_masked():
+    config = load_config(None, ['server.database="postgresql://me:secret@host/db"'])
+    rows = {path: value for path, value, _ in shown(config)}
+    assert rows["server.database"] == "postgresql://me:***@host/db"
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"run": {"sed": 1}}, "unknown key in [run]: 'sed'; did you mean 'seed'?"),
+        ({"runs": {}}, "unknown table: 'runs'; did you mean 'run'?"),
+        ({"zzz": {}}, "known: run, fleet"),
+        ({"run": 3}, "[run] must be a table"),
+        ({"run": {"seed": "one"}}, "run.seed must be int, not 'one'"),
+        ({"run": {"seed": True}}, "run.seed must be int, not True"),
+        ({"run": {"keep_payloads": 1}}, "run.keep_payloads must be bool, not 1"),
+        ({"run": {"target_accuracy": 75}}, "run.target_accuracy must be from 0 to 1"),
+        ({"run": {"versions_max": -1}}, "run.versions_max must not be negative"),
+        ({"fleet": {"split": "random"}}, "fleet.split must be one of iid, dirichlet"),
+        ({"fleet": {"clients": 0}}, "fleet.clients must be greater than 0"),
+        ({"fleet": {"speed_ratio": 0.5}}, "fleet.speed_ratio must be at least 1"),
+        ({"fleet": {"availability": 0}}, "fleet.availability must be greater than 0"),
+        ({"client": {"precision": "float8"}}, "client.precision must be one of"),
+    ],
+)
+def test_bad_values_name_the_key(tables, words):
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        merge([("x", tables)])
+
+
+def test_integers_are_welcome_where_floats_are():
+    assert merge([("x", {"fleet": {"speed_ratio": 3}})]).fleet.speed_ratio == 3.0
+
+
+@pytest.mark.parametrize(
+    ("text", "parsed"),
+    [
+        ("run.seed=1", ("run", "seed", 1)),
+        ("run.name=abc", ("run", "name", "abc")),
+        ("strategy.staleness={name='hinge'}", ("strategy", "staleness", {"name": "hinge"})),
+        ("run.keep_payloads = false", ("run", "keep_payloads", False)),
+    ],
+)
+def test_overrides(text, parsed):
+    assert parse_override(text) == parsed
+
+
+@pytest.mark.parametrize("text", ["seed=1", "run.seed", "=1", "run.=1"])
+def test_an_override_that_is_none(text):
+    with pytest.raises(ConfigError, match=r"table.key=value"):
+        parse_override(text)
+
+
+def test_a_missing_file_a_broken_file_and_a_bad_variable(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match="does not exist"):
+        load_config(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("[run")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        load_config(broken)
+    monkeypatch.setenv("ANABRANCH_NONSENSE", "1")
+    with pytest.raises(ConfigError, match="ANABRANCH_<TABLE>_<KEY>"):
+        load_config(None)
+
+
+def test_the_strategys_own_parameters_are_checked(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean 'buffer_size'"):
+        load_config(None, ["strategy.buffersize=3"])

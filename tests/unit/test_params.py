@@ -1,0 +1,134 @@
+"""Layouts and vectors."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.compress.codec import Raw, make_codec
+from anabranch.compress.model import decode_model, encode_model
+from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownCodec
+from anabranch.core.params import BLOCK, ParamSpec, add_scaled, digest
+from anabranch.core.updates import Submodel, find_flaw
+
+MODEL: dict[str, Any] = {
+    "conv": np.arange(12, dtype=np.float32).reshape(3, 2, 2),
+    "seen": np.array(5, np.int64),
+    "bias": np.array([0.5, -0.5, 0.25], np.float32),
+    "mask": np.array([True, False]),
+}
+SPEC = ParamSpec.of(MODEL)
+
+
+def test_floats_are_the_vector_and_the_rest_is_frozen():
+    assert SPEC.size == 15
+    assert SPEC.slices == {"conv": slice(0, 12), "bias": slice(12, 15)}
+    assert sorted(SPEC.frozen(MODEL)) == ["mask", "seen"]
+
+
+def test_flatten_and_unflatten_are_inverse():
+    back = SPEC.unflatten(SPEC.flatten(MODEL), SPEC.frozen(MODEL))
+    assert list(back) == list(MODEL)
+    assert all(np.array_equal(back[n], MODEL[n]) and back[n].dtype == MODEL[n].dtype for n in MODEL)
+
+
+def test_half_precision_travels_as_float32_and_comes_back():
+    spec = ParamSpec.of({"w": np.array([0.1, 0.2], np.float16)})
+    assert spec.vector_dtype == np.float32
+    assert spec.unflatten(spec.flatten({"w": np.array([0.1, 0.2], np.float16)}))["w"].dtype == np.float16
+
+
+def test_the_layout_hash_is_of_names_shapes_and_dtypes():
+    assert ParamSpec.from_json(SPEC.to_json()) == SPEC
+    assert SPEC.layout_hash == ParamSpec.of({n: a + a for n, a in MODEL.items()}).layout_hash
+    for other in ({"w": np.zeros(3)}, {"w": np.zeros(4, np.float32)}, {"v": np.zeros(3, np.float32)}):
+        assert ParamSpec.of(other).layout_hash != ParamSpec.of({"w": np.zeros(3, np.float32)}).layout_hash
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda m: m.pop("bias"), "'bias' is missing"),
+        (lambda m: m.update(extra=np.zeros(1)), "'extra' is not in the manifest"),
+        (
+            lambda m: m.update(bias=np.zeros(4, np.float32)),
+            r"'bias' has shape \(4,\), the manifest says \(3,\)",
+        ),
+    ],
+)
+def test_another_model_is_refused(change, words):
+    model = dict(MODEL)
+    change(model)
+    with pytest.raises(ManifestMismatch, match=words):
+        SPEC.flatten(model)
+
+
+def test_a_dtype_that_cannot_travel():
+    with pytest.raises(InvalidUpdate, match="'c' is complex128"):
+        ParamSpec.of({"c": np.zeros(2, np.complex128)})
+
+
+@given(st.integers(0, 3 * BLOCK + 7), st.floats(-3, 3, width=32))
+def test_add_scaled_is_the_plain_expression(size, scale):
+    rng = np.random.default_rng(size)
+    out, x = rng.standard_normal((2, size)).astype(np.float32)
+    expected = out + np.float32(scale) * x
+    add_scaled(out, scale, x)
+    assert np.array_equal(out, expected)
+
+
+def test_add_scaled_on_some_coordinates():
+    out = np.zeros(5, np.float32)
+    add_scaled(out, 2.0, np.array([1, 2], np.float32), np.array([1, 4]))
+    assert out.tolist() == [0, 2, 0, 0, 4]
+
+
+def test_the_digest_is_of_the_little_endian_bytes():
+    x = np.arange(3, dtype=np.float32)
+    assert digest(x) == digest(x.astype(">f4")) == hashlib.sha256(x.tobytes()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("delta", "submodel", "examples", "words"),
+    [
+        (np.zeros(15, np.float32), None, 1, None),
+        (np.zeros(2, np.float32), Submodel(np.array([3, 9])), 1, None),
+        (np.full(15, 3e38, np.float32), None, 1, None),
+        (np.zeros(14, np.float32), None, 1, r"shape \(14,\)"),
+        (np.zeros((15, 1), np.float32), None, 1, r"shape \(15, 1\)"),
+        (np.zeros(15, np.float64), None, 1, "float64"),
+        (np.zeros(15, np.float32), None, 0, "at least 1 example"),
+        (np.zeros(3, np.float32), Submodel(np.array([3, 9])), 1, r"needs \(2,\)"),
+        (np.array([0, np.inf], np.float32), Submodel(np.array([3, 13])), 1, "tensor 'bias'"),
+        (np.zeros(2, np.float32), Submodel(np.array([9, 3])), 1, "strictly increasing"),
+        (np.zeros(2, np.float32), Submodel(np.array([3, 15])), 1, "within 0..14"),
+        (np.zeros(0, np.float32), Submodel(np.array([], np.int64)), 1, "non-empty"),
+    ],
+)
+def test_flaws(delta, submodel, examples, words):
+    import re
+
+    flaw = find_flaw(SPEC, delta, examples, submodel)
+    assert flaw is None if words is None else flaw is not None and re.search(words, flaw)
+
+
+def test_a_models_bytes_hold_the_frozen_tensors_too():
+    vector, frozen = SPEC.flatten(MODEL), SPEC.frozen(MODEL)
+    data = encode_model(Raw(), SPEC, vector, frozen)
+    assert len(data) == 15 * 4 + 8 + 2
+    back, back_frozen = decode_model(Raw(), SPEC, data)
+    assert np.array_equal(back, vector)
+    assert all(np.array_equal(back_frozen[n], frozen[n]) for n in frozen)
+    for wrong in (data[:-1], data + b"x", b""):
+        with pytest.raises(InvalidUpdate):
+            decode_model(Raw(), SPEC, wrong)
+
+
+def test_an_unknown_codec_names_the_known_ones():
+    with pytest.raises(UnknownCodec, match="known: raw"):
+        make_codec("rar")
