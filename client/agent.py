@@ -105,7 +105,7 @@ class Agent:
 
         Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `StoreLocked` and the like.
         """
-        with interruptible():
+        with interruptible(self._bell):
             try:
                 with locked(self._state_dir):
                     self._run()

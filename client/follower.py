@@ -10,7 +10,7 @@ from typing import Protocol
 from anabranch.client.messages import FetchedModel
 from anabranch.client.state import fresh_seed
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
-from anabranch.client.trainer import LocalTrainer
+from anabranch.client.trainer import LocalTrainer, finite
 from anabranch.client.transport import Transport
 from anabranch.core.config import ClientTable
 from anabranch.core.errors import AnabranchError
@@ -72,9 +72,13 @@ class Follower:
 
     def __iter__(self) -> Iterator[Measurement]:
         """The measurements, as they come. Raises `ManifestMismatch` for a run of another model."""
-        with interruptible():
+        with interruptible(self._bell):
             try:
-                yield from self._measurements()
+                for measurement in self._measurements():
+                    self._bell.patient = True  # a signal may not hit the caller's own work
+                    yield measurement
+                    self._bell.patient = False
+                    self._bell.check()
             except Interrupted:
                 return
 
@@ -110,7 +114,7 @@ class Follower:
         metrics = self._local.evaluate(self._local.decode(model), self._examples)
         if self._sink is not None:
             try:
-                self._sink.report_metrics(model.version, metrics)
+                self._sink.report_metrics(model.version, finite(metrics))
             except AnabranchError as error:
                 self._on_failure(error)
         return Measurement(model.version, metrics, model.published_at_s)

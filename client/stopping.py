@@ -22,32 +22,6 @@ class Interrupted(BaseException):
     """Somebody wants the loop to end. No `Exception`: a user's `except Exception` must not eat it."""
 
 
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Inside, SIGINT and SIGTERM raise `Interrupted` in the main thread; a second one ends the process.
-
-    Elsewhere than in the main thread, signals are left alone.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def restore() -> None:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        del frame
-        restore()
-        raise Interrupted(signal.Signals(number).name)
-
-    previous = {number: signal.signal(number, interrupt) for number in SIGNALS}
-    try:
-        yield
-    finally:
-        restore()
-
-
 class Bell:
     """A sleep that another thread can end, and the wish to stop.
 
@@ -60,7 +34,8 @@ class Bell:
         self.now = clock
         self._rung = threading.Event()
         self._sleep = sleep or self._rung.wait
-        self._stopping = False
+        self.stopping = False
+        self.patient = False
 
     def ring(self) -> None:
         """End the sleep of the moment, or else the next one."""
@@ -68,12 +43,12 @@ class Bell:
 
     def stop(self) -> None:
         """From any thread: the next `check` or sleep raises `Interrupted`."""
-        self._stopping = True
+        self.stopping = True
         self.ring()
 
     def check(self) -> None:
         """Raises `Interrupted` after `stop`."""
-        if self._stopping:
+        if self.stopping:
             raise Interrupted("stopped")
 
     def rest(self, seconds: float) -> None:
@@ -83,6 +58,35 @@ class Bell:
             self._sleep(seconds)
         self._rung.clear()
         self.check()
+
+
+@contextmanager
+def interruptible(bell: Bell) -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM raise `Interrupted` in the main thread; a second one ends the process.
+
+    While the bell is `patient`, they wait for its next `check`. Elsewhere than in the main thread,
+    signals are left alone.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        del frame
+        restore()
+        if not bell.patient:
+            raise Interrupted(signal.Signals(number).name)
+        bell.stopping = True
+
+    previous = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    try:
+        yield
+    finally:
+        restore()
 
 
 def persist(

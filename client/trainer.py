@@ -105,13 +105,17 @@ class LocalTrainer:
             codec=task.uplink,
             payload=make_codec(task.uplink).encode(covered),
             submodel=task.submodel,
-            # A loss of NaN is worth no refused update: the values themselves are judged by the server.
-            metrics={k: v for k, v in result.metrics.items() if math.isfinite(v)},
+            metrics=finite(result.metrics),
         )
 
     def evaluate(self, model: BaseModel, examples: Examples) -> dict[str, float]:
         """The App's metrics of a version on these examples."""
         return self._trainer.evaluate(model.vector, model.frozen, examples)
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics without those that are not finite: a server takes none, and the rest is of use."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def shard_of(

@@ -48,7 +48,8 @@ def verify(data_dir: Path, database: str = "") -> VerifyReport:
         problems = [*store.problems(), *_first_weights(info, manifest)]
         events = 0
         try:
-            for events, found in _replayed(store, engine):
+            for seq, found in _replayed(store, engine):
+                events = seq
                 problems += found
         except AnabranchError as error:
             problems.append(f"the log does not replay: {error}")

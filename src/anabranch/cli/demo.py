@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anabranch.cli.configuration import load_config
+from anabranch.cli.configuration import Layer, load_config
 from anabranch.cli.live_result import report_of_data
 from anabranch.cli.options import AsJson, Out, Overrides, summary
 from anabranch.cli.output import Output, Ticker
@@ -22,7 +22,8 @@ POLL_S = 0.5
 DEADLINE_S = 900.0
 
 # What makes a short, telling run on two cores. Anything may be overridden with --set.
-WORKLOADS: dict[str, dict[str, dict[str, Any]]] = {
+Tables = dict[str, dict[str, Any]]
+WORKLOADS: dict[str, Tables] = {
     "fashion-mnist": {
         "run": {"target_accuracy": 0.75, "updates_max": 160},
         "fleet": {"split": "dirichlet", "dirichlet_alpha": 0.5, "examples_per_client": 2000},
@@ -103,12 +104,12 @@ def _available_workload(output: Output) -> str:
     return "fashion-mnist"
 
 
-def _presets(workload: str, strategy: str, clients: int) -> list[tuple[str, dict[str, dict[str, Any]]]]:
-    base = WORKLOADS.get(workload, {"run": {"updates_max": 100}})
+def _presets(workload: str, strategy: str, clients: int) -> list[Layer]:
+    base: Tables = WORKLOADS.get(workload, {"run": {"updates_max": 160}})
     run = {"name": "demo", "workload": workload, **base["run"]}
     fleet = {"clients": clients, **base.get("fleet", {})}
     cohort = max(1, clients // 2)
-    params = {
+    params: Tables = {
         "fedbuff": {"buffer_size": max(1, clients // 2)},
         "fedavg": {"clients_per_round": cohort, "deadline_s": 30.0},
         "fedprox": {"clients_per_round": cohort, "deadline_s": 30.0},

@@ -1,0 +1,60 @@
+"""A real server on loopback ports, in a thread of this process or in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from anabranch.core.config import Config
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.params import Tensors
+from anabranch.server.app import ServerInfo, serve
+from anabranch.server.manifest import write_manifest
+
+
+@contextmanager
+def live_server(
+    folder: Path, tensors: Tensors, config: Config, limits: Limits = DEFAULT_LIMITS, port: int = 0
+) -> Iterator[ServerInfo]:
+    """A server of a model's first weights in a thread; it drains at the end. Its data lies in `folder`."""
+    manifest = write_manifest(folder / "model", "test", tensors)
+    table = replace(
+        config.server,
+        address=f"127.0.0.1:{port}",
+        admin_address="127.0.0.1:0",
+        data_dir=str(folder / "data"),
+        drain_s=1.0,
+    )
+    answers: queue.Queue[ServerInfo | BaseException] = queue.Queue()
+    loops: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
+
+    async def main() -> None:
+        stop = asyncio.Event()
+        loops.put((asyncio.get_running_loop(), stop))
+        settings = replace(config, server=table)
+        await serve(settings, manifest, ready=answers.put, limits=limits, stop=stop)
+
+    def run() -> None:
+        try:
+            asyncio.run(main())
+        except BaseException as error:
+            answers.put(error)
+            raise
+
+    thread = threading.Thread(target=run, name="test-server")
+    thread.start()
+    try:
+        info = answers.get(timeout=60)
+        if isinstance(info, BaseException):
+            raise info
+        yield info
+    finally:
+        loop, stop = loops.get(timeout=10)
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(stop.set)
+        thread.join(30)

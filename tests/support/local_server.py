@@ -1,0 +1,152 @@
+"""A server without a network: the real engine behind the calls of a `Transport`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from anabranch.client.messages import (
+    Enrolment,
+    FetchedModel,
+    HeartbeatAnswer,
+    Notice,
+    NoticeKind,
+    PushAnswer,
+    UploadState,
+)
+from anabranch.client.outbox import UpdateEntry
+from anabranch.compress.codec import make_codec
+from anabranch.compress.model import encode_model
+from anabranch.core import events as ev
+from anabranch.core.config import Config
+from anabranch.core.effects import Decided, Effect, Granted, Refused
+from anabranch.core.engine import Engine
+from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownTask, UnknownVersion
+from anabranch.core.params import ParamSpec, Tensors
+from anabranch.core.settings import EngineSettings
+from anabranch.core.updates import Ask, Capability, Receipt, Task, TaskState, Update, find_flaw
+from anabranch.strategies.registry import make_strategy
+
+
+class LocalServer:
+    """Keeps every version it published. Leases end by `clock`, looked at before each call."""
+
+    def __init__(
+        self, tensors: Tensors, config: Config, clock: Callable[[], float], run_id: str = "run-1"
+    ) -> None:
+        self.spec = ParamSpec.of(tensors)
+        self.config, self.clock, self.run_id = config, clock, run_id
+        self.frozen = self.spec.frozen(tensors)
+        strategy = make_strategy(config.strategy.name, config.strategy.params)
+        self.engine = Engine(self.spec, strategy, EngineSettings.of(config), self.spec.flatten(tensors))
+        self.lock = threading.Lock()
+        self.models = {0: self._encoded()}
+
+    def do(self, event: ev.Event) -> list[Effect]:
+        """One event through the engine."""
+        with self.lock:
+            deadline = self.engine.next_deadline()
+            if deadline is not None and deadline <= event.now:
+                self.engine.handle(ev.Ticked(event.now))
+            effects = self.engine.handle(event)
+            self.models.setdefault(self.engine.version, self._encoded())
+        return effects
+
+    def receipt(self, update_id: str) -> Receipt | None:
+        """The receipt of an update."""
+        return self.engine.ledger.receipts.get(update_id)
+
+    def _encoded(self) -> bytes:
+        return encode_model(make_codec("raw"), self.spec, self.engine.vector, self.frozen)
+
+
+class LocalTransport:
+    """One device's calls."""
+
+    def __init__(self, server: LocalServer, client_id: str) -> None:
+        self.server, self.client_id = server, client_id
+
+    def enrol(self, capability: Capability) -> Enrolment:
+        s = self.server
+        s.do(ev.Enrolled(s.clock(), self.client_id, capability))
+        tables = {t: v for t, v in s.config.to_json().items() if t in ("run", "fleet", "client")}
+        return Enrolment(s.config.run.name, s.run_id, s.spec, tables, s.engine.version)
+
+    def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
+        self._check_manifest(spec.layout_hash)
+        effects = self.server.do(ev.TaskAsked(self.server.clock(), ask))
+        found = next(e for e in effects if isinstance(e, Granted | Refused))
+        return found.task if isinstance(found, Granted) else found
+
+    def fetch(
+        self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
+    ) -> FetchedModel:
+        self._check_manifest(manifest_sha256)
+        engine = self.server.engine
+        wanted = engine.version if version is None else version
+        final = bool(engine.finished) and wanted == engine.version
+        if version is None and newer_than is not None and wanted <= newer_than:
+            return FetchedModel(wanted, "", b"", final=final, modified=False)
+        if wanted not in self.server.models:
+            raise UnknownVersion(f"version {wanted} is not held")
+        return FetchedModel(wanted, "raw", self.server.models[wanted], final=final)
+
+    def push(self, entry: UpdateEntry) -> PushAnswer:
+        self._check_manifest(entry.manifest_sha256)
+        s = self.server
+        if (known := s.receipt(entry.update_id)) is not None:
+            return PushAnswer(known.decision, known.version, duplicate=True)
+        task = s.engine.ledger.tasks.get(entry.task_id)
+        if task is None or task.client_id != self.client_id:
+            raise UnknownTask(f"task {entry.task_id!r} is not open")
+        update, flaw = self._update(entry)
+        payload = ev.Payload(entry.sha256, len(entry.payload), entry.codec)
+        effects = s.do(ev.UpdateArrived(s.clock(), update, payload, flaw))
+        decided = next(e for e in effects if isinstance(e, Decided))
+        if flaw:
+            raise InvalidUpdate(flaw)
+        return PushAnswer(decided.receipt.decision, decided.receipt.version, decided.duplicate)
+
+    def query_upload(self, update_id: str) -> UploadState:
+        known = self.server.receipt(update_id)
+        return UploadState(0, None if known is None else PushAnswer(known.decision, known.version, True))
+
+    def heartbeat(self, task_id: str, progress: float) -> HeartbeatAnswer:
+        s = self.server
+        s.do(ev.LeaseRenewed(s.clock(), self.client_id, task_id, progress))
+        task = s.engine.ledger.tasks.get(task_id)
+        if s.engine.finished:
+            return HeartbeatAnswer(
+                0.0, s.engine.version, (Notice(NoticeKind.FINISHED, "", s.engine.finished),)
+            )
+        if task is None or (task.client_id, task.state) != (self.client_id, TaskState.LEASED):
+            return HeartbeatAnswer(0.0, s.engine.version, (Notice(NoticeKind.CANCEL, task_id, "it ended"),))
+        return HeartbeatAnswer(task.expires_at, s.engine.version)
+
+    def drop(self, task_id: str, why: str) -> None:
+        self.server.do(ev.TaskDropped(self.server.clock(), self.client_id, task_id, why))
+
+    def _check_manifest(self, sha256: str) -> None:
+        if sha256 != self.server.spec.layout_hash:
+            raise ManifestMismatch("this run is of another model")
+
+    def _update(self, entry: UpdateEntry) -> tuple[Update, str]:
+        spec, map_ = self.server.spec, entry.submodel
+        size = spec.size if map_ is None else map_.indices.size
+        try:
+            delta = make_codec(entry.codec).decode(memoryview(entry.payload), size, spec.vector_dtype)
+            flaw = find_flaw(spec, delta, entry.examples, map_) or ""
+        except InvalidUpdate as error:
+            delta, flaw = spec.flatten(spec.unflatten(self.server.engine.vector))[:0], str(error)
+        update = Update(
+            entry.update_id,
+            entry.task_id,
+            self.client_id,
+            entry.base_version,
+            entry.examples,
+            delta,
+            map_,
+            entry.local_steps,
+            entry.metrics,
+        )
+        return update, flaw
