@@ -13,11 +13,12 @@ from anabranch.core.errors import StoreError, StoreFull, StoreLocked
 from anabranch.server.store.base import DiskFailed
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_MISPLACED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 
 
 @contextmanager
 def disk_errors(doing: str) -> Iterator[None]:
-    """Turn the operating system's errors into `StoreFull` or, for all others, `DiskFailed`.
+    """Turn the operating system's errors into `StoreFull`, `StoreError` or, for most, `DiskFailed`.
 
     A failed fsync is never tried again: the kernel drops the pages it could not write, and the
     next fsync would say that all is well.
@@ -27,6 +28,8 @@ def disk_errors(doing: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise StoreFull(f"{doing}: no space left on the disk; nothing acknowledged is lost") from error
+        if error.errno in _MISPLACED:
+            raise StoreError(f"{doing}: {error}; check data_dir, its owner and what lies in it") from error
         raise DiskFailed(f"{doing}: {error}; what is on the disk is unknown, restart to recover") from error
 
 
@@ -77,7 +80,8 @@ class FolderLock:
 
     def __init__(self, folder: Path) -> None:
         path = folder / "lock"
-        self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+        with disk_errors("locking the data directory"):
+            self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -209,8 +209,9 @@ class MemoryStore:
         return self._after(0)
 
     def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
-        for number in range(seq, len(self.books.lines)):
-            yield number + 1, json.loads(self.books.lines[number])
+        while seq < len(self.books.lines):
+            seq += 1
+            yield seq, json.loads(self.books.lines[seq - 1])
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:
         """Published versions above `after`, in order."""

@@ -122,11 +122,15 @@ def _end_with_parent() -> None:
 
 def _wait_until_ready(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
     deadline = time.monotonic() + START_S
-    while True:
-        try:
-            psycopg.connect(f"{address} dbname=postgres").close()
-            return
-        except psycopg.OperationalError:
-            if server.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"PostgreSQL does not start: {log.read_text()}") from None
-            time.sleep(0.05)
+    while not _answers(address):
+        if server.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"PostgreSQL does not start: {log.read_text()}")
+        time.sleep(0.05)
+
+
+def _answers(address: str) -> bool:
+    try:
+        psycopg.connect(f"{address} dbname=postgres").close()
+    except psycopg.OperationalError:
+        return False
+    return True

@@ -1,0 +1,101 @@
+"""The documents say what the code does: tables of docs/ against the code, the README's example run."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import asdict, fields
+from pathlib import Path
+
+import pytest
+
+from anabranch.core.config import TABLES
+from anabranch.core.errors import OUTCOMES
+from anabranch.core.limits import DEFAULT_LIMITS, GIB, KIB, MIB
+from anabranch.core.updates import Reason
+from anabranch.protos.v1 import devices_pb2, operators_pb2
+from anabranch.strategies.registry import BUILT_IN
+
+ROOT = Path(__file__).parents[2]
+PROTOCOL = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8")
+
+
+def table(heading: str) -> list[list[str]]:
+    """The cells of the first table after a heading or a header row."""
+    rows = PROTOCOL[PROTOCOL.index(heading) :].split("\n\n")
+    body = next(part for part in rows if part.lstrip().startswith("|"))
+    return [
+        [c.strip().strip("`") for c in line.strip("|").split("|")] for line in body.strip().splitlines()[2:]
+    ]
+
+
+def test_the_error_table():
+    expected = {
+        (e.__name__, o.grpc_status, str(o.exit_code), "again" if o.retryable else "")
+        for e, o in OUTCOMES.items()
+    }
+    assert {tuple(row) for row in table("\n## Errors")} == expected
+
+
+def test_the_limits():
+    sizes = {" KiB": KIB, " MiB": MIB, " GiB": GIB}
+
+    def number(text: str) -> float:
+        unit = next((u for u in sizes if text.endswith(u)), "")
+        return float(text.removesuffix(unit)) * sizes.get(unit, 1)
+
+    assert {name: number(value) for name, value in table("\n## Limits")} == asdict(DEFAULT_LIMITS)
+
+
+def test_the_reasons():
+    documented = {row[0] for row in table("\n| reason |")}
+    assert documented == {r.value for r in Reason} - {""}
+
+
+@pytest.mark.parametrize(
+    "service",
+    [
+        devices_pb2.DESCRIPTOR.services_by_name["Devices"],
+        operators_pb2.DESCRIPTOR.services_by_name["Operators"],
+    ],
+    ids=lambda s: s.name,
+)
+def test_every_call_is_described(service):
+    assert all(f"`{method.name}`" in PROTOCOL for method in service.methods)
+
+
+def test_links_lead_somewhere():
+    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:)([^)#]+)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+
+
+def test_the_readmes_example(capsys):
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+    *statements, expected = code.strip().splitlines()
+    exec("\n".join(statements), {})
+    said = capsys.readouterr().out.split()
+    assert said[-2:] == expected.split()[-2:]
+    assert [float(x.strip("[]")) for x in said[:3]] == pytest.approx(
+        [float(x.strip("#[] ")) for x in expected.split()[1:4]]
+    )
+
+
+def test_the_settings():
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    for name, cls in TABLES.items():
+        if name == "strategy":
+            continue
+        section = page.split(f"## `[{name}]`")[1].split("\n## ")[0]
+        rows = re.findall(r"^\| `(\w+)` \| `(.*?)` \|", section, re.MULTILINE)
+        documented = {key: tomllib.loads(f"x = {value}")["x"] for key, value in rows}
+        assert documented == {f.name: f.default for f in fields(cls)}, name
+
+
+def test_the_settings_of_strategies():
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| `(\w+)` \| `(.*?)` \|", page, re.MULTILINE)
+    documented = {(strategy, key): tomllib.loads(f"x = {value}")["x"] for strategy, key, value in rows}
+    assert documented == {
+        (name, key): value for name, cls in BUILT_IN.items() for key, value in asdict(cls()).items()
+    }

@@ -1,0 +1,142 @@
+"""The outbox survives a crash at any moment, and never gives back what was not put in."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.client.outbox import Outbox, UpdateEntry
+from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreFull, TooLarge
+from anabranch.core.updates import Submodel
+
+
+def entry(update_id: str = "u-1", payload: bytes = b"\x00\n12345", **changes: object) -> UpdateEntry:
+    """An entry whose payload has a newline in it."""
+    fields: dict[str, object] = {
+        "update_id": update_id,
+        "task_id": "t-1",
+        "manifest_sha256": "ab" * 32,
+        "base_version": 7,
+        "examples": 30,
+        "local_steps": 4,
+        "codec": "raw",
+        "payload": payload,
+        "metrics": {"loss": 0.1},
+    }
+    return UpdateEntry(**(fields | changes))  # type: ignore[arg-type]
+
+
+def whole(of: UpdateEntry) -> bytes:
+    """The bytes of an entry's file."""
+    return b"".join(bytes(part) for part in of.to_bytes())
+
+
+def test_what_was_put_in_comes_out_again_in_another_process(tmp_path: Path) -> None:
+    submodel = Submodel(np.array([0, 1, 2, 7, 9]))
+    Outbox(tmp_path).put(entry(submodel=submodel))
+    found = Outbox(tmp_path).load("u-1")
+    assert whole(found) == whole(entry(submodel=submodel))
+    assert found.submodel is not None
+    assert found.submodel.indices.tolist() == [0, 1, 2, 7, 9]
+    assert (found.base_version, found.examples, dict(found.metrics)) == (7, 30, {"loss": 0.1})
+
+
+def test_a_removed_entry_is_gone_and_may_be_removed_again(tmp_path: Path) -> None:
+    box = Outbox(tmp_path)
+    box.put(entry())
+    box.remove("u-1")
+    box.remove("u-1")
+    assert box.pending() == []
+    with pytest.raises(StoreCorrupt, match="there is none"):
+        box.load("u-1")
+
+
+def test_the_oldest_comes_first(tmp_path: Path) -> None:
+    box = Outbox(tmp_path)
+    for age, update_id in enumerate(["u-9", "u-1", "u-5"]):
+        box.put(entry(update_id))
+        os.utime(tmp_path / f"{update_id}.update", ns=(age, age))
+    assert box.pending() == ["u-9", "u-1", "u-5"]
+
+
+# --- crashes -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kept", [0, 1, 64, 65, 100, -8, -1])
+def test_a_torn_entry_is_dropped_with_a_word_in_the_log(
+    kept: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Outbox(tmp_path).put(entry("u-1"))
+    Outbox(tmp_path).put(entry("u-2"))
+    file = tmp_path / "u-1.update"
+    file.write_bytes(file.read_bytes()[:kept])
+    with caplog.at_level(logging.WARNING):
+        assert Outbox(tmp_path).pending() == ["u-2"]
+    assert "u-1" in caplog.text
+    assert not file.exists()
+
+
+def test_a_crash_while_writing_leaves_no_entry(tmp_path: Path) -> None:
+    data = whole(entry("u-2"))
+    for length in range(0, len(data), 17):
+        (tmp_path / "u-2.tmp").write_bytes(data[:length])
+        assert Outbox(tmp_path).pending() == []
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(at=st.integers(0, len(whole(entry())) - 1), flip=st.integers(1, 255))
+def test_a_changed_byte_is_noticed(at: int, flip: int) -> None:
+    data = bytearray(whole(entry()))
+    data[at] ^= flip
+    with pytest.raises(StoreCorrupt):
+        UpdateEntry.from_bytes(bytes(data))
+
+
+def test_an_entry_under_another_name_is_not_taken(tmp_path: Path) -> None:
+    box = Outbox(tmp_path)
+    box.put(entry("u-1"))
+    (tmp_path / "u-1.update").rename(tmp_path / "u-2.update")
+    assert Outbox(tmp_path).pending() == []
+
+
+def test_a_name_may_not_leave_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(InvalidUpdate, match="update_id"):
+        Outbox(tmp_path).put(entry("../u-1"))
+
+
+# --- bounds --------------------------------------------------------------------------------------
+
+
+def test_at_the_bounds_the_oldest_makes_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    size = len(whole(entry("u-0")))
+    for box in (Outbox(tmp_path / "a", entries_max=2), Outbox(tmp_path / "b", bytes_max=2 * size + 1)):
+        for n in range(4):
+            box.put(entry(f"u-{n}"))
+        assert sorted(box.pending()) == ["u-2", "u-3"]
+    assert "dropped the oldest" in caplog.text
+
+
+def test_what_can_never_fit_is_refused_and_costs_nothing(tmp_path: Path) -> None:
+    box = Outbox(tmp_path, bytes_max=1000)
+    box.put(entry("u-1"))
+    with pytest.raises(TooLarge, match="cap of 1000"):
+        box.put(entry("u-2", bytes(1000)))
+    assert box.pending() == ["u-1"]
+
+
+def test_a_full_disk_is_said_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    box = Outbox(tmp_path)
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(StoreFull, match="no space left"):
+        box.put(entry())
+    assert list(tmp_path.iterdir()) == []

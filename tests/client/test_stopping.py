@@ -1,0 +1,112 @@
+"""Waiting, trying again, and the device's own folder."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+from virtual import VirtualTime
+
+from anabranch.client.lease import Progress
+from anabranch.client.pulse import Pulse
+from anabranch.client.state import device_id, fresh_id, locked
+from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
+from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate, Overloaded, StoreLocked, Unavailable
+
+
+def test_a_call_is_repeated_while_its_errors_pass() -> None:
+    time, heard = VirtualTime(), []
+    answers: list[AnabranchError | int] = [Unavailable("a"), Overloaded("b", (5.0, 6.0)), Unavailable("c"), 42]
+
+    def call() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, AnabranchError):
+            raise answer
+        return answer
+
+    assert persist(call, time.bell, 0, 0.5, 60.0, heard.append) == 42
+    assert [str(e) for e in heard] == ["a", "b", "c"]
+    first, second, third = time.rests
+    assert 0 <= first <= 0.5
+    assert 5 <= second <= 6  # the server's window
+    assert 0 <= third <= 2
+
+
+def test_an_error_that_does_not_pass_is_raised() -> None:
+    def call() -> None:
+        raise InvalidUpdate("no")
+
+    with pytest.raises(InvalidUpdate):
+        persist(call, VirtualTime().bell, 0, 0.5, 60.0, lambda _: None)
+
+
+def test_another_thread_ends_a_rest() -> None:
+    bell = Bell()
+    bell.ring()
+    bell.rest(3600.0)  # rung before: it does not even begin
+    threading.Timer(0.01, bell.stop).start()
+    with pytest.raises(Interrupted):
+        bell.rest(3600.0)
+
+
+def test_a_signal_interrupts_but_not_what_is_patient() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    bell = Bell()
+    with pytest.raises(Interrupted, match="SIGTERM"), interruptible(bell):
+        os.kill(os.getpid(), signal.SIGTERM)
+        bell.rest(10.0)
+    with interruptible(bell):
+        bell.patient = True
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(Interrupted):
+            bell.check()
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_pulse_beats_when_the_moment_has_come() -> None:
+    beats = threading.Semaphore(0)
+    time = VirtualTime()
+    pulse = Pulse(lambda: beats.release(), time.now)  # noqa: PLW0108
+    pulse.start()
+    for _ in range(3):
+        pulse.set(time.now())
+        assert beats.acquire(timeout=10)
+    pulse.set(time.now() + 3600.0)
+    pulse.stop()
+    assert not beats.acquire(blocking=False)
+
+
+def test_progress_counts_steps_where_there_are_any_and_seconds_elsewhere() -> None:
+    time = VirtualTime()
+    progress = Progress(time.now)
+    progress.begin()
+    time.pass_s(5.0)
+    assert progress.value() == 5.0
+    progress.step()
+    time.pass_s(100.0)  # a step that hangs is no progress
+    assert progress.value() == 6.0
+    progress.begin()
+    time.pass_s(2.0)
+    assert progress.value() == 8.0
+
+
+def test_a_device_keeps_its_id(tmp_path: Path) -> None:
+    made_up = device_id(tmp_path / "a")
+    assert device_id(tmp_path / "a") == made_up == device_id(tmp_path / "a", made_up)
+    assert device_id(tmp_path / "b") != made_up
+    assert device_id(tmp_path / "c", "kiln-7") == "kiln-7" == device_id(tmp_path / "c")
+    with pytest.raises(ConfigError, match="belongs to device 'kiln-7'"):
+        device_id(tmp_path / "c", "kiln-8")
+    with pytest.raises(InvalidUpdate, match="client_id"):
+        device_id(tmp_path / "d", "no spaces")
+    assert fresh_id() != fresh_id()
+
+
+def test_a_folder_has_one_agent(tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(StoreLocked, match="another agent"), locked(tmp_path):
+        pass
+    with locked(tmp_path):
+        pass

@@ -1,0 +1,61 @@
+"""SIGKILL at random moments: nothing that was acknowledged is lost, nothing counts twice."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from crash import Outcome, Plan, run
+
+RESTART_S_MAX = 5.0
+# Every payload is larger than this, so that it goes through a spool file and a blob.
+NOTHING_INLINE = 512
+
+
+def check(outcome: Outcome, plan: Plan) -> None:
+    restarts = outcome.restarts_s
+    said = f"{plan}: {outcome.resent} resent, {outcome.retries} retries"
+    assert outcome.problems == [], said
+    assert outcome.acknowledged == plan.updates
+    assert len(restarts) == plan.kills
+    assert max(restarts) < RESTART_S_MAX, f"{said}: median {statistics.median(restarts):.2f} s"
+    assert outcome.resent > 0
+    assert outcome.retries > 0, "no kill hit a call"
+
+
+@pytest.mark.timeout(300)
+def test_sqlite_keeps_its_promises(tmp_path: Path) -> None:
+    plan = Plan(seed=1)
+    check(run(tmp_path, plan), plan)
+
+
+@pytest.mark.timeout(300)
+def test_postgresql_keeps_its_promises(tmp_path: Path, postgresql_url: str) -> None:
+    plan = Plan(seed=2, database=postgresql_url)
+    check(run(tmp_path, plan), plan)
+
+
+def test_blobs_keep_their_promises(tmp_path: Path) -> None:
+    plan = Plan(seed=3, kills=5, updates=400, inline_bytes_max=NOTHING_INLINE)
+    check(run(tmp_path, plan), plan)
+
+
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_a_store_that_acknowledges_early_is_caught(
+    database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    plan = Plan(seed=4, kills=5, updates=300, broken=True)
+    if database == "postgresql":
+        plan = replace(plan, database=request.getfixturevalue("postgresql_url"))
+    outcome = run(tmp_path, plan)
+    assert any("lost" in problem for problem in outcome.problems), outcome
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(10, 15))
+def test_sqlite_at_many_more_moments(seed: int, tmp_path: Path) -> None:
+    plan = Plan(seed=seed, kills=60, updates=8_000)
+    check(run(tmp_path, plan), plan)

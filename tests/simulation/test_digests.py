@@ -1,0 +1,141 @@
+"""The same configuration gives the same digests, whoever trains; and a folder replays."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fleets import Broken, Ones, config
+
+from anabranch.core.errors import ConfigError, DataError, StoreCorrupt
+from anabranch.core.params import digest
+from anabranch.core.snapshot import state_digest
+from anabranch.reports.journal_files import PAYLOADS
+from anabranch.reports.result import Result
+from anabranch.simulation.executors.processes import ProcessesExecutor
+from anabranch.simulation.problem import ProblemSource
+from anabranch.simulation.replay import replay_run
+from anabranch.simulation.run import open_simulation, simulate
+
+ROUGH = {"dropout": 0.2, "availability": 0.7, "availability_period_s": 15.0, "up_mbps": 1.0}
+STRATEGIES = ["fedasync", "fedavg", "fedbuff", "fedprox"]
+
+
+def digests(result: Result) -> tuple[str, str]:
+    return result.model_sha256, result.journal_sha256
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_same_seed_gives_the_same_run(strategy: str, tmp_path: Path) -> None:
+    settings = config(strategy, fleet=ROUGH)
+    written, again = simulate(settings, tmp_path), simulate(settings)
+    other = simulate(config(strategy, fleet=ROUGH, run={"seed": 1}))
+    assert digests(written) == digests(again)
+    assert written.history == again.history
+    assert written.versions > 2
+    assert written.model_sha256 != other.model_sha256
+
+
+@pytest.mark.parametrize("strategy", ["fedasync", "fedavg"])
+def test_processes_give_the_serial_digests(strategy: str) -> None:
+    settings = config(strategy, fleet=ROUGH, run={"evaluate_every_s": 10.0})
+    serial, parallel = simulate(settings), simulate(settings, workers=2)
+    assert digests(serial) == digests(parallel)
+    assert serial.history == parallel.history
+
+
+def test_processes_give_the_serial_digests_with_torch() -> None:
+    settings = config("fedbuff", run={"workload": "digits", "virtual_s_max": 8.0}, fleet={"clients": 4})
+    assert digests(simulate(settings)) == digests(simulate(settings, workers=2))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("keep_payloads", [True, False])
+def test_a_folder_replays(strategy: str, keep_payloads: bool, tmp_path: Path) -> None:
+    settings = config(strategy, fleet=ROUGH, run={"keep_payloads": keep_payloads})
+    with open_simulation(settings) as simulation:
+        simulation.run()
+        expected = state_digest(simulation.engine)
+    simulate(settings, tmp_path)
+    outcome = replay_run(tmp_path)
+    assert outcome.matches
+    assert outcome.way == ("payloads" if keep_payloads else "simulation")
+    assert (tmp_path / PAYLOADS).exists() == keep_payloads
+    assert outcome.state_sha256 == expected
+
+
+def test_a_changed_result_does_not_match(tmp_path: Path) -> None:
+    result = simulate(config(), tmp_path)
+    dataclasses.replace(result, model_sha256="00" * 32).write(tmp_path)
+    assert not replay_run(tmp_path).matches
+
+
+def test_a_changed_journal_does_not_match(tmp_path: Path) -> None:
+    simulate(config(), tmp_path)
+    journal = tmp_path / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    last = json.loads(lines[-1])
+    lines[-1] = json.dumps({**last, "now": last["now"] + 1.0}, sort_keys=True, separators=(",", ":"))
+    journal.write_text("\n".join(lines) + "\n")
+    assert not replay_run(tmp_path).matches
+
+
+def test_a_live_run_without_payloads_cannot_be_replayed(tmp_path: Path) -> None:
+    result = simulate(config(run={"keep_payloads": False}), tmp_path)
+    dataclasses.replace(result, kind="live").write(tmp_path)
+    with pytest.raises(DataError, match="without its payloads"):
+        replay_run(tmp_path)
+
+
+def test_payloads_of_another_run_are_found_out(tmp_path: Path) -> None:
+    for seed in (1, 0):
+        simulate(config(run={"seed": seed}), tmp_path / str(seed))
+    (tmp_path / "1" / PAYLOADS).replace(tmp_path / "0" / PAYLOADS)
+    with pytest.raises(StoreCorrupt, match="not in the run's folder"):
+        replay_run(tmp_path / "0")
+
+
+def test_an_app_may_be_given_and_the_wire_is_counted(tmp_path: Path) -> None:
+    settings = config("fedbuff", run={"keep_payloads": False})
+    result = simulate(settings, tmp_path, app=Ones())
+    assert result.workload == "ones"
+    assert digests(result) == digests(simulate(settings, app=Ones(), workers=1))
+    assert result.uplink_bytes == 16 * (result.updates_applied + result.updates_rejected)
+    assert result.downlink_bytes >= result.uplink_bytes
+    assert replay_run(tmp_path, app=Ones()).matches
+
+
+def test_a_failure_in_training_is_not_hidden() -> None:
+    for workers in (0, 1):
+        with pytest.raises(ZeroDivisionError, match="by design"):
+            simulate(config(), app=Broken(), workers=workers)
+
+
+def test_no_workers_is_not_a_pool() -> None:
+    with pytest.raises(ConfigError, match="workers must be at least 1"):
+        ProcessesExecutor(ProblemSource(config()), 0)
+
+
+def test_the_numpy_problem_needs_no_torch() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None; from fleets import config;"
+        "from anabranch.simulation.run import simulate; print(simulate(config()).model_sha256)"
+    )
+    path = str(Path(__file__).parents[1] / "support")
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.append({path!r}); {code}"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == simulate(config()).model_sha256
+
+
+def test_the_digest_is_that_of_the_engine() -> None:
+    with open_simulation(config()) as simulation:
+        simulation.run()
+        assert simulation.result(0.0).model_sha256 == digest(simulation.engine.vector)

@@ -1,0 +1,244 @@
+"""Kill a server at random moments while writers push: what was acknowledged must count, exactly once.
+
+Every delta has whole numbers, so the sum is exact in any order and one lost, doubled or invented
+update shows in the final model.
+"""
+
+from __future__ import annotations
+
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import grpc
+import numpy as np
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from anabranch.core.journal import Record
+from anabranch.core.params import ParamSpec, Vector, digest
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.server.manifest import write_manifest
+from anabranch.server.store.factory import open_store
+from anabranch.server.verify import verify
+from wire import QUICK, Device
+
+SCRIPT = Path(__file__).with_name("crash_server.py")
+VALUES = 300
+SERVING_S = 60.0  # a hung server fails the test by itself
+RESENDS = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How hard to try."""
+
+    kills: int = 20
+    updates: int = 2_000
+    writers: int = 8
+    seed: int = 0
+    database: str = ""
+    inline_bytes_max: int = 256 * 1024
+    broken: bool = False
+
+
+@dataclass
+class Outcome:
+    """What happened. `problems` in words: empty when every promise was kept."""
+
+    problems: list[str] = field(default_factory=list)
+    restarts_s: list[float] = field(default_factory=list)
+    acknowledged: int = 0
+    resent: int = 0
+    retries: int = 0
+
+
+class ServerProcess:
+    """A server that can be killed and started again on the same port and data."""
+
+    def __init__(self, folder: Path, plan: Plan) -> None:
+        self.address = f"127.0.0.1:{_free_port()}"
+        self.data_dir = folder / "data"
+        self._log = folder / "server.log"
+        arguments = [folder / "model", self.data_dir, plan.database, self.address, plan.inline_bytes_max]
+        self._command = [sys.executable, str(SCRIPT), *map(str, arguments), *["broken"][: plan.broken]]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> float:
+        """Start, and wait for health to say SERVING; returns the seconds it took."""
+        began = time.monotonic()
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        with grpc.insecure_channel(self.address, options=QUICK) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            while time.monotonic() - began < SERVING_S and self._process.poll() is None:
+                try:
+                    answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
+                except grpc.RpcError:
+                    continue
+                if answer.status == health_pb2.HealthCheckResponse.SERVING:
+                    return time.monotonic() - began
+        raise AssertionError(f"the server does not serve; its log ends:\n{self.log_tail()}")
+
+    def kill(self) -> None:
+        """SIGKILL: no handler, no flush, nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    def drain(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        return self._process.wait(SERVING_S)
+
+    def log_tail(self) -> str:
+        """The last lines that the server wrote."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
+
+
+class Writer(threading.Thread):
+    """A device that works through its share of updates, whatever happens to the server."""
+
+    def __init__(self, number: int, share: int, address: str, spec: ParamSpec, seed: int) -> None:
+        super().__init__(daemon=True)
+        self._share, self._address = share, address
+        self._random = random.Random(f"{seed} writer {number}")
+        self._numbers = np.random.default_rng([seed, number])
+        self._client_id, self._spec = f"writer-{number}", spec
+        self.sum = np.zeros(VALUES, np.float32)
+        self.acknowledged: list[str] = []
+        self.resent = self.retries = 0
+        self.problems: list[str] = []
+
+    def run(self) -> None:
+        """Push until the share is acknowledged."""
+        try:
+            with grpc.insecure_channel(self._address, options=QUICK) as channel:
+                device = Device(channel, self._spec, self._client_id)
+                self._insist(device.enrol)
+                while len(self.acknowledged) < self._share:
+                    self._one(device)
+        except Exception as error:  # noqa: BLE001 - a thread's error must not be lost
+            self.problems.append(f"{self._client_id}: {error!r}")
+
+    def _one(self, device: Device) -> None:
+        task_id, update_id = self._id(), self._id()
+        answer = self._insist(lambda: device.ask(task_id))
+        if not answer.HasField("task"):
+            return
+        delta = self._numbers.integers(-8, 9, VALUES).astype(np.float32)
+        response = self._insist(lambda: device.push(answer.task, delta, update_id))
+        if response is None:
+            self.problems.append(f"the granted task {task_id} is not known any more")
+            return
+        if response.decision.verdict != "published":
+            self.problems.append(f"update {update_id} was not applied: {response.decision}")
+            return
+        self.sum += delta
+        self.acknowledged.append(update_id)
+        if self._random.random() < RESENDS:
+            self._resend(device, answer.task, delta, update_id, response)
+
+    def _resend(
+        self,
+        device: Device,
+        task: devices.Task,
+        delta: Vector,
+        update_id: str,
+        before: devices.PushUpdateResponse,
+    ) -> None:
+        self.resent += 1
+        again = self._insist(lambda: device.push(task, delta, update_id))
+        same = again is not None and (again.decision, again.version) == (before.decision, before.version)
+        if not same or again.status != devices.PUSH_STATUS_DUPLICATE:
+            self.problems.append(f"update {update_id} was answered otherwise when it was sent again")
+
+    def _insist(self, call: Callable[[], object]) -> object:
+        """Repeat a call until the server answers; None if the task is unknown."""
+        while True:
+            try:
+                return call()
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    return None
+                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                    raise
+                self.retries += 1
+                time.sleep(self._random.uniform(0.01, 0.05))
+
+    def _id(self) -> str:
+        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+
+
+def run(folder: Path, plan: Plan) -> Outcome:
+    """Serve, write, kill and restart as planned; then check every promise."""
+    first = np.random.default_rng(plan.seed).integers(-100, 101, VALUES).astype(np.float32)
+    spec = write_manifest(folder / "model", "crash", {"w": first}).spec
+    server, outcome = ServerProcess(folder, plan), Outcome()
+    server.start()
+    shares = [len(range(n, plan.updates, plan.writers)) for n in range(plan.writers)]
+    writers = [Writer(n, share, server.address, spec, plan.seed) for n, share in enumerate(shares)]
+    for writer in writers:
+        writer.start()
+    _kill_at_random(server, writers, plan, outcome)
+    for writer in writers:
+        writer.join()
+        outcome.problems += writer.problems
+    outcome.acknowledged = sum(len(w.acknowledged) for w in writers)
+    outcome.resent, outcome.retries = sum(w.resent for w in writers), sum(w.retries for w in writers)
+    if (code := server.drain()) != 0:
+        outcome.problems.append(f"the drain ended with exit code {code}:\n{server.log_tail()}")
+    expected = first + np.sum([w.sum for w in writers], axis=0, dtype=np.float32)
+    outcome.problems += _broken_promises(server.data_dir, plan, writers, expected)
+    return outcome
+
+
+def _kill_at_random(server: ServerProcess, writers: list[Writer], plan: Plan, outcome: Outcome) -> None:
+    chance = random.Random(f"{plan.seed} kills")
+    moments = sorted(chance.sample(range(plan.updates * 19 // 20), plan.kills))
+    for moment in moments:
+        while sum(len(w.acknowledged) for w in writers) < moment and any(w.is_alive() for w in writers):
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0.0, 0.03))
+        server.kill()
+        outcome.restarts_s.append(server.start())
+
+
+def _broken_promises(data_dir: Path, plan: Plan, writers: list[Writer], expected: Vector) -> list[str]:
+    """Lost, doubled or altered updates, and whatever `verify` finds."""
+    found = verify(data_dir, plan.database)
+    problems = list(found.problems)
+    if found.model_sha256 != digest(expected):
+        problems.append("the model is not the sum of the acknowledged updates")
+    logged = [r["update_id"] for r in _updates(data_dir, plan.database)]
+    if doubled := len(logged) - len(set(logged)):
+        problems.append(f"{doubled} updates are in the log twice")
+    acknowledged = {update_id for w in writers for update_id in w.acknowledged}
+    if lost := acknowledged - set(logged):
+        problems.append(f"{len(lost)} acknowledged updates are lost")
+    if found.version != len(acknowledged):
+        problems.append(f"{len(acknowledged)} updates were acknowledged, {found.version} were applied")
+    return problems
+
+
+def _updates(data_dir: Path, database: str) -> list[Record]:
+    store = open_store(database, data_dir)
+    try:
+        return [record for _, record in store.records() if record["kind"] == "update"]
+    finally:
+        store.close()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

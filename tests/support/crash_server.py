@@ -1,0 +1,64 @@
+"""A server process for the crash tests: `python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE [broken]`.
+
+`broken` puts a store in its place that acknowledges before it commits: the tests must notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.server.app import serve
+from anabranch.server.manifest import read_manifest
+from anabranch.server.store.base import Entry, Projection, RunInfo
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.sql import SqlStore
+from wire import server_config
+
+
+class AcknowledgesEarly(SqlStore):
+    """Says that events are durable one commit too early."""
+
+    _held: tuple[Sequence[Entry], Sequence[Projection]] = ((), ())
+    _told = 0
+
+    def start(self, info: RunInfo) -> RunInfo:
+        """As it should be."""
+        stored = super().start(info)
+        self._told = self._last_seq
+        return stored
+
+    def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
+        """Commit the batch before, and pretend that this one is."""
+        super().append(*self._held)
+        self._held = (entries, projections)
+        first, self._told = self._told + 1, self._told + len(entries)
+        return list(range(first, self._told + 1))
+
+    def close(self) -> None:
+        """Commit what is left, so that only a crash loses anything."""
+        if self._lock is not None:
+            super().append(*self._held)
+        super().close()
+
+
+def main(model: str, data_dir: str, database: str, address: str, inline: str, broken: str = "") -> int:
+    """Serve until a signal comes."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
+    limits = replace(DEFAULT_LIMITS, inline_bytes_max=int(inline), free_disk_bytes_min=1)
+    server = {"address": address, "database": database, "snapshot_every_versions": 100}
+    config = server_config(Path(data_dir), server=server)
+    store = open_store(database, Path(data_dir), limits)
+    if broken:
+        assert isinstance(store, SqlStore)
+        store.__class__ = AcknowledgesEarly
+    return asyncio.run(serve(config, read_manifest(Path(model)), limits=limits, store=store))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

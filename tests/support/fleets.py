@@ -1,0 +1,78 @@
+"""Builders for tests of the simulator: configurations in one line, and an App that costs nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from anabranch.core.config import Config, merge
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads.app import App, Examples, Shard
+
+EXAMPLES = 64  # two steps of the default batch size
+
+
+def config(strategy: str = "fedbuff", **tables: Mapping[str, Any]) -> Config:
+    """A small fleet on the synthetic problem: 60 virtual seconds, unless the tables say otherwise."""
+    base: dict[str, dict[str, Any]] = {
+        "run": {"workload": "synthetic", "virtual_s_max": 60.0, "evaluate_every_versions": 0},
+        "fleet": {"clients": 6, "examples_per_client": 64},
+        "strategy": {"name": strategy, **({"buffer_size": 3} if strategy == "fedbuff" else {})},
+    }
+    if strategy in ("fedavg", "fedprox"):
+        base["strategy"] |= {"clients_per_round": 3, "deadline_s": 20.0}
+    return merge([("base", base), ("test", tables)])
+
+
+def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
+    """The recorded events of these kinds."""
+    with (folder / "events.jsonl").open(encoding="utf-8") as file:
+        return [e for line in file if (e := json.loads(line))["kind"] in kinds]
+
+
+class Ones(App):
+    """`size` float32 zeros to which every task adds one; every device has the same number of examples."""
+
+    name = "ones"
+
+    def __init__(self, size: int = 4) -> None:
+        super().__init__()
+        self.size = size
+
+    def model(self) -> dict[str, Any]:
+        return {"w": np.zeros(self.size, np.float32)}
+
+    def data(self, shard: Shard) -> Examples:
+        return Examples(np.zeros((EXAMPLES, 1), np.float32), np.zeros(EXAMPLES, np.int64))
+
+    def train(
+        self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        model["w"] += 1.0
+        return {"loss": float("nan")}
+
+    def evaluate(self, model: dict[str, Any], examples: Examples) -> dict[str, float]:
+        return {"accuracy": 0.5, "loss": float(model["w"].mean())}
+
+
+class Broken(Ones):
+    """Training fails."""
+
+    def train(
+        self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        raise ZeroDivisionError("by design")
+
+
+class Diverging(Ones):
+    """Training ends in values that are not finite."""
+
+    def train(
+        self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        model["w"][1] = np.inf
+        return {}

@@ -1,0 +1,229 @@
+"""A device and an operator that speak the protocol by hand, and a server in a thread to speak with."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import threading
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+
+from anabranch.core.config import Config, merge
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.params import ParamSpec, Vector
+from anabranch.protos.convert import PROTOCOL_VERSION
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import model_pb2 as model
+from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
+from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
+from anabranch.server.app import ServerInfo, serve
+from anabranch.server.manifest import Manifest
+from anabranch.server.store.base import Store
+
+CHUNK = 256 * 1024
+CALL_S = 20.0
+QUICK = [
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 200),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+Tables = Mapping[str, Mapping[str, Any]]
+# The model is the sum of all deltas: whole numbers make every check exact.
+SUM = {"name": "fedbuff", "buffer_size": 1, "server_lr": 1.0, "staleness": {"name": "constant"}}
+
+
+def server_config(data_dir: Path, **tables: Mapping[str, Any]) -> Config:
+    """A server on free ports that adds deltas up, with these tables on top."""
+    base: Tables = {
+        "server": {
+            "address": "127.0.0.1:0",
+            "admin_address": "127.0.0.1:0",
+            "data_dir": str(data_dir),
+            "drain_s": 5.0,
+        },
+        "strategy": SUM,
+    }
+    return merge([("test", base), ("test", tables)])
+
+
+class Device:
+    """One device; every call is one call on the wire."""
+
+    def __init__(self, channel: grpc.Channel, spec: ParamSpec, client_id: str = "device-1") -> None:
+        self.stub, self.spec, self.client_id = DevicesStub(channel), spec, client_id
+        self.manifest_sha256 = bytes.fromhex(spec.layout_hash)
+
+    def enrol(self) -> devices.EnrolResponse:
+        """Become known."""
+        request = devices.EnrolRequest(client_id=self.client_id, protocol_version=PROTOCOL_VERSION)
+        return self.stub.Enrol(request, timeout=CALL_S)
+
+    def ask(self, task_id: str = "") -> devices.AskTaskResponse:
+        """Apply for a task."""
+        request = devices.AskTaskRequest(
+            client_id=self.client_id,
+            task_id=task_id or str(uuid.uuid4()),
+            manifest_sha256=self.manifest_sha256,
+        )
+        return self.stub.AskTask(request, timeout=CALL_S)
+
+    def task(self) -> devices.Task:
+        """A task, which the server must grant."""
+        answer = self.ask()
+        assert answer.HasField("task"), answer
+        return answer.task
+
+    def fetch(self, **fields: Any) -> tuple[devices.ModelHeader, bytes]:
+        """A model from an offset on."""
+        fields.setdefault("manifest_sha256", self.manifest_sha256)
+        request = devices.FetchModelRequest(client_id=self.client_id, **fields)
+        messages = list(self.stub.FetchModel(request, timeout=CALL_S))
+        return messages[0].header, b"".join(m.data for m in messages)
+
+    def push(self, task: devices.Task, delta: Vector, update_id: str = "", **more: Any) -> Any:
+        """Send a result; `more` has fields of the header, and `offset` to begin at."""
+        data, offset = delta.tobytes(), more.pop("offset", 0)
+        header = self.header(task, data, update_id, **more)
+        return self.stub.PushUpdate(requests(header, chunks(data, offset)), timeout=CALL_S)
+
+    def header(
+        self, task: devices.Task, data: bytes, update_id: str = "", **more: Any
+    ) -> devices.UpdateHeader:
+        """The header of an upload; `size_bytes`, `sha256` and `codec` are those of its one part."""
+        part = model.Part(
+            size_bytes=more.pop("size_bytes", len(data)),
+            sha256=more.pop("sha256", hashlib.sha256(data).digest()),
+            encoding=model.Encoding(codec=more.pop("codec", "raw")),
+        )
+        fields = {
+            "client_id": self.client_id,
+            "task_id": task.task_id,
+            "update_id": update_id or str(uuid.uuid4()),
+            "manifest_sha256": self.manifest_sha256,
+            "base_version": task.base_version,
+            "base_kind": model.BASE_KIND_VERSION,
+            "examples": 1,
+            "parts": [part],
+        }
+        return devices.UpdateHeader(**{**fields, **more})
+
+    def query(self, update_id: str) -> devices.QueryUploadResponse:
+        """Where an upload stands."""
+        request = devices.QueryUploadRequest(client_id=self.client_id, update_id=update_id)
+        return self.stub.QueryUpload(request, timeout=CALL_S)
+
+    def heartbeat(self, task_id: str, progress: float = 1.0) -> devices.HeartbeatResponse:
+        """Renew a lease."""
+        request = devices.HeartbeatRequest(client_id=self.client_id, task_id=task_id, progress=progress)
+        return self.stub.Heartbeat(request, timeout=CALL_S)
+
+    def work(self, value: float = 1.0) -> devices.PushUpdateResponse:
+        """Ask, train in no time, push."""
+        return self.push(self.task(), np.full(self.spec.size, value, np.float32))
+
+
+def chunks(data: bytes, offset: int = 0, size: int = CHUNK) -> Iterator[devices.UpdateChunk]:
+    """The bytes from an offset on, as chunks."""
+    for start in range(offset, len(data), size):
+        yield devices.UpdateChunk(offset=start, data=data[start : start + size])
+
+
+def requests(
+    header: devices.UpdateHeader, parts: Iterable[devices.UpdateChunk]
+) -> Iterator[devices.PushUpdateRequest]:
+    """The messages of a push."""
+    yield devices.PushUpdateRequest(header=header)
+    for chunk in parts:
+        yield devices.PushUpdateRequest(chunk=chunk)
+
+
+class Served:
+    """A server in a thread of its own: started by `with`, drained at its end."""
+
+    def __init__(
+        self,
+        config: Config,
+        manifest: Manifest,
+        limits: Limits = DEFAULT_LIMITS,
+        store: Store | None = None,
+    ) -> None:
+        self.config, self.manifest, self._limits, self._store = config, manifest, limits, store
+        self._thread = threading.Thread(target=self._main, daemon=True)
+        self._ready = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._channels: list[grpc.Channel] = []
+        self.info: ServerInfo | None = None
+        self.exit_code: int | None = None
+        self.error: Exception | None = None
+
+    def __enter__(self) -> Served:
+        self._thread.start()
+        self._ready.wait(CALL_S)
+        if self.error is not None:
+            self._thread.join()
+            raise self.error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> int | None:
+        """Drain; returns the exit code."""
+        if self._thread.is_alive() and self._loop is not None and self._stop is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(CALL_S)
+        for channel in self._channels:
+            channel.close()
+        return self.exit_code
+
+    def device(self, client_id: str = "device-1") -> Device:
+        """A device that is enrolled."""
+        device = Device(self.channel(), self.manifest.spec, client_id)
+        device.enrol()
+        return device
+
+    def operator(self) -> OperatorsStub:
+        """A stub for the admin port."""
+        return OperatorsStub(self.channel(admin=True))
+
+    def channel(self, admin: bool = False) -> grpc.Channel:
+        """A new connection."""
+        assert self.info is not None
+        address = self.info.admin_address if admin else self.info.address
+        self._channels.append(grpc.insecure_channel(address, options=QUICK))
+        return self._channels[-1]
+
+    def model(self) -> Vector:
+        """The newest model's vector."""
+        _, data = Device(self.channel(), self.manifest.spec, "reader").fetch()
+        return np.frombuffer(data, self.manifest.spec.vector_dtype)
+
+    def _main(self) -> None:
+        try:
+            self.exit_code = asyncio.run(self._serve())
+        except Exception as error:  # noqa: BLE001 - it is raised again in the test's thread
+            self.error = error
+        self._ready.set()
+
+    async def _serve(self) -> int:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        return await serve(
+            self.config,
+            self.manifest,
+            ready=self._tell,
+            limits=self._limits,
+            stop=self._stop,
+            store=self._store,
+        )
+
+    def _tell(self, info: ServerInfo) -> None:
+        self.info = info
+        self._ready.set()
