@@ -71,10 +71,10 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
     metadata = {k: str(v) for k, v in call.trailing_metadata() or ()}
     name = metadata.get(ERROR_KEY, "")
     cls = _BY_NAME.get(name) or _BY_STATUS.get(status, ProtocolError)
-    if cls is Overloaded:
-        window = _window(metadata.get(RETRY_KEY, ""))
-        return Overloaded(text, window) if window else Overloaded(text)
-    return cls(text if name else f"{address}: {status}: {text}")
+    if not name:
+        text = f"{address}: {status}: {text}"
+    window = _window(metadata.get(RETRY_KEY, ""))
+    return Overloaded(text, window) if cls is Overloaded and window else cls(text)
 
 
 @contextmanager

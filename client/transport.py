@@ -152,38 +152,35 @@ class GrpcTransport:
     def fetch(
         self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
     ) -> FetchedModel:
-        """See `Transport`. Goes on as long as every attempt brings something."""
+        """See `Transport`. Goes on until two attempts in a row bring nothing."""
         if self._partial is not None and self._partial.version != version:
             self._partial = None
+        had, idle_attempts = -1, 0
         while True:
-            had = self._partial.received if self._partial else -1
             try:
                 return self._receive(manifest_sha256, version, newer_than)
             except AnabranchError as error:
                 if not outcome_of(error).retryable:
                     self._partial = None
-                moved = self._partial is not None and self._partial.received > had
-                if not (isinstance(error, Unavailable) and moved):
+                has = self._partial.received if self._partial else -1
+                idle_attempts = 0 if has > had else idle_attempts + 1
+                had = has
+                if self._partial is None or idle_attempts > 1 or not isinstance(error, Unavailable):
                     raise
 
     def push(self, entry: UpdateEntry) -> PushAnswer:
         """See `Transport`. Goes on as long as every attempt brings something."""
-        offset = 0
+        state = UploadState(0)
         if len(entry.payload) > CHUNK_BYTES:
             state = self.query_upload(entry.update_id)
-            if state.answer is not None:
-                return state.answer
-            offset = state.received_bytes
-        while True:
+        while state.answer is None:
             try:
-                return self._send(entry, offset)
+                return self._send(entry, state.received_bytes)
             except Unavailable:
-                state = self.query_upload(entry.update_id)
-                if state.answer is not None:
-                    return state.answer
-                if state.received_bytes <= offset:
+                sent, state = state.received_bytes, self._state_after_a_break(entry.update_id)
+                if state.answer is None and state.received_bytes <= sent:
                     raise
-                offset = state.received_bytes
+        return state.answer
 
     def query_upload(self, update_id: str) -> UploadState:
         """See `Transport`."""
@@ -207,6 +204,12 @@ class GrpcTransport:
             self._stub.DropTask,
             devices.DropTaskRequest(client_id=self.client_id, task_id=task_id, why=why),
         )
+
+    def _state_after_a_break(self, update_id: str) -> UploadState:
+        try:
+            return self.query_upload(update_id)
+        except Unavailable:  # gRPC had not noticed yet that this connection is dead, too
+            return self.query_upload(update_id)
 
     # --- gRPC --------------------------------------------------------------------------------
 

@@ -186,7 +186,7 @@ class Engine:
         receipt = Receipt(update.update_id, update.task_id, self.version, step.decision)
         self._settle(task, receipt, event)
         decided = Decided(update.client_id, receipt, update.examples)
-        return [decided, *effects, *self._after_publish(effects, event.now)]
+        return [decided, *effects, *self._after(effects, event.now)]
 
     def _step(self, event: ev.UpdateArrived, task: Task | None, context: Context) -> Step:
         """The strategy's step for a good update; a rejection, state untouched, for any other."""
@@ -273,7 +273,7 @@ class Engine:
         if timer is not None and timer <= now:
             step = self.strategy.on_timer(self.state, self._donated(), self._context(now))
             effects += self._take(step, []) if step else []
-        return [*effects, *self._after_publish(effects, now)]
+        return [*effects, *self._after(effects, now)]
 
     def _is_due(self, expires_at: float, task_id: str) -> bool:
         task = self.ledger.tasks.get(task_id)
@@ -284,7 +284,7 @@ class Engine:
         was_live = task.state is TaskState.LEASED
         if end is LeaseEnd.EXPIRED:
             self.ledger.replace(replace(task, state=TaskState.EXPIRED))
-            self._forget_bases()
+            self._forget_base(task.base_version)
         else:
             self._close(task)
         if not was_live:
@@ -296,7 +296,7 @@ class Engine:
 
     def _close(self, task: Task) -> None:
         self.ledger.close(task)
-        self._forget_bases()
+        self._forget_base(task.base_version)
 
     # --- versions ----------------------------------------------------------------------------
 
@@ -324,23 +324,24 @@ class Engine:
         folded, self.pending = tuple(self.pending), []
         return [Published(self.version, self.vector, folded)]
 
-    def _after_publish(self, effects: list[Effect], now: float) -> list[Effect]:
-        if not any(isinstance(e, Published) for e in effects):
-            return []
+    def _after(self, effects: list[Effect], now: float) -> list[Effect]:
+        """What follows an update or a tick: stragglers of a round that ended, a used-up budget."""
         more: list[Effect] = []
-        if self.strategy.synchronous:
+        if self.strategy.synchronous and any(isinstance(e, Published) for e in effects):
             for task in [t for t in self.ledger.tasks.values() if t.base_version < self.version]:
                 more += self._lose(task, LeaseEnd.CANCELLED, now)
         return [*more, *self._check_budget()]
 
     def _check_budget(self) -> list[Effect]:
         s = self.settings
+        if self.finished:
+            return []
         if s.versions_max and self.version >= s.versions_max:
             self.finished = f"the run ended at version {self.version}, its budget"
         elif s.updates_max and self.counters.applied >= s.updates_max:
             self.finished = f"the run ended after {self.counters.applied} updates, its budget"
         return [Finished(self.finished)] if self.finished else []
 
-    def _forget_bases(self) -> None:
-        for version in [v for v in self.history if not self.ledger.bases.get(v)]:
+    def _forget_base(self, version: int) -> None:
+        if version in self.history and not self.ledger.bases.get(version):
             del self.history[version]

@@ -2,10 +2,12 @@
 
     spool/<update_id>.part   an upload on its way; it grows in place
     spool/<update_id>.whole  a complete one, its digest checked; never written again
+    spool/*.tmp              one of the above, in the hands of the call that renamed it
     blobs/ab/<sha256>        a payload, named by its content
 
-A part is flushed every `SYNC_BYTES`, so that the last flush is short and a resume loses little. It
-is renamed before its digest is taken, so no late chunk can change bytes that were checked.
+A part is flushed every `SYNC_BYTES`, so that the last flush is short and a resume loses little. A
+call that checks or keeps an upload takes it out of the others' reach first: no late chunk, and no
+second stream of the same update, can change bytes that were checked.
 No file name comes from outside unchecked.
 """
 
@@ -17,6 +19,7 @@ import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,13 +71,16 @@ class BlobStore:
     def __init__(self, data_dir: Path, limits: Limits = DEFAULT_LIMITS) -> None:
         self.limits = limits
         self._spool, self._blobs = data_dir / "spool", data_dir / "blobs"
-        self._lock = threading.Lock()  # a part is either written or sealed
+        self._lock = threading.Lock()  # on the names in the spool
+        self._sealed: dict[str, str] = {}  # the digest of each .whole that this process checked
 
     def prepare(self) -> None:
-        """Make the folders. Raises `StoreFull`, `DiskFailed`."""
+        """Make the folders, and remove what a crash left half done. Raises `StoreFull`, `DiskFailed`."""
         with disk_errors("making the data directory"):
             make_folder(self._spool)
             make_folder(self._blobs)
+            for path in self._spool.glob("*.tmp"):
+                path.unlink()
 
     # --- uploads -----------------------------------------------------------------------------
 
@@ -100,7 +106,7 @@ class BlobStore:
         with disk_errors(f"spooling upload {update_id}"):
             with self._lock:
                 if offset == 0:
-                    self._whole(update_id).unlink(missing_ok=True)
+                    self._drop(update_id, self._whole(update_id))
                 descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
                 try:
                     _put(update_id, descriptor, offset, chunk)
@@ -118,17 +124,19 @@ class BlobStore:
         """The bytes of a whole upload, mapped, its digest checked. Raises `InvalidUpdate`."""
         check_digest(sha256)
         part, whole = self._part(update_id), self._whole(update_id)
-        with self._lock, disk_errors(f"sealing upload {update_id}"):
-            if part.exists():
-                part.rename(whole)
-            elif not whole.exists():
-                raise InvalidUpdate(f"update {update_id!r} was not uploaded: send it from byte 0")
-        data = _map(whole)
-        try:
-            check_bytes(update_id, data, sha256)
-        except InvalidUpdate:
-            self.discard(update_id)
-            raise
+        with disk_errors(f"sealing upload {update_id}"):
+            with self._lock:
+                if (taken := self._take(part) or self._take(whole)) is None:
+                    raise InvalidUpdate(f"update {update_id!r} was not uploaded: send it from byte 0")
+            data = _map(taken)
+            try:
+                check_bytes(update_id, data, sha256)
+            except InvalidUpdate:
+                taken.unlink()
+                raise
+            with self._lock:
+                taken.rename(whole)
+                self._sealed[update_id] = sha256
         return data
 
     def adopt(self, update_id: str, sha256: str) -> None:
@@ -136,18 +144,38 @@ class BlobStore:
         check_digest(sha256)
         whole, blob = self._whole(update_id), self.path(sha256)
         with disk_errors(f"storing payload {sha256}"):
-            if not whole.exists() and blob.exists():
-                return
+            with self._lock:
+                taken = None
+                if self._sealed.get(update_id) == sha256:
+                    del self._sealed[update_id]
+                    taken = self._take(whole)
+            if taken is None:
+                if blob.exists():
+                    return
+                raise InvalidUpdate(f"update {update_id!r} is not sealed: send it from byte 0")
             make_folder(blob.parent)
-            sync_file(whole)
-            whole.rename(blob)
+            sync_file(taken)
+            taken.rename(blob)
             sync_folder(blob.parent)
 
     def discard(self, update_id: str) -> None:
         """Forget an upload, if it is there."""
         with self._lock:
-            self._part(update_id).unlink(missing_ok=True)
-            self._whole(update_id).unlink(missing_ok=True)
+            self._drop(update_id, self._part(update_id), self._whole(update_id))
+
+    def _take(self, path: Path) -> Path | None:
+        """Give a file a name that nobody else knows; None if it is not there."""
+        taken = self._spool / f"{uuid.uuid4().hex}.tmp"
+        try:
+            path.rename(taken)
+        except FileNotFoundError:
+            return None
+        return taken
+
+    def _drop(self, update_id: str, *paths: Path) -> None:
+        self._sealed.pop(update_id, None)
+        for path in paths:
+            path.unlink(missing_ok=True)
 
     # --- blobs -------------------------------------------------------------------------------
 

@@ -15,9 +15,7 @@ from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
 
 SQLITE_FILE = "anabranch.db"
-_FORMS = (
-    'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/DATABASE'
-)
+_FORMS = 'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME'
 
 
 def open_store(database: str, data_dir: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
@@ -30,10 +28,9 @@ def open_store(database: str, data_dir: Path, limits: Limits = DEFAULT_LIMITS) -
 
 
 def _postgresql(database: str) -> URL:
-    scheme = database.partition("://")[0]
-    if scheme not in ("postgresql", "postgresql+psycopg"):
-        # Nothing but the scheme is repeated: the rest may hold a password.
-        raise ConfigError(f"{_FORMS}, not {scheme[:24]!r}")
+    # The value is not repeated in a message: it may hold a password.
+    if not database.startswith(("postgresql://", "postgresql+psycopg://")):
+        raise ConfigError(_FORMS)
     try:
         url = make_url(database).set(drivername="postgresql+psycopg")
     except (ArgumentError, ValueError):

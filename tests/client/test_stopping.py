@@ -30,9 +30,9 @@ def test_a_call_is_repeated_while_its_errors_pass() -> None:
     assert persist(call, time.bell, 0, 0.5, 60.0, heard.append) == 42
     assert [str(e) for e in heard] == ["a", "b", "c"]
     first, second, third = time.rests
-    assert 0 <= first <= 0.5
+    assert 0 <= first <= 1
     assert 5 <= second <= 6  # the server's window
-    assert 0 <= third <= 2
+    assert 0 <= third <= 4
 
 
 def test_an_error_that_does_not_pass_is_raised() -> None:

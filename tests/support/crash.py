@@ -21,6 +21,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from wire import QUICK, Device
 
 from anabranch.core.journal import Record
 from anabranch.core.params import ParamSpec, Vector, digest
@@ -28,7 +29,6 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.manifest import write_manifest
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
-from wire import QUICK, Device
 
 SCRIPT = Path(__file__).with_name("crash_server.py")
 VALUES = 300

@@ -1,4 +1,6 @@
-"""A server process for the crash tests: `python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE [broken]`.
+"""A server process for the crash tests.
+
+    python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX [broken]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice.
 """
@@ -12,13 +14,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from wire import server_config
+
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server.app import serve
 from anabranch.server.manifest import read_manifest
 from anabranch.server.store.base import Entry, Projection, RunInfo
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
-from wire import server_config
 
 
 class AcknowledgesEarly(SqlStore):

@@ -204,7 +204,7 @@ class Served:
     def model(self) -> Vector:
         """The newest model's vector."""
         _, data = Device(self.channel(), self.manifest.spec, "reader").fetch()
-        return np.frombuffer(data, self.manifest.spec.vector_dtype)
+        return np.frombuffer(data, self.manifest.spec.vector_dtype, self.manifest.spec.size)
 
     def _main(self) -> None:
         try:

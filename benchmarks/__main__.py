@@ -1,0 +1,42 @@
+"""`python -m benchmarks`: the short benchmarks, written to `docs/benchmarks.md`."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+from benchmarks import simulator, throughput
+
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+
+
+def main() -> None:
+    """Measure, print, write."""
+    rows = [throughput.measure(size) for size in throughput.SIZES]
+    text = f"""# Benchmarks
+
+Made by `make bench`; do not edit. {os.cpu_count()} cores, {platform.machine()}, Python
+{platform.python_version()}. Ratios are within one run; absolute figures are this machine's.
+
+## Durable updates through the real server
+
+A server process and two writer processes of four threads share the cores. The bare stream takes the
+same messages and throws them away; the durable server checks digests and finiteness, commits (SQLite,
+`synchronous=FULL`), aggregates (FedBuff, K = 10) and publishes. Every update has bytes of its own.
+
+{throughput.table(rows)}
+
+## The simulator
+
+{simulator.DEVICES} devices that poll, train (nothing), push and send heartbeats, half of them in
+training at a time.
+
+{simulator.table(simulator.run_all())}
+"""
+    PAGE.write_text(text, encoding="utf-8")
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

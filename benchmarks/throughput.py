@@ -1,0 +1,173 @@
+"""Durable updates a second through the real server, against a bare gRPC stream and against memcpy.
+
+    python -m benchmarks.throughput
+
+Everything runs on one machine in one go: a server process, two writer processes of four threads each.
+The bare stream takes the same messages and throws them away. The durable server is `anabranch
+server` with SQLite and FedBuff (K = 10): tasks, digests, finiteness, fsync, aggregation, versions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import multiprocessing
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from grpc import aio
+
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer, add_DevicesServicer_to_server
+from anabranch.server.manifest import write_manifest
+from benchmarks.writers import Load, drive
+
+SIZES = {"0.4 MB": (100_000, 1_600), "40 MB": (10_000_000, 48)}
+SERVING_S = 60.0
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One size of update. Rates in updates a second; memory is the server's peak."""
+
+    size: str
+    payload_bytes: int
+    bare: float
+    durable: float
+    memcpy: float
+    server_rss_bytes: int
+
+    @property
+    def ratio(self) -> float:
+        """Durable updates for each one of the bare stream."""
+        return self.durable / self.bare
+
+
+class Bare(DevicesServicer):
+    """Takes the messages of an update and throws them away."""
+
+    async def PushUpdate(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[devices.PushUpdateRequest], context: Any
+    ) -> devices.PushUpdateResponse:
+        """Count the bytes, no more."""
+        del context
+        total = 0
+        async for message in request_iterator:
+            total += len(message.chunk.data)
+        return devices.PushUpdateResponse(receive_seq=total)
+
+
+def measure(size: str) -> Measured:
+    """All three, one after the other."""
+    values, updates = SIZES[size]
+    with bare_server() as address:
+        drive(Load(address, values, 16, durable=False))
+        bare = updates / drive(Load(address, values, updates, durable=False))
+    with tempfile.TemporaryDirectory(dir=".") as folder, durable_server(Path(folder), values) as served:
+        address, process = served
+        durable = updates / drive(Load(address, values, updates, durable=True))
+        peak = peak_rss_bytes(process.pid)
+    return Measured(size, 4 * values, bare, durable, _memcpy(values), peak)
+
+
+@contextmanager
+def bare_server() -> Iterator[str]:
+    """A process with the bare stream; yields its address."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe()
+    process = context.Process(target=_serve_bare, args=(there,), daemon=True)
+    process.start()
+    yield f"127.0.0.1:{here.recv()}"
+    process.terminate()
+    process.join()
+
+
+def _serve_bare(pipe: Connection) -> None:
+    async def serve() -> None:
+        server = aio.server()
+        add_DevicesServicer_to_server(Bare(), server)  # type: ignore[abstract]
+        pipe.send(server.add_insecure_port("127.0.0.1:0"))
+        await server.start()
+        await server.wait_for_termination()
+
+    asyncio.run(serve())
+
+
+@contextmanager
+def durable_server(folder: Path, values: int) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`anabranch server` on a model of so many values; yields its address and process."""
+    model = folder / "model"
+    write_manifest(model, "benchmark", {"w": np.zeros(values, np.float32)})
+    settings = ["server.address=127.0.0.1:0", "server.admin_address=127.0.0.1:0", "strategy.buffer_size=10"]
+    command = [sys.executable, "-m", "anabranch.cli.main", "server", "--json", "--model", str(model)]
+    command += ["--data-dir", str(folder / "data"), *(part for s in settings for part in ("--set", s))]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for text in process.stdout:
+                said = json.loads(text)
+                if said.get("kind") == "serving":
+                    yield said["address"], process
+                    break
+            else:
+                raise RuntimeError("the server did not serve")
+        finally:
+            process.terminate()
+            process.wait(SERVING_S)
+
+
+def peak_rss_bytes(pid: int) -> int:
+    """The peak of resident memory of a process so far (Linux)."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    line = next(text for text in status.splitlines() if text.startswith("VmHWM"))
+    return int(line.split()[1]) * 1024
+
+
+def _memcpy(values: int) -> float:
+    source = np.ones(values, np.float32)
+    target = np.empty_like(source)
+    repeats = max(3, 200_000_000 // values)
+    started = time.perf_counter()
+    for _ in range(repeats):
+        np.copyto(target, source)
+    return repeats / (time.perf_counter() - started)
+
+
+def table(rows: list[Measured]) -> str:
+    """The figures as a Markdown table."""
+    head = (
+        "update",
+        "bare stream, 1/s",
+        "durable, 1/s",
+        "durable / bare",
+        "durable, MB/s",
+        "durable / memcpy",
+    )
+    lines = ["| " + " | ".join([*head, "server memory, peak"]) + " |", "|---" * (len(head) + 1) + "|"]
+    lines += [
+        f"| {m.size} | {m.bare:.1f} | {m.durable:.1f} | **{m.ratio:.2f}** |"
+        f" {m.durable * m.payload_bytes / 1e6:.0f} | {m.durable / m.memcpy:.4f} |"
+        f" {m.server_rss_bytes / 1e9:.2f} GB |"
+        for m in rows
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    rows = [measure(size) for size in SIZES]
+    print(table(rows))
+    print(json.dumps([asdict(m) for m in rows]))
+
+
+if __name__ == "__main__":
+    main()

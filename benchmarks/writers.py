@@ -1,0 +1,124 @@
+"""Writers for the throughput benchmark: processes of threads that push updates as devices do.
+
+The bare stream and the durable server are driven by the same code, the same messages and the same
+chunk size; only the durable one asks for a task before each push.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+import numpy as np
+
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.protos.convert import PROTOCOL_VERSION
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import model_pb2 as model
+from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
+
+PROCESSES, THREADS = 2, 4
+CHUNK = DEFAULT_LIMITS.chunk_bytes_max - 1024  # room for the message around it
+
+
+@dataclass(frozen=True)
+class Load:
+    """`updates` of `values` float32 numbers each, against `address`; `durable`: with tasks."""
+
+    address: str
+    values: int
+    updates: int
+    durable: bool
+
+
+def drive(load: Load) -> float:
+    """Push the whole load; returns the seconds from the first push to the last answer."""
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(PROCESSES + 1)
+    workers = [context.Process(target=_process, args=(load, i, barrier)) for i in range(PROCESSES)]
+    for worker in workers:
+        worker.start()
+    barrier.wait()
+    started = time.perf_counter()
+    barrier.wait()
+    elapsed = time.perf_counter() - started
+    for worker in workers:
+        worker.join()
+        if worker.exitcode:
+            raise RuntimeError(f"a writer failed with exit code {worker.exitcode}")
+    return elapsed
+
+
+def _process(load: Load, number: int, barrier: threading.Barrier) -> None:
+    """Prepare everything that a device has at hand when it pushes, then push with some threads."""
+    threads = []
+    each = load.updates // (PROCESSES * THREADS)
+    for i in range(THREADS):
+        writer = _Writer(load, f"writer-{number}-{i}", each)
+        writer.prepare()
+        threads.append(threading.Thread(target=writer.push_all))
+    barrier.wait()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    barrier.wait()
+
+
+class _Writer:
+    """One device: every update has bytes of its own, made and hashed beforehand."""
+
+    def __init__(self, load: Load, name: str, updates: int) -> None:
+        self.load, self.name, self.updates = load, name, updates
+        self.manifest = b""
+        self.payloads: list[tuple[bytes, bytes]] = []
+        self.channel = grpc.insecure_channel(load.address, [("grpc.use_local_subchannel_pool", 1)])
+        self.stub = DevicesStub(self.channel)
+
+    def prepare(self) -> None:
+        values = np.zeros(self.load.values, np.float32)
+        for i in range(self.updates):
+            values[:4] = np.frombuffer(hashlib.sha256(f"{self.name}{i}".encode()).digest()[:8], np.uint16)[:4]
+            data = values.tobytes()
+            self.payloads.append((data, hashlib.sha256(data).digest()))
+        if self.load.durable:
+            request = devices.EnrolRequest(client_id=self.name, protocol_version=PROTOCOL_VERSION)
+            self.manifest = self.stub.Enrol(request).manifest.sha256
+
+    def push_all(self) -> None:
+        for i, (data, digest) in enumerate(self.payloads):
+            base = self._ask(f"{self.name}-task-{i}") if self.load.durable else 0
+            answer = self.stub.PushUpdate(self._messages(i, base, data, digest))
+            if self.load.durable and answer.decision.verdict == "rejected":
+                raise RuntimeError(f"rejected: {answer.decision.detail}")
+
+    def _ask(self, task_id: str) -> int:
+        request = devices.AskTaskRequest(client_id=self.name, task_id=task_id, manifest_sha256=self.manifest)
+        answer = self.stub.AskTask(request)
+        if not answer.HasField("task"):
+            raise RuntimeError(f"refused: {answer.refusal.detail}")
+        return answer.task.base_version
+
+    def _messages(self, i: int, base: int, data: bytes, digest: bytes) -> Iterator[devices.PushUpdateRequest]:
+        part = model.Part(
+            base_version=base, size_bytes=len(data), sha256=digest, encoding=model.Encoding(codec="raw")
+        )
+        header = devices.UpdateHeader(
+            client_id=self.name,
+            task_id=f"{self.name}-task-{i}",
+            update_id=f"{self.name}-update-{i}",
+            manifest_sha256=self.manifest,
+            base_version=base,
+            base_kind=model.BASE_KIND_VERSION,
+            examples=1,
+            parts=[part],
+        )
+        yield devices.PushUpdateRequest(header=header)
+        for offset in range(0, len(data), CHUNK):
+            chunk = devices.UpdateChunk(offset=offset, data=data[offset : offset + CHUNK])
+            yield devices.PushUpdateRequest(chunk=chunk)

@@ -1,0 +1,230 @@
+"""Transfers over real connections that break, stall or lead nowhere; and errors as they come back."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import grpc
+import numpy as np
+import pytest
+from federations import config, result_of
+from flaky_proxy import FlakyProxy
+from live_server import live_server
+
+from anabranch.client.channel import ERROR_KEY, RETRY_KEY, error_of
+from anabranch.client.operator import check_health
+from anabranch.client.stopping import Bell, persist
+from anabranch.client.transport import GrpcTransport
+from anabranch.core.errors import (
+    OUTCOMES,
+    AnabranchError,
+    InvalidUpdate,
+    Overloaded,
+    ProtocolError,
+    StoreFull,
+    Unavailable,
+    outcome_of,
+)
+from anabranch.core.params import ParamSpec
+from anabranch.core.rng import stream
+from anabranch.core.updates import Ask, Capability, Task, Verdict
+
+T = TypeVar("T")
+
+MIB = 1024 * 1024
+PARAMETERS = 3 * MIB + 5  # just over 12 MiB on the wire: 49 chunks
+LOST_BYTES = 4 * MIB  # what a cut may cost: all that is in sockets, windows and buffers on the way
+
+
+@dataclass
+class Large:
+    """A server of a large model, and its address."""
+
+    address: str
+    spec: ParamSpec
+    weights: np.ndarray
+
+    def task(self, transport: GrpcTransport) -> Task:
+        transport.enrol(Capability())
+        answer = transport.ask(Ask(transport.client_id, f"t-{transport.client_id}"), self.spec)
+        assert isinstance(answer, Task)
+        return answer
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Large]:
+    """The server that models are fetched from: its version 0 stays."""
+    with large_server(tmp_path_factory.mktemp("large")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def receiving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Large]:
+    """The server that updates are pushed to."""
+    with large_server(tmp_path_factory.mktemp("receiving")) as found:
+        yield found
+
+
+@contextmanager
+def large_server(folder: Path) -> Iterator[Large]:
+    weights = stream(0, "weights").standard_normal(PARAMETERS).astype(np.float32)
+    tensors = {"w": weights}
+    with live_server(folder, tensors, config()) as info:
+        yield Large(info.address, ParamSpec.of(tensors), weights)
+
+
+def patiently(call: Callable[[], T]) -> T:
+    """As the session would: again and again, with a pause between."""
+    return persist(call, Bell(), 0, 0.1, 1.0, lambda _: None)
+
+
+@pytest.mark.parametrize("cuts", [[], [8 * MIB], [8 * MIB, 6 * MIB]])
+def test_a_download_goes_on_where_it_broke_off(large: Large, cuts: list[int]) -> None:
+    with FlakyProxy(large.address, cuts) as proxy, GrpcTransport(proxy.address, "a") as transport:
+        fetched = patiently(lambda: transport.fetch(large.spec.layout_hash, 0))
+        assert (proxy.connections > 1) == bool(cuts)
+        assert proxy.passed_bytes < len(fetched.data) * 1.05 + LOST_BYTES * len(cuts)
+    assert np.array_equal(np.frombuffer(fetched.data, np.float32), large.weights)
+
+
+@pytest.mark.parametrize("cuts", [[], [8 * MIB], [8 * MIB, 6 * MIB]])
+def test_an_upload_goes_on_where_it_broke_off(receiving: Large, cuts: list[int]) -> None:
+    client_id = f"up-{len(cuts)}"
+    with GrpcTransport(receiving.address, client_id) as direct:
+        task = receiving.task(direct)
+    entry = result_of(task, receiving.spec, f"u-{client_id}", 0.0)
+    with FlakyProxy(receiving.address, cuts) as proxy, GrpcTransport(proxy.address, client_id) as transport:
+        answer = patiently(lambda: transport.push(entry))
+        assert (answer.decision.verdict, answer.duplicate) == (Verdict.PUBLISHED, False)
+        assert (proxy.connections > 1) == bool(cuts)
+        assert proxy.passed_bytes < len(entry.payload) * 1.05 + LOST_BYTES * len(cuts)
+        assert transport.push(entry).duplicate
+
+
+def test_a_broken_download_is_kept_for_the_next_call(large: Large) -> None:
+    with FlakyProxy(large.address, [8 * MIB, 1000, 1000]) as proxy:
+        with GrpcTransport(proxy.address, "a") as transport:
+            with pytest.raises(Unavailable):
+                transport.fetch(large.spec.layout_hash, 0)  # the second connection brings nothing
+            before = proxy.passed_bytes
+            fetched = patiently(lambda: transport.fetch(large.spec.layout_hash, 0))
+            assert proxy.passed_bytes - before < 0.8 * len(fetched.data)
+    assert np.array_equal(np.frombuffer(fetched.data, np.float32), large.weights)
+
+
+def test_a_stream_that_stalls_is_cut(large: Large) -> None:
+    with (
+        FlakyProxy(large.address, [8 * MIB], silent=True) as proxy,
+        GrpcTransport(proxy.address, "a", stall_s=0.3) as transport,
+        pytest.raises(Unavailable),
+    ):
+        transport.fetch(large.spec.layout_hash, 0)
+
+
+def test_a_damaged_upload_is_refused_and_the_task_stays_open(receiving: Large) -> None:
+    with GrpcTransport(receiving.address, "b") as transport:
+        task = receiving.task(transport)
+        good = result_of(task, receiving.spec, "u-b", 0.0)
+        bad = result_of(task, receiving.spec, "u-b", 0.0)
+        bad.__dict__["sha256"] = "00" * 32
+        with pytest.raises(InvalidUpdate):
+            transport.push(bad)
+        assert transport.push(good).decision.verdict is Verdict.PUBLISHED
+
+
+def test_nobody_at_the_address_is_unavailable() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    with GrpcTransport(address, "a") as transport, pytest.raises(Unavailable, match=address):
+        transport.enrol(Capability())
+    assert not check_health(address, timeout_s=1.0)
+
+
+def test_a_closed_transport_is_unavailable(large: Large) -> None:
+    transport = GrpcTransport(large.address, "a")
+    transport.close()
+    with pytest.raises(Unavailable):
+        transport.enrol(Capability())
+
+
+def test_health_is_asked_by_the_standard_protocol(large: Large) -> None:
+    assert check_health(large.address)
+    assert not check_health(large.address, "a service that is not there")
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+class Failed(grpc.RpcError):
+    """A failed call, as gRPC raises it."""
+
+    def __init__(self, status: str, metadata: list[tuple[str, str]] | None = None) -> None:
+        super().__init__()
+        self._status, self._metadata = status, metadata
+
+    def code(self) -> Any:
+        return grpc.StatusCode[self._status]
+
+    def details(self) -> str:
+        return "what the server said"
+
+    def trailing_metadata(self) -> list[tuple[str, str]] | None:
+        return self._metadata
+
+
+@pytest.mark.parametrize("cls", OUTCOMES, ids=lambda cls: cls.__name__)
+def test_every_error_of_the_tree_survives_the_journey(cls: type[AnabranchError]) -> None:
+    error = error_of(Failed(OUTCOMES[cls].grpc_status, [(ERROR_KEY, cls.__name__)]), "here:1")
+    assert type(error) is cls
+    assert str(error) == "what the server said"
+
+
+@pytest.mark.parametrize(
+    ("status", "cls"),
+    [
+        ("UNAVAILABLE", Unavailable),
+        ("DEADLINE_EXCEEDED", Unavailable),
+        ("ABORTED", Unavailable),
+        ("INTERNAL", Unavailable),
+        ("RESOURCE_EXHAUSTED", Overloaded),
+        ("INVALID_ARGUMENT", InvalidUpdate),
+        ("FAILED_PRECONDITION", ProtocolError),
+        ("UNAUTHENTICATED", ProtocolError),
+        ("PERMISSION_DENIED", ProtocolError),
+        ("UNIMPLEMENTED", ProtocolError),
+    ],
+)
+def test_a_bare_status_says_where_it_is_from(status: str, cls: type[AnabranchError]) -> None:
+    error = error_of(Failed(status), "here:1")
+    assert type(error) is cls
+    assert "here:1" in str(error)
+    assert outcome_of(error).retryable == (cls in (Unavailable, Overloaded))
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [
+        ("0.5,2", (0.5, 2.0)),
+        ("3,1", (1.0, 5.0)),
+        ("-1,1", (1.0, 5.0)),
+        ("nan,1", (1.0, 5.0)),
+        ("1,inf", (1.0, 5.0)),
+        ("", (1.0, 5.0)),
+        ("soon", (1.0, 5.0)),
+    ],
+)
+def test_the_retry_window_is_read_if_it_makes_sense(text: str, window: tuple[float, float]) -> None:
+    failed = Failed("RESOURCE_EXHAUSTED", [(ERROR_KEY, "Overloaded"), (RETRY_KEY, text)])
+    error = error_of(failed, "here:1")
+    assert isinstance(error, Overloaded)
+    assert error.retry_after_s == window
+
+
+def test_a_full_store_is_not_an_overload() -> None:
+    error = error_of(Failed("RESOURCE_EXHAUSTED", [(ERROR_KEY, "StoreFull"), (RETRY_KEY, "1,2")]), "here:1")
+    assert type(error) is StoreFull

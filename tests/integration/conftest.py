@@ -1,0 +1,31 @@
+"""A served run of a small model, on SQLite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from wire import Served, server_config
+
+from anabranch.server.manifest import Manifest, write_manifest
+
+VALUES = 100_000  # 400 kB: an update is over the inline limit and has two chunks
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    """A model with a frozen counter."""
+    tensors = {
+        "layer.weight": np.zeros((VALUES // 100, 100), np.float32),
+        "layer.seen": np.asarray([7], np.int64),
+    }
+    return write_manifest(tmp_path / "model", "test", tensors)
+
+
+@pytest.fixture
+def served(tmp_path: Path, manifest: Manifest) -> Iterator[Served]:
+    """A server that adds deltas up."""
+    with Served(server_config(tmp_path / "data"), manifest) as server:
+        yield server

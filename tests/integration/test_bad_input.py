@@ -1,0 +1,380 @@
+"""Whatever is wrong gets its error, and leaves the model untouched."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from wire import CALL_S, Device, Served, chunks, requests, server_config
+
+from anabranch.core.errors import ConfigError, ManifestMismatch, PortInUse, StoreFull, StoreLocked, StoreNewer
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.server.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from anabranch.server.verify import verify
+
+Call = Callable[[Device, devices.Task, bytes], Any]
+
+
+def ones(device: Device) -> np.ndarray:
+    return np.ones(device.spec.size, np.float32)
+
+
+def failure(call: Callable[[], Any]) -> tuple[str, str, str, dict[str, str]]:
+    """Status, class of the error, message and metadata of a call that must fail."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    error = caught.value
+    metadata = {k: v for k, v in error.trailing_metadata() or () if isinstance(v, str)}
+    return error.code().name, metadata.get("anabranch-error", ""), error.details(), metadata
+
+
+def push(device: Device, task: devices.Task, data: bytes, **header: Any) -> Any:
+    return device.stub.PushUpdate(requests(device.header(task, data, **header), chunks(data)), timeout=CALL_S)
+
+
+def poisoned(data: bytes) -> bytes:
+    values = np.frombuffer(data, np.float32).copy()
+    values[123] = np.nan
+    return values.tobytes()
+
+
+def messages(device: Device, task: devices.Task, data: bytes) -> Iterator[devices.PushUpdateRequest]:
+    return requests(device.header(task, data), chunks(data))
+
+
+BAD_PUSHES: dict[str, tuple[str, str, str, Call]] = {
+    "not a number": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "layer.weight",
+        lambda d, t, data: push(d, t, poisoned(data)),
+    ),
+    "too few values": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "need 400000",
+        lambda d, t, data: push(d, t, data[:-4]),
+    ),
+    "too many values": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "need 400000",
+        lambda d, t, data: push(d, t, data + data[:4]),
+    ),
+    "no examples": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "examples is 0",
+        lambda d, t, data: push(d, t, data, examples=0),
+    ),
+    "truncated": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "ended after 399000",
+        lambda d, t, data: push(d, t, data[:399_000], size_bytes=len(data)),
+    ),
+    "longer than declared": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "over its declared",
+        lambda d, t, data: push(d, t, data, size_bytes=len(data) - 4),
+    ),
+    "another digest": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "SHA-256",
+        lambda d, t, data: push(d, t, data, sha256=b"\1" * 32),
+    ),
+    "a short digest": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "32 bytes",
+        lambda d, t, data: push(d, t, data, sha256=b"\1"),
+    ),
+    "over the cap": (
+        "OUT_OF_RANGE",
+        "TooLarge",
+        "no update of this model",
+        lambda d, t, data: push(d, t, data, size_bytes=1 << 40),
+    ),
+    "a chunk over the cap": (
+        "OUT_OF_RANGE",
+        "TooLarge",
+        "cap of 262144",
+        lambda d, t, data: d.stub.PushUpdate(
+            requests(d.header(t, data), chunks(data, size=300_000)), timeout=CALL_S
+        ),
+    ),
+    "another manifest": (
+        "FAILED_PRECONDITION",
+        "ManifestMismatch",
+        "enrol again",
+        lambda d, t, data: push(d, t, data, manifest_sha256=b"\2" * 32),
+    ),
+    "an unknown codec": (
+        "UNIMPLEMENTED",
+        "UnknownCodec",
+        "gzip",
+        lambda d, t, data: push(d, t, data, codec="gzip"),
+    ),
+    "an unknown task": (
+        "NOT_FOUND",
+        "UnknownTask",
+        "ask anew",
+        lambda d, t, data: push(d, t, data, task_id="no-such-task"),
+    ),
+    "another's task": (
+        "NOT_FOUND",
+        "UnknownTask",
+        "ask anew",
+        lambda d, t, data: push(d, t, data, client_id="device-2"),
+    ),
+    "a path for an id": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "update_id",
+        lambda d, t, data: push(d, t, data, update_id="../../etc/passwd"),
+    ),
+    "metrics not finite": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "'loss'",
+        lambda d, t, data: push(d, t, data, metrics={"loss": float("nan")}),
+    ),
+    "no header": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "must be its header",
+        lambda d, t, data: d.stub.PushUpdate(iter(list(messages(d, t, data))[1:]), timeout=CALL_S),
+    ),
+    "nothing at all": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "must be its header",
+        lambda d, _t, _data: d.stub.PushUpdate(iter([]), timeout=CALL_S),
+    ),
+    "two headers": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "chunks only",
+        lambda d, t, data: d.stub.PushUpdate(iter([next(messages(d, t, data))] * 2), timeout=CALL_S),
+    ),
+    "a gap": (
+        "UNAVAILABLE",
+        "Unavailable",
+        "goes on at 0",
+        lambda d, t, data: d.stub.PushUpdate(
+            requests(d.header(t, data), chunks(data, offset=8)), timeout=CALL_S
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PUSHES)
+def test_a_bad_push(name: str, served: Served) -> None:
+    device = served.device()
+    served.device("device-2")
+    task = device.task()
+    status, error, words, call = BAD_PUSHES[name]
+    found = failure(lambda: call(device, task, ones(device).tobytes()))
+    assert found[:2] == (status, error)
+    assert words in found[2]
+    assert not served.model().any()
+    assert device.work().decision.verdict == "published"  # and the server goes on
+    served.close()
+    assert verify(Path(served.config.server.data_dir)).problems == ()
+
+
+def test_a_flaw_is_on_record_and_closes_its_task(served: Served) -> None:
+    device = served.device()
+    task, data = device.task(), poisoned(ones(device).tobytes())
+    first = failure(lambda: push(device, task, data, update_id="bad"))
+    assert first[0] == "INVALID_ARGUMENT"
+    verdict = device.query("bad").verdict.decision
+    assert (verdict.verdict, verdict.reason) == ("rejected", "invalid")
+    assert push(device, task, data, update_id="bad").status == devices.PUSH_STATUS_DUPLICATE
+    assert failure(lambda: push(device, task, data, update_id="other"))[1] == "UnknownTask"
+
+
+def test_a_stale_update_is_a_recorded_rejection(tmp_path: Path, manifest: Manifest) -> None:
+    config = server_config(tmp_path / "data", server={"staleness_max": 1})
+    with Served(config, manifest) as served:
+        slow, fast = served.device("slow"), served.device("fast")
+        task = slow.task()
+        for _ in range(2):
+            fast.work()
+        answer = slow.push(task, ones(slow))
+        assert (answer.decision.verdict, answer.decision.reason) == ("rejected", "stale")
+        assert answer.decision.staleness == 2
+        assert (served.model() == 2.0).all()
+
+
+BAD_CALLS: dict[str, tuple[str, str, Callable[[Device], Any]]] = {
+    "a client id with a slash": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        lambda d: d.stub.Enrol(devices.EnrolRequest(client_id="a/b", protocol_version=1)),
+    ),
+    "another protocol": (
+        "INVALID_ARGUMENT",
+        "ConfigError",
+        lambda d: d.stub.Enrol(devices.EnrolRequest(client_id="a", protocol_version=99)),
+    ),
+    "an ask with another manifest": (
+        "FAILED_PRECONDITION",
+        "ManifestMismatch",
+        lambda d: d.stub.AskTask(devices.AskTaskRequest(client_id="a", task_id="t", manifest_sha256=b"x")),
+    ),
+    "a version to come": ("NOT_FOUND", "UnknownVersion", lambda d: d.fetch(version=12)),
+    "a part that is not there": ("NOT_FOUND", "UnknownVersion", lambda d: d.fetch(part_id=1)),
+    "an offset past the end": ("INVALID_ARGUMENT", "InvalidUpdate", lambda d: d.fetch(offset=1 << 40)),
+    "a long id": ("INVALID_ARGUMENT", "InvalidUpdate", lambda d: d.query("x" * 65)),
+    "progress not finite": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        lambda d: d.heartbeat("task", progress=float("inf")),
+    ),
+    "a message over the cap": (
+        "RESOURCE_EXHAUSTED",
+        "",
+        lambda d: d.stub.Enrol(devices.EnrolRequest(client_id="x" * (2 << 20))),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_CALLS)
+def test_a_bad_call(name: str, served: Served) -> None:
+    status, error, call = BAD_CALLS[name]
+    device = served.device()
+    assert failure(lambda: call(device))[:2] == (status, error)
+    assert device.work().decision.verdict == "published"
+
+
+def test_an_unknown_client_is_refused(served: Served) -> None:
+    stranger = Device(served.channel(), served.manifest.spec, "stranger")
+    assert stranger.ask().refusal.reason == "unknown_client"
+
+
+def test_metrics_of_a_version_to_come(served: Served) -> None:
+    request = operators.ReportMetricsRequest(version=9, metrics={"accuracy": 1.0})
+    assert failure(lambda: served.operator().ReportMetrics(request))[1] == "UnknownVersion"
+
+
+def test_too_many_uploads_are_told_when_to_come(tmp_path: Path, manifest: Manifest) -> None:
+    limits = replace(DEFAULT_LIMITS, uploads_inflight_max=0)
+    with Served(server_config(tmp_path / "data"), manifest, limits) as served:
+        device = served.device()
+        status, error, _, metadata = failure(lambda: device.push(device.task(), ones(device)))
+        assert (status, error) == ("RESOURCE_EXHAUSTED", "Overloaded")
+        earliest_s, latest_s = map(float, metadata["retry-after-s"].split(","))
+        assert 0 < earliest_s <= latest_s
+
+
+def test_a_stalled_upload_is_cut(tmp_path: Path, manifest: Manifest) -> None:
+    limits = replace(DEFAULT_LIMITS, upload_idle_s=0.1)
+    with Served(server_config(tmp_path / "data"), manifest, limits) as served:
+        device = served.device()
+        task, data = device.task(), ones(device).tobytes()
+
+        def stalled() -> Iterator[devices.PushUpdateRequest]:
+            parts = messages(device, task, data)
+            yield next(parts)
+            yield next(parts)
+            while True:  # until the server has had enough
+                if call.done():
+                    return
+
+        call = device.stub.PushUpdate.future(stalled())
+        assert failure(lambda: call.result(CALL_S))[:2] == ("UNAVAILABLE", "Unavailable")
+        assert device.push(task, ones(device)).decision.verdict == "published"
+
+
+def test_a_full_disk_acknowledges_nothing(tmp_path: Path, manifest: Manifest) -> None:
+    config = server_config(tmp_path / "data")
+    with Served(config, manifest) as served:
+        task = served.device().task()
+        served.close()
+    full = replace(DEFAULT_LIMITS, free_disk_bytes_min=shutil.disk_usage(tmp_path).free + (1 << 40))
+    with pytest.raises(StoreFull), Served(config, manifest, full):
+        pass
+    with Served(config, manifest) as served:
+        assert served.device().push(task, ones(served.device())).decision.verdict == "published"
+
+
+@pytest.mark.parametrize("which", ["address", "admin_address"])
+def test_a_port_in_use(which: str, tmp_path: Path, manifest: Manifest) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        config = server_config(tmp_path / "data", server={which: address})
+        with pytest.raises(PortInUse, match=address), Served(config, manifest):
+            pass
+
+
+def test_another_server_on_the_same_data(served: Served) -> None:
+    with pytest.raises(StoreLocked), Served(served.config, served.manifest):
+        pass
+
+
+def test_a_database_of_a_newer_revision(tmp_path: Path, manifest: Manifest) -> None:
+    import sqlite3
+
+    config = server_config(tmp_path / "data")
+    with Served(config, manifest) as served:
+        served.close()
+    with sqlite3.connect(tmp_path / "data" / "anabranch.db") as database:
+        database.execute("UPDATE alembic_version SET version_num = '9999'")
+    database.close()
+    with pytest.raises(StoreNewer), Served(config, manifest):
+        pass
+
+
+def test_another_model_or_other_settings(tmp_path: Path, manifest: Manifest) -> None:
+    config = server_config(tmp_path / "data")
+    with Served(config, manifest) as served:
+        served.device().work()
+        served.close()
+    other = write_manifest(tmp_path / "other", "test", {"w": np.zeros(3, np.float32)})
+    with pytest.raises(ManifestMismatch), Served(config, other):
+        pass
+    changed = server_config(tmp_path / "data", strategy={"buffer_size": 3})
+    with pytest.raises(ConfigError, match="buffer_size"), Served(changed, manifest):
+        pass
+
+
+def test_an_address_that_others_reach(tmp_path: Path, manifest: Manifest) -> None:
+    config = server_config(tmp_path / "data", server={"address": "0.0.0.0:0"})
+    with pytest.raises(ConfigError, match="insecure"), Served(config, manifest):
+        pass
+
+
+@pytest.mark.parametrize("damage", ["absent", "cut", "other weights", "newer format", "not JSON"])
+def test_a_damaged_manifest(damage: str, tmp_path: Path, manifest: Manifest) -> None:
+    folder = tmp_path / "model"
+    assert read_manifest(folder).initial_sha256 == manifest.initial_sha256
+    head, weights = folder / MANIFEST, folder / "initial.safetensors"
+    match damage:
+        case "absent":
+            head.unlink()
+        case "cut":
+            weights.write_bytes(weights.read_bytes()[:1000])
+        case "other weights":
+            data = bytearray(weights.read_bytes())
+            data[-2] ^= 1
+            weights.write_bytes(data)
+        case "newer format":
+            head.write_text(head.read_text().replace('"format": 1', '"format": 2'))
+        case "not JSON":
+            head.write_text("{")
+    with pytest.raises(ConfigError, match="anabranch init"):
+        read_manifest(folder)

@@ -1,0 +1,91 @@
+"""A TCP proxy on loopback that cuts connections, or lets nothing more through, after so many bytes."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+
+READ_BYTES = 16 * 1024
+BUFFER_BYTES = 128 * 1024  # small: what lies in them is lost with the connection
+
+
+class FlakyProxy:
+    """`cuts[i]` bounds the bytes of the i-th connection, both ways together; later ones have no bound.
+
+    With `silent`, a connection at its bound stays open and nothing more comes through.
+    """
+
+    def __init__(self, target: str, cuts: Sequence[int], silent: bool = False) -> None:
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self._cuts, self._silent = list(cuts), silent
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = [self._listener]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._lock = threading.Lock()
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self.passed_bytes = 0
+        self.connections = 0
+
+    def __enter__(self) -> FlakyProxy:
+        self._threads[0].start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._lock:
+            sockets = list(self._sockets)
+        for one in sockets:
+            _shut(one)
+        for thread in self._threads:
+            thread.join(10)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                near, _ = self._listener.accept()
+                far = socket.create_connection(self._target)
+            except OSError:
+                return
+            for one in (near, far):
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+            bound = self._cuts[self.connections] if self.connections < len(self._cuts) else None
+            self.connections += 1
+            budget = [bound]
+            with self._lock:
+                self._sockets += [near, far]
+            for source, sink in ((near, far), (far, near)):
+                thread = threading.Thread(target=self._pump, args=(source, sink, budget))
+                self._threads.append(thread)
+                thread.start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket, budget: list[int | None]) -> None:
+        try:
+            while data := source.recv(READ_BYTES):
+                with self._lock:
+                    self.passed_bytes += len(data)
+                    left = budget[0]
+                    if left is not None:
+                        budget[0] = left - len(data)
+                if left is not None and left < len(data):
+                    if self._silent:
+                        continue
+                    break
+                sink.sendall(data)
+        except OSError:
+            pass
+        if not self._silent:
+            _shut(source)
+            _shut(sink)
+
+
+def _shut(one: socket.socket) -> None:
+    try:
+        one.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+    one.close()

@@ -1,0 +1,361 @@
+"""Uploads and blobs as files: resumable, content-addressed, and never outside their folders."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from anabranch.core.errors import (
+    InvalidUpdate,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreLocked,
+    TooLarge,
+)
+from anabranch.core.limits import MIB, Limits
+from anabranch.server.store.base import Blobs, DiskFailed
+from anabranch.server.store.blobs import ORPHAN_AGE_S, PART_AGE_S, BlobStore, check_id
+from anabranch.server.store.files import FolderLock, disk_errors, make_folder
+from anabranch.server.store.memory import MemoryBlobs
+
+LIMITS = Limits(free_disk_bytes_min=0)
+DATA = bytes(range(256)) * 64
+
+
+def sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def store(folder: Path) -> BlobStore:
+    made = BlobStore(folder, LIMITS)
+    made.prepare()
+    return made
+
+
+@pytest.fixture(params=["files", "memory"])
+def blobs(request: pytest.FixtureRequest, store: BlobStore) -> Blobs:
+    return store if request.param == "files" else MemoryBlobs(LIMITS)
+
+
+def files_in(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+# --- uploads ---------------------------------------------------------------------------------
+
+
+def test_an_upload_grows_chunk_by_chunk(blobs: Blobs) -> None:
+    assert blobs.received("u1") == 0
+    assert blobs.write("u1", 0, DATA[:100]) == 100
+    assert blobs.write("u1", 100, memoryview(DATA)[100:]) == len(DATA)
+    assert blobs.received("u1") == len(DATA)
+    assert blobs.received("u2") == 0
+    assert bytes(blobs.seal("u1", sha(DATA))) == DATA
+    assert bytes(blobs.seal("u1", sha(DATA))) == DATA  # a call may be repeated
+    assert blobs.received("u1") == len(DATA)
+
+
+def test_a_resent_chunk_replaces_what_lies_after_it(blobs: Blobs) -> None:
+    blobs.write("u1", 0, b"abcdef")
+    assert blobs.write("u1", 2, b"XY") == 4
+    assert bytes(blobs.seal("u1", sha(b"abXY"))) == b"abXY"
+
+
+def test_a_gap_is_refused_with_the_place_to_go_on(blobs: Blobs) -> None:
+    blobs.write("u1", 0, b"abc")
+    with pytest.raises(InvalidUpdate, match="go on at byte 3"):
+        blobs.write("u1", 4, b"e")
+    with pytest.raises(InvalidUpdate):
+        blobs.write("u1", -1, b"e")
+    assert blobs.received("u1") == 3
+
+
+def test_another_digest_forgets_the_upload(blobs: Blobs) -> None:
+    blobs.write("u1", 0, b"abc")
+    with pytest.raises(InvalidUpdate, match=sha(b"abc")):
+        blobs.seal("u1", sha(b"abd"))
+    assert blobs.received("u1") == 0
+    with pytest.raises(InvalidUpdate, match="from byte 0"):
+        blobs.seal("u1", sha(b"abc"))
+
+
+def test_an_empty_upload_is_one_too(blobs: Blobs) -> None:
+    assert blobs.write("u1", 0, b"") == 0
+    assert bytes(blobs.seal("u1", sha(b""))) == b""
+    blobs.adopt("u1", sha(b""))
+
+
+def test_an_upload_over_the_cap_is_refused() -> None:
+    small = MemoryBlobs(replace(LIMITS, payload_bytes_max=10))
+    with pytest.raises(TooLarge, match="payload_bytes_max"):
+        small.write("u1", 0, bytes(11))
+
+
+def test_a_file_over_the_cap_is_refused(folder: Path) -> None:
+    store = BlobStore(folder, replace(LIMITS, payload_bytes_max=10))
+    store.prepare()
+    store.write("u1", 0, bytes(10))
+    with pytest.raises(TooLarge, match="payload_bytes_max"):
+        store.write("u1", 10, b"x")
+
+
+def test_discarding_is_harmless(blobs: Blobs) -> None:
+    blobs.discard("u1")
+    blobs.write("u1", 0, b"abc")
+    blobs.discard("u1")
+    assert blobs.received("u1") == 0
+
+
+def test_an_upload_goes_on_after_a_restart(store: BlobStore, folder: Path) -> None:
+    store.write("u1", 0, DATA[:5000])
+    again = BlobStore(folder, LIMITS)
+    again.prepare()
+    assert again.received("u1") == 5000
+    again.write("u1", 5000, DATA[5000:])
+    again.seal("u1", sha(DATA))
+    sealed = BlobStore(folder, LIMITS)
+    assert sealed.received("u1") == len(DATA)
+    assert bytes(sealed.seal("u1", sha(DATA))) == DATA
+
+
+def test_a_late_chunk_cannot_change_what_was_checked(store: BlobStore) -> None:
+    store.write("u1", 0, DATA)
+    sealed = store.seal("u1", sha(DATA))
+    store.write("u1", 0, b"something else")
+    assert bytes(sealed) == DATA
+    with pytest.raises(InvalidUpdate):
+        store.seal("u1", sha(DATA))
+    assert bytes(sealed) == DATA
+
+
+def test_another_stream_of_the_same_update_cannot_put_its_bytes_in_place(store: BlobStore) -> None:
+    store.write("u1", 0, DATA)
+    store.seal("u1", sha(DATA))
+    store.write("u1", 0, b"other")
+    store.seal("u1", sha(b"other"))
+    with pytest.raises(InvalidUpdate, match="not sealed"):
+        store.adopt("u1", sha(DATA))
+    store.adopt("u1", sha(b"other"))
+    assert bytes(store.read(sha(b"other"))) == b"other"
+
+
+def test_what_was_not_sealed_is_not_adopted(blobs: Blobs) -> None:
+    with pytest.raises(InvalidUpdate):
+        blobs.adopt("u1", sha(DATA))
+
+
+def test_a_crash_in_the_middle_leaves_nothing_behind(store: BlobStore, folder: Path) -> None:
+    (folder / "spool" / "0123.tmp").write_bytes(b"half")
+    store.prepare()
+    assert files_in(folder) == set()
+
+
+# --- blobs -----------------------------------------------------------------------------------
+
+
+def test_a_payload_is_named_by_its_content(store: BlobStore, folder: Path) -> None:
+    for update_id in ("u1", "u2"):  # twice the same content is one file
+        store.write(update_id, 0, DATA)
+        sealed = store.seal(update_id, sha(DATA))
+        store.adopt(update_id, sha(DATA))
+        store.adopt(update_id, sha(DATA))
+        assert bytes(sealed) == DATA
+    name = sha(DATA)
+    assert files_in(folder) == {f"blobs/{name[:2]}/{name}"}
+    assert bytes(store.read(name)) == DATA
+    assert store.received("u1") == 0
+
+
+def test_adopting_heals_a_damaged_blob(store: BlobStore) -> None:
+    for update_id in ("u1", "u2"):
+        store.write(update_id, 0, DATA)
+        store.seal(update_id, sha(DATA))
+        store.adopt(update_id, sha(DATA))
+        assert bytes(store.read(sha(DATA))) == DATA
+        store.path(sha(DATA)).write_bytes(b"damaged")
+        with pytest.raises(StoreCorrupt, match="restore"):
+            store.read(sha(DATA))
+
+
+def test_a_missing_blob_is_corruption(store: BlobStore) -> None:
+    with pytest.raises(StoreCorrupt):
+        store.read("0" * 64)
+
+
+def test_everything_is_its_owners_alone(store: BlobStore, folder: Path) -> None:
+    store.write("u1", 0, DATA)
+    store.seal("u1", sha(DATA))
+    store.adopt("u1", sha(DATA))
+    store.write("u2", 0, DATA)
+    for path in [folder, *folder.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
+
+
+def test_a_long_upload_crosses_the_flush_marks(store: BlobStore) -> None:
+    data = os.urandom(9 * MIB + 17)
+    for offset in range(0, len(data), MIB):
+        store.write("u1", offset, data[offset : offset + MIB])
+    store.seal("u1", sha(data))
+    store.adopt("u1", sha(data))
+    assert store.read(sha(data)) == data
+
+
+def test_uploads_of_many_threads_do_not_meet(store: BlobStore) -> None:
+    def upload(number: int) -> str:
+        data = bytes([number]) * 100_000
+        for offset in range(0, len(data), 10_000):
+            store.write(f"u{number}", offset, data[offset : offset + 10_000])
+        store.seal(f"u{number}", sha(data))
+        store.adopt(f"u{number}", sha(data))
+        return sha(data)
+
+    with ThreadPoolExecutor(8) as pool:
+        names = list(pool.map(upload, range(24)))
+    assert [bytes(store.read(name))[:1] for name in names] == [bytes([n]) for n in range(24)]
+
+
+def test_garbage_is_collected_when_it_is_old(store: BlobStore, folder: Path) -> None:
+    names = []
+    for number in range(3):
+        data = bytes([number]) * 10
+        store.write(f"u{number}", 0, data)
+        store.seal(f"u{number}", sha(data))
+        store.adopt(f"u{number}", sha(data))
+        names.append(sha(data))
+    store.write("fresh", 0, b"x")
+    store.write("stale", 0, b"x")
+    _age(store.path(names[0]), ORPHAN_AGE_S + 60)
+    _age(store.path(names[1]), ORPHAN_AGE_S + 60)
+    _age(folder / "spool" / "stale.part", PART_AGE_S + 60)
+    assert store.collect_garbage({names[0]}) == sorted([names[1], "stale.part"])
+    left = {f"blobs/{n[:2]}/{n}" for n in (names[0], names[2])}
+    assert files_in(folder) == left | {"spool/fresh.part"}
+
+
+def _age(path: Path, by_s: float) -> None:
+    then = path.stat().st_mtime - by_s
+    os.utime(path, (then, then))
+
+
+# --- names -----------------------------------------------------------------------------------
+
+BAD_IDS = ["", ".", "..", "../x", "a/b", "a\\b", "/etc/passwd", "a\0b", "a b", "ü", "-x", "a\n", "x" * 65]
+
+
+@pytest.mark.parametrize("update_id", BAD_IDS)
+def test_a_malformed_id_never_becomes_a_path(blobs: Blobs, folder: Path, update_id: str) -> None:
+    with pytest.raises(InvalidUpdate):
+        blobs.received(update_id)
+    with pytest.raises(InvalidUpdate):
+        blobs.write(update_id, 0, b"x")
+    with pytest.raises(InvalidUpdate):
+        blobs.seal(update_id, sha(b"x"))
+    with pytest.raises(InvalidUpdate):
+        blobs.adopt(update_id, sha(b"x"))
+    with pytest.raises(InvalidUpdate):
+        blobs.discard(update_id)
+    assert files_in(folder) == set()
+
+
+@pytest.mark.parametrize("digest", ["", "ab", "../" * 21 + "x", "A" * 64, "g" * 64, "0" * 64 + "\n"])
+def test_a_malformed_digest_never_becomes_a_path(blobs: Blobs, digest: str) -> None:
+    blobs.write("u1", 0, b"x")
+    with pytest.raises(InvalidUpdate, match="sha256"):
+        blobs.seal("u1", digest)
+    with pytest.raises(InvalidUpdate, match="sha256"):
+        blobs.adopt("u1", digest)
+
+
+@given(st.text(max_size=70))
+def test_an_id_is_accepted_or_refused_by_its_alphabet(update_id: str) -> None:
+    alphabet = set("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-")
+    good = 0 < len(update_id) <= 64 and set(update_id) <= alphabet and update_id[0] not in "._-"
+    try:
+        check_id(update_id, LIMITS)
+    except InvalidUpdate:
+        assert not good
+    else:
+        assert good
+
+
+def test_links_are_not_followed(store: BlobStore, folder: Path, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_bytes(b"precious")
+    (folder / "spool" / "u1.part").symlink_to(outside)
+    with pytest.raises(StoreError):
+        store.write("u1", 0, b"x")
+    name = sha(b"precious")
+    store.path(name).parent.mkdir()
+    store.path(name).symlink_to(outside)
+    with pytest.raises(StoreCorrupt):
+        store.read(name)
+    assert outside.read_bytes() == b"precious"
+
+
+# --- faults ----------------------------------------------------------------------------------
+
+
+def test_a_disk_below_the_watermark_takes_nothing(folder: Path) -> None:
+    store = BlobStore(folder, replace(LIMITS, free_disk_bytes_min=1 << 60))
+    store.prepare()
+    with pytest.raises(StoreFull, match="watermark"):
+        store.write("u1", 0, b"x")
+    assert files_in(folder) == set()
+
+
+@pytest.mark.parametrize(
+    ("number", "error"),
+    [
+        (errno.ENOSPC, StoreFull),
+        (errno.EDQUOT, StoreFull),
+        (errno.EIO, DiskFailed),
+        (errno.EBADF, DiskFailed),
+        (errno.EACCES, StoreError),
+    ],
+)
+def test_what_an_error_of_the_disk_means(number: int, error: type[StoreError]) -> None:
+    with pytest.raises(StoreError) as caught, disk_errors("writing"):
+        raise OSError(number, os.strerror(number))
+    assert type(caught.value) is error
+
+
+def test_a_disk_that_is_really_full_says_so() -> None:
+    descriptor = os.open("/dev/full", os.O_WRONLY)
+    try:
+        with pytest.raises(StoreFull), disk_errors("writing"):
+            os.write(descriptor, b"x")
+    finally:
+        os.close(descriptor)
+
+
+def test_a_folder_has_one_owner_who_may_die(tmp_path: Path) -> None:
+    make_folder(tmp_path / "a" / "b")
+    lock = FolderLock(tmp_path / "a" / "b")
+    with pytest.raises(StoreLocked, match=f"process {os.getpid()}"):
+        FolderLock(tmp_path / "a" / "b")
+    lock.release()
+    code = (
+        "import os, sys; from pathlib import Path; from anabranch.server.store.files import FolderLock;"
+        "FolderLock(Path(sys.argv[1])); os._exit(9)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "a" / "b"], timeout=60)
+    assert done.returncode == 9
+    FolderLock(tmp_path / "a" / "b").release()

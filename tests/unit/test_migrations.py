@@ -1,0 +1,110 @@
+"""The revisions lead to the tables of schema.py, on both databases, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from sqlalchemy import Connection, inspect, make_url, text
+
+from anabranch.core.errors import StoreNewer
+from anabranch.server.store.base import RunInfo
+from anabranch.server.store.database import Database
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.migrations import current_revision, downgrade, newest_revision, upgrade
+from anabranch.server.store.schema import metadata
+
+INFO = RunInfo("run-1", "n", {}, [], "ab" * 32, 0.0)
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Database]:
+    if request.param == "sqlite":
+        made = Database(make_url(f"sqlite:///{tmp_path}/test.db"))
+    else:
+        url = make_url(request.getfixturevalue("postgresql_url"))
+        made = Database(url.set(drivername="postgresql+psycopg"))
+    made.open(writes=True)
+    yield made
+    made.close()
+
+
+def _shape(connection: Connection) -> dict[str, object]:
+    """All that the database tells of its tables, check constraints and indices with it."""
+    look = inspect(connection)
+    return {
+        table: {
+            "columns": [
+                (c["name"], repr(c["type"]), c["nullable"], c["default"]) for c in look.get_columns(table)
+            ],
+            "key": look.get_pk_constraint(table),
+            "foreign": look.get_foreign_keys(table),
+            "checks": sorted((str(c["name"]), c["sqltext"]) for c in look.get_check_constraints(table)),
+            "indices": sorted(
+                (str(i["name"]), i["column_names"], bool(i["unique"])) for i in look.get_indexes(table)
+            ),
+        }
+        for table in sorted(look.get_table_names())
+        if table != "alembic_version"
+    }
+
+
+def test_the_revisions_make_the_tables_of_the_schema(database: Database) -> None:
+    with database.writing() as connection:
+        metadata.create_all(connection)
+        wanted = _shape(connection)
+        metadata.drop_all(connection)
+    with database.writing() as connection:
+        assert current_revision(connection) is None
+        upgrade(connection)
+        assert current_revision(connection) == newest_revision()
+        assert _shape(connection) == wanted
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+        upgrade(connection)  # nothing left to do
+        assert _shape(connection) == wanted
+
+
+def test_the_way_back_leaves_nothing(database: Database) -> None:
+    with database.writing() as connection:
+        upgrade(connection)
+        downgrade(connection, "base")
+        assert _shape(connection) == {}
+        assert current_revision(connection) is None
+        upgrade(connection)
+
+
+def test_a_cut_upgrade_leaves_nothing(database: Database) -> None:
+    with suppress(KeyboardInterrupt), database.writing() as connection:
+        upgrade(connection)
+        raise KeyboardInterrupt
+    with database.writing() as connection:
+        assert _shape(connection) == {}
+
+
+def test_a_newer_database_is_refused(database: Database) -> None:
+    with database.writing() as connection:
+        upgrade(connection)
+        connection.execute(text("UPDATE alembic_version SET version_num = 'f00d'"))
+    with pytest.raises(StoreNewer, match="'f00d'"), database.writing() as connection:
+        upgrade(connection)
+
+
+def test_a_store_of_a_newer_database_does_not_start(tmp_path: Path) -> None:
+    store = open_store("", tmp_path)
+    store.start(INFO)
+    store.close()
+    raw = Database(make_url(f"sqlite:///{tmp_path}/anabranch.db"))
+    raw.open(writes=True)
+    with raw.writing() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = 'f00d'"))
+    raw.close()
+    for _ in range(2):  # the refusal let go of the lock
+        with pytest.raises(StoreNewer, match="upgrade anabranch"):
+            store.start(INFO)
+    with pytest.raises(StoreNewer):
+        store.info()
+    store.close()

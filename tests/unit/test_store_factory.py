@@ -1,0 +1,69 @@
+"""`server.database` opens the right store, and says what is wrong with it without its password."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anabranch.core.errors import ConfigError, StoreError
+from anabranch.server.store.base import RunInfo
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.memory import MemoryStore
+from anabranch.server.store.sql import SqlStore
+
+INFO = RunInfo("run-1", "n", {}, [], "ab" * 32, 0.0)
+
+
+def test_nothing_is_sqlite_in_the_data_directory(tmp_path: Path) -> None:
+    folder = tmp_path / "a%20b?c#d ü"
+    store = open_store("", folder)
+    assert isinstance(store, SqlStore)
+    assert not folder.exists()
+    store.start(INFO)
+    assert (folder / "anabranch.db").exists()
+    assert (folder / "anabranch.db").stat().st_mode & 0o077 == 0
+    store.close()
+
+
+def test_memory_is_memory(tmp_path: Path) -> None:
+    assert isinstance(open_store("memory", tmp_path), MemoryStore)
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgresql+psycopg"])
+def test_an_address_is_postgresql(scheme: str, tmp_path: Path) -> None:
+    assert isinstance(open_store(f"{scheme}://me:secret@nowhere/db", tmp_path), SqlStore)
+
+
+@pytest.mark.parametrize(
+    "database",
+    [
+        "mysql://me:secret@host/db",
+        "postgres://me:secret@host/db",
+        "postgresql://me:secret@host:port/db",
+        "postgresql://me:secret@host/",
+        "me:secret@host",
+        "data.db",
+    ],
+)
+def test_another_address_is_refused_without_its_password(database: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"server\.database") as caught:
+        open_store(database, tmp_path)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+def test_a_database_that_does_not_answer_is_named_without_its_password(tmp_path: Path) -> None:
+    store = open_store(f"postgresql://me:secret@/db?host={tmp_path}", tmp_path)
+    with pytest.raises(StoreError) as caught:
+        store.start(INFO)
+    assert "me:***@" in str(caught.value)
+    assert "secret" not in str(caught.value)
+    store.close()
+
+
+def test_reading_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    store = open_store("", tmp_path)
+    with pytest.raises(StoreError, match="does not exist"):
+        list(store.records())
+    assert list(tmp_path.iterdir()) == []
