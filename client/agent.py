@@ -284,6 +284,7 @@ class Agent:
             weight=decision.weight,
             reason=decision.reason.value,
             version=answer.version,
+            duplicate=answer.duplicate,
             size_bytes=len(entry.payload),
         )
         return self._handle(ev.PushAcknowledged(self._bell.now(), update_id, decision))

@@ -159,7 +159,7 @@ class Session:
             return self._stop(event.detail)
         discard = [ef.Discard(self.update_id)] if self.phase is Phase.PUSHING and self.update_id else []
         self.task = self.update_id = None
-        # A grant clears `failures`; without this, a task that fails each time would be asked for at full speed.
+        # A grant clears `failures`: without this, tasks that all fail would be asked for at full speed.
         self.given_up += 1
         self.failures = max(self.failures, self.given_up)
         return [*discard, *self._wait(event.now, self._ask_anew, event.retry_after_s)]

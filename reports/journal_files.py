@@ -55,7 +55,7 @@ class JournalWriter:
 
     def __init__(self, folder: Path, spec: ParamSpec, initial: Tensors, config: Config) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({n: np.ascontiguousarray(a) for n, a in initial.items()}, folder / INITIAL)
+        save_file({n: np.asarray(a, order="C") for n, a in initial.items()}, folder / INITIAL)
         self._digest = JournalDigest()
         self._lines: IO[str] = (folder / JOURNAL).open("w", encoding="utf-8")
         self._payloads: zipfile.ZipFile | None = None

@@ -29,6 +29,7 @@ from anabranch.protos.convert import (
 )
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
+from anabranch.server.store.base import DiskFailed
 from anabranch.server.uploads import Bytes, Upload, Uploads
 from anabranch.server.writer import Writer
 
@@ -123,6 +124,13 @@ class Intake:
     async def push(self, requests: Requests) -> Verdict:
         """Receive an update and have it decided. Raises the errors of the tree."""
         try:
+            return await self._push(requests)
+        except DiskFailed as error:
+            self.writer.give_up(error)
+            raise
+
+    async def _push(self, requests: Requests) -> Verdict:
+        try:
             async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
                 header = await self._header(requests)
                 if (known := await self._known(header.update)) is not None:
@@ -178,12 +186,16 @@ class Intake:
         return upload
 
     async def _decide(self, header: Header, upload: Upload) -> Verdict:
-        data = await upload.whole()
-        if upload.inline:
-            update, flaw = self._checked(header, upload, data)
-        else:
-            update, flaw = await self.uploads.in_thread(lambda: self._checked(header, upload, data))
-        inline = bytes(data) if upload.inline and not flaw else None
+        await upload.complete()
+        self.writer.coming += 1
+        try:
+            if upload.inline:
+                update, flaw = self._checked(header, upload)
+            else:
+                update, flaw = await self.uploads.in_thread(lambda: self._checked(header, upload))
+        finally:
+            self.writer.coming -= 1
+        inline = bytes(upload.data()) if upload.inline and not flaw else None
         event = ev.UpdateArrived(self.writer.now(), update, header.payload, flaw)
         answer = await self.writer.submit(event, inline)
         decided = next(e for e in answer.effects if isinstance(e, Decided))
@@ -191,9 +203,9 @@ class Intake:
             raise InvalidUpdate(f"update {update.update_id}: {flaw}")
         return Verdict(decided.receipt, decided.duplicate, answer.seq or 0)
 
-    def _checked(self, header: Header, upload: Upload, data: Bytes) -> tuple[Update, str]:
+    def _checked(self, header: Header, upload: Upload) -> tuple[Update, str]:
         """The update with its values, durable if it is large; or without, and its flaw."""
-        update = header.update
+        update, data = header.update, upload.data()
         try:
             delta = decode(header.payload, data, self.spec)
             flaw = find_flaw(self.spec, delta, update.examples, update.submodel)

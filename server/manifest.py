@@ -59,7 +59,7 @@ class Manifest:
 
 def write_manifest(folder: Path, app: str, tensors: Mapping[str, Array]) -> Manifest:
     """Write the manifest of an app's first weights. Raises `InvalidUpdate` for weights not finite."""
-    manifest = Manifest(app, ParamSpec.of(tensors), {n: np.ascontiguousarray(a) for n, a in tensors.items()})
+    manifest = Manifest(app, ParamSpec.of(tensors), {n: np.asarray(a, order="C") for n, a in tensors.items()})
     if not np.isfinite(manifest.vector).all():
         raise InvalidUpdate(f"the first weights of {app} are not finite: mend its model()")
     folder.mkdir(parents=True, exist_ok=True)

@@ -7,11 +7,13 @@ many is told when to come again. A stream that stalls is cut; what it spooled st
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import hashlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from anabranch.core.errors import InvalidUpdate, Overloaded, TooLarge, Unavailable
+from anabranch.core.errors import AnabranchError, InvalidUpdate, Overloaded, TooLarge, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
 from anabranch.server.store.base import Blobs
 
@@ -31,7 +33,7 @@ class Upload:
         self._uploads = uploads
         self._chunks: list[bytes] = []
         self._gathered = 0
-        self._writing: asyncio.Future[int] | None = None
+        self._writing: asyncio.Future[None] | None = None
         self._superseded = False
 
     async def add(self, offset: int, chunk: bytes) -> None:
@@ -54,20 +56,28 @@ class Upload:
         if self._gathered >= WRITE_BYTES and not self.inline:
             await self._write()
 
-    async def whole(self) -> Bytes:
-        """The bytes, complete and of the declared digest. Raises `InvalidUpdate`."""
+    async def complete(self) -> None:
+        """Wait until every byte that was sent is written. Raises `InvalidUpdate` if some are missing."""
         if self.received is None:  # a resume of what is here already, to its last byte
             self.received = await self._start_at(self.size_bytes)
-        received = self.received
-        if received != self.size_bytes:  # a broken connection looks the same: what is here stays
+        if self.received != self.size_bytes:  # a broken connection looks the same: what is here stays
             raise InvalidUpdate(
-                f"upload {self.update_id} ended after {received} of the {self.size_bytes} bytes declared"
+                f"upload {self.update_id} ended after {self.received} of the {self.size_bytes} bytes declared"
             )
-        if self.inline:
-            return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        await self._write()
         await self._written()
-        return await self._uploads.in_thread(lambda: self._uploads.blobs.seal(self.update_id, self.sha256))
+
+    def data(self) -> Bytes:
+        """The bytes of a complete upload, of the declared digest. Raises `InvalidUpdate`.
+
+        For a worker thread, unless the upload is inline.
+        """
+        if not self.inline:
+            self._flush()
+            return self._uploads.blobs.seal(self.update_id, self.sha256)
+        data = self._gathered_data()
+        if hashlib.sha256(data).hexdigest() != self.sha256:
+            raise InvalidUpdate(f"upload {self.update_id} has another SHA-256 than was declared: send it again")
+        return data
 
     def adopt(self) -> None:
         """Make a large upload a durable blob. For a worker thread: it waits for the disk."""
@@ -82,13 +92,14 @@ class Upload:
     async def supersede(self) -> None:
         """Give way to a newer stream of the same upload."""
         self._superseded = True
-        await self._written()
+        await self.close()
 
     async def close(self) -> None:
-        """Spool what was gathered, for a resume. Harmless to repeat."""
-        if not (self.inline or self._superseded or self.received == self.size_bytes):
-            await self._write()
-        await self._written()
+        """Spool what was gathered, for a resume. What cannot be spooled will be sent again."""
+        with contextlib.suppress(AnabranchError):
+            if not (self.inline or self._superseded or self.received == self.size_bytes):
+                await self._write()
+            await self._written()
 
     async def _start_at(self, offset: int) -> int:
         if offset == 0:
@@ -101,20 +112,22 @@ class Upload:
     async def _write(self) -> None:
         """Write what was gathered in a worker thread, while the next chunks come in."""
         await self._written()
+        self._writing = asyncio.ensure_future(self._uploads.in_thread(self._flush))
+
+    def _flush(self) -> None:
         if not self._chunks or self.received is None:
             return
-        data = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
-        offset = self.received - self._gathered
+        data, offset = self._gathered_data(), self.received - self._gathered
         self._chunks, self._gathered = [], 0
-        blobs, update_id = self._uploads.blobs, self.update_id
-        self._writing = asyncio.ensure_future(
-            self._uploads.in_thread(lambda: blobs.write(update_id, offset, data))
-        )
+        self._uploads.blobs.write(self.update_id, offset, data)
+
+    def _gathered_data(self) -> bytes:
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
     async def _written(self) -> None:
+        """Wait for the write under way. It ends even where the one who waits is cancelled."""
         if self._writing is not None:
-            writing, self._writing = self._writing, None
-            await writing
+            await asyncio.shield(self._writing)
 
 
 class Uploads:
@@ -143,9 +156,8 @@ class Uploads:
         return upload
 
     async def done(self, upload: Upload) -> None:
-        """An upload has ended, one way or the other."""
-        self._release(upload)
-        await upload.close()
+        """An upload has ended, one way or the other; a cancelled call too leaves its spool in order."""
+        await asyncio.shield(self._end(upload))
 
     async def received(self, update_id: str) -> int:
         """Bytes of an upload that are here and durable: where to go on."""
@@ -160,6 +172,10 @@ class Uploads:
     def close(self) -> None:
         """Let the worker threads go."""
         self._threads.shutdown()
+
+    async def _end(self, upload: Upload) -> None:
+        await upload.close()
+        self._release(upload)
 
     def _release(self, upload: Upload) -> None:
         if self._open.get(upload.update_id) is upload:

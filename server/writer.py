@@ -233,6 +233,8 @@ class Writer:
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self.listener: Listener | None = None
+        # Updates that are whole and will be submitted within milliseconds.
+        self.coming = 0
         # Set when the writer has stopped by itself; `failure` says why.
         self.stopped = asyncio.Event()
         self.failure: BaseException | None = None
@@ -325,27 +327,44 @@ class Writer:
             self._schedule(deadline, RETRY_FULL_DISK_S if full else 0.0)
 
     async def _gather(self) -> list[_Call] | None:
-        """The next batch; None when the queue is at its end."""
+        """The next batch; None when the queue is at its end.
+
+        It waits a little for updates that are `coming`: a commit costs much the same for one as for many.
+        """
         call = await self._queue.get()
         batch: list[_Call] = []
+        latest = asyncio.get_running_loop().time() + self._limits.commit_wait_s
         while call is not None:
             batch.append(call)
-            if self._queue.empty() or len(batch) >= self._limits.commit_events_max:
+            if len(batch) >= self._limits.commit_events_max:
                 return batch
-            call = self._queue.get_nowait()
+            if self._queue.empty():
+                if not self.coming:
+                    return batch
+                try:
+                    async with asyncio.timeout_at(latest):
+                        call = await self._queue.get()
+                except TimeoutError:
+                    return batch
+            else:
+                call = self._queue.get_nowait()
         if batch:
             self._queue.put_nowait(None)
         return batch or None
 
+    def give_up(self, error: BaseException) -> None:
+        """Take no more calls: what is on the disk is unknown, a restart must find out."""
+        self.failure = self.failure or error
+        self.stopped.set()
+
     def _fail(self, batch: list[_Call], error: BaseException) -> None:
-        self.failure = error
+        self.give_up(error)
         while not self._queue.empty():
             if (waiting := self._queue.get_nowait()) is not None:
                 batch.append(waiting)
         for call in batch:
             call.error = Unavailable(f"the writer has stopped: {error}")
             call.settle()
-        self.stopped.set()
 
     def _schedule(self, deadline: float | None, at_least_s: float = 0.0) -> None:
         if self._tick is not None:

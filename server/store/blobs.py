@@ -21,6 +21,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt, TooLarge
@@ -86,12 +87,12 @@ class BlobStore:
 
     def received(self, update_id: str) -> int:
         """Bytes of an upload that are here and durable: where to go on."""
-        for path in (self._whole(update_id), self._part(update_id)):
-            if path.exists():
-                with disk_errors(f"flushing upload {update_id}"):
+        with disk_errors(f"flushing upload {update_id}"):
+            for path in (self._whole(update_id), self._part(update_id)):
+                with suppress(FileNotFoundError):
                     sync_file(path)
                     sync_folder(self._spool)
-                return path.stat().st_size
+                    return path.stat().st_size
         return 0
 
     def write(self, update_id: str, offset: int, chunk: bytes | memoryview) -> int:
@@ -107,7 +108,7 @@ class BlobStore:
             with self._lock:
                 if offset == 0:
                     self._drop(update_id, self._whole(update_id))
-                descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+                descriptor = _open_part(update_id, path, offset)
                 try:
                     _put(update_id, descriptor, offset, chunk)
                 except BaseException:
@@ -153,7 +154,8 @@ class BlobStore:
                 if blob.exists():
                     return
                 raise InvalidUpdate(f"update {update_id!r} is not sealed: send it from byte 0")
-            make_folder(blob.parent)
+            with self._lock:  # so that the folder's name is durable for whoever finds it there
+                make_folder(blob.parent)
             sync_file(taken)
             taken.rename(blob)
             sync_folder(blob.parent)
@@ -212,6 +214,13 @@ class BlobStore:
     def _whole(self, update_id: str) -> Path:
         check_id(update_id, self.limits)
         return self._spool / f"{update_id}.whole"
+
+
+def _open_part(update_id: str, path: Path, offset: int) -> int:
+    try:
+        return open_file(path, os.O_RDWR | (0 if offset else os.O_CREAT))
+    except FileNotFoundError:
+        raise InvalidUpdate(f"update {update_id!r}: a chunk at {offset}, but nothing is here yet") from None
 
 
 def _put(update_id: str, descriptor: int, offset: int, chunk: bytes | memoryview) -> None:

@@ -79,6 +79,9 @@ class Database:
         if self._connection is None:
             self.open(writes=False)
         assert self._connection is not None
+        if self._writes and self._connection.invalidated:
+            # A new connection would not have the lock, and somebody else may have written meanwhile.
+            raise DiskFailed(f"the connection to {self.name} was cut: restart to recover")
         try:
             with self._connection.begin():
                 yield self._connection

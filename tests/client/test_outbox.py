@@ -131,7 +131,9 @@ def test_what_can_never_fit_is_refused_and_costs_nothing(tmp_path: Path) -> None
     assert box.pending() == ["u-1"]
 
 
-def test_a_full_disk_is_said_and_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_said_and_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(handle: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

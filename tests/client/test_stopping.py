@@ -14,12 +14,25 @@ from anabranch.client.lease import Progress
 from anabranch.client.pulse import Pulse
 from anabranch.client.state import device_id, fresh_id, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
-from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate, Overloaded, StoreLocked, Unavailable
+from anabranch.core.errors import (
+    AnabranchError,
+    ConfigError,
+    InvalidUpdate,
+    Overloaded,
+    StoreLocked,
+    Unavailable,
+)
 
 
 def test_a_call_is_repeated_while_its_errors_pass() -> None:
-    time, heard = VirtualTime(), []
-    answers: list[AnabranchError | int] = [Unavailable("a"), Overloaded("b", (5.0, 6.0)), Unavailable("c"), 42]
+    time = VirtualTime()
+    heard: list[AnabranchError] = []
+    answers: list[AnabranchError | int] = [
+        Unavailable("a"),
+        Overloaded("b", (5.0, 6.0)),
+        Unavailable("c"),
+        42,
+    ]
 
     def call() -> int:
         answer = answers.pop(0)
@@ -55,9 +68,14 @@ def test_another_thread_ends_a_rest() -> None:
 def test_a_signal_interrupts_but_not_what_is_patient() -> None:
     before = signal.getsignal(signal.SIGTERM)
     bell = Bell()
-    with pytest.raises(Interrupted, match="SIGTERM"), interruptible(bell):
-        os.kill(os.getpid(), signal.SIGTERM)
-        bell.rest(10.0)
+
+    def interrupted_rest() -> None:
+        with interruptible(bell):
+            os.kill(os.getpid(), signal.SIGTERM)
+            bell.rest(10.0)
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        interrupted_rest()
     with interruptible(bell):
         bell.patient = True
         os.kill(os.getpid(), signal.SIGINT)

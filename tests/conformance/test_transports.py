@@ -105,9 +105,10 @@ def test_the_first_version_is_the_first_weights(connect: Connect) -> None:
     vector, _ = decode_model(make_codec(fetched.codec), spec, memoryview(fetched.data))
     assert np.array_equal(vector, spec.flatten(first_weights()))
     assert (fetched.version, fetched.modified, fetched.final) == (0, True, False)
-    assert hashlib.sha256(fetched.data).digest() == hashlib.sha256(
-        transport.fetch(spec.layout_hash).data
-    ).digest()
+    assert (
+        hashlib.sha256(fetched.data).digest()
+        == hashlib.sha256(transport.fetch(spec.layout_hash).data).digest()
+    )
 
 
 def test_only_what_is_newer_travels(connect: Connect) -> None:

@@ -30,7 +30,8 @@ def live_server(
         data_dir=str(folder / "data"),
         drain_s=1.0,
     )
-    answers: queue.Queue[ServerInfo | BaseException] = queue.Queue()
+    answers: queue.Queue[ServerInfo | Exception] = queue.Queue()
+    failures: list[Exception] = []
     loops: queue.Queue[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = queue.Queue()
 
     async def main() -> None:
@@ -42,15 +43,15 @@ def live_server(
     def run() -> None:
         try:
             asyncio.run(main())
-        except BaseException as error:
+        except Exception as error:
+            failures.append(error)
             answers.put(error)
-            raise
 
     thread = threading.Thread(target=run, name="test-server")
     thread.start()
     try:
         info = answers.get(timeout=60)
-        if isinstance(info, BaseException):
+        if isinstance(info, Exception):
             raise info
         yield info
     finally:
@@ -58,3 +59,4 @@ def live_server(
         if not loop.is_closed():
             loop.call_soon_threadsafe(stop.set)
         thread.join(30)
+    assert failures == []

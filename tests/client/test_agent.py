@@ -1,0 +1,346 @@
+"""The agent on an engine without a network, in virtual time: every fault at its place, every run alike."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import config, first_weights
+from local_server import LocalServer, LocalTransport
+from virtual import VirtualTime
+
+from anabranch.client.agent import Agent
+from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
+from anabranch.client.messages import HeartbeatAnswer, PushAnswer
+from anabranch.client.outbox import Outbox, UpdateEntry
+from anabranch.client.stopping import Bell
+from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.transport import Transport
+from anabranch.core.config import ClientTable
+from anabranch.core.effects import Refused
+from anabranch.core.errors import InvalidUpdate, ManifestMismatch, Overloaded, StoreLocked
+from anabranch.core.params import ParamSpec, digest
+from anabranch.core.updates import Ask, LocalPlan, Task
+from anabranch.workloads.app import App, Examples, Shard
+from anabranch.workloads.synthetic import Synthetic
+
+SHARD = Shard("train", 0, 4)
+
+
+class Federation:
+    """A server, a clock, and what the agents' events were."""
+
+    def __init__(self, folder: Path, **tables: Any) -> None:
+        self.time = VirtualTime()
+        self.folder = folder
+        self.server = LocalServer(first_weights(), config(**tables), self.time.now)
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def agent(self, transport: Transport | None = None, app: App | None = None, **options: Any) -> Agent:
+        defaults: dict[str, Any] = {"tasks_max": 3, "seed": 7, "bell": self.time.bell, "on_event": self.hear}
+        return Agent(
+            app or Synthetic(),
+            transport or LocalTransport(self.server, "a"),
+            "a",
+            SHARD,
+            self.folder / "a",
+            **(defaults | options),
+        )
+
+    def hear(self, kind: str, **data: Any) -> None:
+        self.events.append((kind, data))
+
+    def kinds(self) -> list[str]:
+        return [kind for kind, _ in self.events]
+
+    def model(self) -> str:
+        return digest(self.server.engine.vector)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Federation:
+    return Federation(tmp_path)
+
+
+def undisturbed(folder: Path) -> str:
+    """The model after three tasks without a fault."""
+    federation = Federation(folder)
+    federation.agent().run()
+    return federation.model()
+
+
+def test_it_works_until_its_tasks_are_done(federation: Federation) -> None:
+    summary = federation.agent().run()
+    assert (summary.why, summary.answered, summary.applied) == ("3 tasks done", 3, 3)
+    assert summary.uplink_bytes == summary.downlink_bytes == 3 * 4 * federation.server.spec.size
+    assert federation.server.engine.version == 3
+    once = ["granted", "fetched", "trained", "pushed"]
+    assert federation.kinds() == ["enrolled", *once, *once, *once, "stopped"]
+    assert Outbox(federation.folder / "a" / "outbox").pending() == []
+
+
+def test_it_works_until_the_run_ends(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, run={"versions_max": 2})
+    summary = federation.agent(tasks_max=0).run()
+    assert "version 2, its budget" in summary.why
+    assert summary.applied == 2
+
+
+def test_the_update_is_what_the_trainer_makes_of_the_task(federation: Federation) -> None:
+    seen: list[Task | UpdateEntry] = []
+
+    class Listening(LocalTransport):
+        def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
+            answer = super().ask(ask, spec)
+            assert isinstance(answer, Task)
+            seen.append(answer)
+            return answer
+
+        def push(self, entry: UpdateEntry) -> PushAnswer:
+            seen.append(entry)
+            return super().push(entry)
+
+    federation.agent(Listening(federation.server, "a"), tasks_max=1).run()
+    task, sent = seen
+    assert isinstance(task, Task)
+    assert isinstance(sent, UpdateEntry)
+    local = LocalTrainer(Synthetic(), ClientTable())
+    examples = local.load(SHARD)
+    weights = local.spec.flatten(first_weights())
+    again = local.train(task, sent.update_id, BaseModel(0, weights, {}), lambda: None)
+    assert whole(again) == whole(sent)
+    assert (again.examples, again.local_steps, set(again.metrics)) == (len(examples), 3, {"loss"})
+    assert federation.server.engine.vector == pytest.approx(weights + 0.6 * _values(again), abs=1e-6)
+
+
+def whole(entry: UpdateEntry) -> bytes:
+    """The bytes of an entry's file."""
+    return b"".join(bytes(part) for part in entry.to_bytes())
+
+
+def _values(entry: UpdateEntry) -> Any:
+    return np.frombuffer(entry.payload, np.float32)
+
+
+# --- faults --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("call", ["enrol", "ask", "fetch", "push"])
+@pytest.mark.parametrize("kind", list(FaultKind))
+@pytest.mark.parametrize("nth", [1, 2])
+def test_no_single_fault_changes_the_model(call: str, kind: FaultKind, nth: int, tmp_path: Path) -> None:
+    federation = Federation(tmp_path / "faulty")
+    transport = FaultyTransport(LocalTransport(federation.server, "a"), [Fault(call, nth, kind)])
+    summary = federation.agent(transport).run()
+    assert (summary.answered, federation.server.engine.version) == (3, 3)
+    assert federation.model() == undisturbed(tmp_path / "smooth")
+
+
+def test_a_push_that_fails_for_long_is_repeated_with_the_same_bytes(federation: Federation) -> None:
+    faults = [Fault("push", n, FaultKind.LOST) for n in range(1, 8)]
+    transport = FaultyTransport(LocalTransport(federation.server, "a"), faults)
+    summary = federation.agent(transport, tasks_max=1).run()
+    assert (summary.failures, summary.answered) == (7, 1)
+    assert all(0 <= s <= 0.5 * 2**n for n, s in enumerate(federation.time.rests, 1))
+
+
+def test_a_push_that_is_refused_for_good_is_discarded_and_work_goes_on(federation: Federation) -> None:
+    faults = [Fault("push", 1, FaultKind.LOST, InvalidUpdate("not finite"))]
+    transport = FaultyTransport(LocalTransport(federation.server, "a"), faults)
+    summary = federation.agent(transport, tasks_max=2).run()
+    assert summary.answered == 2
+    assert federation.kinds().count("trained") == 3
+    assert Outbox(federation.folder / "a" / "outbox").pending() == []
+
+
+def test_an_ask_that_is_refused_for_good_ends_it(federation: Federation) -> None:
+    faults = [Fault("ask", 2, FaultKind.LOST, InvalidUpdate("client_id must be ..."))]
+    transport = FaultyTransport(LocalTransport(federation.server, "a"), faults)
+    with pytest.raises(InvalidUpdate, match="client_id"):
+        federation.agent(transport).run()
+    assert federation.server.engine.counters.applied == 1
+
+
+def test_the_servers_retry_window_is_honoured(federation: Federation) -> None:
+    faults = [Fault("push", 1, FaultKind.LOST, Overloaded("too many uploads", (40.0, 42.0)))]
+    transport = FaultyTransport(LocalTransport(federation.server, "a"), faults)
+    federation.agent(transport, tasks_max=1).run()
+    (rest,) = federation.time.rests
+    assert 40.0 <= rest <= 42.0
+
+
+def test_a_refused_ask_is_repeated_within_the_window(tmp_path: Path) -> None:
+    server = {"concurrency": 1, "lease_s": 30.0, "retry_after_min_s": 7.0, "retry_after_max_s": 9.0}
+    federation = Federation(tmp_path, server=server)
+    other = LocalTransport(federation.server, "other")
+    spec = other.enrol(LocalTrainer(Synthetic(), ClientTable()).capability()).spec
+    assert isinstance(other.ask(Ask("other", "t-other"), spec), Task)
+    federation.agent(tasks_max=1).run()  # the other's lease of 30 s has to end first
+    rests = federation.time.rests
+    assert 4 <= len(rests) <= 5
+    assert all(7.0 <= rest <= 9.0 for rest in rests)
+
+
+# --- crashes -------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("moment", ["granted", "fetched", "trained", "pushed"])
+def test_after_a_crash_it_goes_on_from_the_outbox(moment: str, tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+
+    def crash(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if kind == moment and federation.kinds().count(kind) == 2:
+            raise Crash
+
+    with pytest.raises(Crash):
+        federation.agent(on_event=crash, tasks_max=0).run()
+    held = Outbox(tmp_path / "a" / "outbox").pending()
+    assert len(held) == (moment in ("trained", "pushed"))
+    federation.events.clear()
+    federation.agent(seed=8, tasks_max=3).run()
+    pushed = [data["update"] for kind, data in federation.events if kind == "pushed"]
+    assert pushed[: len(held)] == held
+    # Three answers in this life; one of them repeats an old one if the crash came after its push.
+    assert federation.server.engine.counters.applied == 4
+    assert len(federation.server.engine.ledger.receipts) == 4
+
+
+def test_everything_that_an_earlier_life_left_goes_first(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, server={"tasks_per_client": 2})
+    transport = LocalTransport(federation.server, "a")
+    local = LocalTrainer(Synthetic(), ClientTable())
+    local.load(SHARD)
+    transport.enrol(local.capability())
+    base = local.decode(transport.fetch(local.spec.layout_hash, 0))
+    box = Outbox(tmp_path / "a" / "outbox")
+    for n in (1, 2):
+        task = transport.ask(Ask("a", f"t-{n}"), local.spec)
+        assert isinstance(task, Task)
+        box.put(local.train(task, f"u-{n}", base, lambda: None))
+    federation.agent(tasks_max=2).run()
+    assert federation.kinds() == ["enrolled", "pushed", "pushed", "stopped"]
+    assert federation.server.engine.counters.applied == 2
+
+
+def test_one_folder_has_one_agent(federation: Federation) -> None:
+    inner: list[StoreLocked] = []
+
+    def second(kind: str, **data: Any) -> None:
+        if kind == "granted" and not inner:
+            with pytest.raises(StoreLocked) as caught:
+                federation.agent(on_event=None).run()
+            inner.append(caught.value)
+
+    federation.agent(on_event=second).run()
+    assert len(inner) == 1
+
+
+# --- another run, another model ------------------------------------------------------------------
+
+
+def test_a_new_run_at_the_same_address_is_joined(federation: Federation) -> None:
+    transport = LocalTransport(federation.server, "a")
+    fresh = LocalServer(first_weights(), federation.server.config, federation.time.now, run_id="run-2")
+
+    def replace(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if kind == "pushed":
+            transport.server = fresh
+
+    federation.agent(transport, on_event=replace).run()
+    assert (federation.server.engine.version, fresh.engine.version) == (1, 2)
+    assert federation.kinds().count("enrolled") == 2
+    # Version 1 of the old run is not version 1 of the new one, so each base was fetched.
+    assert federation.kinds().count("fetched") == 3
+
+
+def test_an_app_of_another_model_is_told_where_it_differs(federation: Federation) -> None:
+    class Wider(Synthetic):
+        def model(self, seed: int = 0) -> dict[str, Any]:
+            return super().model(seed) | {"extra": super().model(seed)["hidden.bias"]}
+
+    with pytest.raises(ManifestMismatch, match="the App has 5 tensors, the server 4"):
+        federation.agent(app=Wider()).run()
+
+
+def test_an_app_that_fails_gives_its_task_back(federation: Federation) -> None:
+    with pytest.raises(ValueError, match="division"):
+        federation.agent(app=_Raising(ValueError("division"))).run()
+    assert federation.server.engine.ledger.live == 0
+
+
+class _Raising(Synthetic):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self._error = error
+
+    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        raise self._error
+
+
+# --- heartbeats and cancelling -------------------------------------------------------------------
+
+
+class Nervous(LocalTransport):
+    """Its server takes the task away at the third heartbeat; what was reported is kept."""
+
+    def __init__(self, server: LocalServer) -> None:
+        super().__init__(server, "a")
+        self.progress: list[float] = []
+
+    def heartbeat(self, task_id: str, progress: float) -> HeartbeatAnswer:
+        self.progress.append(progress)
+        if len(self.progress) == 3:
+            self.drop(task_id, "the test wants it so")
+        return super().heartbeat(task_id, progress)
+
+
+@pytest.mark.parametrize("endless", ["training", "resting"])
+def test_a_cancelled_task_ends_in_the_midst_of_its_work(endless: str, tmp_path: Path) -> None:
+    long = endless == "training"
+    client = {"steps": 10**9 if long else 3}
+    federation = Federation(tmp_path, server={"lease_s": 0.15, "lease_min_s": 0.15}, client=client)
+    federation.server.clock = Bell().now
+    transport = Nervous(federation.server)
+    agents: list[Agent] = []
+
+    def hear(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if kind == "cancelled":
+            agents[0].stop()
+
+    slowdown = 1.0 if long else 1e9
+    agents.append(federation.agent(transport, on_event=hear, bell=Bell(), slowdown=slowdown))
+    summary = agents[0].run()
+    assert summary.why == "stopped"
+    assert federation.kinds() == ["enrolled", "granted", "fetched", "cancelled", "stopped"]
+    assert federation.server.engine.counters.applied == 0
+    assert transport.progress == sorted(set(transport.progress))  # it grew from beat to beat
+
+
+def test_stop_ends_a_wait(tmp_path: Path) -> None:
+    window = {"retry_after_min_s": 3600.0, "retry_after_max_s": 3600.0}
+    federation = Federation(tmp_path, server=window)
+    federation.server.engine.paused = True
+    waiting = threading.Event()
+
+    def hear(kind: str, **data: Any) -> None:
+        if kind == "waiting":
+            waiting.set()
+
+    agent = federation.agent(bell=Bell(), on_event=hear)
+    thread = threading.Thread(target=agent.run)
+    thread.start()
+    assert waiting.wait(10)
+    agent.stop()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert agent.summary.why == "stopped"

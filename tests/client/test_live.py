@@ -1,0 +1,238 @@
+"""Devices, followers and operators against the real server on loopback; devices die and come back."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from federations import config, first_weights
+from live_server import live_server
+from safetensors.numpy import load_file
+
+from anabranch.client.agent import AgentSummary
+from anabranch.client.follower import Follower, Measurement
+from anabranch.client.operator import OperatorClient
+from anabranch.client.outbox import Outbox
+from anabranch.client.run import ClientOptions, FollowerOptions, follow, run_client
+from anabranch.client.transport import GrpcTransport
+from anabranch.core.errors import Unavailable, UnknownVersion
+from anabranch.core.params import digest
+from anabranch.core.rng import stream
+from anabranch.workloads.app import Shard
+from anabranch.workloads.synthetic import Synthetic
+
+DEVICE = """
+import json, os, signal, sys
+from pathlib import Path
+from anabranch.client.run import ClientOptions, run_client
+
+address, folder, tasks_max, kind_to_die_at, count = sys.argv[1:]
+heard = []
+
+def hear(kind, **data):
+    heard.append(kind)
+    sys.stdout.write(json.dumps({"kind": kind, **data}) + "\\n")
+    sys.stdout.flush()
+    if kind == kind_to_die_at and heard.count(kind) == int(count):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+options = ClientOptions("synthetic", address, "a", state_dir=Path(folder), tasks_max=int(tasks_max))
+summary = run_client(options, hear)
+sys.stdout.write(json.dumps({"kind": "summary", "why": summary.why, "answered": summary.answered}) + "\\n")
+"""
+
+
+def device(address: str, folder: Path, tasks_max: int, die_at: str = "", count: int = 1) -> list[str]:
+    """The command line of a device process; it kills itself at the `count`-th event of a kind."""
+    return [sys.executable, "-c", DEVICE, address, str(folder), str(tasks_max), die_at, str(count)]
+
+
+def events(output: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in output.splitlines()]
+
+
+@pytest.mark.parametrize("moment", ["trained", "pushed"])
+def test_a_killed_device_goes_on_from_its_outbox(moment: str, tmp_path: Path) -> None:
+    with live_server(tmp_path, first_weights(), config()) as info:
+        first = subprocess.run(
+            device(info.address, tmp_path / "a", 0, moment, 3), capture_output=True, text=True, timeout=60
+        )
+        assert first.returncode == -signal.SIGKILL, first.stderr
+        (held,) = Outbox(tmp_path / "a" / "outbox").pending()
+        second = subprocess.run(
+            device(info.address, tmp_path / "a", 2), capture_output=True, text=True, timeout=60
+        )
+        assert second.returncode == 0, second.stderr
+        pushed = [e for e in events(second.stdout) if e["kind"] == "pushed"]
+        with OperatorClient(info.admin_address) as operator:
+            status = operator.status()
+    assert pushed[0]["update"] == held
+    assert len(pushed) == 2
+    assert (status.updates_applied, status.version) == (4, 4)
+    assert pushed[0]["duplicate"] == (moment == "pushed")
+
+
+def test_sigterm_ends_a_device_in_the_midst_of_training(tmp_path: Path) -> None:
+    endless = config(client={"steps": 10**9})
+    with live_server(tmp_path, first_weights(), endless) as info:
+        process = subprocess.Popen(
+            device(info.address, tmp_path / "a", 0), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            if json.loads(line)["kind"] == "fetched":
+                break
+        process.send_signal(signal.SIGTERM)
+        rest, errors = process.communicate(timeout=30)
+        with OperatorClient(info.admin_address) as operator:
+            status = operator.status()
+    assert process.returncode == 0, errors
+    assert events(rest)[-1] == {"kind": "summary", "why": "SIGTERM", "answered": 0}
+    assert (status.live_tasks, status.leases_lost) == (0, 1)
+
+
+def test_a_device_outlives_a_restart_of_its_server(tmp_path: Path) -> None:
+    settings = config(run={"versions_max": 6}, client={"steps": 3})
+    reached, summaries = threading.Event(), []
+
+    def hear(kind: str, **data: Any) -> None:
+        if kind == "pushed" and data["version"] == 3:
+            reached.set()
+            assert restarted.wait(60)
+
+    def work(address: str) -> None:
+        options = ClientOptions(
+            "synthetic", address, "a", state_dir=tmp_path / "a", retry_base_s=0.05, retry_cap_s=0.2
+        )
+        summaries.append(run_client(options, hear))
+
+    restarted = threading.Event()
+    with live_server(tmp_path, first_weights(), settings) as info:
+        thread = threading.Thread(target=work, args=(info.address,))
+        thread.start()
+        assert reached.wait(60)
+    port = int(info.address.rpartition(":")[2])
+    restarted.set()
+    with live_server(tmp_path, first_weights(), settings, port=port) as again:
+        thread.join(60)
+        assert not thread.is_alive()
+        assert again.run_id == info.run_id
+    (summary,) = summaries
+    assert isinstance(summary, AgentSummary)
+    assert (summary.applied, summary.rejected) == (6, 0)
+    assert "version 6, its budget" in summary.why
+
+
+def test_four_devices_learn_and_a_follower_sees_it(tmp_path: Path) -> None:
+    settings = config(
+        run={"versions_max": 40}, strategy={"name": "fedbuff", "buffer_size": 2}, client={"steps": 20}
+    )
+    measured: list[Measurement] = []
+    with live_server(tmp_path, first_weights(), settings) as info:
+
+        def watch() -> None:
+            options = FollowerOptions(
+                "synthetic", info.address, info.admin_address, every=5, poll_s=0.02, threads=1
+            )
+            measured.extend(follow(options))
+
+        def work(index: int) -> None:
+            run_client(
+                ClientOptions(
+                    "synthetic",
+                    info.address,
+                    shard_index=index,
+                    shard_count=4,
+                    state_dir=tmp_path / f"device-{index}",
+                )
+            )
+
+        threads = [threading.Thread(target=watch)]
+        threads += [threading.Thread(target=work, args=(index,)) for index in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(120)
+            assert not thread.is_alive()
+        with OperatorClient(info.admin_address) as operator:
+            status, versions = operator.status(), operator.versions(after=38)
+            exported = operator.export(tmp_path / "model.safetensors")
+            with pytest.raises(UnknownVersion):
+                operator.export(tmp_path / "none.safetensors", 99)
+    assert (status.version, status.clients, exported) == (40, 4, 40)
+    assert "40" in status.finished
+    assert [v.version for v in versions] == [39, 40]
+    assert versions[-1].metrics == pytest.approx(measured[-1].metrics)
+    assert measured[-1].version == 40
+    seen = [m.version for m in measured[:-1]]
+    assert seen[0] < 40
+    assert all(b - a >= 5 for a, b in zip(seen, seen[1:], strict=False))
+    assert measured[-1].metrics["accuracy"] > 0.6  # chance is 0.1
+    weights = load_file(tmp_path / "model.safetensors")
+    assert digest(np.concatenate([weights[n].reshape(-1) for n in first_weights()])) == versions[-1].sha256
+    assert not (tmp_path / "none.safetensors").exists()
+
+
+def test_a_follower_stops_when_told(tmp_path: Path) -> None:
+    with (
+        live_server(tmp_path, first_weights(), config()) as info,
+        GrpcTransport(info.address, "follower") as transport,
+    ):
+        follower = Follower(Synthetic(), transport, Shard("validation"))
+        seen = []
+        for measurement in follower:
+            seen.append(measurement)
+            follower.stop()
+    assert [m.version for m in seen] == [0]
+    assert set(seen[0].metrics) == {"accuracy", "loss"}
+
+
+def test_an_operator_pauses_and_watches(tmp_path: Path) -> None:
+    with live_server(tmp_path, first_weights(), config()) as info:
+        with OperatorClient(info.admin_address) as operator:
+            operator.pause()
+            assert operator.status().paused
+            operator.resume()
+            assert not operator.status().paused
+            run_client(ClientOptions("synthetic", info.address, "a", state_dir=tmp_path / "a", tasks_max=2))
+            heard = []
+            for event in operator.watch(after_seq=1):
+                heard.append(event.kind)
+                if heard.count("published") == 2:
+                    break
+            operator.report_metrics(2, {"accuracy": 0.5})
+            assert operator.versions()[1].metrics == {"accuracy": 0.5}
+        assert heard.count("granted") == heard.count("decided") == 2
+    with OperatorClient(info.admin_address) as gone, pytest.raises(Unavailable):
+        gone.status()
+
+
+def test_a_full_size_update_passes_through(tmp_path: Path) -> None:
+    """A model of 4 MiB: chunks both ways, through an App of one's own, named by its file."""
+    app = tmp_path / "wide.py"
+    app.write_text(
+        "import numpy as np\n"
+        "from anabranch.workloads.app import App as Base, Examples\n"
+        "class App(Base):\n"
+        "    def model(self, seed=0): return {'w': np.zeros(1 << 20, np.float32), 'n': np.array(7)}\n"
+        "    def data(self, shard): return Examples(np.zeros((4, 1)), np.zeros(4))\n"
+        "    def train(self, model, examples, plan, seed): model['w'] += 1\n"
+    )
+    weights = {"w": stream(0, "w").standard_normal(1 << 20).astype(np.float32), "n": np.array(7)}
+    settings = config(strategy={"name": "fedasync", "alpha": 1.0})
+    with live_server(tmp_path, weights, settings) as info:
+        options = ClientOptions(f"{app}:App", info.address, "a", state_dir=tmp_path / "a", tasks_max=2)
+        assert run_client(options).applied == 2
+        with OperatorClient(info.admin_address) as operator:
+            operator.export(tmp_path / "model.safetensors")
+    exported = load_file(tmp_path / "model.safetensors")
+    assert np.allclose(exported["w"], weights["w"] + 2)
+    assert exported["n"] == 7
+    assert list((tmp_path / "a" / "outbox").iterdir()) == []

@@ -1,0 +1,187 @@
+"""Full disks, cut connections, kills, second writers: what a store does when things go wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import text
+from stores import INFO, LIMITS, Backend, History, logged, update
+
+from anabranch.core.errors import StoreError, StoreFull, StoreLocked
+from anabranch.server.store.base import DiskFailed, Entry, Store
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.sql import SqlStore
+
+# --- faults ----------------------------------------------------------------------------------
+
+
+def test_a_full_disk_leaves_the_log_as_it_was(backend: Backend) -> None:
+    store = backend.start()
+    store.append([update(1)])
+    store.close()
+    full = backend.open(replace(LIMITS, free_disk_bytes_min=0))
+    full.start(INFO)
+    _fill(backend, full, True)
+    for _ in range(2):
+        with pytest.raises(StoreFull):
+            full.append([update(2), update(3)])
+    assert len(logged(full)) == 1
+    assert full.receipt("u2") is None
+    _fill(backend, full, False)
+    assert full.append([update(2), update(3)]) == [2, 3]
+    full.close()
+
+
+def _fill(backend: Backend, store: Store, full: bool) -> None:
+    if backend.memory is not None:
+        backend.memory.events_max = 1 if full else 0
+    else:
+        assert isinstance(store, SqlStore)
+        store._limits = replace(LIMITS, free_disk_bytes_min=1 << 60 if full else 0)
+
+
+def test_a_store_below_the_watermark_does_not_start(on_disk: Backend) -> None:
+    store = on_disk.open(replace(LIMITS, free_disk_bytes_min=1 << 60))
+    with pytest.raises(StoreFull, match="watermark"):
+        store.start(INFO)
+
+
+def test_two_writers_are_one_too_many(on_disk: Backend) -> None:
+    first = on_disk.start()
+    with pytest.raises(StoreLocked, match="in use by process"):
+        on_disk.start()
+    assert first.append([update(1)]) == [1]
+    reader = on_disk.open()  # looking is free
+    assert len(logged(reader)) == 1
+    reader.close()
+    first.close()
+    on_disk.start().close()
+
+
+def test_two_writers_with_one_database_are_too_many(postgresql_url: str, tmp_path: Path) -> None:
+    first = open_store(postgresql_url, tmp_path / "one", LIMITS)
+    second = open_store(postgresql_url, tmp_path / "two", LIMITS)
+    first.start(INFO)
+    with pytest.raises(StoreLocked, match="another process writes there"):
+        second.start(INFO)
+    first.close()
+    second.start(INFO)
+    second.close()
+
+
+def test_a_connection_that_is_cut_is_not_made_good_in_silence(postgresql_url: str, tmp_path: Path) -> None:
+    store = open_store(postgresql_url, tmp_path, LIMITS)
+    assert isinstance(store, SqlStore)
+    store.start(INFO)
+    store.append([update(1)])
+    with store._database.transaction() as connection:
+        backend = connection.scalar(text("SELECT pg_backend_pid()"))
+    with psycopg.connect(postgresql_url, autocommit=True) as admin:
+        admin.execute("SELECT pg_terminate_backend(%s, 5000)", [backend])
+    for _ in range(2):  # whoever has the lock may have written since: only a restart helps
+        with pytest.raises(DiskFailed):
+            store.append([update(2)])
+    store.close()
+    store.start(INFO)
+    assert store.append([update(1), update(2)]) == [None, 2]
+    store.close()
+
+
+def test_a_failed_batch_leaves_nothing(on_disk: Backend, a_history: History) -> None:
+    store = on_disk.start()
+    broken = [update(1), Entry(update(2).record, b"not of the size it says")]
+    with pytest.raises(StoreError):
+        store.append(broken, a_history[1])
+    assert logged(store) == []
+    assert store.append([update(2)]) == [1]
+    store.close()
+
+
+def test_a_database_that_is_full_says_so(on_disk: Backend) -> None:
+    store = on_disk.start()
+    assert isinstance(store, SqlStore)
+    store.append([update(1)])
+    with store._database.writing() as connection:
+        for statement in FILL[on_disk.kind]:
+            connection.execute(text(statement))
+    with pytest.raises(StoreFull):
+        store.append([update(2, b"x" * 100_000), update(3)])
+    assert len(logged(store)) == 1
+    with store._database.writing() as connection:
+        for statement in EMPTY[on_disk.kind]:
+            connection.execute(text(statement))
+    assert store.append([update(2, b"x" * 100_000), update(3)]) == [2, 3]
+    assert store.problems() == []
+    store.close()
+
+
+# SQLite's own cap on pages; for PostgreSQL, the error that it raises on a full disk.
+FILL = {
+    "sqlite": ("PRAGMA max_page_count = 1",),
+    "postgresql": (
+        (
+            "CREATE FUNCTION no_space() RETURNS trigger AS "
+            "$$ BEGIN RAISE EXCEPTION 'no space left' USING ERRCODE = 'disk_full'; END $$ LANGUAGE plpgsql"
+        ),
+        "CREATE TRIGGER no_space BEFORE INSERT ON updates EXECUTE FUNCTION no_space()",
+    ),
+}
+EMPTY = {"sqlite": ("PRAGMA max_page_count = 1000000",), "postgresql": ("DROP TRIGGER no_space ON updates",)}
+
+
+def test_the_database_flushes_every_commit(on_disk: Backend) -> None:
+    store = on_disk.start()
+    assert isinstance(store, SqlStore)
+    wanted = {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "mmap_size": 0}
+    with store._database.transaction() as connection:
+        if on_disk.kind == "sqlite":
+            found = {name: connection.scalar(text(f"PRAGMA {name}")) for name in wanted}
+            assert found == wanted
+        else:
+            assert connection.scalar(text("SHOW synchronous_commit")) == "on"
+    store.close()
+
+
+def test_links_in_place_of_files_are_refused(on_disk: Backend, tmp_path: Path) -> None:
+    on_disk.start().close()
+    (on_disk.folder / "lock").unlink()
+    (on_disk.folder / "lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StoreError):
+        on_disk.start()
+    assert not (tmp_path / "elsewhere").exists()
+
+
+WRITER = """
+import sys
+from pathlib import Path
+from anabranch.core import events as ev
+from anabranch.core.journal import to_record
+from anabranch.server.store.base import DiskFailed, Entry, RunInfo
+from anabranch.server.store.factory import open_store
+store = open_store(sys.argv[1], Path(sys.argv[2]))
+store.start(RunInfo("run-1", "n", {}, [["w", [4], "float32"]], "ab" * 32, 0.0))
+while True:
+    seqs = store.append([Entry(to_record(ev.Ticked(float(i)))) for i in range(5)])
+    print(seqs[-1], flush=True)
+"""
+
+
+def test_what_was_acknowledged_survives_a_kill(on_disk: Backend) -> None:
+    acknowledged = 0
+    for _ in range(3):
+        command = [sys.executable, "-c", WRITER, on_disk.database, str(on_disk.folder)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            for _ in range(20):
+                acknowledged = int(writer.stdout.readline())
+            writer.kill()
+            acknowledged = max([acknowledged, *(int(n) for n in writer.stdout if n.endswith("\n"))])
+        store = on_disk.start()
+        assert [seq for seq, _ in store.records()][acknowledged - 1 :][0] == acknowledged
+        assert store.problems() == []
+        store.close()
