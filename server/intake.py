@@ -51,6 +51,15 @@ class Header:
 
 
 @dataclass(frozen=True)
+class Checked:
+    """An update with its values and, if it is small, its bytes; or with its flaw and neither."""
+
+    update: Update
+    flaw: str = ""
+    inline: bytes | None = None
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What the caller is told. `seq` is the update's place in the log, 0 for a duplicate."""
 
@@ -190,21 +199,20 @@ class Intake:
         self.writer.coming += 1
         try:
             if upload.inline:
-                update, flaw = self._checked(header, upload)
+                checked = self._checked(header, upload)
             else:
-                update, flaw = await self.uploads.in_thread(lambda: self._checked(header, upload))
+                checked = await self.uploads.in_thread(lambda: self._checked(header, upload))
         finally:
             self.writer.coming -= 1
-        inline = bytes(upload.data()) if upload.inline and not flaw else None
-        event = ev.UpdateArrived(self.writer.now(), update, header.payload, flaw)
-        answer = await self.writer.submit(event, inline)
+        event = ev.UpdateArrived(self.writer.now(), checked.update, header.payload, checked.flaw)
+        answer = await self.writer.submit(event, checked.inline)
         decided = next(e for e in answer.effects if isinstance(e, Decided))
-        if flaw and not decided.duplicate:
-            raise InvalidUpdate(f"update {update.update_id}: {flaw}")
+        if checked.flaw and not decided.duplicate:
+            raise InvalidUpdate(f"update {checked.update.update_id}: {checked.flaw}")
         return Verdict(decided.receipt, decided.duplicate, answer.seq or 0)
 
-    def _checked(self, header: Header, upload: Upload) -> tuple[Update, str]:
-        """The update with its values, durable if it is large; or without, and its flaw."""
+    def _checked(self, header: Header, upload: Upload) -> Checked:
+        """Decode and check; a large update without a flaw becomes durable."""
         update, data = header.update, upload.data()
         try:
             delta = decode(header.payload, data, self.spec)
@@ -213,6 +221,6 @@ class Intake:
             flaw = str(error)
         if flaw:
             upload.drop()
-            return update, flaw
+            return Checked(update, flaw)
         upload.adopt()
-        return replace(update, delta=delta), ""
+        return Checked(replace(update, delta=delta), inline=bytes(data) if upload.inline else None)

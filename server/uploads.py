@@ -72,11 +72,14 @@ class Upload:
         For a worker thread, unless the upload is inline.
         """
         if not self.inline:
-            self._flush()
+            if self._chunks:
+                self._taken()()
             return self._uploads.blobs.seal(self.update_id, self.sha256)
-        data = self._gathered_data()
+        data = _joined(self._chunks)
         if hashlib.sha256(data).hexdigest() != self.sha256:
-            raise InvalidUpdate(f"upload {self.update_id} has another SHA-256 than was declared: send it again")
+            raise InvalidUpdate(
+                f"upload {self.update_id} has another SHA-256 than was declared: send it again"
+            )
         return data
 
     def adopt(self) -> None:
@@ -112,17 +115,20 @@ class Upload:
     async def _write(self) -> None:
         """Write what was gathered in a worker thread, while the next chunks come in."""
         await self._written()
-        self._writing = asyncio.ensure_future(self._uploads.in_thread(self._flush))
+        if self._chunks:
+            write = self._taken()
+            self._writing = asyncio.ensure_future(self._uploads.in_thread(write))
 
-    def _flush(self) -> None:
-        if not self._chunks or self.received is None:
-            return
-        data, offset = self._gathered_data(), self.received - self._gathered
+    def _taken(self) -> Callable[[], None]:
+        """The writing of what was gathered, which is gathered no more."""
+        assert self.received is not None
+        chunks, offset = self._chunks, self.received - self._gathered
         self._chunks, self._gathered = [], 0
-        self._uploads.blobs.write(self.update_id, offset, data)
 
-    def _gathered_data(self) -> bytes:
-        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
+        def write() -> None:
+            self._uploads.blobs.write(self.update_id, offset, _joined(chunks))
+
+        return write
 
     async def _written(self) -> None:
         """Wait for the write under way. It ends even where the one who waits is cancelled."""
@@ -130,12 +136,16 @@ class Upload:
             await asyncio.shield(self._writing)
 
 
+def _joined(chunks: list[bytes]) -> bytes:
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
 class Uploads:
     """Lets uploads in and keeps count of them."""
 
     def __init__(self, blobs: Blobs, limits: Limits = DEFAULT_LIMITS) -> None:
         self.blobs, self.limits = blobs, limits
-        self._threads = ThreadPoolExecutor(2, "anabranch-uploads")
+        self._threads = ThreadPoolExecutor(4, "anabranch-uploads")
         self._open: dict[str, Upload] = {}
         self._bytes = 0
         # Bytes of all chunks since the start, those of failed uploads too.

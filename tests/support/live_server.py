@@ -43,7 +43,7 @@ def live_server(
     def run() -> None:
         try:
             asyncio.run(main())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - handed to the thread that waits
             failures.append(error)
             answers.put(error)
 

@@ -10,7 +10,11 @@ import typer
 from rich.console import Console
 
 import anabranch
-from anabranch.cli import admin, demo, live, runs, simulate
+from anabranch.cli.admin import admin_app, config_app, health
+from anabranch.cli.demo import demo
+from anabranch.cli.live import client, evaluate, init, server
+from anabranch.cli.runs import compare, replay, report, verify
+from anabranch.cli.simulate import simulate
 from anabranch.core.errors import AnabranchError, outcome_of
 
 app = typer.Typer(
@@ -38,19 +42,22 @@ def root(
     """Asynchronous federated learning for real fleets."""
 
 
-app.command()(demo.demo)
-app.command()(simulate.simulate)
-app.command()(live.init)
-app.command()(live.server)
-app.command()(live.client)
-app.command()(live.evaluate)
-app.command()(runs.compare)
-app.command()(runs.report)
-app.command()(runs.replay)
-app.command()(runs.verify)
-app.command()(admin.health)
-app.add_typer(admin.config_app, name="config")
-app.add_typer(admin.admin_app, name="admin")
+for command in (
+    demo,
+    simulate,
+    init,
+    server,
+    client,
+    evaluate,
+    compare,
+    report,
+    replay,
+    verify,
+    health,
+):
+    app.command()(command)
+app.add_typer(config_app, name="config")
+app.add_typer(admin_app, name="admin")
 
 
 def main() -> None:

@@ -48,7 +48,7 @@ class Output:
             return
         table = Table(title=title, title_justify="left", header_style="bold")
         for number, column in enumerate(columns):
-            table.add_column(column, justify="left" if number == 0 else "right")
+            table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
         for row in rows:
             table.add_row(*row)
         self.console.print(table, markup=False)

@@ -9,12 +9,13 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.options import AsJson, RunFolder
+from anabranch.cli.live_result import report_of_data
+from anabranch.cli.options import AsJson, Out, RunFolder, summary
 from anabranch.cli.output import Output
 from anabranch.core.errors import ReplayMismatch, StoreCorrupt
 from anabranch.reports.compare import compare_html
 from anabranch.reports.html import write_report
-from anabranch.reports.result import Result
+from anabranch.reports.result import RESULT_FILE, Result
 from anabranch.reports.spreads import Spread
 from anabranch.reports.spreads import compare as compare_runs
 from anabranch.reports.text import bytes_text, duration_text, percent_text
@@ -53,10 +54,23 @@ def compare(
     output.say(f"page: {out}")
 
 
-def report(folder: RunFolder, as_json: AsJson = False) -> None:
-    """Write a run's report.html again from its result.json."""
-    page = write_report(Result.read(folder), folder)
-    Output(as_json).result({"page": str(page)}, f"report: {page}")
+def report(
+    folder: Annotated[
+        Path, typer.Argument(help="The folder of a run, or a stopped server's data directory.", metavar="RUN")
+    ],
+    out: Out = None,
+    database: Annotated[str, typer.Option(help="The data directory's database, where not SQLite.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write report.html: again from a run's result.json, or first from a server's data."""
+    output = Output(as_json)
+    if (folder / RESULT_FILE).is_file():
+        page = write_report(Result.read(folder), out or folder)
+        output.result({"page": str(page)}, f"report: {page}")
+        return
+    target = out or folder / "run"
+    result = report_of_data(folder, database, target)
+    output.result(result.to_json(), summary(result, target))
 
 
 def replay(folder: RunFolder, as_json: AsJson = False) -> None:

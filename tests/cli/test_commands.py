@@ -1,0 +1,159 @@
+"""The command line as a user meets it: real processes, exit codes, JSON lines."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.core.errors import OUTCOMES, AppError, ConfigError, DataError, ReplayMismatch, Unavailable
+
+RUN = """
+[run]
+name = "small"
+workload = "synthetic"
+seed = 3
+target_accuracy = 0.3
+updates_max = 24
+[fleet]
+clients = 4
+examples_per_client = 40
+[strategy]
+name = "fedbuff"
+buffer_size = 3
+"""
+
+
+def anabranch(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The last JSON line."""
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory) -> Path:
+    path: Path = tmp_path_factory.mktemp("config") / "run.toml"
+    path.write_text(RUN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, config) -> Path:
+    folder: Path = tmp_path_factory.mktemp("runs") / "a"
+    result = answer(anabranch("simulate", config, "--out", folder, "--json"))
+    assert result["updates_applied"] == 24
+    return folder
+
+
+RESULT_KEYS = {
+    *("strategy", "workload", "seed", "versions", "updates_applied", "updates_rejected", "uplink_bytes"),
+    *("downlink_bytes", "final_accuracy", "best_accuracy", "time_to_target_s", "bytes_to_target"),
+    *("staleness", "model_sha256", "journal_sha256", "wall_s", "history"),
+}
+
+
+def test_a_run_leaves_its_folder(run):
+    names = {p.name for p in run.iterdir()}
+    assert {"result.json", "report.html", "events.jsonl", "journal.jsonl", "payloads.zip"} <= names
+    result = json.loads((run / "result.json").read_text())
+    assert set(result) >= RESULT_KEYS
+    assert set(result["staleness"]) == {"mean", "p50", "p90", "max", "histogram"}
+    point = {"time_s", "version", "updates", "accuracy", "loss", "uplink_bytes", "downlink_bytes"}
+    assert result["history"]
+    assert set(result["history"][-1]) == point
+
+
+def test_the_same_run_twice_has_the_same_digests(run, config, tmp_path):
+    again = answer(anabranch("simulate", config, "--out", tmp_path / "b", "--workers", 2, "--json"))
+    first = json.loads((run / "result.json").read_text())
+    assert {k: again[k] for k in ("model_sha256", "journal_sha256")} == {
+        k: first[k] for k in ("model_sha256", "journal_sha256")
+    }
+
+
+def test_replay_reproduces_and_notices(run, tmp_path):
+    assert answer(anabranch("replay", run, "--json"))["version"] == 8
+    forged = tmp_path / "forged"
+    forged.mkdir()
+    for path in run.iterdir():
+        (forged / path.name).write_bytes(path.read_bytes())
+    result = json.loads((forged / "result.json").read_text())
+    result["model_sha256"] = "0" * 64
+    (forged / "result.json").write_text(json.dumps(result))
+    done = anabranch("replay", forged)
+    assert done.returncode == OUTCOMES[ReplayMismatch].exit_code
+    assert "result.json says otherwise" in done.stderr
+
+
+def test_report_and_compare(run, config, tmp_path):
+    (run / "report.html").unlink()
+    assert Path(answer(anabranch("report", run, "--json"))["page"]).is_file()
+    other = tmp_path / "async"
+    answer(anabranch("simulate", config, "--strategy", "fedasync", "--out", other, "--json"))
+    page = tmp_path / "compare.html"
+    rows = answer(anabranch("compare", run, other, "--out", page, "--json"))["rows"]
+    assert [r["strategy"] for r in rows] == ["fedbuff", "fedasync"]
+    assert "fedasync" in page.read_text()
+    shown = anabranch("compare", run, other, "--out", page)
+    assert "fedasync" in shown.stdout
+
+
+def test_config_show_names_the_source(config):
+    rows = answer(anabranch("config", "show", config, "--set", "run.seed=9", "--json"))
+    assert rows["run.seed"] == {"value": 9, "source": "--set"}
+    assert rows["strategy.buffer_size"]["source"] == str(config)
+    assert rows["server.lease_s"]["source"] == "default"
+
+
+def test_init_writes_what_a_server_starts_from(tmp_path):
+    said = answer(anabranch("init", "synthetic", "--out", tmp_path / "model", "--json"))
+    assert said["parameters"] > 0
+    assert {p.name for p in (tmp_path / "model").iterdir()} == {"manifest.json", "initial.safetensors"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        (["simulate", "none.toml"], ConfigError, "none.toml does not exist"),
+        (["simulate", "--set", "run.sed=1"], ConfigError, "did you mean 'seed'"),
+        (["simulate", "--set", "strategy.name=fedbuf"], ConfigError, "did you mean 'fedbuff'"),
+        (["simulate"], ConfigError, "set run.virtual_s_max"),
+        (
+            ["simulate", "--set", "run.workload=mine.py:App", "--set", "run.updates_max=1"],
+            AppError,
+            "mine.py",
+        ),
+        (["init", "nonsense"], AppError, "nonsense"),
+        (["report", "nowhere"], DataError, "nowhere"),
+        (["replay", "nowhere"], DataError, "nowhere"),
+        (["verify", "nowhere"], DataError, "nowhere"),
+        (["compare", "nowhere"], DataError, "nowhere"),
+        (["health", "127.0.0.1:1"], Unavailable, "127.0.0.1:1"),
+        (["admin", "status", "--admin", "127.0.0.1:1"], Unavailable, "127.0.0.1:1"),
+        (["client", "synthetic", "--shard", "8/8"], ConfigError, "INDEX/COUNT"),
+        (["server", "--model", "nowhere"], ConfigError, "anabranch init"),
+    ],
+)
+def test_bad_input_has_an_exit_code_and_says_what_to_do(arguments, error, words, tmp_path):
+    done = anabranch(*arguments, cwd=tmp_path)
+    assert done.returncode == OUTCOMES[error].exit_code, done.stderr
+    assert done.stderr.startswith("error: ")
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
+
+
+def test_help_is_quick_and_needs_no_torch():
+    code = "import sys, anabranch.cli.main; sys.exit('torch' in sys.modules or 'sqlalchemy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

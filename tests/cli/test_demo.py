@@ -1,0 +1,56 @@
+"""The demo, small: a real server, real device processes, an evaluator, a report, a sound store."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def anabranch(*arguments: object) -> dict[str, Any]:
+    """Run a command; returns its last JSON line."""
+    command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    out: Path = tmp_path_factory.mktemp("demo") / "run"
+    sets = ["--set", "run.updates_max=30", "--set", "fleet.examples_per_client=50"]
+    result = anabranch("demo", "--workload", "synthetic", "--clients", 3, "--out", out, *sets)
+    assert result["updates_applied"] == 30
+    return out
+
+
+def test_it_learns_and_says_so(folder):
+    result = json.loads((folder / "result.json").read_text())
+    assert result["kind"] == "live"
+    assert sum(c["updates"] > 0 for c in result["clients"].values()) == 3
+    assert result["history"][-1]["version"] == result["versions"]
+    assert result["final_accuracy"] > 0.3  # ten classes: a guess is right in one of ten
+    assert "<svg" in (folder / "report.html").read_text()
+
+
+def test_its_journal_replays(folder):
+    recorded = json.loads((folder / "result.json").read_text())
+    replayed = anabranch("replay", folder)
+    assert replayed["model_sha256"] == recorded["model_sha256"]
+    assert replayed["journal_sha256"] == recorded["journal_sha256"]
+
+
+def test_its_data_are_sound(folder):
+    report = anabranch("verify", folder / "server")
+    assert report["problems"] == []
+    assert report["model_sha256"] == json.loads((folder / "result.json").read_text())["model_sha256"]
+
+
+def test_a_report_can_be_made_of_the_data_alone(folder, tmp_path):
+    result = anabranch("report", folder / "server", "--out", tmp_path / "again")
+    assert result["journal_sha256"] == json.loads((folder / "result.json").read_text())["journal_sha256"]

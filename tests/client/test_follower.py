@@ -1,0 +1,185 @@
+"""Followers in virtual time, and what a device makes of a run's configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from federations import config, first_weights, result_of
+from local_server import LocalServer, LocalTransport
+from virtual import VirtualTime
+
+from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
+from anabranch.client.follower import Follower
+from anabranch.client.lease import Cancelled
+from anabranch.client.messages import FetchedModel
+from anabranch.client.trainer import BaseModel, LocalTrainer, shard_of
+from anabranch.compress.codec import CODECS
+from anabranch.core.config import ClientTable
+from anabranch.core.errors import AnabranchError, DataError, ManifestMismatch, Unavailable
+from anabranch.core.params import ParamSpec
+from anabranch.core.updates import Ask, Capability, LocalPlan, Task
+from anabranch.workloads.app import Examples, Shard, load_app
+from anabranch.workloads.synthetic import Synthetic
+
+
+class Publisher:
+    """A run whose next versions come while the follower rests."""
+
+    def __init__(self, versions_max: int, together: int = 1) -> None:
+        self.time = VirtualTime()
+        settings = config(run={"versions_max": versions_max})
+        self.server = LocalServer(first_weights(), settings, self.time.now)
+        self.device = LocalTransport(self.server, "a")
+        self.device.enrol(Capability())
+        self._together = together
+
+    def publish(self) -> None:
+        """One version more, unless the run has ended."""
+        spec, n = self.server.spec, self.server.engine.version
+        task = self.device.ask(Ask("a", f"t-{n}"), spec)
+        if isinstance(task, Task):
+            self.device.push(result_of(task, spec, f"u-{n}", 0.0))
+
+    def fetch(
+        self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
+    ) -> FetchedModel:
+        """What the follower calls; after each answer the run goes on."""
+        answer = self.device.fetch(manifest_sha256, version, newer_than)
+        for _ in range(self._together):
+            self.publish()
+        return answer
+
+
+class Following(LocalTransport):
+    """A follower's transport: only `fetch` matters."""
+
+    def __init__(self, publisher: Publisher) -> None:
+        super().__init__(publisher.server, "follower")
+        self._publisher = publisher
+
+    def fetch(
+        self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
+    ) -> FetchedModel:
+        return self._publisher.fetch(manifest_sha256, version, newer_than)
+
+
+def versions(publisher: Publisher, **options: Any) -> list[int]:
+    follower = Follower(Synthetic(), Following(publisher), Shard("test"), bell=publisher.time.bell, **options)
+    return [m.version for m in follower]
+
+
+def test_it_measures_every_version_to_the_last() -> None:
+    assert versions(Publisher(5)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_it_skips_what_is_overtaken() -> None:
+    assert versions(Publisher(5, together=2)) == [0, 2, 4, 5]
+
+
+@pytest.mark.parametrize(("every", "seen"), [(2, [0, 2, 4, 6, 7]), (3, [0, 3, 6, 7]), (100, [0, 7])])
+def test_every_so_many_versions_and_the_last(every: int, seen: list[int]) -> None:
+    assert versions(Publisher(7), every=every) == seen
+
+
+def test_once_is_once() -> None:
+    assert versions(Publisher(7), once=True) == [0]
+
+
+class Sink:
+    """Remembers what is reported; refuses the first."""
+
+    def __init__(self) -> None:
+        self.rows: list[tuple[int, dict[str, float]]] = []
+
+    def report_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
+        if version == 0:
+            raise Unavailable("the operators' port is closed")
+        self.rows.append((version, dict(metrics)))
+
+
+def test_it_reports_and_outlives_faults() -> None:
+    publisher, sink = Publisher(2), Sink()
+    errors: list[AnabranchError] = []
+    transport = FaultyTransport(Following(publisher), [Fault("fetch", 2, FaultKind.LOST)])
+    follower = Follower(
+        Synthetic(),
+        transport,
+        Shard("test"),
+        sink=sink,
+        bell=publisher.time.bell,
+        on_failure=errors.append,
+    )
+    measured = {m.version: dict(m.metrics) for m in follower}
+    assert sorted(measured) == [0, 1, 2]
+    assert sink.rows == [(1, measured[1]), (2, measured[2])]
+    assert len(errors) == 2
+
+
+def test_a_loss_that_is_not_finite_is_not_reported() -> None:
+    class Diverged(Synthetic):
+        def evaluate(self, model: Any, examples: Examples) -> dict[str, float]:
+            return {"accuracy": 0.1, "loss": float("nan")}
+
+    publisher, sink = Publisher(1), Sink()
+    list(Follower(Diverged(), Following(publisher), Shard("test"), sink=sink, bell=publisher.time.bell))
+    assert sink.rows == [(1, {"accuracy": 0.1})]
+
+
+# --- the trainer ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def split() -> dict[str, Any]:
+    tables = config(fleet={"clients": 3, "split": "speed-shards"}, run={"seed": 5}).to_json()
+    return {name: tables[name] for name in ("run", "fleet", "client")}
+
+
+def test_a_shard_is_cut_as_the_run_says(split: dict[str, Any]) -> None:
+    shard = shard_of(split, 1)
+    assert (shard.role, shard.index, shard.count, shard.seed) == ("train", 1, 3, 5)
+    assert len(shard.speed_groups) == 3
+    assert len(shard_of(split, 5, 6).speed_groups) == 6
+    with pytest.raises(DataError, match="from 0 to 2"):
+        shard_of(split, 3)
+
+
+def test_the_first_difference_of_two_models_is_named() -> None:
+    local = LocalTrainer(Synthetic(), ClientTable())
+    local.check(ParamSpec.of(first_weights()))
+    other = first_weights() | {"hidden.bias": np.zeros(33, np.float32)}
+    with pytest.raises(ManifestMismatch, match=r"App has hidden.bias \(32,\) float32, the server .* \(33,\)"):
+        local.check(ParamSpec.of(other))
+
+
+def test_a_device_says_what_it_is(tmp_path: Path) -> None:
+    local = LocalTrainer(Synthetic(), ClientTable())
+    examples = local.load(Shard("train", 0, 4))
+    said = local.capability()
+    assert (said.examples, said.accelerator, said.codecs) == (len(examples), "cpu", tuple(CODECS))
+    assert said.memory_bytes > 2**28
+
+
+def test_a_torch_app_is_counted_and_ended_between_steps() -> None:
+    threads = torch.get_num_threads()
+    local = LocalTrainer(load_app("digits"), ClientTable(device="cpu"), threads=1)
+    assert torch.get_num_threads() == 1
+    torch.set_num_threads(threads)
+    local.load(Shard("train", 0, 8))
+    base = BaseModel(0, np.zeros(local.spec.size, np.float32), {})
+    task = Task("t", "a", 0, 0.0, 60.0, 60.0, 1, LocalPlan(steps=50, batch_size=16))
+    begun: list[int] = []
+
+    def until_the_fourth() -> None:
+        begun.append(len(begun))
+        if len(begun) == 4:
+            raise Cancelled
+
+    with pytest.raises(Cancelled):
+        local.train(task, "u", base, until_the_fourth)
+    assert len(begun) == 4
+    assert local.train(task, "u", base, lambda: None).local_steps == 50
