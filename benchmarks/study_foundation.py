@@ -2,7 +2,7 @@
 
     python -m benchmarks.study_foundation [--quick]
 
-Each strategy gets the same tuning budget: a grid of six points, judged by the time to the target on
+Each strategy gets the same tuning budget: a grid of eight points, judged by the time to the target on
 the validation part, on seeds that the comparison does not use. The tuned strategies then run on the
 paired seeds and are measured on the test part. Writes `docs/study-foundation.md`, `.svg` and `.json`.
 """
@@ -58,7 +58,7 @@ BASE: dict[str, dict[str, Any]] = {
     "client": {"batch_size": 20, "epochs": 2},
 }
 
-LEARNING_RATES = (0.05, 0.1, 0.2)
+LEARNING_RATES = (0.05, 0.1, 0.2, 0.4)
 # Two values of the parameter that matters most to each; what is not in the grid keeps its default.
 # At most CONCURRENCY devices train at a time under every strategy.
 ROUNDS = {"clients_per_round": 16, "over_selection": CONCURRENCY / 16, "deadline_s": 60.0}
@@ -93,7 +93,7 @@ class Point:
 
 
 def grid(strategy: str) -> list[Point]:
-    """The six points of a strategy."""
+    """The eight points of a strategy."""
     return [Point(strategy, lr, p) for lr, p in itertools.product(LEARNING_RATES, GRIDS[strategy])]
 
 
@@ -228,7 +228,7 @@ Seed by seed, with the speed-up over `fedavg`:
 
 ## Tuning
 
-Six points a strategy (three learning rates, two values of its own parameter), each on seeds
+Eight points a strategy (four learning rates, two values of its own parameter), each on seeds
 {", ".join(map(str, TUNING_SEEDS))}, judged by the mean time to the target on the validation part;
 a run that never got there counts {2 * HORIZON_S:.0f} s.
 

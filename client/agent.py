@@ -56,8 +56,9 @@ class Agent:
     """One device of a federation.
 
     `shard` says which part of the App's data is trained on, or how to find it out from the run that the
-    server serves. `tasks_max`: stop after so many answered updates (0: never). `slowdown` emulates a
-    device so many times slower: the agent rests (slowdown - 1) x the training time after each training.
+    server serves. `tasks_max`: stop after so many answered updates (0: never). `step_time_s`
+    emulates a device that needs so long for a local step: after a training the agent rests until it
+    has taken that long (0: no rest). A device that is slower by itself is not made faster.
     `seed` is for tests: ids come of it. `bell` has the clock and the sleep.
     """
 
@@ -71,7 +72,7 @@ class Agent:
         settings: ClientTable | None = None,
         *,
         tasks_max: int = 0,
-        slowdown: float = 1.0,
+        step_time_s: float = 0.0,
         threads: int = 0,
         seed: int | None = None,
         on_event: OnEvent | None = None,
@@ -80,7 +81,8 @@ class Agent:
         settings = settings or ClientTable()
         self.client_id = client_id
         self.summary = AgentSummary(client_id)
-        self._transport, self._shard, self._state_dir, self._slowdown = transport, shard, state_dir, slowdown
+        self._transport, self._shard, self._state_dir = transport, shard, state_dir
+        self._step_time_s = step_time_s
         self._settings = settings
         self._seed = fresh_seed() if seed is None else seed
         self._on_event = on_event
@@ -248,7 +250,7 @@ class Agent:
         try:
             entry = self._local.train(order.task, order.update_id, self._base, each_step)
             lease.progress.begin()
-            self._emulate(self._bell.now() - began, task_id)
+            self._emulate(began + entry.local_steps * self._step_time_s, task_id)
             lease.check(task_id)
         except Cancelled:
             return []  # the loop tells the session
@@ -259,9 +261,8 @@ class Agent:
         self._tell("trained", task=task_id, steps=entry.local_steps, took_s=took_s, metrics=metrics)
         return self._handle(ev.Trained(self._bell.now(), order.update_id))
 
-    def _emulate(self, trained_s: float, task_id: str) -> None:
-        """Rest as long as the emulated device would still compute."""
-        until = self._bell.now() + (self._slowdown - 1.0) * trained_s
+    def _emulate(self, until: float, task_id: str) -> None:
+        """Rest while the emulated device would still compute."""
         while (left_s := until - self._bell.now()) > 0:
             self._lease.check(task_id)
             self._bell.rest(left_s)

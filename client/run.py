@@ -24,7 +24,7 @@ class ClientOptions:
     """One device. `client_id` empty: one is made up once and kept in `state_dir`.
 
     `shard_index` of `shard_count` is its part of the training data, split as the run's configuration
-    says. `threads`: for torch on a CPU, 0 for torch's own choice. `slowdown`: see `Agent`.
+    says. `threads`: for torch on a CPU, 0 for torch's own choice. `step_time_s`: see `Agent`.
     """
 
     app: str
@@ -36,7 +36,7 @@ class ClientOptions:
     data_path: str = ""
     device: str = "auto"
     precision: str = "auto"
-    slowdown: float = 1.0
+    step_time_s: float = 0.0
     tasks_max: int = 0
     threads: int = 0
     retry_base_s: float = ClientTable.retry_base_s
@@ -83,7 +83,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             options.state_dir,
             settings,
             tasks_max=options.tasks_max,
-            slowdown=options.slowdown,
+            step_time_s=options.step_time_s,
             threads=options.threads,
             on_event=on_event,
         ).run()

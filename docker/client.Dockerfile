@@ -1,6 +1,8 @@
 # A device: the agent, torch and the built-in workloads. Build from the root of the tree:
 #   docker build -f docker/client.Dockerfile -t anabranch-client .
-# Its outbox and its checkpoints lie on the volume, so that an update outlives the container.
+# Its name and its outbox lie on the volume, so that an update outlives the container:
+#   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
+#     -v device-0:/var/lib/anabranch anabranch-client digits --server HOST:7070 --shard 0/3
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build

@@ -5,7 +5,7 @@
 # debootstrap instead of pulled ones.
 
 CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/anabranch"
-ENGINE=""  # folder of the engine that we started; empty when there was one already
+ENGINE="" ENGINE_PID=""  # folder and process of the engine that we started; empty when there was one already
 
 say() { printf '==> %s\n' "$*"; }
 die() { printf 'docker-test: %s\n' "$*" >&2; exit 1; }
@@ -44,6 +44,7 @@ start_engine() {
 JSON
   say "starting an engine in $ENGINE"
   dockerd --config-file "$ENGINE/dockerd.json" >"$ENGINE/log" 2>&1 &
+  ENGINE_PID=$!
   # The classic builder: BuildKit is a plug-in that Debian's client does not carry.
   export DOCKER_HOST="unix://$ENGINE/docker.sock" DOCKER_BUILDKIT=0 COMPOSE_DOCKER_CLI_BUILD=0
   for _ in $(seq 100); do docker info >/dev/null 2>&1 && break; sleep 0.2; done
@@ -55,11 +56,9 @@ JSON
 }
 
 stop_engine() {
-  [ -n "$ENGINE" ] || return 0
-  local pid
-  pid="$(cat "$ENGINE/pid" 2>/dev/null)" || return 0
-  kill "$pid"
-  while kill -0 "$pid" 2>/dev/null; do sleep 0.2; done
+  [ -n "$ENGINE_PID" ] || return 0
+  kill "$ENGINE_PID" 2>/dev/null || true
+  wait "$ENGINE_PID" 2>/dev/null || true
   rm -rf "$ENGINE"
 }
 
@@ -87,7 +86,8 @@ fill_wheels() {  # fill_wheels REQUIREMENT...: what an image needs, for the Pyth
   env -u PIP_NO_INDEX "$VENV/bin/python" -m pip --disable-pip-version-check download --quiet \
     --progress-bar off --dest docker/wheels --only-binary=:all: --python-version "$python" \
     --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
-    --platform "manylinux2014_$(uname -m)" "setuptools>=77" "$@"
+    --platform "manylinux2014_$(uname -m)" "setuptools>=77" "$@" ||
+    die "the wheels of $* cannot be had"
 }
 
 build() {  # build NAME: the image anabranch-NAME
@@ -97,9 +97,7 @@ build() {  # build NAME: the image anabranch-NAME
 }
 
 compose() {  # the plug-in where there is one, else the program
-  if docker compose version >/dev/null 2>&1; then
-    docker compose -f docker/compose.yaml -p anabranch-test "$@"
-  else
-    docker-compose -f docker/compose.yaml -p anabranch-test "$@"
-  fi
+  local command=(docker-compose)
+  docker compose version >/dev/null 2>&1 && command=(docker compose)
+  "${command[@]}" -f docker/compose.yaml -p anabranch-test "$@"
 }

@@ -1,7 +1,9 @@
-# The server: no torch, no shell needed, no root. Build from the root of the tree:
+# The server: no torch, no root. Build from the root of the tree:
 #   docker build -f docker/server.Dockerfile -t anabranch-server .
-# Run it read-only, with its data on a volume:
-#   docker run --read-only --tmpfs /tmp --cap-drop ALL -v anabranch:/var/lib/anabranch anabranch-server
+# Its data lies on the volume; `anabranch init` has written ./model (docs/deploying.md):
+#   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
+#     -v anabranch:/var/lib/anabranch -v "$PWD/model:/model:ro" -p 7070:7070 \
+#     anabranch-server --model /model --insecure
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build
@@ -20,6 +22,7 @@ COPY --from=build /opt/anabranch /opt/anabranch
 RUN useradd --system --uid 10001 --user-group --home-dir /var/lib/anabranch --create-home anabranch \
  && chmod 0700 /var/lib/anabranch
 # Two allocator arenas: dozens of threads would otherwise each keep memory that another one freed.
+# The operators' port stays on the container's own loopback: `docker exec ... anabranch admin status`.
 ENV PATH=/opt/anabranch/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     PYTHONUNBUFFERED=1 \
@@ -31,6 +34,6 @@ WORKDIR /var/lib/anabranch
 VOLUME /var/lib/anabranch
 EXPOSE 7070
 STOPSIGNAL SIGTERM
-HEALTHCHECK --interval=5s --timeout=5s --start-period=30s --retries=3 \
+HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
   CMD ["anabranch", "health", "127.0.0.1:7070"]
 ENTRYPOINT ["anabranch", "server"]

@@ -24,14 +24,13 @@ from anabranch.server.store.files import open_file
 
 BUSY_TIMEOUT_MS = 5_000
 LOCK_TIMEOUT_MS = 3_000  # the backend of a writer that was killed needs a moment to let go
-PRAGMAS = ("page_size=65536",
+PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
     "foreign_keys=ON",
     "trusted_schema=OFF",
     "mmap_size=0",
     "journal_size_limit=67108864",
-    "wal_autocheckpoint=1000",
 )
 _FULL = {sqlite3.SQLITE_FULL, "53100"}  # the latter is PostgreSQL's disk_full
 _CORRUPT = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, "XX001", "XX002"}

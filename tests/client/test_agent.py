@@ -317,8 +317,8 @@ def test_a_cancelled_task_ends_in_the_midst_of_its_work(endless: str, tmp_path: 
         if kind == "cancelled":
             agents[0].stop()
 
-    slowdown = 1.0 if long else 1e9
-    agents.append(federation.agent(transport, on_event=hear, bell=Bell(), slowdown=slowdown))
+    step_time_s = 0.0 if long else 1e9
+    agents.append(federation.agent(transport, on_event=hear, bell=Bell(), step_time_s=step_time_s))
     summary = agents[0].run()
     assert summary.why == "stopped"
     assert federation.kinds() == ["enrolled", "granted", "fetched", "cancelled", "stopped"]

@@ -92,7 +92,11 @@ def client(
     data_path: DataPath = "",
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    slowdown: Annotated[float, typer.Option(help="Emulate a device so many times slower.", min=1.0)] = 1.0,
+    step_time_s: Annotated[
+        float,
+        typer.Option("--step-time", help="Emulate a device that needs so many seconds a step.", min=0.0),
+    ] = 0.0,
+    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU; 0: its own choice.", min=0)] = 0,
     tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
@@ -112,7 +116,8 @@ def client(
         data_path=data_path,
         device=device,
         precision=precision,
-        slowdown=slowdown,
+        step_time_s=step_time_s,
+        threads=threads,
         tasks_max=tasks_max,
     )
 

@@ -50,11 +50,10 @@ class Fleet:
         server, admin = addresses
         self._start("evaluator", ["evaluate", self.app, "--server", server, "--admin", admin, "--json"])
         steps = speed_profile(self.settings.fleet, self.settings.run.seed).step_time_s
-        slowdowns = steps / steps.min()
         for i in range(clients):
             state = self.folder / "devices" / str(i)
             arguments = ["--server", server, "--shard", f"{i}/{clients}", "--state-dir", str(state)]
-            pace = ["--slowdown", f"{slowdowns[i]:.4f}"]
+            pace = ["--step-time", f"{steps[i]:.6f}", "--threads", "1"]
             self._start(
                 f"device-{i}", ["client", self.app, *arguments, "--id", f"device-{i}", *pace, "--json"]
             )
