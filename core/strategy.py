@@ -110,23 +110,23 @@ class AsyncStrategy:
     synchronous: ClassVar[bool] = False
     supports_submodels: ClassVar[bool] = False
 
-    def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:  # noqa: ARG002
+    def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
         """Admit: the engine's concurrency cap is the only limit."""
         return None
 
-    def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:  # noqa: ARG002
+    def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """The configured local training, on the whole model."""
         return Plan(state, local)
 
-    def on_lost(self, state: State, task: Task, context: Context) -> State:  # noqa: ARG002
+    def on_lost(self, state: State, task: Task, context: Context) -> State:
         """Nobody waits for a lost task."""
         return state
 
-    def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:  # noqa: ARG002
+    def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
         """No timers."""
         return None
 
-    def timer(self, state: State) -> float | None:  # noqa: ARG002
+    def timer(self, state: State) -> float | None:
         """No timers."""
         return None
 

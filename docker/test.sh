@@ -21,7 +21,7 @@ cleanup() {
   local status=$?
   trap - EXIT
   [ "$status" = 0 ] || [ -z "$SERVER" ] || docker logs --tail 40 "$SERVER" 2>&1 | sed 's/^/    /' >&2 || true
-  [ -z "$DEMO" ] || kill "$DEMO" 2>/dev/null && wait "$DEMO" 2>/dev/null || true
+  [ -z "$DEMO" ] || { kill "$DEMO"; wait "$DEMO"; } 2>/dev/null || true
   docker rm -fv "$NAME" >/dev/null 2>&1 || true
   docker volume rm "$NAME" >/dev/null 2>&1 || true
   docker network rm "$NAME" >/dev/null 2>&1 || true

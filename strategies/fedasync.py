@@ -62,11 +62,11 @@ class FedAsync(AsyncStrategy):
         """S."""
         return make_staleness(self.staleness)
 
-    def init(self, vector: Vector) -> FedAsyncState:  # noqa: ARG002
+    def init(self, vector: Vector) -> FedAsyncState:
         """Nothing to remember."""
         return FedAsyncState()
 
-    def plan(self, state: FedAsyncState, ask: Ask, local: LocalPlan, context: Context) -> Plan:  # noqa: ARG002
+    def plan(self, state: FedAsyncState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """Local training with the proximal term."""
         return Plan(state, replace(local, proximal_mu=self.rho))
 

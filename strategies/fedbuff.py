@@ -94,7 +94,7 @@ class FedBuff(AsyncStrategy):
         """When the oldest update in the buffer has waited for `flush_s`."""
         return state.since + self.flush_s if self.flush_s and state.since is not None else None
 
-    def on_timer(self, state: FedBuffState, vector: Vector, context: Context) -> Step:  # noqa: ARG002
+    def on_timer(self, state: FedBuffState, vector: Vector, context: Context) -> Step:
         """Apply what there is."""
         return self._apply(state, vector)
 

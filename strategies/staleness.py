@@ -36,7 +36,7 @@ class Staleness(Protocol):
 class Constant:
     """Age does not matter."""
 
-    def __call__(self, tau: float) -> float:  # noqa: ARG002
+    def __call__(self, tau: float) -> float:
         """S(tau) = 1."""
         return 1.0
 

@@ -42,14 +42,14 @@ def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def config(tmp_path_factory) -> Path:
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path: Path = tmp_path_factory.mktemp("config") / "run.toml"
     path.write_text(RUN)
     return path
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, config) -> Path:
+def run(tmp_path_factory: pytest.TempPathFactory, config: Path) -> Path:
     folder: Path = tmp_path_factory.mktemp("runs") / "a"
     result = answer(anabranch("simulate", config, "--out", folder, "--json"))
     assert result["updates_applied"] == 24
@@ -63,7 +63,7 @@ RESULT_KEYS = {
 }
 
 
-def test_a_run_leaves_its_folder(run):
+def test_a_run_leaves_its_folder(run: Path) -> None:
     names = {p.name for p in run.iterdir()}
     assert {"result.json", "report.html", "events.jsonl", "journal.jsonl", "payloads.zip"} <= names
     result = json.loads((run / "result.json").read_text())
@@ -74,7 +74,7 @@ def test_a_run_leaves_its_folder(run):
     assert set(result["history"][-1]) == point
 
 
-def test_the_same_run_twice_has_the_same_digests(run, config, tmp_path):
+def test_the_same_run_twice_has_the_same_digests(run: Path, config: Path, tmp_path: Path) -> None:
     again = answer(anabranch("simulate", config, "--out", tmp_path / "b", "--workers", 2, "--json"))
     first = json.loads((run / "result.json").read_text())
     assert {k: again[k] for k in ("model_sha256", "journal_sha256")} == {
@@ -82,7 +82,7 @@ def test_the_same_run_twice_has_the_same_digests(run, config, tmp_path):
     }
 
 
-def test_replay_reproduces_and_notices(run, tmp_path):
+def test_replay_reproduces_and_notices(run: Path, tmp_path: Path) -> None:
     assert answer(anabranch("replay", run, "--json"))["version"] == 8
     forged = tmp_path / "forged"
     forged.mkdir()
@@ -96,7 +96,7 @@ def test_replay_reproduces_and_notices(run, tmp_path):
     assert "result.json says otherwise" in done.stderr
 
 
-def test_report_and_compare(run, config, tmp_path):
+def test_report_and_compare(run: Path, config: Path, tmp_path: Path) -> None:
     (run / "report.html").unlink()
     assert Path(answer(anabranch("report", run, "--json"))["page"]).is_file()
     other = tmp_path / "async"
@@ -109,14 +109,14 @@ def test_report_and_compare(run, config, tmp_path):
     assert "fedasync" in shown.stdout
 
 
-def test_config_show_names_the_source(config):
+def test_config_show_names_the_source(config: Path) -> None:
     rows = answer(anabranch("config", "show", config, "--set", "run.seed=9", "--json"))
     assert rows["run.seed"] == {"value": 9, "source": "--set"}
     assert rows["strategy.buffer_size"]["source"] == str(config)
     assert rows["server.lease_s"]["source"] == "default"
 
 
-def test_init_writes_what_a_server_starts_from(tmp_path):
+def test_init_writes_what_a_server_starts_from(tmp_path: Path) -> None:
     said = answer(anabranch("init", "synthetic", "--out", tmp_path / "model", "--json"))
     assert said["parameters"] > 0
     assert {p.name for p in (tmp_path / "model").iterdir()} == {"manifest.json", "initial.safetensors"}
@@ -145,7 +145,9 @@ def test_init_writes_what_a_server_starts_from(tmp_path):
         (["server", "--model", "nowhere"], ConfigError, "anabranch init"),
     ],
 )
-def test_bad_input_has_an_exit_code_and_says_what_to_do(arguments, error, words, tmp_path):
+def test_bad_input_has_an_exit_code_and_says_what_to_do(
+    arguments: Any, error: Any, words: str, tmp_path: Path
+) -> None:
     done = anabranch(*arguments, cwd=tmp_path)
     assert done.returncode == OUTCOMES[error].exit_code, done.stderr
     assert done.stderr.startswith("error: ")
@@ -154,6 +156,6 @@ def test_bad_input_has_an_exit_code_and_says_what_to_do(arguments, error, words,
     assert list(tmp_path.iterdir()) == [], "a refused command leaves nothing behind"
 
 
-def test_help_is_quick_and_needs_no_torch():
+def test_help_is_quick_and_needs_no_torch() -> None:
     code = "import sys, anabranch.cli.main; sys.exit('torch' in sys.modules or 'sqlalchemy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

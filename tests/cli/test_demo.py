@@ -21,7 +21,7 @@ def anabranch(*arguments: object) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out: Path = tmp_path_factory.mktemp("demo") / "run"
     sets = ["--set", "run.updates_max=30", "--set", "fleet.examples_per_client=50"]
     result = anabranch("demo", "--workload", "synthetic", "--clients", 3, "--out", out, *sets)
@@ -29,7 +29,7 @@ def folder(tmp_path_factory) -> Path:
     return out
 
 
-def test_it_learns_and_says_so(folder):
+def test_it_learns_and_says_so(folder: Path) -> None:
     result = json.loads((folder / "result.json").read_text())
     assert result["kind"] == "live"
     assert sum(c["updates"] > 0 for c in result["clients"].values()) == 3
@@ -38,19 +38,19 @@ def test_it_learns_and_says_so(folder):
     assert "<svg" in (folder / "report.html").read_text()
 
 
-def test_its_journal_replays(folder):
+def test_its_journal_replays(folder: Path) -> None:
     recorded = json.loads((folder / "result.json").read_text())
     replayed = anabranch("replay", folder)
     assert replayed["model_sha256"] == recorded["model_sha256"]
     assert replayed["journal_sha256"] == recorded["journal_sha256"]
 
 
-def test_its_data_are_sound(folder):
+def test_its_data_are_sound(folder: Path) -> None:
     report = anabranch("verify", folder / "server")
     assert report["problems"] == []
     assert report["model_sha256"] == json.loads((folder / "result.json").read_text())["model_sha256"]
 
 
-def test_a_report_can_be_made_of_the_data_alone(folder, tmp_path):
+def test_a_report_can_be_made_of_the_data_alone(folder: Path, tmp_path: Path) -> None:
     result = anabranch("report", folder / "server", "--out", tmp_path / "again")
     assert result["journal_sha256"] == json.loads((folder / "result.json").read_text())["journal_sha256"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import numpy as np
 from hypothesis import given, settings
@@ -32,7 +33,7 @@ TASKS = st.integers(0, 7).map(lambda n: f"t{n}")
 
 
 @st.composite
-def event(draw, now):
+def event(draw: Any, now: Any) -> Any:
     client, task = draw(CLIENTS), draw(TASKS)
     kind = draw(
         st.sampled_from(["ask", "ask", "push", "push", "push", "tick", "renew", "drop", "enrol", "pause"])
@@ -58,24 +59,24 @@ def event(draw, now):
 
 
 @st.composite
-def histories(draw):
+def histories(draw: Any) -> Any:
     moments = np.cumsum(draw(st.lists(st.sampled_from([0.0, 0.5, 1.0, 6.0]), min_size=1, max_size=40)))
     start = [ev.Enrolled(0.0, c, Capability()) for c in "ab"]
     return start + [draw(event(float(t))) for t in moments]
 
 
-def new_engine(name, params):
+def new_engine(name: Any, params: Any) -> Any:
     options = EngineSettings(concurrency=2, staleness_max=3, lease_s=5.0, lease_min_s=1.0, versions_max=6)
     return Engine(SPEC, make_strategy(name, params), options, np.ones(3, np.float32))
 
 
-def load_delta(payload):
+def load_delta(payload: Any) -> Any:
     return np.frombuffer(bytes.fromhex(payload.sha256), np.float32)
 
 
 @settings(max_examples=150, deadline=None)
 @given(st.sampled_from(STRATEGIES), histories(), st.integers(0, 40))
-def test_journal_and_snapshot_reproduce_the_run(strategy, events, cut):
+def test_journal_and_snapshot_reproduce_the_run(strategy: Any, events: Any, cut: Any) -> None:
     engine, journal = new_engine(*strategy), JournalDigest()
     lines, snapshot = [], None
     applied: dict[str, int] = {}
@@ -116,7 +117,7 @@ def test_journal_and_snapshot_reproduce_the_run(strategy, events, cut):
 
 @settings(max_examples=60, deadline=None)
 @given(st.sampled_from(STRATEGIES), histories())
-def test_a_rejection_leaves_vector_and_strategy_identical(strategy, events):
+def test_a_rejection_leaves_vector_and_strategy_identical(strategy: Any, events: Any) -> None:
     engine = new_engine(*strategy)
     for e in events:
         before = take_snapshot(engine)

@@ -18,12 +18,12 @@ MODEL: dict[str, Any] = {
 ZERO = {"weight": np.zeros((2, 3), np.float32), "bias": np.zeros(2, np.float32)}
 
 
-def one(strategy="fedbuff", params=None, **update):
+def one(strategy: Any = "fedbuff", params: Any = None, **update: Any) -> Any:
     params = {"buffer_size": 1} if params is None else params
     return aggregate(strategy, params, MODEL, [Update("c", "t", **{"base_version": 0, **update})])
 
 
-def test_names_shapes_and_dtypes_come_back():
+def test_names_shapes_and_dtypes_come_back() -> None:
     result = one(delta={**ZERO, "bias": np.ones(2, np.float32)})
     assert {n: (a.shape, a.dtype) for n, a in result.model.items()} == {
         n: (a.shape, a.dtype) for n, a in MODEL.items()
@@ -31,29 +31,29 @@ def test_names_shapes_and_dtypes_come_back():
     assert result.model["bias"].tolist() == [1, 1]
 
 
-def test_counters_are_never_averaged():
+def test_counters_are_never_averaged() -> None:
     result = one(delta={**ZERO, "seen": np.array(100, np.int64)})
     assert result.model["seen"] == 7
 
 
-def test_a_model_instead_of_a_delta():
+def test_a_model_instead_of_a_delta() -> None:
     assert one(model={"weight": MODEL["weight"] + 2, "bias": MODEL["bias"]}).model["weight"][0, 0] == 2
 
 
-def test_any_earlier_version_may_be_a_base():
+def test_any_earlier_version_may_be_a_base() -> None:
     updates = [Update(f"c{i}", f"t{i}", b, delta={"w": np.ones(1)}) for i, b in enumerate([0, 1, 0, 2, 1])]
     result = aggregate("fedbuff", {"buffer_size": 1}, {"w": np.zeros(1)}, updates)
     assert [s.staleness for s in result.steps] == [0, 0, 2, 1, 3]
     assert result.version == 5
 
 
-def test_the_input_is_left_alone():
+def test_the_input_is_left_alone() -> None:
     start = {"w": np.zeros(3)}
     aggregate("fedbuff", {"buffer_size": 1}, start, [Update("c", "t", 0, delta={"w": np.ones(3)})])
     assert start["w"].tolist() == [0, 0, 0]
 
 
-def test_a_submodel_by_flat_indices():
+def test_a_submodel_by_flat_indices() -> None:
     start = {"a": np.zeros((2, 2)), "b": np.zeros(2)}
     update = Update("c", "t", 0, delta={"a": np.array([5.0, 6.0])}, submodel={"a": np.array([1, 2])})
     result = aggregate("fedasync", {"alpha": 1.0}, start, [update])
@@ -79,7 +79,7 @@ def test_a_submodel_by_flat_indices():
         ({"model": ZERO, "base_version": 3}, "base_version 3"),
     ],
 )
-def test_an_update_that_cannot_be_used_is_a_rejected_step(update, words):
+def test_an_update_that_cannot_be_used_is_a_rejected_step(update: Any, words: str) -> None:
     import re
 
     result = one(**update)
@@ -101,7 +101,7 @@ def test_an_update_that_cannot_be_used_is_a_rejected_step(update, words):
         ({"nonsense": np.array([0])}, "not in the model"),
     ],
 )
-def test_a_bad_submodel_is_a_rejected_step(submodel, words):
+def test_a_bad_submodel_is_a_rejected_step(submodel: Any, words: str) -> None:
     import re
 
     sent = {"bias": np.array([1.0, 2.0], np.float32)}
@@ -110,7 +110,7 @@ def test_a_bad_submodel_is_a_rejected_step(submodel, words):
     assert re.search(words, result.steps[0].reason), result.steps[0].reason
 
 
-def test_the_same_task_counts_once():
+def test_the_same_task_counts_once() -> None:
     updates = [Update("c", "t", 0, delta={"w": np.ones(1)})] * 2
     result = aggregate("fedbuff", {"buffer_size": 1}, {"w": np.zeros(1)}, updates)
     assert [s.decision for s in result.steps] == ["published", "rejected"]
@@ -118,7 +118,7 @@ def test_the_same_task_counts_once():
     assert result.model["w"] == 1
 
 
-def test_what_is_wrong_with_the_call_itself_raises():
+def test_what_is_wrong_with_the_call_itself_raises() -> None:
     with pytest.raises(InvalidUpdate, match="either delta or model"):
         one()
     with pytest.raises(InvalidUpdate, match="either delta or model"):
@@ -129,7 +129,7 @@ def test_what_is_wrong_with_the_call_itself_raises():
         one("fedbuf", delta=ZERO)
 
 
-def test_no_updates_give_the_model_back():
+def test_no_updates_give_the_model_back() -> None:
     result = aggregate("fedasync", {}, MODEL, [])
     assert (result.version, result.steps) == (0, ())
     assert np.array_equal(result.model["weight"], MODEL["weight"])

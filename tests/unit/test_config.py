@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,14 +14,14 @@ from anabranch.core.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
-def no_environment(monkeypatch):
+def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     import os
 
     for name in [n for n in os.environ if n.startswith("ANABRANCH_")]:
         monkeypatch.delenv(name)
 
 
-def test_later_layers_win_and_are_named(tmp_path, monkeypatch):
+def test_later_layers_win_and_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[run]\nseed = 1\nname = "file"\n[strategy]\nname = "fedbuff"\nbuffer_size = 3\n')
     monkeypatch.setenv("ANABRANCH_RUN_SEED", "2")
@@ -32,19 +34,19 @@ def test_later_layers_win_and_are_named(tmp_path, monkeypatch):
     assert config.sources["run.name"] == str(file)
 
 
-def test_a_configuration_survives_json():
+def test_a_configuration_survives_json() -> None:
     config = merge([("x", {"strategy": {"name": "fedasync", "alpha": 0.3}, "run": {"seed": 9}})])
     assert Config.from_json(config.to_json()) == config
 
 
-def test_another_strategy_drops_the_parameters_of_the_first(tmp_path):
+def test_another_strategy_drops_the_parameters_of_the_first(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('[strategy]\nname = "fedbuff"\nbuffer_size = 3\n')
     config = load_config(file, flags=[("--strategy", {"strategy": {"name": "fedasync"}})])
     assert (config.strategy.name, config.strategy.params) == ("fedasync", {})
 
 
-def test_passwords_are_masked():
+def test_passwords_are_masked() -> None:
     config = load_config(None, ['server.database="postgresql://me:secret@host/db"'])
     rows = {path: value for path, value, _ in shown(config)}
     assert rows["server.database"] == "postgresql://me:***@host/db"
@@ -69,12 +71,12 @@ def test_passwords_are_masked():
         ({"client": {"precision": "float8"}}, "client.precision must be one of"),
     ],
 )
-def test_bad_values_name_the_key(tables, words):
+def test_bad_values_name_the_key(tables: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         merge([("x", tables)])
 
 
-def test_integers_are_welcome_where_floats_are():
+def test_integers_are_welcome_where_floats_are() -> None:
     assert merge([("x", {"fleet": {"speed_ratio": 3}})]).fleet.speed_ratio == 3.0
 
 
@@ -87,17 +89,19 @@ def test_integers_are_welcome_where_floats_are():
         ("run.keep_payloads = false", ("run", "keep_payloads", False)),
     ],
 )
-def test_overrides(text, parsed):
+def test_overrides(text: Any, parsed: Any) -> None:
     assert parse_override(text) == parsed
 
 
 @pytest.mark.parametrize("text", ["seed=1", "run.seed", "=1", "run.=1"])
-def test_an_override_that_is_none(text):
+def test_an_override_that_is_none(text: Any) -> None:
     with pytest.raises(ConfigError, match=r"table.key=value"):
         parse_override(text)
 
 
-def test_a_missing_file_a_broken_file_and_a_bad_variable(tmp_path, monkeypatch):
+def test_a_missing_file_a_broken_file_and_a_bad_variable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_config(tmp_path / "none.toml")
     broken = tmp_path / "broken.toml"
@@ -109,6 +113,6 @@ def test_a_missing_file_a_broken_file_and_a_bad_variable(tmp_path, monkeypatch):
         load_config(None)
 
 
-def test_the_strategys_own_parameters_are_checked(tmp_path):
+def test_the_strategys_own_parameters_are_checked(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean 'buffer_size'"):
         load_config(None, ["strategy.buffersize=3"])

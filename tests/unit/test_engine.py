@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from machines import Bench, decision, part, vector
@@ -11,16 +13,17 @@ from anabranch.core.effects import Decided, Finished, Granted, LeaseEnd, LeaseEn
 from anabranch.core.updates import Reason, Verdict
 
 
-def only(effects, kind):
+def only(effects: Any, kind: Any) -> Any:
     return [e for e in effects if isinstance(e, kind)]
 
 
-def reason(effects) -> Reason:
+def reason(effects: Any) -> Reason:
     (refused,) = only(effects, Refused)
-    return refused.reason
+    found: Reason = refused.reason
+    return found
 
 
-def test_a_task_starts_from_the_newest_version_and_has_a_lease():
+def test_a_task_starts_from_the_newest_version_and_has_a_lease() -> None:
     bench = Bench(buffer_size=1, lease_s=30.0)
     bench.enrol("a")
     bench.work("a", "t0")
@@ -29,7 +32,7 @@ def test_a_task_starts_from_the_newest_version_and_has_a_lease():
     assert (granted.task.base_version, granted.task.expires_at) == (1, 5.0 + granted.task.lease_s)
 
 
-def test_a_repeated_ask_gets_the_same_task_and_changes_nothing():
+def test_a_repeated_ask_gets_the_same_task_and_changes_nothing() -> None:
     bench = Bench()
     bench.enrol("a")
     (first,) = bench.ask("a", "t0")
@@ -38,12 +41,12 @@ def test_a_repeated_ask_gets_the_same_task_and_changes_nothing():
     assert bench.engine.counters.granted == 1
 
 
-def test_an_unknown_client_is_told_to_enrol():
+def test_an_unknown_client_is_told_to_enrol() -> None:
     bench = Bench()
     assert reason(bench.ask("ghost", "t0")) is Reason.UNKNOWN_CLIENT
 
 
-def test_the_cap_refuses_with_a_window_until_a_slot_is_free():
+def test_the_cap_refuses_with_a_window_until_a_slot_is_free() -> None:
     bench = Bench(concurrency=2, retry_after_s=(3.0, 9.0))
     bench.enrol("a", "b", "c")
     bench.ask("a", "ta")
@@ -54,7 +57,7 @@ def test_the_cap_refuses_with_a_window_until_a_slot_is_free():
     assert only(bench.ask("c", "tc2"), Granted)
 
 
-def test_a_client_that_asks_anew_gives_up_its_old_task():
+def test_a_client_that_asks_anew_gives_up_its_old_task() -> None:
     bench = Bench(concurrency=1)
     bench.enrol("a")
     bench.ask("a", "t0")
@@ -63,13 +66,13 @@ def test_a_client_that_asks_anew_gives_up_its_old_task():
     assert decision(bench.push("a", "t0")).reason is Reason.UNKNOWN_TASK
 
 
-def test_two_tasks_a_client_where_that_is_allowed():
+def test_two_tasks_a_client_where_that_is_allowed() -> None:
     bench = Bench(tasks_per_client=2)
     bench.enrol("a")
     assert [len(bench.ask("a", f"t{i}")) for i in range(3)] == [1, 1, 2]
 
 
-def test_resending_an_update_gets_the_stored_answer_and_counts_once():
+def test_resending_an_update_gets_the_stored_answer_and_counts_once() -> None:
     bench = Bench(buffer_size=1)
     bench.enrol("a")
     bench.ask("a", "t0")
@@ -82,7 +85,7 @@ def test_resending_an_update_gets_the_stored_answer_and_counts_once():
     assert (bench.engine.counters.applied, bench.engine.counters.duplicates) == (1, 1)
 
 
-def test_a_second_update_for_one_task_is_rejected():
+def test_a_second_update_for_one_task_is_rejected() -> None:
     bench = Bench(buffer_size=1)
     bench.enrol("a")
     bench.work("a", "t0")
@@ -90,7 +93,7 @@ def test_a_second_update_for_one_task_is_rejected():
     assert bench.engine.version == 1
 
 
-def test_a_task_id_that_was_used_cannot_be_asked_for_again():
+def test_a_task_id_that_was_used_cannot_be_asked_for_again() -> None:
     bench = Bench(buffer_size=1)
     bench.enrol("a", "b")
     bench.work("a", "t0")
@@ -99,7 +102,7 @@ def test_a_task_id_that_was_used_cannot_be_asked_for_again():
     assert reason(bench.ask("b", "t1")) is Reason.DUPLICATE_TASK
 
 
-def test_nobody_may_answer_for_another():
+def test_nobody_may_answer_for_another() -> None:
     bench = Bench(buffer_size=1)
     bench.enrol("a", "b")
     bench.ask("a", "t0")
@@ -108,7 +111,7 @@ def test_nobody_may_answer_for_another():
 
 
 @pytest.mark.parametrize(("base", "expected"), [(0, Reason.WRONG_BASE), (9, Reason.FUTURE_BASE)])
-def test_a_base_that_is_not_the_tasks_is_rejected(base, expected):
+def test_a_base_that_is_not_the_tasks_is_rejected(base: Any, expected: Any) -> None:
     bench = Bench(buffer_size=1)
     bench.enrol("a")
     bench.work("a", "t0")
@@ -118,7 +121,7 @@ def test_a_base_that_is_not_the_tasks_is_rejected(base, expected):
     assert np.array_equal(bench.engine.vector, before)
 
 
-def test_staleness_counts_the_versions_since_the_base():
+def test_staleness_counts_the_versions_since_the_base() -> None:
     bench = Bench(buffer_size=1)
     bench.enrol("slow", "fast")
     bench.ask("slow", "s")
@@ -127,7 +130,7 @@ def test_staleness_counts_the_versions_since_the_base():
     assert decision(bench.push("slow", "s")).staleness == 3
 
 
-def test_the_bound_on_staleness():
+def test_the_bound_on_staleness() -> None:
     bench = Bench(buffer_size=1, staleness_max=2)
     bench.enrol("slow", "fast")
     bench.ask("slow", "s")
@@ -138,7 +141,7 @@ def test_the_bound_on_staleness():
     assert "3 is over the bound of 2" in verdict.detail
 
 
-def test_a_flaw_closes_the_task_and_leaves_the_model():
+def test_a_flaw_closes_the_task_and_leaves_the_model() -> None:
     bench = Bench(buffer_size=1)
     bench.enrol("a")
     bench.ask("a", "t0")
@@ -146,14 +149,14 @@ def test_a_flaw_closes_the_task_and_leaves_the_model():
     assert (verdict.reason, bench.engine.version, bench.engine.ledger.live) == (Reason.INVALID, 0, 0)
 
 
-def test_a_submodel_is_refused_by_a_strategy_of_whole_models():
+def test_a_submodel_is_refused_by_a_strategy_of_whole_models() -> None:
     bench = Bench("fedbuff", buffer_size=1)
     bench.enrol("a")
     bench.ask("a", "t0")
     assert decision(bench.push("a", "t0", (1, 1), submodel=part(0, 2))).reason is Reason.NO_SUBMODELS
 
 
-def test_fedasync_leaves_the_coordinates_outside_a_submodel():
+def test_fedasync_leaves_the_coordinates_outside_a_submodel() -> None:
     bench = Bench("fedasync", vector(1, 2, 3, 4), alpha=0.5, staleness={"name": "constant"})
     bench.enrol("a")
     bench.ask("a", "t0")
@@ -161,7 +164,7 @@ def test_fedasync_leaves_the_coordinates_outside_a_submodel():
     assert bench.engine.vector.tolist() == [2, 2, 4, 4]
 
 
-def test_a_lease_expires_and_frees_its_slot():
+def test_a_lease_expires_and_frees_its_slot() -> None:
     bench = Bench(concurrency=1, lease_s=10.0)
     bench.enrol("a", "b")
     bench.ask("a", "ta")
@@ -173,7 +176,7 @@ def test_a_lease_expires_and_frees_its_slot():
     assert bench.engine.counters.leases_lost == 1
 
 
-def test_late_work_still_counts_unless_it_was_superseded():
+def test_late_work_still_counts_unless_it_was_superseded() -> None:
     bench = Bench(buffer_size=1, lease_s=10.0)
     bench.enrol("a")
     bench.ask("a", "t0")
@@ -181,7 +184,7 @@ def test_late_work_still_counts_unless_it_was_superseded():
     assert decision(bench.push("a", "t0", now=21.0)).verdict is Verdict.PUBLISHED
 
 
-def test_a_late_model_needs_its_base_to_be_held():
+def test_a_late_model_needs_its_base_to_be_held() -> None:
     bench = Bench("fedasync", lease_s=10.0)
     bench.enrol("a", "b")
     bench.ask("a", "t0")
@@ -190,7 +193,7 @@ def test_a_late_model_needs_its_base_to_be_held():
     assert decision(bench.push("a", "t0", now=21.0)).reason is Reason.BASE_GONE
 
 
-def test_the_model_of_a_live_tasks_base_is_kept_and_then_let_go():
+def test_the_model_of_a_live_tasks_base_is_kept_and_then_let_go() -> None:
     bench = Bench("fedasync", vector(8, 8, 8, 8), alpha=0.5, staleness={"name": "constant"})
     bench.enrol("slow", "fast")
     bench.ask("slow", "s")
@@ -201,7 +204,7 @@ def test_the_model_of_a_live_tasks_base_is_kept_and_then_let_go():
     assert bench.engine.history == {}
 
 
-def test_a_heartbeat_renews_only_while_the_work_goes_on():
+def test_a_heartbeat_renews_only_while_the_work_goes_on() -> None:
     bench = Bench(lease_s=10.0)
     bench.enrol("a")
     bench.ask("a", "t0")
@@ -213,7 +216,7 @@ def test_a_heartbeat_renews_only_while_the_work_goes_on():
     assert bench.engine.next_deadline() == 18.0
 
 
-def test_leases_follow_the_devices_own_speed():
+def test_leases_follow_the_devices_own_speed() -> None:
     bench = Bench(buffer_size=1, lease_s=60.0, lease_min_s=1.0)
     bench.enrol("a")
     bench.ask("a", "t0", now=0.0)
@@ -222,7 +225,7 @@ def test_leases_follow_the_devices_own_speed():
     assert granted.task.lease_s == pytest.approx(12.0)
 
 
-def test_a_task_that_is_given_back_frees_its_slot():
+def test_a_task_that_is_given_back_frees_its_slot() -> None:
     bench = Bench(concurrency=1)
     bench.enrol("a", "b")
     bench.ask("a", "t0")
@@ -232,7 +235,7 @@ def test_a_task_that_is_given_back_frees_its_slot():
     assert (ended.end, bench.engine.ledger.live) == (LeaseEnd.DROPPED, 0)
 
 
-def test_pausing_stops_tasks_but_takes_updates():
+def test_pausing_stops_tasks_but_takes_updates() -> None:
     bench = Bench(buffer_size=1)
     bench.enrol("a")
     bench.ask("a", "t0")
@@ -244,7 +247,7 @@ def test_pausing_stops_tasks_but_takes_updates():
 
 
 @pytest.mark.parametrize("budget", [{"versions_max": 2}, {"updates_max": 2}])
-def test_a_used_up_budget_ends_the_run(budget):
+def test_a_used_up_budget_ends_the_run(budget: Any) -> None:
     bench = Bench(buffer_size=1, **budget)
     bench.enrol("a", "b")
     bench.ask("b", "late")
@@ -257,7 +260,7 @@ def test_a_used_up_budget_ends_the_run(budget):
     assert bench.engine.version == 2
 
 
-def test_a_published_version_names_the_updates_it_folded():
+def test_a_published_version_names_the_updates_it_folded() -> None:
     bench = Bench(buffer_size=2)
     bench.enrol("a", "b")
     bench.work("a", "t0")
@@ -266,7 +269,7 @@ def test_a_published_version_names_the_updates_it_folded():
     assert published.update_ids == ("update-of-t0", "update-of-t1")
 
 
-def test_receipts_in_memory_are_bounded():
+def test_receipts_in_memory_are_bounded() -> None:
     bench = Bench(buffer_size=1, receipts_max=3)
     bench.enrol("a")
     for i in range(10):
@@ -274,7 +277,7 @@ def test_receipts_in_memory_are_bounded():
     assert list(bench.engine.ledger.receipts) == [f"update-of-t{i}" for i in (7, 8, 9)]
 
 
-def test_an_old_buffer_is_flushed():
+def test_an_old_buffer_is_flushed() -> None:
     bench = Bench(buffer_size=10, flush_s=5.0, staleness={"name": "constant"})
     bench.enrol("a", "b")
     bench.work("a", "t0", (2, 2, 2, 2), now=1.0)
@@ -285,7 +288,7 @@ def test_an_old_buffer_is_flushed():
     assert bench.engine.next_deadline() is None
 
 
-def test_a_refused_ask_leaves_the_digest():
+def test_a_refused_ask_leaves_the_digest() -> None:
     from anabranch.core.snapshot import state_digest
 
     bench = Bench(concurrency=1)
@@ -296,7 +299,7 @@ def test_a_refused_ask_leaves_the_digest():
     assert state_digest(bench.engine) == before
 
 
-def test_ending_a_round_cancels_its_stragglers():
+def test_ending_a_round_cancels_its_stragglers() -> None:
     bench = Bench("fedavg", clients_per_round=1, over_selection=2.0)
     bench.enrol("a", "b")
     bench.ask("a", "ta")

@@ -25,25 +25,25 @@ MODEL: dict[str, Any] = {
 SPEC = ParamSpec.of(MODEL)
 
 
-def test_floats_are_the_vector_and_the_rest_is_frozen():
+def test_floats_are_the_vector_and_the_rest_is_frozen() -> None:
     assert SPEC.size == 15
     assert SPEC.slices == {"conv": slice(0, 12), "bias": slice(12, 15)}
     assert sorted(SPEC.frozen(MODEL)) == ["mask", "seen"]
 
 
-def test_flatten_and_unflatten_are_inverse():
+def test_flatten_and_unflatten_are_inverse() -> None:
     back = SPEC.unflatten(SPEC.flatten(MODEL), SPEC.frozen(MODEL))
     assert list(back) == list(MODEL)
     assert all(np.array_equal(back[n], MODEL[n]) and back[n].dtype == MODEL[n].dtype for n in MODEL)
 
 
-def test_half_precision_travels_as_float32_and_comes_back():
+def test_half_precision_travels_as_float32_and_comes_back() -> None:
     spec = ParamSpec.of({"w": np.array([0.1, 0.2], np.float16)})
     assert spec.vector_dtype == np.float32
     assert spec.unflatten(spec.flatten({"w": np.array([0.1, 0.2], np.float16)}))["w"].dtype == np.float16
 
 
-def test_the_layout_hash_is_of_names_shapes_and_dtypes():
+def test_the_layout_hash_is_of_names_shapes_and_dtypes() -> None:
     assert ParamSpec.from_json(SPEC.to_json()) == SPEC
     assert SPEC.layout_hash == ParamSpec.of({n: a + a for n, a in MODEL.items()}).layout_hash
     for other in ({"w": np.zeros(3)}, {"w": np.zeros(4, np.float32)}, {"v": np.zeros(3, np.float32)}):
@@ -61,20 +61,20 @@ def test_the_layout_hash_is_of_names_shapes_and_dtypes():
         ),
     ],
 )
-def test_another_model_is_refused(change, words):
+def test_another_model_is_refused(change: Any, words: str) -> None:
     model = dict(MODEL)
     change(model)
     with pytest.raises(ManifestMismatch, match=words):
         SPEC.flatten(model)
 
 
-def test_a_dtype_that_cannot_travel():
+def test_a_dtype_that_cannot_travel() -> None:
     with pytest.raises(InvalidUpdate, match="'c' is complex128"):
         ParamSpec.of({"c": np.zeros(2, np.complex128)})
 
 
 @given(st.integers(0, 3 * BLOCK + 7), st.floats(-3, 3, width=32))
-def test_add_scaled_is_the_plain_expression(size, scale):
+def test_add_scaled_is_the_plain_expression(size: Any, scale: Any) -> None:
     rng = np.random.default_rng(size)
     out, x = rng.standard_normal((2, size)).astype(np.float32)
     expected = out + np.float32(scale) * x
@@ -82,13 +82,13 @@ def test_add_scaled_is_the_plain_expression(size, scale):
     assert np.array_equal(out, expected)
 
 
-def test_add_scaled_on_some_coordinates():
+def test_add_scaled_on_some_coordinates() -> None:
     out = np.zeros(5, np.float32)
     add_scaled(out, 2.0, np.array([1, 2], np.float32), np.array([1, 4]))
     assert out.tolist() == [0, 2, 0, 0, 4]
 
 
-def test_the_digest_is_of_the_little_endian_bytes():
+def test_the_digest_is_of_the_little_endian_bytes() -> None:
     x = np.arange(3, dtype=np.float32)
     assert digest(x) == digest(x.astype(">f4")) == hashlib.sha256(x.tobytes()).hexdigest()
 
@@ -110,14 +110,14 @@ def test_the_digest_is_of_the_little_endian_bytes():
         (np.zeros(0, np.float32), Submodel(np.array([], np.int64)), 1, "non-empty"),
     ],
 )
-def test_flaws(delta, submodel, examples, words):
+def test_flaws(delta: Any, submodel: Any, examples: Any, words: str) -> None:
     import re
 
     flaw = find_flaw(SPEC, delta, examples, submodel)
     assert flaw is None if words is None else flaw is not None and re.search(words, flaw)
 
 
-def test_a_models_bytes_hold_the_frozen_tensors_too():
+def test_a_models_bytes_hold_the_frozen_tensors_too() -> None:
     vector, frozen = SPEC.flatten(MODEL), SPEC.frozen(MODEL)
     data = encode_model(Raw(), SPEC, vector, frozen)
     assert len(data) == 15 * 4 + 8 + 2
@@ -129,6 +129,6 @@ def test_a_models_bytes_hold_the_frozen_tensors_too():
             decode_model(Raw(), SPEC, wrong)
 
 
-def test_an_unknown_codec_names_the_known_ones():
+def test_an_unknown_codec_names_the_known_ones() -> None:
     with pytest.raises(UnknownCodec, match="known: raw"):
         make_codec("rar")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ MINE = [c for c in CASES if c["strategy"] in ("fedasync", "fedbuff")]
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-12)])
 @pytest.mark.parametrize("case", MINE, ids=lambda c: f"{c['strategy']}-{c['params']['staleness']['name']}")
-def test_golden_sequences(case, dtype, tolerance):
+def test_golden_sequences(case: Any, dtype: Any, tolerance: Any) -> None:
     updates = [
         anabranch.Update(
             u["client"], u["task"], u["base_version"], u["examples"], {"w": np.array(u["delta"], dtype)}
@@ -50,12 +51,12 @@ def test_golden_sequences(case, dtype, tolerance):
         ({"name": "hinge", "a": 10, "b": 4}, [3, 4, 5, 6, 10], [1, 1, 0.090909, 0.047619, 0.016393]),
     ],
 )
-def test_golden_staleness(params, taus, expected):
+def test_golden_staleness(params: Any, taus: Any, expected: Any) -> None:
     s = make_staleness(params)
     assert [s(t) for t in taus] == pytest.approx(expected, abs=1e-6)
 
 
-def scalar(strategy, params, start, updates):
+def scalar(strategy: Any, params: Any, start: Any, updates: Any) -> Any:
     """Aggregates scalars: (base version, delta) pairs."""
     sent = [
         anabranch.Update(f"c{i}", f"t{i}", base, 1, {"w": np.array([delta])})
@@ -64,14 +65,14 @@ def scalar(strategy, params, start, updates):
     return anabranch.aggregate(strategy, params, {"w": np.array([start])}, sent)
 
 
-def test_golden_fedbuff_mean():
+def test_golden_fedbuff_mean() -> None:
     params = {"buffer_size": 3, "staleness": {"name": "constant"}}
     assert scalar("fedbuff", params, 10.0, [(0, 2.0), (0, -2.0), (0, 10.0)]).model["w"] == pytest.approx(
         13.333333
     )
 
 
-def test_golden_fedbuff_with_staleness():
+def test_golden_fedbuff_with_staleness() -> None:
     """w = 10, deltas 2, -2, 10 of staleness 0, 1, 3: after three versions that change nothing."""
     quiet = [(v, 0.0) for v in range(3) for _ in range(3)]
     params = {"buffer_size": 3, "staleness": {"name": "polynomial", "a": 0.5}}
@@ -80,7 +81,7 @@ def test_golden_fedbuff_with_staleness():
     assert result.model["w"] == pytest.approx(11.861929)
 
 
-def test_golden_fedasync_of_the_teasq_identity():
+def test_golden_fedasync_of_the_teasq_identity() -> None:
     """TEASQ with K = 1 equals FedAsync: w = 10, a model of 8 with staleness 1 gives 9.151472."""
     params = {"alpha": 0.6, "staleness": {"name": "polynomial", "a": 0.5}}
     sent = [
@@ -91,19 +92,19 @@ def test_golden_fedasync_of_the_teasq_identity():
     assert result.model["w"] == pytest.approx(9.151472)
 
 
-def test_fedbuff_of_one_fresh_update_is_replacement():
+def test_fedbuff_of_one_fresh_update_is_replacement() -> None:
     result = scalar("fedbuff", {"buffer_size": 1}, 3.0, [(0, 4.5)])
     assert result.model["w"] == pytest.approx(7.5)
 
 
-def test_fedbuff_with_momentum_follows_its_equation():
+def test_fedbuff_with_momentum_follows_its_equation() -> None:
     """m1 = 2, w = 10 + 0.5 * 2; m2 = 0.9 * 2 + 4, w = 11 + 0.5 * 5.8."""
     params = {"buffer_size": 1, "server_lr": 0.5, "momentum": 0.9, "staleness": {"name": "constant"}}
     assert scalar("fedbuff", params, 10.0, [(0, 2.0), (1, 4.0)]).model["w"] == pytest.approx(13.9)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox"])
-def test_fedavg_weighs_by_examples(strategy):
+def test_fedavg_weighs_by_examples(strategy: Any) -> None:
     sent = [
         anabranch.Update("a", "t0", 0, 100, {"w": np.array([2.0])}),
         anabranch.Update("b", "t1", 0, 300, {"w": np.array([-2.0])}),
@@ -113,13 +114,13 @@ def test_fedavg_weighs_by_examples(strategy):
     assert [(s.decision, s.weight) for s in result.steps] == [("held", 100.0), ("published", 300.0)]
 
 
-def test_fedprox_plans_the_proximal_term():
+def test_fedprox_plans_the_proximal_term() -> None:
     bench = Bench("fedprox", mu=0.3)
     bench.enrol("a")
     assert bench.ask("a", "t0")[0].task.local.proximal_mu == 0.3
 
 
-def test_fedasync_plans_the_proximal_term():
+def test_fedasync_plans_the_proximal_term() -> None:
     bench = Bench("fedasync", rho=0.2)
     bench.enrol("a")
     assert bench.ask("a", "t0")[0].task.local.proximal_mu == 0.2
@@ -128,19 +129,19 @@ def test_fedasync_plans_the_proximal_term():
 # --- rounds ------------------------------------------------------------------------------------
 
 
-def rounds(**params) -> Bench:
+def rounds(**params: Any) -> Bench:
     bench = Bench("fedavg", **{"clients_per_round": 2, "over_selection": 1.5, "deadline_s": 60.0, **params})
     bench.enrol(*"abcdefgh")
     return bench
 
 
-def test_over_selection_asks_more_devices_than_count():
+def test_over_selection_asks_more_devices_than_count() -> None:
     bench = rounds()
     granted = [c for c in "abcdefgh" if isinstance(bench.ask(c, f"t-{c}")[0], Granted)]
     assert granted == ["a", "b", "c"]
 
 
-def test_a_straggler_of_a_round_is_not_used():
+def test_a_straggler_of_a_round_is_not_used() -> None:
     bench = rounds()
     for c in "abc":
         bench.ask(c, f"t-{c}")
@@ -152,7 +153,7 @@ def test_a_straggler_of_a_round_is_not_used():
     assert np.array_equal(bench.engine.vector, model)
 
 
-def test_a_cohort_is_drawn_whoever_asks_first():
+def test_a_cohort_is_drawn_whoever_asks_first() -> None:
     bench = rounds()
     bench.work("a", "t-a")
     bench.work("b", "t-b")
@@ -163,7 +164,7 @@ def test_a_cohort_is_drawn_whoever_asks_first():
         assert isinstance(effect, Granted) == (c in cohort)
 
 
-def test_every_device_is_drawn_about_equally_often():
+def test_every_device_is_drawn_about_equally_often() -> None:
     bench = rounds()
     drawn: dict[str, int] = dict.fromkeys("abcdefgh", 0)
     for round_ in range(400):
@@ -176,13 +177,13 @@ def test_every_device_is_drawn_about_equally_often():
     assert all(abs(n - mean) < 0.25 * mean for n in drawn.values())
 
 
-def test_nobody_takes_part_in_a_round_twice():
+def test_nobody_takes_part_in_a_round_twice() -> None:
     bench = rounds()
     bench.work("a", "t0")
     assert bench.ask("a", "t1")[0].reason is Reason.NOT_SELECTED
 
 
-def test_a_deadline_ends_the_round_with_what_has_come():
+def test_a_deadline_ends_the_round_with_what_has_come() -> None:
     bench = rounds()
     for c in "abc":
         bench.ask(c, f"t-{c}", now=10.0)
@@ -192,19 +193,20 @@ def test_a_deadline_ends_the_round_with_what_has_come():
     assert published[0].vector.tolist() == [4, 4, 4, 4]
 
 
-def test_a_deadline_without_updates_asks_further_devices():
+def test_a_deadline_without_updates_asks_further_devices() -> None:
     bench = rounds(lease_s=1000.0)
     bench.work("a", "t-a")
     bench.work("b", "t-b")
     first = set(bench.engine.state.cohort)
     deadline = bench.engine.next_deadline()
+    assert deadline is not None
     bench.tick(deadline)
     assert bench.engine.version == 1
     assert first < set(bench.engine.state.cohort) or len(first) == len(bench.engine.state.cohort) == 8
     assert bench.engine.next_deadline() == deadline + 60.0
 
 
-def test_a_lost_device_frees_its_place():
+def test_a_lost_device_frees_its_place() -> None:
     bench = rounds(lease_s=5.0)
     for c in "abc":
         bench.ask(c, f"t-{c}")
@@ -237,6 +239,6 @@ def test_a_lost_device_frees_its_place():
         ("fedprox", {"mu": -1.0}, "mu must not be negative"),
     ],
 )
-def test_bad_parameters_name_the_field(name, params, words):
+def test_bad_parameters_name_the_field(name: Any, params: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_strategy(name, params)

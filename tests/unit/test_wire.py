@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -23,7 +25,7 @@ from anabranch.protos.v1 import model_pb2 as model
 SPEC = ParamSpec.of({"w": np.zeros((2, 3), np.float32), "n": np.zeros((), np.int64)})
 
 
-def test_a_manifest_there_and_back_and_a_damaged_one():
+def test_a_manifest_there_and_back_and_a_damaged_one() -> None:
     message = convert.manifest_to_proto(SPEC)
     assert convert.manifest_from_proto(message) == SPEC
     message.tensors[0].shape[0] = 7
@@ -31,14 +33,14 @@ def test_a_manifest_there_and_back_and_a_damaged_one():
         convert.manifest_from_proto(message)
 
 
-def test_a_foreign_manifest():
+def test_a_foreign_manifest() -> None:
     convert.check_manifest(bytes.fromhex(SPEC.layout_hash), SPEC)
     with pytest.raises(ManifestMismatch, match="enrol again"):
         convert.check_manifest(b"", SPEC)
 
 
 @given(st.sets(st.integers(0, 200), min_size=1))
-def test_a_submodel_travels_as_runs(indices):
+def test_a_submodel_travels_as_runs(indices: Any) -> None:
     submodel = Submodel(np.array(sorted(indices), np.int64))
     message = convert.submodel_to_proto(submodel)
     assert message is not None
@@ -60,13 +62,13 @@ def test_a_submodel_travels_as_runs(indices):
         ([1], [2**64 - 1]),
     ],
 )
-def test_runs_that_cannot_be(starts, lengths):
+def test_runs_that_cannot_be(starts: Any, lengths: Any) -> None:
     with pytest.raises(InvalidUpdate, match="submodel"):
         convert.submodel_from_proto(model.SubmodelMap(starts=starts, lengths=lengths), 10)
 
 
 @pytest.mark.parametrize("submodel", [None, Submodel(np.array([0, 1, 4]))])
-def test_a_task_there_and_back(submodel):
+def test_a_task_there_and_back(submodel: Any) -> None:
     plan = LocalPlan(2, 7, 64, 0.1, 0.9, 1e-4, 0.3)
     task = Task("t", "c", 5, 100.0, 160.0, 60.0, 2**63 - 1, plan, submodel=submodel)
     back = convert.task_from_proto(convert.task_to_proto(task, model.Part()), "c", SPEC.size)
@@ -83,33 +85,33 @@ def test_a_task_there_and_back(submodel):
         Decision(Verdict.REJECTED, 9, None, Reason.STALE, "staleness 9 is over the bound"),
     ],
 )
-def test_a_decision_there_and_back(decision):
+def test_a_decision_there_and_back(decision: Any) -> None:
     assert convert.decision_from_proto(convert.decision_to_proto(decision)) == decision
 
 
-def test_a_reason_of_a_newer_server_is_kept_in_words():
+def test_a_reason_of_a_newer_server_is_kept_in_words() -> None:
     message = model.Decision(verdict="rejected", reason="moonphase", detail="full")
     decision = convert.decision_from_proto(message)
     assert (decision.reason, decision.detail) == (Reason.INVALID, "moonphase: full")
 
 
-def test_a_capability_there_and_back():
+def test_a_capability_there_and_back() -> None:
     capability = Capability(10, 2**33, 1e6, 2e6, "cuda", ("raw", "zstd"))
     assert convert.capability_from_proto(convert.capability_to_proto(capability)) == capability
 
 
 @pytest.mark.parametrize("good", ["a", "device-3", "A.b_c-9", "x" * 64])
-def test_ids(good):
+def test_ids(good: Any) -> None:
     assert convert.checked_id(good, "client_id") == good
 
 
 @pytest.mark.parametrize("bad", ["", "../x", "a/b", "-a", "ä", "a b", "a\n", "x" * 65, "\x00"])
-def test_ids_that_are_none(bad):
+def test_ids_that_are_none(bad: Any) -> None:
     with pytest.raises(InvalidUpdate, match="client_id must be"):
         convert.checked_id(bad, "client_id")
 
 
-def test_digests_and_sizes():
+def test_digests_and_sizes() -> None:
     assert convert.checked_digest(bytes(32), "sha256") == "00" * 32
     with pytest.raises(InvalidUpdate, match="sha256 must be"):
         convert.checked_digest(b"short", "sha256")
@@ -117,7 +119,7 @@ def test_digests_and_sizes():
         convert.check_payload_size(2**40)
 
 
-def test_every_leaf_of_the_error_tree_has_an_outcome():
+def test_every_leaf_of_the_error_tree_has_an_outcome() -> Any:
     def leaves(cls: type[AnabranchError]) -> list[type[AnabranchError]]:
         below = cls.__subclasses__()
         return [leaf for sub in below for leaf in leaves(sub)] if below else [cls]
