@@ -30,7 +30,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 NAME = "study-foundation"
 
 TARGET = 0.80
-HORIZON_S = 450.0
+HORIZON_S = 400.0
 TUNING_SEEDS = (101, 102)
 SEEDS = (1, 2, 3, 4, 5)
 CONCURRENCY = 20
@@ -41,7 +41,7 @@ BASE: dict[str, dict[str, Any]] = {
         "workload": "fashion-mnist",
         "target_accuracy": TARGET,
         "virtual_s_max": HORIZON_S,
-        "evaluate_every_s": 2.0,
+        "evaluate_every_s": 4.0,
         "evaluate_every_versions": 0,
         "keep_payloads": False,
     },
@@ -98,11 +98,19 @@ def grid(strategy: str) -> list[Point]:
 
 
 def run(job: tuple[Point, int, str]) -> Result:
-    """One simulation, in a worker process."""
-    from anabranch.simulation.run import simulate
+    """One simulation, in a worker process. A tuning run ends once it has reached the target."""
+    from anabranch.simulation.run import Progress, open_simulation
 
     point, seed, part = job
-    return simulate(point.config(seed, part))
+    started = time.perf_counter()
+
+    def tell(progress: Progress) -> None:
+        if part == "validation" and progress.accuracy >= TARGET:
+            simulation.clock.stop()
+
+    with open_simulation(point.config(seed, part), progress=tell) as simulation:
+        simulation.run()
+        return simulation.result(time.perf_counter() - started)
 
 
 def seconds_to_target(results: Sequence[Result]) -> float:

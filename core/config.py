@@ -8,6 +8,7 @@ only merges and checks.
 from __future__ import annotations
 
 import difflib
+import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
@@ -172,6 +173,7 @@ TABLES: dict[str, type[Any]] = {
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
+    "submodel.name": ("none",),
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
@@ -187,6 +189,7 @@ POSITIVE = (
     "server.lease_min_s",
     "server.lease_max_s",
     "server.tasks_per_client",
+    "server.retry_after_max_s",
     "client.batch_size",
     "client.learning_rate",
 )
@@ -258,7 +261,7 @@ def _known(name: str, known: Iterable[str], what: str) -> None:
 
 def _typed(value: Any, hint: Any, path: str) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        value = float(value)
     allowed = typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
     plain = tuple(typing.get_origin(a) or a for a in allowed)
     if Any in plain:
@@ -266,6 +269,8 @@ def _typed(value: Any, hint: Any, path: str) -> Any:
     if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
         names = " or ".join(getattr(p, "__name__", str(p)) for p in plain)
         raise ConfigError(f"{path} must be {names}, not {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{path} must be a finite number, not {value!r}")
     return value
 
 
@@ -288,11 +293,26 @@ def _check_ranges(config: Config) -> None:
     for path in FRACTIONS:
         if not 0 <= _at(config, path) <= 1:
             raise ConfigError(f"{path} must be from 0 to 1, not {_at(config, path)!r}")
-    if config.fleet.speed_ratio < 1:
-        raise ConfigError(f"fleet.speed_ratio must be at least 1, not {config.fleet.speed_ratio!r}")
-    if config.fleet.availability == 0:
-        raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
     _check_no_negatives(config)
+    _check_relations(config)
+
+
+def _check_relations(config: Config) -> None:
+    fleet, server = config.fleet, config.server
+    if fleet.speed_ratio < 1:
+        raise ConfigError(f"fleet.speed_ratio must be at least 1, not {fleet.speed_ratio!r}")
+    if fleet.availability == 0:
+        raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
+    if fleet.dropout == 1:
+        raise ConfigError("fleet.dropout must be less than 1: no update would ever come")
+    if not (config.client.epochs or config.client.steps):
+        raise ConfigError("client.epochs or client.steps must be greater than 0: nothing would be learned")
+    if server.lease_min_s > server.lease_max_s:
+        raise ConfigError(f"server.lease_min_s must not be over lease_max_s, {server.lease_max_s:g}")
+    if server.retry_after_min_s > server.retry_after_max_s:
+        raise ConfigError(
+            f"server.retry_after_min_s must not be over retry_after_max_s, {server.retry_after_max_s:g}"
+        )
 
 
 def _check_no_negatives(config: Config) -> None:

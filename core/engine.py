@@ -111,23 +111,28 @@ class Engine:
     def _refusal(self, ask: Ask, now: float) -> Refusal | None:
         if self.finished:
             return Refusal(Reason.RUN_FINISHED, self.finished)
+        known = self.ledger.tasks.get(ask.task_id)
+        if known is not None and known.client_id == ask.client_id and known.state is TaskState.LEASED:
+            return None
         if self.paused:
             return Refusal(Reason.PAUSED, "the run is paused by its operator")
         if ask.client_id not in self.ledger.clients:
             return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
-        known = self.ledger.tasks.get(ask.task_id)
-        if known is not None and known.client_id == ask.client_id and known.state is TaskState.LEASED:
-            return None
         if known is not None or self.ledger.receipt_of_task(ask.task_id) is not None:
             return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
-        return self._no_slot(ask) or self.strategy.admit(self.state, ask, self._context(now))
-
-    def _no_slot(self, ask: Ask) -> Refusal | None:
+        superseded, context = self._superseded(ask), self._context(now)
         cap, live = self.settings.concurrency, self.ledger.live
-        supersedes = len(self.ledger.live_of(ask.client_id)) >= self.settings.tasks_per_client
-        if cap and live >= cap and not supersedes:
+        if cap and live >= cap and not superseded:
             return Refusal(Reason.AT_CAPACITY, f"{live} of {cap} devices are in training")
-        return None
+        state = self.state
+        for task in superseded:
+            state = self.strategy.on_lost(state, task, context)
+        return self.strategy.admit(state, ask, context)
+
+    def _superseded(self, ask: Ask) -> list[Task]:
+        """The live tasks that the client gives up by asking: the oldest, beyond what it may hold."""
+        live = self.ledger.live_of(ask.client_id)
+        return live[: max(0, len(live) - self.settings.tasks_per_client + 1)]
 
     def _asked(self, event: ev.TaskAsked) -> list[Effect]:
         ask, now = event.ask, event.now
@@ -160,8 +165,7 @@ class Engine:
         effects: list[Effect] = []
         for task in self.ledger.expired_of(ask.client_id):
             self._close(task)
-        live = self.ledger.live_of(ask.client_id)
-        for task in live[: max(0, len(live) - self.settings.tasks_per_client + 1)]:
+        for task in self._superseded(ask):
             effects += self._lose(task, LeaseEnd.SUPERSEDED, now)
         return effects
 
@@ -192,15 +196,24 @@ class Engine:
         """The strategy's step for a good update; a rejection, state untouched, for any other."""
         update = event.update
         decision = self._objection(event, task, context)
-        if decision is not None or task is None:
-            return Step(self.state, None, decision)
+        if decision is not None:
+            return Step(self._without(task, event), None, decision)
         if self.strategy.needs_base:
             base = self.vector if context.staleness == 0 else self.history.get(update.base_version)
             if base is None:
                 detail = f"the model of version {update.base_version} is not held any more: its lease ended"
-                return Step(self.state, None, rejected(context.staleness, Reason.BASE_GONE, detail))
+                refused = rejected(context.staleness, Reason.BASE_GONE, detail)
+                return Step(self._without(task, event), None, refused)
             context = replace(context, base=base)
         return self.strategy.step(self.state, self._donated(context.base), update, context)
+
+    def _without(self, task: Task | None, event: ev.UpdateArrived) -> State:
+        """The strategy's state when a task's update is of no use: the task is lost."""
+        if self.finished or task is None or task.state is not TaskState.LEASED:
+            return self.state
+        if task.client_id != event.update.client_id:
+            return self.state
+        return self.strategy.on_lost(self.state, task, self._context(event.now))
 
     def _objection(self, event: ev.UpdateArrived, task: Task | None, context: Context) -> Decision | None:
         update, staleness, bound = event.update, context.staleness, self.settings.staleness_max
@@ -208,12 +221,8 @@ class Engine:
         def no(reason: Reason, detail: str) -> Decision:
             return rejected(max(staleness, 0), reason, detail)
 
-        if (used := self.ledger.receipt_of_task(update.task_id)) is not None:
-            return no(
-                Reason.DUPLICATE_TASK, f"task {update.task_id!r} was answered by update {used.update_id!r}"
-            )
         if task is None or task.client_id != update.client_id:
-            return no(Reason.UNKNOWN_TASK, f"client {update.client_id!r} holds no task {update.task_id!r}")
+            return no(*self._no_task(update, task))
         if self.finished:
             return no(Reason.RUN_FINISHED, self.finished)
         if event.flaw:
@@ -232,6 +241,14 @@ class Engine:
         if bound and staleness > bound:
             return no(Reason.STALE, f"staleness {staleness} is over the bound of {bound} versions")
         return None
+
+    def _no_task(self, update: Update, task: Task | None) -> tuple[Reason, str]:
+        """Why the client has no task for this update."""
+        if (used := self.ledger.receipt_of_task(update.task_id)) is not None:
+            return Reason.DUPLICATE_TASK, f"task {update.task_id!r} was answered by update {used.update_id!r}"
+        if task is None and self.strategy.synchronous and update.base_version < self.version:
+            return Reason.ROUND_OVER, f"round {update.base_version} is over, this is round {self.version}"
+        return Reason.UNKNOWN_TASK, f"client {update.client_id!r} holds no task {update.task_id!r}"
 
     def _settle(self, task: Task | None, receipt: Receipt, event: ev.UpdateArrived) -> None:
         update, reason = event.update, receipt.decision.reason

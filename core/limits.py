@@ -23,6 +23,9 @@ class Limits:
     payload_bytes_max: int = 1 * GIB  # TooLarge, before the first byte is spooled
     manifest_bytes_max: int = 1 * MIB  # TooLarge
     id_chars_max: int = 64  # InvalidUpdate: ids are short and of a strict alphabet
+    # InvalidUpdate: finite values whose weighted sum would not be finite any more
+    examples_max: int = 10**9
+    delta_abs_max: float = 1e12
     upload_idle_s: float = 30.0  # a stalled upload is cut; what is spooled stays for a resume
     # --- concurrency
     uploads_inflight_max: int = 64  # Overloaded with a retry window
@@ -34,9 +37,9 @@ class Limits:
     receipts_max: int = 100_000  # oldest receipts leave memory; the store keeps them all
     clients_max: int = 1_000_000
     # --- the store
-    inline_bytes_max: int = 256 * KIB  # larger payloads become blob files
+    inline_bytes_max: int = 1 * MIB  # larger payloads are spooled and become files of their own
     commit_events_max: int = 64  # events in one group commit
-    commit_wait_s: float = 0.005  # how long a group commit waits for company
+    commit_wait_s: float = 0.002  # how long a group commit waits for company
     free_disk_bytes_min: int = 64 * MIB  # below: StoreFull, nothing is acknowledged
 
 

@@ -54,9 +54,9 @@ class ParamSpec:
         """The spec of named arrays. Raises `InvalidUpdate` for a dtype that cannot travel."""
         specs = []
         for name, array in tensors.items():
-            if array.dtype.kind not in "fiub":
+            if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
                 raise InvalidUpdate(
-                    f"tensor {name!r} is {array.dtype}: use a float, integer or boolean dtype"
+                    f"tensor {name!r} is {array.dtype}: use floats, integers or booleans of at most 64 bits"
                 )
             specs.append(TensorSpec(name, tuple(int(n) for n in array.shape), array.dtype.name))
         return cls(tuple(specs))
@@ -152,6 +152,7 @@ def add_scaled(
     if not isinstance(where, slice):
         out[where] += out.dtype.type(scale) * x
         return
+    out = out[where]
     factor = out.dtype.type(scale)
     scratch = np.empty(min(BLOCK, out.size), out.dtype)
     for start in range(0, out.size, BLOCK):

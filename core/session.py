@@ -154,15 +154,16 @@ class Session:
             again = {Phase.ASKING: self._ask, Phase.FETCHING: self._fetch, Phase.PUSHING: self._push}
             if self.phase in again:
                 return self._wait(event.now, again[self.phase], event.retry_after_s)
-            return []
         if self.phase is Phase.ASKING:
             return self._stop(event.detail)
-        discard = [ef.Discard(self.update_id)] if self.phase is Phase.PUSHING and self.update_id else []
+        if self.phase is Phase.PUSHING and self.update_id:
+            # The server does not want this one; the device is well, so it does not back off.
+            return [ef.Discard(self.update_id), *self._ask_anew(event.now)]
         self.task = self.update_id = None
         # A grant clears `failures`: without this, tasks that all fail would be asked for at full speed.
         self.given_up += 1
         self.failures = max(self.failures, self.given_up)
-        return [*discard, *self._wait(event.now, self._ask_anew, event.retry_after_s)]
+        return self._wait(event.now, self._ask_anew, event.retry_after_s)
 
     def _cancelled(self, now: float) -> list[ef.SessionEffect]:
         """Stop work that is not wanted; a finished result is still pushed, the server decides."""

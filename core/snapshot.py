@@ -55,11 +55,11 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
         "version": engine.version,
         "paused": engine.paused,
         "finished": engine.finished,
-        "pending": engine.pending,
+        "pending": list(engine.pending),
         "counters": asdict(engine.counters),
         "clients": [asdict(c) for c in ledger.clients.values()],
         "tasks": [_pack(t, f"task/{t.task_id}", arrays) for t in ledger.tasks.values()],
-        "receipts": [[asdict(r), ledger.answers_task(r)] for r in ledger.receipts.values()],
+        "receipts": [[*_receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()],
         "strategy": _pack(engine.state, "strategy", arrays),
         "layout": engine.spec.layout_hash,
     }
@@ -80,9 +80,9 @@ def state_digest(engine: Engine) -> str:
 
 
 def restore(snapshot: Snapshot, spec: ParamSpec, strategy: Strategy, settings: EngineSettings) -> Engine:
-    """An engine that goes on where the snapshot was taken."""
-    meta, arrays = snapshot.meta, snapshot.arrays
-    engine = Engine(spec, strategy, settings, arrays["vector"])
+    """An engine that goes on where the snapshot was taken. The snapshot stays as it is."""
+    meta, arrays = snapshot.meta, {name: a.copy() for name, a in snapshot.arrays.items() if name != "vector"}
+    engine = Engine(spec, strategy, settings, snapshot.arrays["vector"])
     engine.version = meta["version"]
     engine.paused, engine.finished = meta["paused"], meta["finished"]
     engine.pending = list(meta["pending"])
@@ -92,7 +92,7 @@ def restore(snapshot: Snapshot, spec: ParamSpec, strategy: Strategy, settings: E
     engine.ledger.restore(
         clients=[_client(c) for c in meta["clients"]],
         tasks=[_task(_unpack(t, arrays)) for t in meta["tasks"]],
-        receipts=[(_receipt(r), answers) for r, answers in meta["receipts"]],
+        receipts=[(_receipt(row), answers) for *row, answers in meta["receipts"]],
     )
     engine._deadlines = [(t.expires_at, t.task_id) for t in engine.ledger.tasks.values()]
     heapq.heapify(engine._deadlines)
@@ -139,8 +139,17 @@ def _task(data: dict[str, Any]) -> Task:
     )
 
 
-def _receipt(data: dict[str, Any]) -> Receipt:
-    return Receipt(**{**data, "decision": decision_of(data["decision"])})
+def _receipt_row(r: Receipt) -> list[Any]:
+    """A list, not a dict: there are many receipts and a snapshot holds the writer up."""
+    d = r.decision
+    told = (d.verdict.value, d.staleness, d.weight, d.reason.value, d.detail)
+    return [r.update_id, r.task_id, r.version, *told]
+
+
+def _receipt(row: list[Any]) -> Receipt:
+    update_id, task_id, version, verdict, staleness, weight, reason, detail = row
+    decision = Decision(Verdict(verdict), staleness, weight, Reason(reason), detail)
+    return Receipt(update_id, task_id, version, decision)
 
 
 def capability_of(data: Mapping[str, Any]) -> Capability:

@@ -7,7 +7,8 @@ Laws, checked for every strategy by `tests/conformance/test_strategies.py`:
 
 1. No clock, no randomness but `core.rng`, no I/O: equal calls give equal results.
 2. The version grows by one exactly when a step returns a vector.
-3. A rejected update leaves state and vector identical.
+3. A step that rejects leaves state and vector identical. An update that the engine refuses never gets
+   to the strategy; its task is lost.
 4. The arrays of the state and the vector that are passed in may be reused (written to): the engine
    hands over a copy where it still needs the old one.
 """
@@ -88,7 +89,7 @@ class Strategy(Protocol):
         ...
 
     def on_lost(self, state: State, task: Task, context: Context) -> State:
-        """A live task ended without an update. It cannot publish; a timer can."""
+        """A live task ended without an update of use. Writes to no array; only a timer can publish."""
         ...
 
     def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import InvalidUpdate
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector
 
 Json = Any
@@ -170,11 +171,16 @@ class Receipt:
 
 
 def find_flaw(
-    spec: ParamSpec, delta: npt.NDArray[Any], examples: int, submodel: Submodel | None
+    spec: ParamSpec,
+    delta: npt.NDArray[Any],
+    examples: int,
+    submodel: Submodel | None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> str | None:
     """Why these values may not be applied, or None. Names the tensor; reads, never writes."""
-    if examples < 1:
-        return f"examples is {examples}: an update must come of at least 1 example"
+    if not isinstance(examples, int | np.integer) or not 1 <= examples <= limits.examples_max:
+        most = limits.examples_max
+        return f"examples is {examples!r}: an update must come of at least 1 example, at most {most}"
     try:
         if submodel is not None:
             submodel.check(spec)
@@ -185,16 +191,15 @@ def find_flaw(
         return f"delta has shape {delta.shape}, the manifest needs ({expected},)"
     if delta.dtype != spec.vector_dtype:
         return f"delta is {delta.dtype}, the manifest needs {spec.vector_dtype}"
-    return _non_finite(spec, delta, submodel)
+    return _bad_values(spec, delta, submodel, limits.delta_abs_max)
 
 
-def _non_finite(spec: ParamSpec, delta: npt.NDArray[Any], submodel: Submodel | None) -> str | None:
-    # The sum is finite unless a value is not (or it overflows): one pass without a temporary.
-    with np.errstate(over="ignore", invalid="ignore"):
-        if np.isfinite(delta.sum(dtype=delta.dtype)):
-            return None
-    bad = np.flatnonzero(~np.isfinite(delta))
-    if bad.size == 0:
+def _bad_values(spec: ParamSpec, delta: Vector, submodel: Submodel | None, abs_max: float) -> str | None:
+    # NaN passes through min and max, so two passes without a temporary tell a good delta.
+    if delta.size == 0 or (float(delta.min()) >= -abs_max and float(delta.max()) <= abs_max):
         return None
+    with np.errstate(invalid="ignore"):
+        bad = np.flatnonzero(~(np.abs(delta) <= abs_max))
     first = int(bad[0]) if submodel is None else int(submodel.indices[bad[0]])
-    return f"delta has {bad.size} values that are not finite, the first in tensor {spec.name_at(first)!r}"
+    what = "are not finite" if not np.isfinite(delta[bad]).all() else f"are over {abs_max:g}"
+    return f"delta has {bad.size} values that {what}, the first in tensor {spec.name_at(first)!r}"

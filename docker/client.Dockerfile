@@ -11,8 +11,11 @@ ARG PIP_NO_INDEX=
 # Options may follow: "torch==2.13.0 --index-url <address of the CPU builds>" makes a smaller image.
 ARG TORCH=torch==2.13.0
 COPY docker/wheels /wheels
+# What nobody runs there is left out: torch's own test programs, and its headers.
 RUN python3 -m venv /opt/anabranch \
- && /opt/anabranch/bin/pip install --no-cache-dir --find-links /wheels ${TORCH}
+ && /opt/anabranch/bin/pip install --no-cache-dir --find-links /wheels ${TORCH} \
+ && rm -rf /opt/anabranch/lib/python3*/site-packages/torch/test \
+           /opt/anabranch/lib/python3*/site-packages/torch/include
 COPY . /src
 RUN /opt/anabranch/bin/pip install --no-cache-dir --find-links /wheels "/src[client,workloads]"
 

@@ -13,7 +13,7 @@ die() { printf 'docker-test: %s\n' "$*" >&2; exit 1; }
 quietly() {  # quietly COMMAND...: what it says is shown only if it fails
   local log
   log="$(mktemp)"
-  "$@" >"$log" 2>&1 || { cat "$log" >&2; rm "$log"; die "failed: $1 $2"; }
+  "$@" >"$log" 2>&1 || { tail -n 40 "$log" >&2; rm "$log"; die "failed: $*"; }
   rm "$log"
 }
 
@@ -47,6 +47,8 @@ JSON
   ENGINE_PID=$!
   # The classic builder: BuildKit is a plug-in that Debian's client does not carry.
   export DOCKER_HOST="unix://$ENGINE/docker.sock" DOCKER_BUILDKIT=0 COMPOSE_DOCKER_CLI_BUILD=0
+  # No container here needs to reach further than its own network: the warning is no news.
+  docker() { command docker "$@" 2> >(grep -v 'IPv4 forwarding is disabled' >&2); }
   for _ in $(seq 100); do docker info >/dev/null 2>&1 && break; sleep 0.2; done
   docker info >/dev/null 2>&1 || { tail -20 "$ENGINE/log" >&2; die "the engine does not start"; }
   export BASE=anabranch-base PIP_NO_INDEX=1 POSTGRES_IMAGE=anabranch-postgres
@@ -83,11 +85,10 @@ fill_wheels() {  # fill_wheels REQUIREMENT...: what an image needs, for the Pyth
   local python
   python="$(docker run --rm "$BASE" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)"
   say "wheels for Python $python"
-  env -u PIP_NO_INDEX "$VENV/bin/python" -m pip --disable-pip-version-check download --quiet \
+  quietly env -u PIP_NO_INDEX "$VENV/bin/python" -m pip --disable-pip-version-check download --quiet \
     --progress-bar off --dest docker/wheels --only-binary=:all: --python-version "$python" \
     --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
-    --platform "manylinux2014_$(uname -m)" "setuptools>=77" "$@" ||
-    die "the wheels of $* cannot be had"
+    --platform "manylinux2014_$(uname -m)" "setuptools>=77" "$@"
 }
 
 build() {  # build NAME: the image anabranch-NAME

@@ -6,11 +6,12 @@ the engine.
 
 from __future__ import annotations
 
+import math
 import re
 
 import numpy as np
 
-from anabranch.core.errors import InvalidUpdate, ManifestMismatch, TooLarge
+from anabranch.core.errors import InvalidUpdate, ManifestMismatch, TooLarge, WireError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, TensorSpec
 from anabranch.core.updates import (
@@ -98,14 +99,16 @@ def submodel_from_proto(message: model.SubmodelMap, size: int) -> Submodel:
 
 
 def capability_from_proto(message: devices.Capability) -> Capability:
-    """What a device says of itself."""
+    """What a device says of itself. Raises `InvalidUpdate` for bandwidths that are no numbers."""
+    if not (math.isfinite(message.up_bps) and math.isfinite(message.down_bps)):
+        raise InvalidUpdate("capability.up_bps and down_bps must be finite: send 0 where unknown")
     return Capability(
         examples=message.examples,
         memory_bytes=message.memory_bytes,
         up_bps=max(0.0, message.up_bps),
         down_bps=max(0.0, message.down_bps),
         accelerator=message.accelerator[:32] or "cpu",
-        codecs=tuple(message.codecs)[:64],
+        codecs=tuple(c[:64] for c in message.codecs[:64]),
     )
 
 
@@ -206,6 +209,8 @@ def decision_to_proto(decision: Decision) -> model.Decision:
 
 def decision_from_proto(message: model.Decision) -> Decision:
     """The inverse of `decision_to_proto`; reasons of a newer server become `invalid` with the detail."""
+    if message.verdict not in {v.value for v in Verdict}:
+        raise WireError(f"verdict {message.verdict!r} is not known here: install the server's version")
     known = message.reason in {r.value for r in Reason}
     return Decision(
         verdict=Verdict(message.verdict),

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from anabranch.core.config import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.params import Tensors
 from anabranch.server.clock import WallClock
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
@@ -64,14 +65,16 @@ async def serve(
     for address in (config.server.address, config.server.admin_address):
         check_address(address, insecure)
     stop = stop or asyncio.Event()
+    _stop_on_signals(stop)
     store = store or open_store(config.server.database, Path(config.server.data_dir), limits)
     try:
         recovered = recover(store, config, manifest, limits)
         keep_manifest(kept_manifest(Path(config.server.data_dir)), manifest)
-        async with _live(store, recovered, config, manifest, limits) as run:
+        frozen = manifest.frozen
+        del manifest  # the first weights are in the engine: no need to hold them twice
+        async with _live(store, recovered, config, frozen, limits) as run:
             ports = Ports(run)
             await ports.open()
-            _stop_on_signals(stop)
             if ready is not None:
                 ready(_info(ports, recovered))
             await _first(stop, run.writer.stopped)
@@ -86,15 +89,15 @@ async def serve(
 
 @asynccontextmanager
 async def _live(
-    store: Store, recovered: Recovered, config: Config, manifest: Manifest, limits: Limits
+    store: Store, recovered: Recovered, config: Config, frozen: Tensors, limits: Limits
 ) -> AsyncIterator[LiveRun]:
     """The parts of the run, started; closed in the opposite order."""
-    server, spec = config.server, manifest.spec
+    server, spec = config.server, recovered.engine.spec
     folder = Path(server.data_dir) / "models" / recovered.info.run_id
-    models = Models(folder, spec, manifest.frozen, config.downlink.codec)
+    models = Models(folder, spec, frozen, config.downlink.codec)
     clock = WallClock(recovered.last_now)
     every = (server.snapshot_every_versions, server.snapshot_every_updates)
-    writer = Writer(recovered.engine, store, models, clock, recovered.seq, every, limits)
+    writer = Writer(recovered.engine, store, models, clock, recovered.seq, recovered.saved, every, limits)
     uploads, feed = Uploads(store.blobs, limits), Feed()
     writer.listener = feed.tell
     intake = Intake(spec, writer, uploads)
@@ -102,7 +105,6 @@ async def _live(
         recovered.info,
         config,
         spec,
-        manifest.frozen,
         writer,
         models,
         uploads,

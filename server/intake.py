@@ -36,7 +36,7 @@ from anabranch.server.writer import Writer
 METRICS_MAX = 64
 METRIC_NAME_CHARS_MAX = 64
 # Vectors decoded at a time, in bytes: what is received may be large, what is worked on is bounded.
-DECODED_BYTES_MAX = 128 * MIB
+DECODED_BYTES_MAX = 64 * MIB
 # A whole upload may take this long, or as long as the slowest link that is still of use.
 WHOLE_UPLOAD_S_MIN, SLOWEST_BYTES_PER_S = 60.0, 16 * KIB
 Requests = AsyncIterator[devices.PushUpdateRequest]

@@ -22,6 +22,7 @@ from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.store.base import Projection, RunInfo, Store
+from anabranch.server.writer import Saved
 from anabranch.strategies.registry import make_strategy
 
 log = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ class Recovered:
     engine: Engine
     seq: int
     last_now: float
+    saved: Saved
     replayed: int
     took_s: float
 
@@ -63,6 +65,7 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
     _check_same(Config.from_json(info.config), config, limits)
     found = store.load()
     engine = make_engine(config, manifest, found.snapshot, limits)
+    saved = Saved(found.applied_through_seq, engine.version, engine.counters.applied)
     seq, last_now, replayed = found.applied_through_seq, info.created_at, 0
     known = {row.version: row.sha256 for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
@@ -77,7 +80,7 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
         store.append((), projections)
     took_s = time.perf_counter() - began
     log.info("recovered version=%d replayed=%d took=%.3fs", engine.version, replayed, took_s)
-    return Recovered(info, engine, seq, last_now, replayed, took_s)
+    return Recovered(info, engine, seq, last_now, saved, replayed, took_s)
 
 
 def replay(

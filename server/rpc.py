@@ -13,7 +13,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, Refused
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
-from anabranch.core.updates import Ask, Reason, Task, TaskState
+from anabranch.core.updates import Ask, Reason, Task
 from anabranch.protos.convert import (
     PROTOCOL_VERSION,
     capability_from_proto,
@@ -137,12 +137,13 @@ class Devices(DevicesServicer):
         task, version, finished = await writer.look(
             lambda engine: (engine.ledger.tasks.get(task_id), engine.version, engine.finished)
         )
-        held = task is not None and (task.client_id, task.state) == (client_id, TaskState.LEASED)
+        # An expired lease is no reason to stop: its late update may still count.
+        held = task is not None and task.client_id == client_id
         notices = []
         if finished:
             notices.append(devices.Notice(kind=devices.NOTICE_KIND_FINISHED, detail=finished))
         elif not held:
-            detail = "the lease has ended or the task is not wanted any more"
+            detail = "the task is not wanted any more"
             notices.append(devices.Notice(kind=devices.NOTICE_KIND_CANCEL, task_id=task_id, detail=detail))
         return devices.HeartbeatResponse(
             expires_at_s=task.expires_at if task is not None and held else 0.0,

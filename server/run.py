@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from anabranch.core.config import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import ParamSpec, Tensors
+from anabranch.core.params import ParamSpec
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
 from anabranch.server.models import Models
@@ -22,7 +22,6 @@ class LiveRun:
     info: RunInfo
     config: Config
     spec: ParamSpec
-    frozen: Tensors
     writer: Writer
     models: Models
     uploads: Uploads

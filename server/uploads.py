@@ -1,7 +1,7 @@
-"""Updates on their way in: small ones stay in memory, large ones are spooled and can be resumed.
+"""Updates on their way in: small ones stay in memory, large ones and broken ones are spooled.
 
 The server holds as many uploads, and as many declared bytes, as its limits say; whoever comes too
-many is told when to come again. A stream that stalls is cut; what it spooled stays.
+many is told when to come again. A stream that stalls is cut; what came of it stays, for a resume.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Upload:
 
     def __init__(self, uploads: Uploads, update_id: str, size_bytes: int, sha256: str) -> None:
         self.update_id, self.size_bytes, self.sha256 = update_id, size_bytes, sha256
+        # Whether it is in memory as a whole.
         self.inline = size_bytes <= uploads.limits.inline_bytes_max
         self.received: int | None = None  # None before the first chunk
         self._uploads = uploads
@@ -100,14 +101,15 @@ class Upload:
     async def close(self) -> None:
         """Spool what was gathered, for a resume. What cannot be spooled will be sent again."""
         with contextlib.suppress(AnabranchError):
-            if not (self.inline or self._superseded or self.received == self.size_bytes):
+            if not self._superseded and self.received != self.size_bytes:
                 await self._write()
             await self._written()
 
     async def _start_at(self, offset: int) -> int:
         if offset == 0:
             return 0
-        here = 0 if self.inline else await self._uploads.received(self.update_id)
+        self.inline = False  # its beginning is in the spool
+        here = await self._uploads.received(self.update_id)
         if offset > here:
             raise Unavailable(f"upload {self.update_id} goes on at {here}, not {offset}: query it")
         return offset
@@ -171,8 +173,6 @@ class Uploads:
 
     async def received(self, update_id: str) -> int:
         """Bytes of an upload that are here and durable: where to go on."""
-        if (upload := self._open.get(update_id)) is not None and upload.inline:
-            return 0
         return await self.in_thread(lambda: self.blobs.received(update_id))
 
     async def in_thread(self, work: Callable[[], T]) -> T:

@@ -11,6 +11,8 @@ can tell what is durable, so the writer stops: a restart reads the truth from th
 from __future__ import annotations
 
 import asyncio
+import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,9 +31,22 @@ from anabranch.server.clock import WallClock
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
 from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 RETRY_FULL_DISK_S = 1.0
+# A snapshot holds everybody up: the next one waits until it would take at most a part in so many of the time.
+SAVING_SHARE = 20
+
+
+@dataclass(frozen=True)
+class Saved:
+    """How far the newest snapshot goes: events, versions and applied updates."""
+
+    seq: int = 0
+    version: int = 0
+    applied: int = 0
 
 
 class Listener(Protocol):
@@ -83,13 +98,15 @@ class _Books:
         models: Models,
         every: tuple[int, int],
         seq: int,
+        saved: Saved,
     ) -> None:
         self.engine, self.store, self.models = engine, store, models
         self.seq = seq
         self.duplicates = 0
         self._projections: list[Projection] = []
         self._every_versions, self._every_updates = every
-        self._saved = (seq, engine.version, engine.counters.applied)
+        self._saved = saved
+        self._not_before = 0.0
 
     def commit(self, batch: Sequence[_Call]) -> float | None:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
@@ -107,20 +124,25 @@ class _Books:
 
     def flush(self, now: float) -> None:
         """Write what the log implies, and a snapshot if there is anything new."""
-        self.project()
-        if self.seq > self._saved[0]:
-            self.save(now)
+        try:
+            self.project()
+            if self.seq > self._saved.seq:
+                self.save(now)
+        except StoreFull as full:  # the log has it all: the next start takes longer, no more
+            log.warning("no snapshot was written: %s", full)
 
     def save(self, now: float) -> None:
         """Write a snapshot of the engine as it is. Raises `StoreFull`."""
-        engine, digests = self.engine, {}
-        if engine.version > self._saved[1]:
+        began, engine, digests = time.perf_counter(), self.engine, {}
+        if engine.version > self._saved.version:
             digests = {engine.version: digest(engine.vector)}
         # The projections of all that the snapshot covers come first: nobody would write them after it.
         self._projections.append(Projection(self.seq, now, (), digests))
         self.project()
         self.store.save_snapshot(take_snapshot(engine, copy=False), self.seq, now)
-        self._saved = (self.seq, self.engine.version, self.engine.counters.applied)
+        self._saved = Saved(self.seq, engine.version, engine.counters.applied)
+        ended = time.perf_counter()
+        self._not_before = ended + SAVING_SHARE * (ended - began)
 
     def _look(self, call: _Call) -> None:
         assert call.look is not None
@@ -201,15 +223,14 @@ class _Books:
         call.effects = [Decided(update.client_id, known, update.examples, duplicate=True)]
 
     def _save_if_due(self, calls: list[_Call]) -> None:
-        _, version, applied = self._saved
-        versions = self.engine.version - version
-        updates = self.engine.counters.applied - applied
+        versions = self.engine.version - self._saved.version
+        updates = self.engine.counters.applied - self._saved.applied
         due = 0 < self._every_versions <= versions or 0 < self._every_updates <= updates
-        if due and calls[-1].event is not None:
+        if due and calls[-1].event is not None and time.perf_counter() >= self._not_before:
             try:
                 self.save(calls[-1].event.now)
-            except StoreFull:  # the log has it all: the next batch tries again
-                return
+            except StoreFull as full:  # the log has it all: a later batch tries again
+                log.warning("no snapshot was written: %s", full)
 
 
 class Writer:
@@ -222,10 +243,11 @@ class Writer:
         models: Models,
         clock: WallClock,
         seq: int = 0,
+        saved: Saved = Saved(),
         every: tuple[int, int] = (0, 0),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._books = _Books(engine, store, models, every, seq)
+        self._books = _Books(engine, store, models, every, seq, saved)
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._queue: asyncio.Queue[_Call | None] = asyncio.Queue()
@@ -235,6 +257,7 @@ class Writer:
         self.listener: Listener | None = None
         # Updates that are whole and will be submitted within milliseconds.
         self.coming = 0
+        self._company = 1
         # Set when the writer has stopped by itself; `failure` says why.
         self.stopped = asyncio.Event()
         self.failure: BaseException | None = None
@@ -312,44 +335,54 @@ class Writer:
         return await call.future
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         while (batch := await self._gather()) is not None:
-            try:
-                deadline = await loop.run_in_executor(self._thread, self._books.commit, batch)
-            except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be logged after it
-                self._fail(batch, error)
-                return
-            for call in batch:
-                call.settle()
-                if self.listener is not None and call.event is not None and call.error is None:
-                    self.listener(self.seq if call.seq is None else call.seq, call.event.now, call.effects)
-            full = any(isinstance(c.error, StoreFull) for c in batch)
-            self._schedule(deadline, RETRY_FULL_DISK_S if full else 0.0)
+            await self._take(batch)
+            del batch  # the next one may be long in coming, and updates are large
+
+    async def _take(self, batch: list[_Call]) -> None:
+        if self.failure is not None:
+            self._fail(batch, self.failure)
+            return
+        loop = asyncio.get_running_loop()
+        try:
+            deadline = await loop.run_in_executor(self._thread, self._books.commit, batch)
+        except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be logged after it
+            self._fail(batch, error)
+            return
+        for call in batch:
+            call.settle()
+            if self.listener is not None and call.event is not None and call.error is None:
+                self.listener(self.seq if call.seq is None else call.seq, call.event.now, call.effects)
+        full = any(isinstance(c.error, StoreFull) for c in batch)
+        self._schedule(deadline, RETRY_FULL_DISK_S if full else 0.0)
 
     async def _gather(self) -> list[_Call] | None:
         """The next batch; None when the queue is at its end.
 
-        It waits a little for updates that are `coming`: a commit costs much the same for one as for many.
+        It waits a little for as many calls as the last batch had: who was answered together asks
+        together, and a commit costs much the same for one as for many.
         """
-        call = await self._queue.get()
         batch: list[_Call] = []
+        call = await self._queue.get()
         latest = asyncio.get_running_loop().time() + self._limits.commit_wait_s
         while call is not None:
             batch.append(call)
             if len(batch) >= self._limits.commit_events_max:
-                return batch
-            if self._queue.empty():
-                if not self.coming:
-                    return batch
+                break
+            if not self._queue.empty():
+                call = self._queue.get_nowait()
+            elif len(batch) >= self._company and not self.coming:
+                break
+            else:
                 try:
                     async with asyncio.timeout_at(latest):
                         call = await self._queue.get()
                 except TimeoutError:
-                    return batch
-            else:
-                call = self._queue.get_nowait()
-        if batch:
-            self._queue.put_nowait(None)
+                    break
+        else:
+            if batch:
+                self._queue.put_nowait(None)
+        self._company = len(batch)
         return batch or None
 
     def give_up(self, error: BaseException) -> None:

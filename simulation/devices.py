@@ -49,7 +49,8 @@ class Server(Protocol):
     def enrol(self, client_id: str, capability: Capability) -> None: ...  # noqa: D102
     def ask(self, ask: Ask) -> Refused | tuple[Task, Model]: ...  # noqa: D102
     def push(self, client_id: str, outbox: Outbox, codec: Codec) -> Decision: ...  # noqa: D102
-    def renew(self, client_id: str, task_id: str, progress: float) -> None: ...  # noqa: D102
+    def takes(self, client_id: str, outbox: Outbox) -> bool: ...  # noqa: D102
+    def renew(self, client_id: str, task_id: str, progress: float) -> bool: ...  # noqa: D102
     def downloaded(self, client_id: str, model: Model) -> None: ...  # noqa: D102
     def note(self, kind: str, client_id: str) -> None: ...  # noqa: D102
 
@@ -99,11 +100,6 @@ class Device:
         self._cycle(-phase_s)
         if phase_s < on_s:
             self._switch_on()
-
-    def cancelled(self, task_id: str) -> None:
-        """A notice from the server, which is here now."""
-        if self._on and not self._away:
-            self._handle(ev.TaskCancelled(self._clock.now, task_id))
 
     def _cycle(self, start_s: float) -> None:
         """One period from `start_s`, which may lie before 0; then the next."""
@@ -184,7 +180,7 @@ class Device:
             case ef.Renew(task):
                 # Seconds of work stand for progress: a device here may vanish, but never hangs.
                 report = (self.client_id, task.task_id, now - task.granted_at)
-                self._clock.at(now + self.link.latency_s, partial(self._server.renew, *report))
+                self._clock.at(now + self.link.latency_s, partial(self._renew, *report))
             case ef.StopTraining():
                 self._call += 1
                 self._abandon()
@@ -246,10 +242,34 @@ class Device:
         self._outbox = Outbox(order.task, order.update_id, self.examples, result)
         self._handle(ev.Trained(self._clock.now, order.update_id))
 
+    def _renew(self, client_id: str, task_id: str, progress: float) -> None:
+        """A heartbeat is at the server; the answer may say that the task is not wanted any more."""
+        if not self._server.renew(client_id, task_id, progress):
+            self._clock.at(self._clock.now + self.link.latency_s, partial(self._cancelled, task_id))
+
+    def _cancelled(self, task_id: str) -> None:
+        if self._on and not self._away:
+            self._handle(ev.TaskCancelled(self._clock.now, task_id))
+
     def _push(self) -> None:
+        """Send the header; the server looks up the task before it takes the payload."""
         assert self._outbox is not None, "an update is in the outbox before it is pushed"
         self._call += 1
-        self._after(self.link.upload_s(len(self._outbox.result.payload)), self._pushed)
+        received_at = self._clock.now + self.link.upload_s(len(self._outbox.result.payload))
+        self._after(self.link.latency_s, partial(self._announced, received_at))
+
+    def _announced(self, received_at: float) -> None:
+        """The update's header is at the server; its last byte will be there at `received_at`."""
+        assert self._outbox is not None
+        if self._server.takes(self.client_id, self._outbox):
+            self._at(received_at, self._pushed)
+        else:
+            self._after(self.link.latency_s, self._refused)
+
+    def _refused(self) -> None:
+        assert self._outbox is not None
+        detail = f"task {self._outbox.task.task_id!r} is not open any more"
+        self._handle(ev.CallFailed(self._clock.now, detail, retryable=False))
 
     def _pushed(self) -> None:
         """The update is at the server."""
@@ -269,13 +289,16 @@ class Device:
 
     def _after(self, delay_s: float, step: Action) -> None:
         """Go on with the call in hand after so many seconds, unless it is over by then."""
+        self._at(self._clock.now + delay_s, step)
+
+    def _at(self, time_s: float, step: Action) -> None:
         call = self._call
 
         def go_on() -> None:
             if call == self._call:
                 step()
 
-        self._clock.at(self._clock.now + delay_s, go_on)
+        self._clock.at(time_s, go_on)
 
     def _abandon(self) -> None:
         if self._training is not None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from anabranch.compress.codec import make_codec
@@ -17,7 +16,6 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.params import digest
 from anabranch.core.session import Session, SessionSettings
 from anabranch.core.settings import EngineSettings
-from anabranch.core.updates import Task
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
@@ -139,7 +137,6 @@ class Simulation:
         self.world = World(self.clock, self.engine, versions, journal, recorder)
         self.devices = self._devices(executor)
         self._by_id = {device.client_id: device for device in self.devices}
-        self.world.cancel = self._cancel
         self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, self._tell)
         self.world.observers.append(self._evaluator.observe)
 
@@ -171,10 +168,6 @@ class Simulation:
             Device(i, self._problem.count(i), Session(f"device-{i:04d}", seed, settings), around)
             for i in range(config.fleet.clients)
         ]
-
-    def _cancel(self, task: Task) -> None:
-        device = self._by_id[task.client_id]
-        self.clock.at(self.clock.now + device.link.latency_s, partial(device.cancelled, task.task_id))
 
     def _tell(self, measured: Measured) -> None:
         if self._progress is not None:

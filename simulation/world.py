@@ -17,7 +17,6 @@ from anabranch.core.effects import (
     Effect,
     Finished,
     Granted,
-    LeaseEnd,
     LeaseEnded,
     Published,
     Refused,
@@ -52,7 +51,6 @@ class World:
         self.engine = engine
         self.versions = versions
         self.observers: list[Observer] = []
-        self.cancel: Callable[[Task], None] = lambda _: None
         self._journal = journal
         self._recorder = recorder
         self._tick_at = math.inf
@@ -97,11 +95,24 @@ class World:
         effects = self._handle(arrived, result.payload)
         return next(e for e in effects if isinstance(e, Decided)).receipt.decision
 
-    def renew(self, client_id: str, task_id: str, progress: float) -> None:
-        """A heartbeat; one for a task that is over changes nothing and is not journalled."""
+    def takes(self, client_id: str, outbox: Outbox) -> bool:
+        """Whether the payload shall come: not for a task that is over, and was not answered by this."""
+        task = self.engine.ledger.tasks.get(outbox.task.task_id)
+        if task is not None and task.client_id == client_id:
+            return True
+        if outbox.update_id in self.engine.ledger.receipts:
+            return True
+        self._recorder.note(self.clock.now, "late", client=client_id, update=outbox.update_id)
+        return False
+
+    def renew(self, client_id: str, task_id: str, progress: float) -> bool:
+        """A heartbeat; False: the task is not wanted any more. That changes nothing and is not journalled."""
         task = self.engine.ledger.tasks.get(task_id)
-        if task is not None and task.state is TaskState.LEASED:
+        if task is None or task.client_id != client_id:
+            return False
+        if task.state is TaskState.LEASED:
             self._handle(ev.LeaseRenewed(self.clock.now, client_id, task_id, progress))
+        return True
 
     def downloaded(self, client_id: str, model: Model) -> None:
         """A device has received a model whole."""
@@ -138,8 +149,6 @@ class World:
                 self._recorder.published(now, version)
             case LeaseEnded(task, end):
                 self._recorder.note(now, "lease_ended", client=task.client_id, end=end.value)
-                if end is LeaseEnd.CANCELLED:
-                    self.cancel(task)
             case Finished(why):
                 self._recorder.note(now, "finished", why=why)
                 self.clock.stop()

@@ -13,7 +13,8 @@
 The cohort is a uniform draw of the enrolled devices, fixed for the round, whoever asks first; in
 round 0, when the fleet is not known yet, first come is first served. Over-selection and deadline
 make it an honest baseline: a synchronous system in practice has both (Bonawitz et al., MLSys 2019).
-If nobody has come by the deadline, a further cohort is drawn, and the first still count.
+If nobody has come by the deadline, further devices are drawn, and the first still count. Without a
+deadline a round whose whole cohort has left never ends.
 
 Source: McMahan et al., "Communication-efficient learning of deep networks from decentralized data",
 AISTATS 2017, algorithm 1.
@@ -38,13 +39,14 @@ from anabranch.core.updates import Ask, LocalPlan, Reason, Task, Update
 class FedAvgState:
     """One round. `total` = sum_i n_i Delta_i, shape (size,).
 
-    `cohort` may take part (None: anybody, round 0), `members` have got their task.
+    `cohort` may take part (None: anybody, round 0), `members` have got their task, `answered` have
+    been counted.
     """
 
     total: Vector
     examples: int = 0
-    count: int = 0
     members: list[str] = field(default_factory=list)
+    answered: list[str] = field(default_factory=list)
     draws: int = 0
     deadline: float | None = None
     cohort: list[str] | None = None
@@ -89,7 +91,7 @@ class FedAvg(AsyncStrategy):
             return Refusal(
                 Reason.NOT_SELECTED, f"not among the {len(state.cohort)} devices of round {round_}"
             )
-        if ask.client_id in state.members:
+        if ask.client_id in state.members or ask.client_id in state.answered:
             return Refusal(Reason.NOT_SELECTED, f"takes part in round {round_} once only")
         if len(state.members) >= places:
             return Refusal(Reason.AT_CAPACITY, f"the {places} places of round {round_} are taken")
@@ -106,8 +108,9 @@ class FedAvg(AsyncStrategy):
             detail = f"round {update.base_version} is over, this is round {context.version}"
             return Step(state, None, rejected(context.staleness, Reason.ROUND_OVER, detail))
         add_scaled(state.total, update.examples, update.delta)
-        state = replace(state, examples=state.examples + update.examples, count=state.count + 1)
-        if state.count < self.clients_per_round:
+        answered = [*state.answered, update.client_id]
+        state = replace(state, examples=state.examples + update.examples, answered=answered)
+        if len(answered) < self._quota(state):
             return Step(state, None, held(0, float(update.examples)))
         step = self._end_round(state, vector, context)
         return replace(step, decision=published(0, float(update.examples)))
@@ -124,22 +127,30 @@ class FedAvg(AsyncStrategy):
 
     def on_timer(self, state: FedAvgState, vector: Vector, context: Context) -> Step:
         """End the round with what has come; if that is nothing, ask further devices."""
-        if state.count:
+        if state.answered:
             return self._end_round(state, vector, context)
         draws = state.draws + 1
-        more = self._draw(context, context.version, draws)
-        cohort = None if state.cohort is None else sorted({*state.cohort, *more})
+        cohort = state.cohort
+        if cohort is not None:
+            cohort = sorted([*cohort, *self._draw(context, context.version, draws, cohort)])
         return Step(replace(state, draws=draws, cohort=cohort, deadline=self._deadline(context)))
 
     def _end_round(self, state: FedAvgState, vector: Vector, context: Context) -> Step:
         add_scaled(vector, 1.0 / state.examples, state.total)
         state.total.fill(0)
-        cohort = self._draw(context, context.version + 1, 0)
+        cohort = self._draw(context, context.version + 1, 0, [])
         return Step(FedAvgState(state.total, deadline=self._deadline(context), cohort=cohort), vector)
 
     def _deadline(self, context: Context) -> float | None:
         return context.now + self.deadline_s if self.deadline_s else None
 
-    def _draw(self, context: Context, round_: int, draw: int) -> list[str]:
-        order = sorted(context.clients, key=lambda c: rank(context.seed, "cohort", round_, draw, c))
+    def _quota(self, state: FedAvgState) -> int:
+        """m, or the whole cohort where the fleet has fewer devices."""
+        return (
+            self.clients_per_round if state.cohort is None else min(self.clients_per_round, len(state.cohort))
+        )
+
+    def _draw(self, context: Context, round_: int, draw: int, but: list[str]) -> list[str]:
+        known = set(context.clients).difference(but)
+        order = sorted(known, key=lambda c: rank(context.seed, "cohort", round_, draw, c))
         return sorted(order[: self.selected_per_draw])

@@ -35,7 +35,7 @@ from anabranch.server.store.files import (
     sync_folder,
 )
 
-SYNC_BYTES = 4 * MIB
+SYNC_BYTES = 16 * MIB
 ORPHAN_AGE_S = 3600.0  # a blob may wait for its entry this long
 PART_AGE_S = 24 * 3600.0  # a device may stay away this long before it starts its upload again
 

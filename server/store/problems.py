@@ -14,13 +14,14 @@ from sqlalchemy import Connection, Select, and_, exists, func, or_, select, text
 
 from anabranch.core.errors import StoreCorrupt
 from anabranch.server.store.blobs import BlobStore
+from anabranch.server.store.packs import Packs, read_payload
 from anabranch.server.store.schema import events, leases, model_versions, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
 
 PAGE = 64  # payloads in memory at a time
 
 
-def find_problems(connection: Connection, blobs: BlobStore, files: SnapshotFiles) -> list[str]:
+def find_problems(connection: Connection, blobs: BlobStore, packs: Packs, files: SnapshotFiles) -> list[str]:
     """Every broken invariant, in words; empty when all hold."""
     return [
         *_pages(connection),
@@ -30,7 +31,7 @@ def find_problems(connection: Connection, blobs: BlobStore, files: SnapshotFiles
         *_versions(connection),
         *_leases(connection),
         *_snapshots(connection, files),
-        *_payloads(connection, blobs),
+        *_payloads(connection, blobs, packs),
     ]
 
 
@@ -151,20 +152,20 @@ def _snapshots(connection: Connection, files: SnapshotFiles) -> Iterator[str]:
             yield f"snapshot {row.applied_through_seq} has version {meta['version']}, not {row.version}"
 
 
-def _payloads(connection: Connection, blobs: BlobStore) -> Iterator[str]:
+def _payloads(connection: Connection, blobs: BlobStore, packs: Packs) -> Iterator[str]:
     """Every payload is there with its digest and size, and is the one that the log names."""
     seq = 0
     query = select(updates, events.c.record).join(events, events.c.seq == updates.c.seq).limit(PAGE)
     while True:
         page = connection.execute(query.where(updates.c.seq > seq).order_by(updates.c.seq)).all()
         for row in page:
-            yield from _payload(row, blobs)
+            yield from _payload(row, blobs, packs)
         if len(page) < PAGE:
             return
         seq = page[-1].seq
 
 
-def _payload(row: Any, blobs: BlobStore) -> Iterator[str]:
+def _payload(row: Any, blobs: BlobStore, packs: Packs) -> Iterator[str]:
     record = json.loads(row.record)
     named = record.get("payload", {})
     if (record.get("update_id"), named.get("sha256")) != (row.update_id, row.sha256):
@@ -172,7 +173,8 @@ def _payload(row: Any, blobs: BlobStore) -> Iterator[str]:
     if row.flawed:  # nothing was computed from its bytes, so they need not be kept
         return
     try:
-        data = row.payload if row.payload is not None else blobs.read(row.sha256)
+        is_file = row.payload is None and row.pack is None
+        data = blobs.read(row.sha256) if is_file else read_payload(row, packs)
     except StoreCorrupt as error:
         yield f"update {row.update_id!r}: {error}"
         return

@@ -11,6 +11,7 @@ from anabranch.core.errors import ManifestMismatch
 from anabranch.core.journal import Record, line
 from anabranch.core.updates import Decision, Reason, Receipt, Verdict
 from anabranch.server.store.base import Entry, RunInfo
+from anabranch.server.store.packs import Place
 
 Row = dict[str, Any]
 BIGINT_MAX = (1 << 63) - 1
@@ -52,8 +53,8 @@ def client_row(record: Record) -> Row:
     }
 
 
-def update_row(seq: int, entry: Entry) -> Row:
-    """A row of `updates`, not yet decided."""
+def update_row(seq: int, entry: Entry, place: Place | None) -> Row:
+    """A row of `updates`, not yet decided. `place`: where its payload lies, if in a pack."""
     record, payload = entry.record, entry.record["payload"]
     return {
         "seq": seq,
@@ -66,7 +67,9 @@ def update_row(seq: int, entry: Entry) -> Row:
         "codec": payload["codec"],
         "sha256": payload["sha256"],
         "size_bytes": payload["size_bytes"],
-        "payload": entry.inline,
+        "payload": None if place else entry.inline,
+        "pack": place.pack if place else None,
+        "pack_offset": place.offset if place else None,
         "flawed": bool(record["flaw"]),
         "state": "received",
         "reason": "",

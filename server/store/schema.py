@@ -83,9 +83,9 @@ leases = Table(
 )
 Index("ix_leases_client_id", leases.c.client_id)
 
-# `payload` has small payloads; larger ones are files, named by `sha256`. `received` is durable but not
-# yet decided, `held` is folded into a buffer, `applied` is in version `applied_version`. `verdict` and
-# `version` are what the device was told.
+# `payload` has small payloads; larger ones lie in a pack, or are files of their own, named by `sha256`.
+# `received` is durable but not yet decided, `held` is folded into a buffer, `applied` is in version
+# `applied_version`. `verdict` and `version` are what the device was told.
 updates = Table(
     "updates",
     metadata,
@@ -100,6 +100,8 @@ updates = Table(
     Column("sha256", Text, nullable=False),
     Column("size_bytes", Big, nullable=False),
     Column("payload", LargeBinary),
+    Column("pack", Big),
+    Column("pack_offset", Big),
     Column("flawed", Boolean, nullable=False),
     Column("state", Text, nullable=False),
     Column("verdict", Text),
@@ -113,6 +115,7 @@ updates = Table(
     CheckConstraint("(state = 'applied') = (applied_version IS NOT NULL)", name="applied_version"),
     CheckConstraint("(state = 'received') = (verdict IS NULL)", name="verdict"),
     CheckConstraint("payload IS NULL OR length(payload) = size_bytes", name="payload"),
+    CheckConstraint("(pack IS NULL) = (pack_offset IS NULL)", name="pack"),
 )
 Index("ix_updates_update_id", updates.c.update_id, unique=True)
 Index("ix_updates_sha256", updates.c.sha256)

@@ -10,17 +10,27 @@ import json
 import os
 import uuid
 from pathlib import Path
+from typing import IO, Any
 
 import numpy as np
+import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import Limits
 from anabranch.core.snapshot import Snapshot
-from anabranch.server.store.files import check_space, disk_errors, make_folder, sync_file, sync_folder
+from anabranch.server.store.files import check_space, disk_errors, make_folder, open_file, sync_folder
 
 META = "$meta"
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "uint8": "U8",
+    "int64": "I64",
+    "bool": "BOOL",
+}
 
 
 class SnapshotFiles:
@@ -49,10 +59,7 @@ class SnapshotFiles:
         temporary = self.folder / f"{uuid.uuid4().hex}.tmp"
         try:
             with disk_errors("writing a snapshot"):
-                _save(tensors, temporary)
-                temporary.chmod(0o600)
-                sync_file(temporary)
-                sha256 = _digest(temporary)
+                sha256 = _save(tensors, temporary)
                 temporary.rename(self.path(sha256))
                 sync_folder(self.folder)
         finally:
@@ -81,19 +88,32 @@ class SnapshotFiles:
                 sync_folder(self.folder)
 
 
-def _save(tensors: dict[str, np.ndarray], path: Path) -> None:
-    """`save_file`, with the operating system's error number where it has one."""
-    try:
-        save_file(tensors, path)
-    except SafetensorError as error:
-        if (number := _os_error(str(error))) is not None:
-            raise OSError(number, os.strerror(number)) from error
-        raise
+def _save(tensors: dict[str, npt.NDArray[Any]], path: Path) -> str:
+    """Write a safetensors file durably; returns its SHA-256.
+
+    By hand, because the library's own function holds a second copy of every tensor in memory.
+    """
+    head, end = {}, 0
+    for name, array in tensors.items():
+        start, end = end, end + array.nbytes
+        dtype = _DTYPES[array.dtype.name]
+        head[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [start, end]}
+    text = json.dumps(head).encode()
+    text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight bytes
+    sha = hashlib.sha256()
+    with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0) as file:
+        values = [memoryview(array.reshape(-1).view(np.uint8)) for array in tensors.values()]
+        for part in (len(text).to_bytes(8, "little"), text, *values):
+            sha.update(part)
+            _write_all(file, part)
+        os.fsync(file.fileno())
+    return sha.hexdigest()
 
 
-def _os_error(message: str) -> int | None:
-    _, found, rest = message.partition("(os error ")
-    return int(rest.partition(")")[0]) if found else None
+def _write_all(file: IO[bytes], part: bytes | memoryview) -> None:
+    view = memoryview(part)
+    while view:
+        view = view[file.write(view) :]
 
 
 def _digest(path: Path) -> str:

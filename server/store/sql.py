@@ -6,19 +6,18 @@ whatever the number of events. See `base.py` for the laws.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, delete, exists, func, insert, select
+from sqlalchemy import URL, Connection, delete, exists, func, insert, or_, select
 
 from anabranch.core.errors import StoreCorrupt, StoreError
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
 from anabranch.server.store import migrations, rows, schema
@@ -26,12 +25,14 @@ from anabranch.server.store.base import Entry, Projection, Recovery, RunInfo, Ve
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.database import Database
 from anabranch.server.store.files import FolderLock, check_space, disk_errors, make_folder
+from anabranch.server.store.packs import Packs, Place, read_payload
 from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert, write_projections
 from anabranch.server.store.schema import clients, events, model_versions, runs, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
 
 SNAPSHOTS_KEPT = 3
+ROW_BYTES_MAX = 64 * KIB  # larger payloads go into a pack: a database writes them twice
 PAGE = 500  # events read at a time
 
 log = logging.getLogger(__name__)
@@ -44,6 +45,7 @@ class SqlStore:
         self._database = Database(url)
         self._data_dir, self._limits = data_dir, limits
         self._blobs = BlobStore(data_dir, limits)
+        self._packs = Packs(data_dir)
         self._snapshots = SnapshotFiles(data_dir, limits)
         self._lock: FolderLock | None = None
         self._last_seq = 0
@@ -78,6 +80,7 @@ class SqlStore:
                 stored = self._enter(connection, info)
                 self._last_seq = connection.scalar(select(func.max(events.c.seq))) or 0
             self._blobs.prepare()
+            self._packs.prepare()
             self._snapshots.prepare()
             self._collect_garbage()
         except BaseException:
@@ -88,6 +91,7 @@ class SqlStore:
     def close(self) -> None:
         """Flush and let go of files and locks."""
         self._database.close()
+        self._packs.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -103,7 +107,8 @@ class SqlStore:
 
     def _collect_garbage(self) -> None:
         with self._database.writing() as connection:
-            files = select(updates.c.sha256).where(updates.c.payload.is_(None), ~updates.c.flawed)
+            u = updates.c
+            files = select(u.sha256).where(u.payload.is_(None), u.pack.is_(None), ~u.flawed)
             referenced = set(connection.scalars(files))
             kept = set(connection.scalars(select(snapshots.c.sha256)))
         if gone := self._blobs.collect_garbage(referenced):
@@ -148,9 +153,17 @@ class SqlStore:
         connection.execute(insert(events), [rows.event_row(seq, e.record) for seq, e in numbered])
         if arrived := [(seq, e) for seq, e in numbered if rows.update_id_of(e) is not None]:
             self._check_blobs([entry for _, entry in arrived])
-            connection.execute(insert(updates), [rows.update_row(seq, e) for seq, e in arrived])
+            places = self._pack(arrived)
+            found = [rows.update_row(seq, e, places.get(seq)) for seq, e in arrived]
+            connection.execute(insert(updates), found)
         enrolled = [rows.client_row(e.record) for _, e in numbered if e.record["kind"] == "enrolled"]
         upsert(connection, clients, enrolled, replaced=("capability", "seen_at"))
+
+    def _pack(self, arrived: Sequence[tuple[int, Entry]]) -> dict[int, Place]:
+        """Put the payloads that are too large for a row into a pack."""
+        large = [(seq, e.inline) for seq, e in arrived if e.inline and len(e.inline) > ROW_BYTES_MAX]
+        places = self._packs.write([data for _, data in large])
+        return {seq: place for (seq, _), place in zip(large, places, strict=True)}
 
     def _check_blobs(self, entries: Sequence[Entry]) -> None:
         for record in [e.record for e in entries if e.inline is None and not e.record["flaw"]]:
@@ -184,16 +197,12 @@ class SqlStore:
 
     def payload(self, reference: Payload) -> bytes | memoryview:
         """The bytes of an update. Raises `StoreCorrupt`."""
-        inline = select(updates.c.payload).where(
-            updates.c.sha256 == reference.sha256, updates.c.payload.is_not(None)
-        )
+        u = updates.c
+        query = select(u.payload, u.pack, u.pack_offset, u.size_bytes, u.sha256)
+        here = or_(u.payload.is_not(None), u.pack.is_not(None))
         with self._reading() as connection:
-            data: bytes | None = connection.scalar(inline.limit(1))
-        if data is None:
-            return self._blobs.read(reference.sha256)
-        if (found := hashlib.sha256(data).hexdigest()) != reference.sha256:
-            raise StoreCorrupt(f"payload {reference.sha256} has the SHA-256 {found}: restore a backup")
-        return data
+            row = connection.execute(query.where(u.sha256 == reference.sha256, here).limit(1)).first()
+        return self._blobs.read(reference.sha256) if row is None else read_payload(row, self._packs)
 
     def receipt(self, update_id: str) -> Receipt | None:
         """What was decided of an update, from the projections."""
@@ -235,7 +244,7 @@ class SqlStore:
     def problems(self) -> list[str]:
         """Every broken invariant of the stored data, in words. Reads only."""
         with self._reading() as connection:
-            return find_problems(connection, self._blobs, self._snapshots)
+            return find_problems(connection, self._blobs, self._packs, self._snapshots)
 
     # --- snapshots ---------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.settings import EngineSettings
+from anabranch.core.strategy import Strategy
 from anabranch.core.updates import Ask, Capability, Submodel, find_flaw
 from anabranch.core.updates import Update as CoreUpdate
+from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.registry import make_strategy
 
 Array = npt.NDArray[Any]
@@ -67,12 +69,32 @@ def aggregate(
     """Apply updates one after the other to version 0, `model`.
 
     Any version that earlier updates of the same call have made may be an update's base. The clock
-    does not advance, so no deadline passes. An update that cannot be used is a rejected step.
+    does not advance, so no deadline passes, and every client of the call is selected for every
+    round. An update whose values cannot be used is a rejected step.
 
-    Raises `ConfigError` for an unknown strategy or parameter, `InvalidUpdate` for a model that
-    holds no float tensor, or for an update with both or neither of `delta` and `model`.
+    Raises `ConfigError` for an unknown strategy or parameter; `InvalidUpdate` for a model that
+    holds no float tensor or values that are not finite, and for an update whose fields are of
+    the wrong type, or that has both or neither of `delta` and `model`.
     """
-    return _Driver(strategy, params, model, updates).run()
+    return _Driver(strategy, params, model, list(updates)).run()
+
+
+def _check_fields(u: Update) -> None:
+    for name, kind in (("client", str), ("task", str), ("base_version", int)):
+        value = getattr(u, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise InvalidUpdate(f"update of task {u.task!r}: {name} must be {kind.__name__}, not {value!r}")
+    if (u.delta is None) == (u.model is None):
+        raise InvalidUpdate(f"update of task {u.task!r}: give either delta or model")
+
+
+def _for_all(strategy: Strategy, updates: Sequence[Update]) -> Strategy:
+    """A strategy with rounds whose cohorts are everybody: here the updates say who takes part."""
+    if isinstance(strategy, FedAvg):
+        clients = len({u.client for u in updates})
+        over = max(strategy.over_selection, clients / strategy.clients_per_round)
+        return replace(strategy, over_selection=over)
+    return strategy
 
 
 class _Driver:
@@ -86,13 +108,14 @@ class _Driver:
         if not self.spec.size:
             raise InvalidUpdate("model: there is no float tensor to aggregate")
         for u in updates:
-            if (u.delta is None) == (u.model is None):
-                raise InvalidUpdate(f"update of task {u.task!r}: give either delta or model")
-        self.frozen = self.spec.frozen(tensors)
+            _check_fields(u)
+        self.frozen = {name: a.copy() for name, a in self.spec.frozen(tensors).items()}
         self.updates = updates
         settings = EngineSettings(tasks_per_client=max(1, len(updates)), lease_s=np.inf)
         vector = self.spec.flatten(tensors)
-        self.engine = Engine(self.spec, make_strategy(strategy, params), settings, vector)
+        if not np.isfinite(vector).all():
+            raise InvalidUpdate("model: there are values that are not finite")
+        self.engine = Engine(self.spec, _for_all(make_strategy(strategy, params), updates), settings, vector)
         self.bases: dict[int, Vector] = {}
         self.wanted = {u.base_version for u in updates}
         self.refused: dict[str, Refused] = {}
@@ -187,6 +210,8 @@ class _Driver:
         if name not in values:
             raise InvalidUpdate(f"tensor {name!r} is in the submodel but was not sent")
         part = np.asarray(values[name])
+        if part.dtype.kind not in "fiub":
+            raise InvalidUpdate(f"tensor {name!r} is {part.dtype}: real numbers are needed")
         expected = next(t.shape for t in self.spec.tensors if t.name == name)
         if coordinates.size == int(np.prod(expected, dtype=np.int64)) and part.shape == expected:
             return part.reshape(-1)

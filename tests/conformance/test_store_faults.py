@@ -110,12 +110,12 @@ def test_a_database_that_is_full_says_so(on_disk: Backend) -> None:
         for statement in FILL[on_disk.kind]:
             connection.execute(text(statement))
     with pytest.raises(StoreFull):
-        store.append([update(2, b"x" * 100_000), update(3)])
+        store.append([update(2, b"x" * 60_000), update(3)])
     assert len(logged(store)) == 1
     with store._database.writing() as connection:
         for statement in EMPTY[on_disk.kind]:
             connection.execute(text(statement))
-    assert store.append([update(2, b"x" * 100_000), update(3)]) == [2, 3]
+    assert store.append([update(2, b"x" * 60_000), update(3)]) == [2, 3]
     assert store.problems() == []
     store.close()
 

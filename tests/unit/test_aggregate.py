@@ -129,6 +129,41 @@ def test_what_is_wrong_with_the_call_itself_raises() -> None:
         one("fedbuf", delta=ZERO)
 
 
+def test_rounds_take_whoever_the_call_names() -> None:
+    updates = [
+        Update(f"c{(2 * r + i) % 6}", f"t{r}-{i}", r, delta={"w": np.ones(1)})
+        for r in range(3)
+        for i in range(2)
+    ]
+    result = aggregate("fedavg", {"clients_per_round": 2}, {"w": np.zeros(1)}, updates)
+    assert [s.decision for s in result.steps] == ["held", "published"] * 3
+    assert result.model["w"] == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"base_version": "0"}, "base_version must be int"),
+        ({"base_version": True}, "base_version must be int"),
+        ({"client": 3}, "client must be str"),
+        ({"task": None}, "task must be str"),
+    ],
+)
+def test_a_field_of_the_wrong_type_raises(change: Any, words: str) -> None:
+    with pytest.raises(InvalidUpdate, match=words):
+        aggregate(
+            "fedbuff",
+            {},
+            MODEL,
+            [Update(**{"client": "c", "task": "t", "base_version": 0, "delta": ZERO, **change})],
+        )
+
+
+def test_a_model_that_is_not_finite_raises() -> None:
+    with pytest.raises(InvalidUpdate, match="not finite"):
+        aggregate("fedbuff", {}, {"w": np.array([np.nan])}, [])
+
+
 def test_no_updates_give_the_model_back() -> None:
     result = aggregate("fedasync", {}, MODEL, [])
     assert (result.version, result.steps) == (0, ())

@@ -69,6 +69,12 @@ def test_passwords_are_masked() -> None:
         ({"fleet": {"speed_ratio": 0.5}}, "fleet.speed_ratio must be at least 1"),
         ({"fleet": {"availability": 0}}, "fleet.availability must be greater than 0"),
         ({"client": {"precision": "float8"}}, "client.precision must be one of"),
+        ({"client": {"learning_rate": float("nan")}}, "client.learning_rate must be a finite number"),
+        ({"client": {"epochs": 0}}, "client.epochs or client.steps"),
+        ({"fleet": {"dropout": 1}}, "fleet.dropout must be less than 1"),
+        ({"submodel": {"name": "half"}}, "submodel.name must be one of none"),
+        ({"server": {"lease_min_s": 9, "lease_max_s": 5}}, "lease_min_s must not be over lease_max_s, 5"),
+        ({"server": {"retry_after_min_s": 9}}, "retry_after_min_s must not be over retry_after_max_s"),
     ],
 )
 def test_bad_values_name_the_key(tables: Any, words: str) -> None:

@@ -306,3 +306,59 @@ def test_ending_a_round_cancels_its_stragglers() -> None:
     bench.ask("b", "tb")
     effects = bench.push("a", "ta")
     assert [(e.task.task_id, e.end) for e in only(effects, LeaseEnded)] == [("tb", LeaseEnd.CANCELLED)]
+
+
+def test_a_lost_grant_is_found_again_although_the_run_is_paused() -> None:
+    bench = Bench()
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    bench.do(ev.Paused(1.0))
+    assert only(bench.ask("a", "t0"), Granted)
+
+
+def test_an_update_of_no_use_frees_its_place_in_the_round() -> None:
+    bench = Bench("fedavg", clients_per_round=2, over_selection=1.0, deadline_s=0.0)
+    bench.enrol("a", "b", "c")
+    bench.ask("a", "ta")
+    bench.ask("b", "tb")
+    assert only(bench.ask("c", "tc"), Refused)
+    assert decision(bench.push("a", "ta", flaw="delta is broken")).reason is Reason.INVALID
+    assert only(bench.ask("c", "tc2"), Granted)
+    bench.push("b", "tb", (2, 2, 2, 2))
+    bench.push("c", "tc2", (4, 4, 4, 4))
+    assert (bench.engine.version, bench.engine.vector.tolist()) == (1, [3, 3, 3, 3])
+
+
+def test_nobody_counts_twice_in_a_round_by_being_late() -> None:
+    bench = Bench("fedavg", clients_per_round=3, over_selection=1.0, deadline_s=0.0, lease_s=5.0)
+    bench.enrol("a", "b", "c")
+    bench.ask("a", "t0")
+    bench.tick(5.0)
+    assert decision(bench.push("a", "t0", now=6.0)).verdict is Verdict.HELD
+    assert reason(bench.ask("a", "t1", now=7.0)) is Reason.NOT_SELECTED
+
+
+def test_a_restarted_device_takes_its_place_in_the_round_again() -> None:
+    bench = Bench("fedavg", clients_per_round=2, over_selection=1.0)
+    bench.enrol("a", "b")
+    bench.ask("a", "before")
+    ended, granted = bench.ask("a", "after")
+    assert (ended.end, granted.task.task_id) == (LeaseEnd.SUPERSEDED, "after")
+    assert bench.engine.state.members == ["a"]
+
+
+def test_the_held_updates_of_a_snapshot_stay_those_of_its_moment() -> None:
+    from anabranch.core.snapshot import restore, state_digest, take_snapshot
+
+    bench = Bench(buffer_size=3)
+    bench.enrol("a")
+    bench.work("a", "t0")
+    snapshot, digest = take_snapshot(bench.engine), state_digest(bench.engine)
+    engines = [
+        restore(snapshot, bench.engine.spec, bench.engine.strategy, bench.engine.settings) for _ in range(2)
+    ]
+    bench.work("a", "t1")
+    engines[0].handle(ev.TaskAsked(9.0, bench.log[-2].ask))  # type: ignore[union-attr]
+    engines[0].handle(bench.log[-1])
+    assert state_digest(engines[1]) == digest
+    assert snapshot.meta["pending"] == ["update-of-t0"]

@@ -98,7 +98,10 @@ def test_the_digest_is_of_the_little_endian_bytes() -> None:
     [
         (np.zeros(15, np.float32), None, 1, None),
         (np.zeros(2, np.float32), Submodel(np.array([3, 9])), 1, None),
-        (np.full(15, 3e38, np.float32), None, 1, None),
+        (np.full(15, 1e11, np.float32), None, 1, None),
+        (np.full(15, 3e38, np.float32), None, 1, "15 values that are over 1e"),
+        (np.zeros(15, np.float32), None, 10**9 + 1, "at most 1000000000"),
+        (np.zeros(15, np.float32), None, float("nan"), "examples is nan"),
         (np.zeros(14, np.float32), None, 1, r"shape \(14,\)"),
         (np.zeros((15, 1), np.float32), None, 1, r"shape \(15, 1\)"),
         (np.zeros(15, np.float64), None, 1, "float64"),

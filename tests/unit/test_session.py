@@ -138,10 +138,17 @@ def test_an_ask_that_cannot_succeed_ends_it() -> None:
 def test_a_push_that_cannot_succeed_is_discarded_and_work_goes_on() -> None:
     d = Device().at(Phase.PUSHING)
     update_id = d.session.update_id
-    discard, wait = d.do(ev.CallFailed, "refused", retryable=False)
+    discard, ask = d.do(ev.CallFailed, "refused", retryable=False)
     assert discard == ef.Discard(str(update_id))
+    assert isinstance(ask, ef.AskTask)
+
+
+def test_a_result_that_cannot_be_kept_is_given_up() -> None:
+    """A full disk on the device: the outbox refuses the result, a later task may fit."""
+    d = Device().at(Phase.TRAINING)
+    (wait,) = d.do(ev.CallFailed, "no space left", retryable=True)
     assert isinstance(wait, ef.SetTimer)
-    assert [type(e) for e in d.do(ev.TimerFired, "retry")] == [ef.AskTask]
+    assert d.session.task is None
 
 
 @pytest.mark.parametrize("phase", [Phase.FETCHING, Phase.TRAINING])

@@ -149,7 +149,7 @@ def test_a_straggler_of_a_round_is_not_used() -> None:
     bench.push("b", "t-b")
     model = bench.engine.vector.copy()
     late = decision(bench.push("c", "t-c"))
-    assert late.reason in (Reason.ROUND_OVER, Reason.UNKNOWN_TASK)
+    assert late.reason is Reason.ROUND_OVER
     assert np.array_equal(bench.engine.vector, model)
 
 
@@ -242,3 +242,15 @@ def test_a_lost_device_frees_its_place() -> None:
 def test_bad_parameters_name_the_field(name: Any, params: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make_strategy(name, params)
+
+
+def test_a_round_of_a_small_fleet_is_the_whole_fleet() -> None:
+    bench = Bench("fedavg", clients_per_round=10, deadline_s=60.0)
+    bench.enrol("a", "b")
+    bench.work("a", "a0")
+    bench.work("b", "b0")
+    bench.tick(60.0)  # round 0 does not know the fleet yet
+    assert bench.engine.version == 1
+    bench.work("a", "a1", now=61.0)
+    bench.work("b", "b1", now=61.0)
+    assert bench.engine.version == 2

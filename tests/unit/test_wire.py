@@ -15,11 +15,13 @@ from anabranch.core.errors import (
     InvalidUpdate,
     ManifestMismatch,
     TooLarge,
+    WireError,
     outcome_of,
 )
 from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Capability, Decision, LocalPlan, Reason, Submodel, Task, Verdict
 from anabranch.protos import convert
+from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 
 SPEC = ParamSpec.of({"w": np.zeros((2, 3), np.float32), "n": np.zeros((), np.int64)})
@@ -87,6 +89,17 @@ def test_a_task_there_and_back(submodel: Any) -> None:
 )
 def test_a_decision_there_and_back(decision: Any) -> None:
     assert convert.decision_from_proto(convert.decision_to_proto(decision)) == decision
+
+
+def test_a_verdict_of_a_newer_server_is_an_error_that_says_so() -> None:
+    with pytest.raises(WireError, match="'maybe' is not known here"):
+        convert.decision_from_proto(model.Decision(verdict="maybe"))
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("nan")])
+def test_a_bandwidth_that_is_no_number(value: float) -> None:
+    with pytest.raises(InvalidUpdate, match="must be finite"):
+        convert.capability_from_proto(devices.Capability(up_bps=value))
 
 
 def test_a_reason_of_a_newer_server_is_kept_in_words() -> None:

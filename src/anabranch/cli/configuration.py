@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
+from anabranch.compress.codec import make_codec
 from anabranch.core.config import TABLES, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.strategies.registry import make_strategy
@@ -41,6 +42,8 @@ def load_config(
         layers.append(("--set", {table: {key: value}}))
     config = merge(_one_strategy(layers))
     make_strategy(config.strategy.name, config.strategy.params)
+    make_codec(config.uplink.codec)
+    make_codec(config.downlink.codec)
     return config
 
 

@@ -125,31 +125,50 @@ def _watch(fleet: Fleet, admin: str, output: Output) -> Watched:
     deadline = time.monotonic() + DEADLINE_S
     started = time.monotonic()
     with OperatorClient(admin) as operator, Ticker(output) as ticker:
+        operator.status()  # nobody there: better known at once
         while True:
             watched = _look(operator)
-            s = watched.status
-            accuracy = "" if watched.accuracy is None else f", accuracy {percent_text(watched.accuracy)}"
-            ticker.show(
-                f"{duration_text(time.monotonic() - started)}: version {count_text(s.version)},"
-                f" {s.updates_applied} updates from {s.clients} devices, {s.live_tasks} in training,"
-                f" {bytes_text(s.uplink_bytes)} up{accuracy}",
-                version=s.version,
-                updates=s.updates_applied,
-                clients=s.clients,
-                live_tasks=s.live_tasks,
-                accuracy=watched.accuracy,
-            )
-            if s.finished and (watched.evaluated >= s.version or fleet.evaluator_ended()):
-                return watched
+            if watched is not None:
+                ticker.show(_progress(watched, time.monotonic() - started), **_figures(watched))
+                if watched.status.finished and (
+                    watched.evaluated >= watched.status.version or fleet.evaluator_ended()
+                ):
+                    return watched
             fleet.check()
             if time.monotonic() > deadline:
                 raise Unavailable(f"the demo did not end within {DEADLINE_S:.0f} s: see {fleet.logs}")
             time.sleep(POLL_S)
 
 
-def _look(operator: OperatorClient) -> Watched:
-    status = operator.status()
-    measured = [v for v in operator.versions(max(0, status.version - 50)) if "accuracy" in v.metrics]
+def _progress(watched: Watched, elapsed_s: float) -> str:
+    s = watched.status
+    accuracy = "" if watched.accuracy is None else f", accuracy {percent_text(watched.accuracy)}"
+    return (
+        f"{duration_text(elapsed_s)}: version {count_text(s.version)},"
+        f" {s.updates_applied} updates from {s.clients} devices, {s.live_tasks} in training,"
+        f" {bytes_text(s.uplink_bytes)} up{accuracy}"
+    )
+
+
+def _figures(watched: Watched) -> dict[str, Any]:
+    s = watched.status
+    return {
+        "version": s.version,
+        "updates": s.updates_applied,
+        "clients": s.clients,
+        "live_tasks": s.live_tasks,
+        "accuracy": watched.accuracy,
+    }
+
+
+def _look(operator: OperatorClient) -> Watched | None:
+    """None while nobody answers: a server that starts again is no end of the run."""
+    try:
+        status = operator.status()
+        versions = operator.versions(max(0, status.version - 50))
+    except Unavailable:
+        return None
+    measured = [v for v in versions if "accuracy" in v.metrics]
     last = measured[-1] if measured else None
     return Watched(status, last.metrics["accuracy"] if last else None, last.version if last else -1)
 

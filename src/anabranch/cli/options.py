@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 from rich.logging import RichHandler
 
 from anabranch.core.errors import ConfigError
@@ -23,15 +26,29 @@ ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file.", metavar=
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
 
 
+class _JsonLines(logging.Formatter):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record, with its traceback if it has one."""
+        text = record.getMessage()
+        if record.exc_info:
+            text += "\n" + self.formatException(record.exc_info)
+        return json.dumps({"at": self.formatTime(record), "level": record.levelname, "text": text})
+
+
 def set_up_logging(as_json: bool, verbose: bool = False) -> None:
-    """Log lines to stderr, so that stdout stays for answers."""
-    level = logging.DEBUG if verbose else logging.INFO
+    """Log lines to stderr, so that stdout stays for answers: in colour on a terminal, else plain or JSON."""
+    handler: logging.Handler = logging.StreamHandler()
     if as_json:
-        logging.basicConfig(
-            level=level, format='{"at":"%(asctime)s","level":"%(levelname)s","text":"%(message)s"}'
-        )
+        handler.setFormatter(_JsonLines())
+    elif sys.stderr.isatty():
+        handler = RichHandler(console=Console(stderr=True), show_path=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
     else:
-        logging.basicConfig(level=level, format="%(message)s", handlers=[RichHandler(show_path=False)])
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it introduces itself at length
 
 
 def parse_shard(text: str) -> tuple[int, int]:

@@ -88,6 +88,8 @@ def _make_updates() -> None:
         sa.Column("sha256", sa.Text(), nullable=False),
         sa.Column("size_bytes", BIG, nullable=False),
         sa.Column("payload", sa.LargeBinary(), nullable=True),
+        sa.Column("pack", BIG, nullable=True),
+        sa.Column("pack_offset", BIG, nullable=True),
         sa.Column("flawed", sa.Boolean(), nullable=False),
         sa.Column("state", sa.Text(), nullable=False),
         sa.Column("verdict", sa.Text(), nullable=True),
@@ -109,6 +111,7 @@ def _make_updates() -> None:
         sa.CheckConstraint(
             "payload IS NULL OR length(payload) = size_bytes", name=op.f("ck_updates_payload")
         ),
+        sa.CheckConstraint("(pack IS NULL) = (pack_offset IS NULL)", name=op.f("ck_updates_pack")),
     )
     op.create_index("ix_updates_update_id", "updates", ["update_id"], unique=True)
     op.create_index("ix_updates_sha256", "updates", ["sha256"])

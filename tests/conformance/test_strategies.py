@@ -1,0 +1,127 @@
+"""The laws of core/strategy.py, for every built-in strategy."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+import pytest
+
+from anabranch.core.snapshot import _pack, _unpack
+from anabranch.core.strategy import Context, State, Step, Strategy
+from anabranch.core.updates import Ask, LocalPlan, Update, Verdict
+from anabranch.strategies.registry import BUILT_IN, make_strategy
+
+SIZE = 5
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in BUILT_IN),
+    ("fedbuff", {"buffer_size": 2, "momentum": 0.9, "flush_s": 3.0}),
+    ("fedavg", {"clients_per_round": 2}),
+    ("fedprox", {"clients_per_round": 1, "over_selection": 2.0}),
+]
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda v: f"{v[0]}-{len(v[1])}")
+def strategy(request: pytest.FixtureRequest) -> Strategy:
+    return make_strategy(*request.param)
+
+
+def update(number: int, staleness: int) -> Update:
+    rng = np.random.default_rng(number)
+    delta = rng.standard_normal(SIZE).astype(np.float32)
+    return Update(f"u{number}", f"t{number}", f"c{number % 4}", 10 - staleness, 1 + number, delta)
+
+
+def context(strategy: Strategy, vector: Any, staleness: int, now: float = 1.0) -> Context:
+    clients = ("c0", "c1", "c2", "c3")
+    base = vector.copy() if strategy.needs_base else None
+    return Context(now, 10, 7, clients, live_tasks=2, staleness=staleness, base=base)
+
+
+def start(strategy: Strategy) -> tuple[State, Any]:
+    vector = np.arange(SIZE, dtype=np.float32)
+    return strategy.init(vector), vector
+
+
+def run(strategy: Strategy, count: int) -> list[Step]:
+    """`count` updates, each as fresh as its number is even; the steps, deeply copied."""
+    state, vector = start(strategy)
+    steps = []
+    for i in range(count):
+        staleness = i % 2
+        step = strategy.step(state, vector, update(i, staleness), context(strategy, vector, staleness))
+        state, vector = step.state, vector if step.vector is None else step.vector
+        steps.append(copy.deepcopy(step))
+    return steps
+
+
+def frozen(strategy: Strategy, state: State) -> str:
+    arrays: dict[str, Any] = {}
+    meta = _pack(state, "state", arrays)
+    assert isinstance(state, strategy.state_type)
+    return json.dumps([meta, {k: a.tolist() for k, a in arrays.items()}], sort_keys=True)
+
+
+def test_equal_calls_give_equal_results(strategy: Strategy) -> None:
+    for a, b in zip(run(strategy, 12), run(strategy, 12), strict=True):
+        assert frozen(strategy, a.state) == frozen(strategy, b.state)
+        assert a.decision == b.decision
+        assert (a.vector is None) == (b.vector is None)
+        assert a.vector is None or np.array_equal(a.vector, b.vector)
+
+
+def test_a_version_is_published_exactly_with_a_vector(strategy: Strategy) -> None:
+    for step in run(strategy, 12):
+        assert step.decision is not None
+        assert (step.decision.verdict is Verdict.PUBLISHED) == (step.vector is not None)
+        assert step.vector is None or (step.vector.shape, step.vector.dtype) == ((SIZE,), np.float32)
+
+
+def test_a_rejection_leaves_state_and_vector_identical(strategy: Strategy) -> None:
+    state, vector = start(strategy)
+    for i in range(12):
+        before, was = frozen(strategy, state), vector.copy()
+        step = strategy.step(state, vector, update(i, i), context(strategy, vector, i))
+        assert step.decision is not None
+        if step.decision.verdict is Verdict.REJECTED:
+            assert frozen(strategy, step.state) == before
+            assert step.vector is None
+            assert np.array_equal(vector, was)
+            assert step.decision.reason
+            assert step.decision.detail
+        state, vector = step.state, vector if step.vector is None else step.vector
+
+
+def test_the_state_is_data(strategy: Strategy) -> None:
+    state = run(strategy, 3)[-1].state
+    arrays: dict[str, Any] = {}
+    meta = json.loads(json.dumps(_pack(state, "state", arrays), allow_nan=False))
+    again = strategy.state_type(**_unpack(meta, arrays))
+    assert frozen(strategy, again) == frozen(strategy, state)
+
+
+def test_admitting_changes_nothing_and_planning_keeps_the_local_settings(strategy: Strategy) -> None:
+    state, vector = start(strategy)
+    before = frozen(strategy, state)
+    ask, local = Ask("c0", "t0"), LocalPlan(epochs=3, batch_size=7, learning_rate=0.3)
+    assert strategy.admit(state, ask, context(strategy, vector, 0)) is None
+    assert frozen(strategy, state) == before
+    plan = strategy.plan(state, ask, local, context(strategy, vector, 0))
+    kept = {f.name for f in fields(LocalPlan)} - {"proximal_mu"}
+    assert all(getattr(plan.local, name) == getattr(local, name) for name in kept)
+
+
+def test_a_timer_that_has_fired_is_over_or_later(strategy: Strategy) -> None:
+    state, vector = start(strategy)
+    local, here = LocalPlan(), context(strategy, vector, 0)
+    state = strategy.plan(state, Ask("c0", "t0"), local, here).state
+    state = strategy.step(state, vector, update(0, 0), here).state
+    due = strategy.timer(state)
+    if due is not None:
+        step = strategy.on_timer(state, vector, context(strategy, vector, 0, now=due))
+        assert step is not None
+        later = strategy.timer(step.state)
+        assert later is None or later > due
