@@ -69,15 +69,18 @@ def test_equal_calls_give_equal_results(strategy: Strategy) -> None:
     for a, b in zip(run(strategy, 12), run(strategy, 12), strict=True):
         assert frozen(strategy, a.state) == frozen(strategy, b.state)
         assert a.decision == b.decision
-        assert (a.vector is None) == (b.vector is None)
-        assert a.vector is None or np.array_equal(a.vector, b.vector)
+        if a.vector is None or b.vector is None:
+            assert a.vector is b.vector
+        else:
+            assert np.array_equal(a.vector, b.vector)
 
 
 def test_a_version_is_published_exactly_with_a_vector(strategy: Strategy) -> None:
     for step in run(strategy, 12):
         assert step.decision is not None
         assert (step.decision.verdict is Verdict.PUBLISHED) == (step.vector is not None)
-        assert step.vector is None or (step.vector.shape, step.vector.dtype) == ((SIZE,), np.float32)
+        if step.vector is not None:
+            assert (step.vector.shape, step.vector.dtype.name) == ((SIZE,), "float32")
 
 
 def test_a_rejection_leaves_state_and_vector_identical(strategy: Strategy) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ VALUES = 100_000  # 400 kB: an update is over the inline limit and has two chunk
 @pytest.fixture
 def manifest(tmp_path: Path) -> Manifest:
     """A model with a frozen counter."""
-    tensors = {
+    tensors: dict[str, np.ndarray[Any, Any]] = {
         "layer.weight": np.zeros((VALUES // 100, 100), np.float32),
         "layer.seen": np.asarray([7], np.int64),
     }

@@ -32,7 +32,7 @@ def failure(call: Callable[[], Any]) -> tuple[str, str, str, dict[str, str]]:
     """Status, class of the error, message and metadata of a call that must fail."""
     with pytest.raises(grpc.RpcError) as caught:
         call()
-    error = caught.value
+    error: Any = caught.value
     metadata = {k: v for k, v in error.trailing_metadata() or () if isinstance(v, str)}
     return error.code().name, metadata.get("anabranch-error", ""), error.details(), metadata
 

@@ -208,18 +208,17 @@ def test_a_watch_tells_what_happens(served: Served) -> None:
 
 def test_health_and_reflection(served: Served) -> None:
     for admin in (False, True):
-        stub = health_pb2_grpc.HealthStub(served.channel(admin))
+        stub: Any = health_pb2_grpc.HealthStub(served.channel(admin))
         for name in ("", "liveness", "aggregator"):
             answer = stub.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
-    listed = next(
-        reflection_pb2_grpc.ServerReflectionStub(served.channel(admin=True)).ServerReflectionInfo(iter([ask]))
-    )
+    reflection: Any = reflection_pb2_grpc.ServerReflectionStub
+    listed = next(reflection(served.channel(admin=True)).ServerReflectionInfo(iter([ask])))
     names = {s.name for s in listed.list_services_response.service}
     assert "anabranch.v1.Operators" in names
     with pytest.raises(grpc.RpcError) as refused:
-        next(reflection_pb2_grpc.ServerReflectionStub(served.channel()).ServerReflectionInfo(iter([ask])))
+        next(reflection(served.channel()).ServerReflectionInfo(iter([ask])))
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -77,7 +78,7 @@ class ServerProcess:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
         with grpc.insecure_channel(self.address, options=QUICK) as channel:
-            stub = health_pb2_grpc.HealthStub(channel)
+            stub: Any = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() - began < SERVING_S and self._process.poll() is None:
                 try:
                     answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
@@ -161,7 +162,7 @@ class Writer(threading.Thread):
         if not same or again.status != devices.PUSH_STATUS_DUPLICATE:
             self.problems.append(f"update {update_id} was answered otherwise when it was sent again")
 
-    def _insist(self, call: Callable[[], object]) -> object:
+    def _insist(self, call: Callable[[], Any]) -> Any:
         """Repeat a call until the server answers; None if the task is unknown."""
         while True:
             try:

@@ -126,7 +126,10 @@ class Device:
 
     def work(self, value: float = 1.0) -> devices.PushUpdateResponse:
         """Ask, train in no time, push."""
-        return self.push(self.task(), np.full(self.spec.size, value, np.float32))
+        answer: devices.PushUpdateResponse = self.push(
+            self.task(), np.full(self.spec.size, value, np.float32)
+        )
+        return answer
 
 
 def chunks(data: bytes, offset: int = 0, size: int = CHUNK) -> Iterator[devices.UpdateChunk]:

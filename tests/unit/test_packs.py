@@ -45,9 +45,10 @@ def test_a_failure_begins_another_pack(tmp_path: Path, monkeypatch: pytest.Monke
 
     made = packs(tmp_path)
     made.write([b"one"])
-    with monkeypatch.context() as patch, pytest.raises(StoreFull):
+    with monkeypatch.context() as patch:
         patch.setattr("os.fdatasync", _no_space)
-        made.write([b"two"])
+        with pytest.raises(StoreFull):
+            made.write([b"two"])
     assert made.write([b"two"]) == [Place(2, 0)]
     made.close()
 

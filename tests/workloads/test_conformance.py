@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,12 +27,12 @@ def trainer(app: App) -> Trainer:
     return trainer_for(app, "cpu")
 
 
-def start_of(trainer: Trainer, seed: int = 0):
+def start_of(trainer: Trainer, seed: int = 0) -> Any:
     tensors = trainer.initial(seed)
     return trainer.spec.flatten(tensors), trainer.spec.frozen(tensors)
 
 
-def test_initial_weights_fit_the_spec_and_depend_on_the_seed(app: App, trainer: Trainer):
+def test_initial_weights_fit_the_spec_and_depend_on_the_seed(app: App, trainer: Trainer) -> None:
     first, again, other = trainer.initial(1), trainer.initial(1), trainer.initial(2)
     assert ParamSpec.of(first) == trainer.spec
     assert digest(trainer.spec.flatten(first)) == digest(trainer.spec.flatten(again))
@@ -39,7 +40,7 @@ def test_initial_weights_fit_the_spec_and_depend_on_the_seed(app: App, trainer: 
     assert trainer_for(app).spec == trainer.spec
 
 
-def test_training_is_the_same_bit_for_bit_whatever_came_before(app: App, trainer: Trainer):
+def test_training_is_the_same_bit_for_bit_whatever_came_before(app: App, trainer: Trainer) -> None:
     vector, frozen = start_of(trainer)
     given = vector.copy()
     examples = app.data(Shard("train", 0, 4))
@@ -53,7 +54,7 @@ def test_training_is_the_same_bit_for_bit_whatever_came_before(app: App, trainer
     np.testing.assert_array_equal(vector, given)
 
 
-def test_a_delta_covers_the_vector_in_its_dtype(app: App, trainer: Trainer):
+def test_a_delta_covers_the_vector_in_its_dtype(app: App, trainer: Trainer) -> None:
     vector, frozen = start_of(trainer)
     result = trainer.train(vector, frozen, app.data(Shard("train")), PLAN, seed=0)
     assert result.delta.shape == (trainer.spec.size,)
@@ -63,7 +64,7 @@ def test_a_delta_covers_the_vector_in_its_dtype(app: App, trainer: Trainer):
     assert np.abs(result.delta).max() > 0
 
 
-def test_training_lowers_the_loss_on_held_out_data(app: App, trainer: Trainer):
+def test_training_lowers_the_loss_on_held_out_data(app: App, trainer: Trainer) -> None:
     vector, frozen = start_of(trainer)
     held_out = app.data(Shard("validation"))
     before = trainer.evaluate(vector, frozen, held_out)
@@ -73,7 +74,7 @@ def test_training_lowers_the_loss_on_held_out_data(app: App, trainer: Trainer):
     assert after["accuracy"] > before["accuracy"]
 
 
-def test_evaluation_gives_figures_in_range_and_changes_nothing(app: App, trainer: Trainer):
+def test_evaluation_gives_figures_in_range_and_changes_nothing(app: App, trainer: Trainer) -> None:
     vector, frozen = start_of(trainer)
     first = trainer.evaluate(vector, frozen, app.data(Shard("test")))
     assert 0.0 <= first["accuracy"] <= 1.0
@@ -82,7 +83,7 @@ def test_evaluation_gives_figures_in_range_and_changes_nothing(app: App, trainer
 
 
 @pytest.mark.parametrize("mu", [0.1, 5.0])
-def test_the_proximal_term_holds_the_weights_back(app: App, trainer: Trainer, mu: float):
+def test_the_proximal_term_holds_the_weights_back(app: App, trainer: Trainer, mu: float) -> None:
     vector, frozen = start_of(trainer)
     examples = app.data(Shard("train"))
     free = trainer.train(vector, frozen, examples, PLAN, seed=0).delta
@@ -92,7 +93,7 @@ def test_the_proximal_term_holds_the_weights_back(app: App, trainer: Trainer, mu
     assert np.linalg.norm(held) < np.linalg.norm(free) * (0.99 if mu < 1 else 0.6)
 
 
-def test_momentum_and_weight_decay_reach_the_optimiser(app: App, trainer: Trainer):
+def test_momentum_and_weight_decay_reach_the_optimiser(app: App, trainer: Trainer) -> None:
     vector, frozen = start_of(trainer)
     examples = app.data(Shard("train", 0, 4))
     plans = [PLAN, LocalPlan(steps=30, learning_rate=0.1, momentum=0.9)]
@@ -101,7 +102,7 @@ def test_momentum_and_weight_decay_reach_the_optimiser(app: App, trainer: Traine
     assert len(results) == 3
 
 
-def test_the_roles_have_different_examples_and_the_split_is_kept(app: App):
+def test_the_roles_have_different_examples_and_the_split_is_kept(app: App) -> None:
     fleet = FleetTable(clients=5, split="dirichlet")
     parts = [app.data(Shard("train", i, 5, fleet, seed=3)) for i in range(5)]
     validation, test = app.data(Shard("validation", seed=3)), app.data(Shard("test"))
@@ -113,7 +114,7 @@ def test_the_roles_have_different_examples_and_the_split_is_kept(app: App):
     np.testing.assert_array_equal(again.y, parts[2].y)
 
 
-def test_data_is_as_the_model_takes_it(app: App):
+def test_data_is_as_the_model_takes_it(app: App) -> None:
     examples = app.data(Shard("train", 0, 4))
     assert examples.x.dtype == np.float32
     assert examples.y.dtype == np.int64

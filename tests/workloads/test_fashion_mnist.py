@@ -21,7 +21,7 @@ GOOD = bytes([0, 0, 8, 2, 0, 0, 0, 2, 0, 0, 0, 3]) + bytes(range(6))
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_an_idx_file_is_read_plain_or_gzipped(tmp_path: Path, packed: bool):
+def test_an_idx_file_is_read_plain_or_gzipped(tmp_path: Path, packed: bool) -> None:
     file = tmp_path / "a.idx"
     file.write_bytes(gzip.compress(GOOD) if packed else GOOD)
     np.testing.assert_array_equal(read_idx(file, 2), [[0, 1, 2], [3, 4, 5]])
@@ -43,7 +43,7 @@ def test_an_idx_file_is_read_plain_or_gzipped(tmp_path: Path, packed: bool):
         (gzip.compress(GOOD[:-1]), "only 5"),
     ],
 )
-def test_a_malformed_idx_file_is_named_with_its_flaw(tmp_path: Path, content: bytes, text: str):
+def test_a_malformed_idx_file_is_named_with_its_flaw(tmp_path: Path, content: bytes, text: str) -> None:
     file = tmp_path / "bad.idx"
     file.write_bytes(content)
     with pytest.raises(DataError, match=text) as caught:
@@ -54,7 +54,7 @@ def test_a_malformed_idx_file_is_named_with_its_flaw(tmp_path: Path, content: by
 @given(content=st.binary(max_size=60), packed=st.booleans(), cut=st.integers(0, 60))
 def test_random_bytes_give_a_data_error_or_an_array(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, packed: bool, cut: int
-):
+) -> None:
     file = tmp_path_factory.getbasetemp() / "random.idx"
     body = GOOD[:cut] + content
     file.write_bytes(gzip.compress(body)[: 10 + cut] if packed else body)
@@ -62,19 +62,19 @@ def test_random_bytes_give_a_data_error_or_an_array(
         assert read_idx(file, 2).ndim == 2
 
 
-def test_absent_data_comes_with_the_install_command(tmp_path: Path):
+def test_absent_data_comes_with_the_install_command(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"apt-get install dataset-fashion-mnist.*data_path"):
         load_app("fashion-mnist", str(tmp_path)).data(Shard("train"))
 
 
-def test_labels_and_images_must_be_as_many(tmp_path: Path, fashion_folder: Path):
+def test_labels_and_images_must_be_as_many(tmp_path: Path, fashion_folder: Path) -> None:
     shutil.copytree(fashion_folder, tmp_path / "data")
     shutil.copy(fashion_folder / "train-labels-idx1-ubyte", tmp_path / "data" / "t10k-labels-idx1-ubyte")
     with pytest.raises(DataError, match="x has 100 rows and y has 600"):
         load_app("fashion-mnist", str(tmp_path / "data")).data(Shard("test"))
 
 
-def test_images_must_be_28_square(tmp_path: Path, fashion_folder: Path):
+def test_images_must_be_28_square(tmp_path: Path, fashion_folder: Path) -> None:
     shutil.copytree(fashion_folder, tmp_path / "data")
     small = bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 2]) + bytes(4)
     (tmp_path / "data" / "train-images-idx3-ubyte.gz").write_bytes(small)
@@ -85,7 +85,7 @@ def test_images_must_be_28_square(tmp_path: Path, fashion_folder: Path):
 @pytest.mark.parametrize(
     "content", [b"not a gzip file", gzip.compress(b"other images"), gzip.compress(GOOD)[:-9]]
 )
-def test_a_download_with_other_contents_leaves_no_file(tmp_path: Path, content: bytes):
+def test_a_download_with_other_contents_leaves_no_file(tmp_path: Path, content: bytes) -> None:
     source = tmp_path / "source"
     source.mkdir()
     for name in SHA256:
@@ -95,13 +95,13 @@ def test_a_download_with_other_contents_leaves_no_file(tmp_path: Path, content: 
     assert list((tmp_path / "to").iterdir()) == []
 
 
-def test_a_download_from_nowhere_is_a_data_error(tmp_path: Path):
+def test_a_download_from_nowhere_is_a_data_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="cannot be fetched"):
         download(tmp_path / "to", (tmp_path / "nowhere").as_uri())
 
 
 @pytest.mark.skipif(not Path(DEFAULT_PATH).is_dir(), reason="dataset-fashion-mnist is not installed")
-def test_the_installed_files_pass_the_checksums_of_the_download(tmp_path: Path):
+def test_the_installed_files_pass_the_checksums_of_the_download(tmp_path: Path) -> None:
     folder = download(tmp_path / "to", Path(DEFAULT_PATH).as_uri())
     examples = load_app("fashion-mnist", str(folder)).data(Shard("test"))
     assert examples.x.shape == (10_000, 1, 28, 28)

@@ -57,7 +57,7 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_with_its_own_train(file: Path):
+def test_a_file_with_its_own_train(file: Path) -> None:
     app = load_app(f"{file}:App", "some/path")
     assert app.data_path == "some/path"
     trainer = trainer_for(app)
@@ -68,12 +68,12 @@ def test_a_file_with_its_own_train(file: Path):
     assert result.metrics == {"loss": 0.5}
 
 
-def test_an_instance_is_used_as_it_is_and_app_is_the_default(file: Path):
+def test_an_instance_is_used_as_it_is_and_app_is_the_default(file: Path) -> None:
     assert load_app(f"{file}:instance", "ignored").data_path == "from the file"
     assert load_app(str(file)).name == "App"
 
 
-def test_a_module_with_the_functions_is_an_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_module_with_the_functions_is_an_app(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "app_of_functions.py").write_text(FUNCTIONS)
     monkeypatch.chdir(tmp_path)
     for spec in ("app_of_functions", "app_of_functions.py", f"{tmp_path}/app_of_functions.py"):
@@ -105,7 +105,7 @@ def test_a_module_with_the_functions_is_an_app(tmp_path: Path, monkeypatch: pyte
         ("", "unknown workload ''"),
     ],
 )
-def test_each_mistake_is_named(file: Path, spec: str, text: str):
+def test_each_mistake_is_named(file: Path, spec: str, text: str) -> None:
     folder = file.parent
     (folder / "half.py").write_text(
         "from anabranch.workloads import App\n"
@@ -119,7 +119,7 @@ def test_each_mistake_is_named(file: Path, spec: str, text: str):
         load_app(spec.format(file=file, folder=folder))
 
 
-def test_torch_is_asked_for_only_by_those_who_need_it():
+def test_torch_is_asked_for_only_by_those_who_need_it() -> None:
     code = """
 import sys
 sys.modules["torch"] = None
@@ -137,7 +137,7 @@ else:
     assert done.returncode == 0, done.stderr
 
 
-def test_examples_and_shards_are_checked():
+def test_examples_and_shards_are_checked() -> None:
     with pytest.raises(DataError, match="x has 2 rows and y has 3"):
         Examples(np.zeros((2, 1)), np.zeros(3))
     with pytest.raises(DataError, match="there are none"):

@@ -19,7 +19,7 @@ KINDS = ["levels", "lognormal", "fadas-mild", "fadas-large"]
 @given(
     kind=st.sampled_from(KINDS), few=st.integers(1, 10), more=st.integers(1, 20), seed=st.integers(0, 2**40)
 )
-def test_a_device_more_changes_no_other_device(kind: str, few: int, more: int, seed: int):
+def test_a_device_more_changes_no_other_device(kind: str, few: int, more: int, seed: int) -> None:
     small = speed_profile(FleetTable(speed=kind, clients=few), seed)
     large = speed_profile(FleetTable(speed=kind, clients=few + more), seed)
     for name in ("step_time_s", "group", "spread", "up_bps", "down_bps", "latency_s"):
@@ -28,7 +28,7 @@ def test_a_device_more_changes_no_other_device(kind: str, few: int, more: int, s
 
 
 @pytest.mark.parametrize("clients", [2, 8, 100])
-def test_levels_span_the_ratio_evenly(clients: int):
+def test_levels_span_the_ratio_evenly(clients: int) -> None:
     profiles = speed_profile(FleetTable(clients=clients, speed_ratio=5.0, step_time_s=0.2), 0)
     assert profiles.step_time_s.min() == pytest.approx(0.2)
     assert profiles.step_time_s.max() == pytest.approx(1.0)
@@ -41,11 +41,11 @@ def test_levels_span_the_ratio_evenly(clients: int):
 
 
 @given(levels=st.integers(1, 40))
-def test_every_level_is_dealt_once(levels: int):
+def test_every_level_is_dealt_once(levels: int) -> None:
     assert sorted(level_order(levels)) == list(range(levels))
 
 
-def test_lognormal_spread_and_equal_groups():
+def test_lognormal_spread_and_equal_groups() -> None:
     profiles = speed_profile(FleetTable(clients=2000, speed="lognormal", speed_ratio=5.0, step_time_s=0.1), 0)
     logs = np.log(profiles.step_time_s / 0.1)
     assert abs(float(logs.mean())) < 0.03
@@ -55,7 +55,7 @@ def test_lognormal_spread_and_equal_groups():
 
 
 @pytest.mark.parametrize(("kind", "slowest"), [("fadas-mild", (5, 8)), ("fadas-large", (50, 80))])
-def test_fadas_classes_and_durations(kind: str, slowest: tuple[int, int]):
+def test_fadas_classes_and_durations(kind: str, slowest: tuple[int, int]) -> None:
     profiles = speed_profile(FleetTable(clients=600, speed=kind, step_time_s=1.0), 0)
     sizes = np.bincount(profiles.group, minlength=3)
     assert sizes[0] > sizes[1] > sizes[2] > 0
@@ -67,12 +67,12 @@ def test_fadas_classes_and_durations(kind: str, slowest: tuple[int, int]):
         assert np.mean(times) == pytest.approx(profiles.step_time_s[device], rel=0.05)
 
 
-def test_transfers_take_latency_and_bandwidth():
+def test_transfers_take_latency_and_bandwidth() -> None:
     profiles = speed_profile(FleetTable(clients=2, up_mbps=8.0, down_mbps=0.0, latency_s=0.05), 0)
     assert profiles.upload_s(1, 1_000_000) == pytest.approx(1.05)
     assert profiles.download_s(1, 1_000_000) == 0.05
 
 
-def test_an_unknown_speed_is_named():
+def test_an_unknown_speed_is_named() -> None:
     with pytest.raises(ConfigError, match=r"fleet.speed must be one of levels.*'warp'"):
         speed_profile(FleetTable(speed="warp"), 0)

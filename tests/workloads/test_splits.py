@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -28,7 +30,7 @@ def labels_of(count: int, seed: int = 0) -> np.ndarray:
 )
 def test_a_disjoint_split_deals_every_example_once(
     split: str, count: int, examples: int, alpha: float, seed: int
-):
+) -> None:
     fleet = FleetTable(split=split, dirichlet_alpha=alpha)
     parts = partition(labels_of(examples), count, fleet, seed)
     again = partition(labels_of(examples), count, fleet, seed)
@@ -43,7 +45,9 @@ def test_a_disjoint_split_deals_every_example_once(
 
 
 @given(groups=st.lists(st.integers(0, 4), min_size=1, max_size=20), seed=st.integers(0, 2**40))
-def test_speed_groups_share_no_examples_and_each_device_has_half_of_its_group(groups: list[int], seed: int):
+def test_speed_groups_share_no_examples_and_each_device_has_half_of_its_group(
+    groups: list[int], seed: int
+) -> None:
     parts = partition(labels_of(500), len(groups), FleetTable(split="speed-shards"), seed, tuple(groups))
     owned = {
         g: {int(r) for p, h in zip(parts, groups, strict=True) if h == g for r in p} for g in set(groups)
@@ -53,7 +57,7 @@ def test_speed_groups_share_no_examples_and_each_device_has_half_of_its_group(gr
     assert all(abs(len(p) - expected) <= 2 and len(set(p.tolist())) == len(p) for p in parts)
 
 
-def test_speed_shards_tie_the_labels_to_the_group():
+def test_speed_shards_tie_the_labels_to_the_group() -> None:
     labels = np.arange(1600) % 16
     groups = tuple(i % 8 for i in range(24))
     parts = partition(labels, 24, FleetTable(split="speed-shards"), 0, groups)
@@ -62,14 +66,14 @@ def test_speed_shards_tie_the_labels_to_the_group():
     assert parts[0].tolist() != parts[8].tolist()
 
 
-def test_a_device_more_changes_no_other_device_of_a_speed_group():
+def test_a_device_more_changes_no_other_device_of_a_speed_group() -> None:
     few = partition(labels_of(500), 4, FleetTable(split="speed-shards"), 7, (0, 1, 0, 1))
     more = partition(labels_of(500), 5, FleetTable(split="speed-shards"), 7, (0, 1, 0, 1, 1))
     assert all(np.array_equal(a, b) for a, b in zip(few, more, strict=False))
 
 
 @pytest.mark.parametrize("split", [*DISJOINT, "speed-shards"])
-def test_the_cap_draws_from_the_same_part(split: str):
+def test_the_cap_draws_from_the_same_part(split: str) -> None:
     groups = tuple(range(5))
     whole = partition(labels_of(400), 5, FleetTable(split=split), 1, groups)
     capped = partition(labels_of(400), 5, FleetTable(split=split, examples_per_client=10), 1, groups)
@@ -78,7 +82,7 @@ def test_the_cap_draws_from_the_same_part(split: str):
         assert set(rows.tolist()) <= set(all_rows.tolist())
 
 
-def test_a_smaller_alpha_is_less_even():
+def test_a_smaller_alpha_is_less_even() -> Any:
     labels = labels_of(5000)
 
     def classes_seen(alpha: float) -> float:
@@ -89,7 +93,7 @@ def test_a_smaller_alpha_is_less_even():
     assert classes_seen(100.0) < 0.2
 
 
-def test_other_seeds_give_other_splits():
+def test_other_seeds_give_other_splits() -> None:
     for split in DISJOINT:
         one, two = (partition(labels_of(300), 3, FleetTable(split=split), seed)[0] for seed in (0, 1))
         assert one.tolist() != two.tolist()
@@ -105,13 +109,15 @@ def test_other_seeds_give_other_splits():
         (2, FleetTable(split="even"), ConfigError, r"fleet.split must be one of .*'even'"),
     ],
 )
-def test_an_impossible_split_says_why(count: int, fleet: FleetTable, error: type[Exception], text: str):
+def test_an_impossible_split_says_why(
+    count: int, fleet: FleetTable, error: type[Exception], text: str
+) -> None:
     with pytest.raises(error, match=text):
         partition(labels_of(10), count, fleet, 0)
 
 
 @given(count=st.integers(1, 1000), seed=st.integers(0, 100))
-def test_validation_is_a_tenth_apart_from_training(count: int, seed: int):
+def test_validation_is_a_tenth_apart_from_training(count: int, seed: int) -> None:
     training, validation = train_validation(count, seed)
     assert len(validation) == round(count / 10)
     np.testing.assert_array_equal(np.sort(np.concatenate([training, validation])), np.arange(count))

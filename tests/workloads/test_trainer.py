@@ -27,11 +27,13 @@ class Counting(torch.nn.Module):
         self.norm = torch.nn.BatchNorm1d(6)
         self.drop = torch.nn.Dropout(0.5)
         self.out = torch.nn.Linear(6, 3)
+        self.calls: torch.Tensor
         self.register_buffer("calls", torch.zeros(()), persistent=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.calls += 1
-        return self.out(self.drop(self.norm(x))) * self.calls
+        scores: torch.Tensor = self.out(self.drop(self.norm(x)))
+        return scores * self.calls
 
 
 class Own(App):
@@ -57,7 +59,7 @@ EXAMPLES = Own(Counting).data(Shard("train"))
 PLAN = LocalPlan(epochs=2, batch_size=32)
 
 
-def test_batch_norm_dropout_and_hidden_buffers_carry_nothing_over():
+def test_batch_norm_dropout_and_hidden_buffers_carry_nothing_over() -> None:
     trainer = trainer_for(Own(Counting))
     tensors = trainer.initial(0)
     vector, frozen = trainer.spec.flatten(tensors), {"norm.num_batches_tracked": np.array(7)}
@@ -69,7 +71,7 @@ def test_batch_norm_dropout_and_hidden_buffers_carry_nothing_over():
     assert np.abs(first.delta[trainer.spec.slices["norm.running_mean"]]).max() > 0
 
 
-def test_the_vector_follows_the_state_dict():
+def test_the_vector_follows_the_state_dict() -> None:
     torch.manual_seed(3)
     module = Counting()
     trainer = trainer_for(Own(lambda: module, lambda model: None))
@@ -79,7 +81,7 @@ def test_the_vector_follows_the_state_dict():
     assert not trainer.train(vector, {}, EXAMPLES, PLAN, 0).delta.any()
 
 
-def test_torch_generators_outside_go_on_undisturbed():
+def test_torch_generators_outside_go_on_undisturbed() -> None:
     trainer = trainer_for(Own(Counting))
     vector = trainer.spec.flatten(trainer.initial(0))
     torch.manual_seed(1)
@@ -91,7 +93,7 @@ def test_torch_generators_outside_go_on_undisturbed():
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_the_weights_stay_float32_in_mixed_precision(precision: str):
+def test_the_weights_stay_float32_in_mixed_precision(precision: str) -> None:
     trainer = trainer_for(Own(Counting), "cpu", precision)
     vector = trainer.spec.flatten(trainer.initial(0))
     result = trainer.train(vector, {}, EXAMPLES, PLAN, 0)
@@ -101,7 +103,7 @@ def test_the_weights_stay_float32_in_mixed_precision(precision: str):
     np.testing.assert_allclose(result.delta, plain.delta, atol=0.05)
 
 
-def test_a_float64_model_keeps_its_width():
+def test_a_float64_model_keeps_its_width() -> None:
     trainer = trainer_for(Own(lambda: torch.nn.Linear(6, 3).double()))
     vector = trainer.spec.flatten(trainer.initial(0))
     assert trainer.train(vector, {}, EXAMPLES, PLAN, 0).delta.dtype == np.float64
@@ -115,13 +117,13 @@ def test_a_float64_model_keeps_its_width():
         ("cpu", "float16", "float16 needs a CUDA GPU"),
     ],
 )
-def test_an_unknown_device_or_precision_is_a_config_error(device: str, precision: str, text: str):
+def test_an_unknown_device_or_precision_is_a_config_error(device: str, precision: str, text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         trainer_for(Own(Counting), device, precision)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_a_gpu_that_is_not_there_is_a_config_error():
+def test_a_gpu_that_is_not_there_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match=r"client\.device is 'cuda'"):
         trainer_for(Own(Counting), "cuda")
     assert trainer_for(Own(Counting), "auto").spec.size > 0
@@ -136,12 +138,12 @@ def test_a_gpu_that_is_not_there_is_a_config_error():
         (lambda: torch.nn.Linear(2, 2).bfloat16(), "'weight' is bfloat16"),
     ],
 )
-def test_a_model_that_cannot_be_trained_is_an_app_error(made: Any, text: str):
+def test_a_model_that_cannot_be_trained_is_an_app_error(made: Any, text: str) -> None:
     with pytest.raises(AppError, match=text):
         trainer_for(Own(made))
 
 
-def test_the_contract_of_train_and_evaluate():
+def test_the_contract_of_train_and_evaluate() -> None:
     trainer = trainer_for(Own(Counting, lambda model: "done"))
     vector = trainer.spec.flatten(trainer.initial(0))
     with pytest.raises(AppError, match="train returned str"):
@@ -155,14 +157,14 @@ def test_the_contract_of_train_and_evaluate():
         plain.evaluate(np.zeros(3, np.float32), {}, EXAMPLES)
 
 
-def test_an_app_trains_without_a_trainer_too():
+def test_an_app_trains_without_a_trainer_too() -> None:
     app = Own(Counting)
     model = app.model()
     assert app.train(model, EXAMPLES, PLAN, 0)["steps"] == 4
     assert 0 <= app.evaluate(model, EXAMPLES)["accuracy"] <= 1
 
 
-def test_sgd_matches_the_update_written_out():
+def test_sgd_matches_the_update_written_out() -> None:
     """One step with weight decay, from w0: w1 = w0 - lr (g + wd w0)."""
     trainer = trainer_for(Own(lambda: torch.nn.Linear(6, 3)))
     vector = trainer.spec.flatten(trainer.initial(0))
@@ -176,7 +178,7 @@ def test_sgd_matches_the_update_written_out():
     np.testing.assert_allclose(delta, -0.5 * (gradient + 0.1 * vector), rtol=1e-4, atol=1e-6)
 
 
-def test_the_gradient_of_the_synthetic_student():
+def test_the_gradient_of_the_synthetic_student() -> None:
     app = Synthetic()
     part = app.data(Shard("train", 0, 500))
     model = {name: a.astype(np.float64) for name, a in app.model(1).items()}
@@ -196,7 +198,7 @@ def test_the_gradient_of_the_synthetic_student():
 
 
 @given(count=st.integers(1, 200), size=st.integers(1, 64), epochs=st.integers(0, 3), steps=st.integers(0, 9))
-def test_batches_cover_each_epoch_once(count: int, size: int, epochs: int, steps: int):
+def test_batches_cover_each_epoch_once(count: int, size: int, epochs: int, steps: int) -> None:
     plan = LocalPlan(epochs=epochs, steps=steps, batch_size=size)
     drawn = list(batches(count, plan, 1))
     assert len(drawn) == planned_steps(plan, count) == (steps or epochs * -(-count // size))
@@ -208,6 +210,6 @@ def test_batches_cover_each_epoch_once(count: int, size: int, epochs: int, steps
         )
 
 
-def test_a_batch_size_of_zero_is_a_config_error():
+def test_a_batch_size_of_zero_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="batch_size must be at least 1"):
         planned_steps(LocalPlan(batch_size=0), 10)
