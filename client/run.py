@@ -45,7 +45,11 @@ class ClientOptions:
 
 @dataclass(frozen=True)
 class FollowerOptions:
-    """One follower. `admin` empty: nothing is reported; `role`: `test` or `validation`."""
+    """One follower. `admin` empty: nothing is reported; `role`: `test` or `validation`.
+
+    `seed` must be the run's, so that the validation part is the one that no device trains on; None
+    takes it from the operators' service, or is 0 without one.
+    """
 
     app: str
     server: str = "127.0.0.1:7070"
@@ -55,7 +59,7 @@ class FollowerOptions:
     data_path: str = ""
     device: str = "auto"
     every: int = 1
-    seed: int = 0
+    seed: int | None = None
     poll_s: float = 0.5
     threads: int = 0
 
@@ -95,10 +99,13 @@ def follow(options: FollowerOptions) -> Iterator[Measurement]:
     with ExitStack() as stack:
         transport = stack.enter_context(GrpcTransport(options.server, f"follower-{fresh_id()[:8]}"))
         sink = stack.enter_context(OperatorClient(options.admin)) if options.admin else None
+        seed = options.seed
+        if seed is None:
+            seed = 0 if sink is None else int(sink.status().config["run"]["seed"])
         yield from Follower(
             app,
             transport,
-            Shard(options.role, seed=options.seed),
+            Shard(options.role, seed=seed),
             ClientTable(device=options.device),
             sink=sink,
             once=options.once,

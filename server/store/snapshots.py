@@ -102,8 +102,9 @@ def _save(tensors: dict[str, npt.NDArray[Any]], path: Path) -> str:
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight bytes
     sha = hashlib.sha256()
     with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0) as file:
-        values = [array.reshape(-1).view(np.uint8).data for array in tensors.values()]
-        for part in (len(text).to_bytes(8, "little"), text, *values):
+        values: list[memoryview] = [array.reshape(-1).view(np.uint8).data for array in tensors.values()]
+        parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text, *values]
+        for part in parts:
             sha.update(part)
             _write_all(file, part)
         os.fsync(file.fileno())

@@ -122,7 +122,7 @@ def client(
     )
 
     def on_event(kind: str, **data: Any) -> None:
-        output.event(kind, f"{kind} " + " ".join(f"{k}={v}" for k, v in data.items()), **data)
+        output.event(kind, f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items()), **data)
 
     done = run_client(options, on_event)
     output.result({"kind": "stopped", "why": done.why, "answered": done.answered}, f"stopped: {done.why}")
@@ -135,6 +135,9 @@ def evaluate(
         str, typer.Option("--admin", help="Report the metrics there as well.", metavar="HOST:PORT")
     ] = "",
     on: Annotated[str, typer.Option(help="test or validation.")] = "test",
+    seed: Annotated[
+        int | None, typer.Option(help="The run's seed; taken from --admin if not given, else 0.")
+    ] = None,
     once: Annotated[bool, typer.Option("--once", help="Measure the newest version, then stop.")] = False,
     out: Annotated[
         Path | None, typer.Option("--out", help="Append each measurement to this JSON lines file.")
@@ -153,6 +156,7 @@ def evaluate(
         server=server_address,
         admin=admin_address,
         role=on,
+        seed=seed,
         once=once,
         data_path=data_path,
         device=device,
@@ -165,6 +169,12 @@ def evaluate(
         accuracy, loss = measured.metrics.get("accuracy"), measured.metrics.get("loss", float("nan"))
         text = f"version {measured.version}: accuracy {percent_text(accuracy)}, loss {loss:.4f}"
         output.event("evaluated", text, **row)
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return ",".join(f"{k}:{_shown(v)}" for k, v in value.items())
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _flags(table: str, values: dict[str, Any]) -> list[Layer]:
