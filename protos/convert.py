@@ -47,6 +47,13 @@ def checked_digest(data: bytes, name: str) -> str:
     return data.hex()
 
 
+def checked_count(value: int, name: str, most: int = 2**53) -> int:
+    """A count that databases and JSON can hold. Raises `InvalidUpdate`, naming the field."""
+    if value > most:
+        raise InvalidUpdate(f"{name} must be at most {most}, not {value}")
+    return value
+
+
 # --- the model ---------------------------------------------------------------------------------
 
 
@@ -103,8 +110,8 @@ def capability_from_proto(message: devices.Capability) -> Capability:
     if not (math.isfinite(message.up_bps) and math.isfinite(message.down_bps)):
         raise InvalidUpdate("capability.up_bps and down_bps must be finite: send 0 where unknown")
     return Capability(
-        examples=message.examples,
-        memory_bytes=message.memory_bytes,
+        examples=checked_count(message.examples, "capability.examples"),
+        memory_bytes=checked_count(message.memory_bytes, "capability.memory_bytes"),
         up_bps=max(0.0, message.up_bps),
         down_bps=max(0.0, message.down_bps),
         accelerator=message.accelerator[:32] or "cpu",

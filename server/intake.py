@@ -23,6 +23,7 @@ from anabranch.core.updates import Receipt, Update, find_flaw
 from anabranch.protos.convert import (
     check_manifest,
     check_payload_size,
+    checked_count,
     checked_digest,
     checked_id,
     submodel_from_proto,
@@ -89,11 +90,11 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         update_id=checked_id(message.update_id, "update_id", limits),
         task_id=checked_id(message.task_id, "task_id", limits),
         client_id=checked_id(message.client_id, "client_id", limits),
-        base_version=message.base_version,
-        examples=message.examples,
+        base_version=checked_count(message.base_version, "base_version"),
+        examples=checked_count(message.examples, "examples", limits.examples_max),
         delta=np.empty(0, spec.vector_dtype),
         submodel=submodel,
-        local_steps=message.local_steps,
+        local_steps=checked_count(message.local_steps, "local_steps"),
         metrics=checked_metrics(dict(message.metrics)),
     )
     size_bytes = _checked_size(part.size_bytes, spec, limits)

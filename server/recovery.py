@@ -18,11 +18,11 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Vector, digest
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore
+from anabranch.server.books import Saved
 from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.store.base import Projection, RunInfo, Store
-from anabranch.server.writer import Saved
 from anabranch.strategies.registry import make_strategy
 
 log = logging.getLogger(__name__)

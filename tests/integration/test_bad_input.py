@@ -76,6 +76,30 @@ BAD_PUSHES: dict[str, tuple[str, str, str, Call]] = {
         "examples is 0",
         lambda d, t, data: push(d, t, data, examples=0),
     ),
+    "more examples than there are": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "examples must be at most",
+        lambda d, t, data: push(d, t, data, examples=2**64 - 1),
+    ),
+    "a base beyond all versions": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "base_version must be at most",
+        lambda d, t, data: push(d, t, data, base_version=2**64 - 1),
+    ),
+    "steps beyond counting": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "local_steps must be at most",
+        lambda d, t, data: push(d, t, data, local_steps=2**64 - 1),
+    ),
+    "values out of bounds": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        "over 1e+12",
+        lambda d, t, data: push(d, t, (2e38 * ones(d)).astype(np.float32).tobytes()),
+    ),
     "truncated": (
         "INVALID_ARGUMENT",
         "InvalidUpdate",
@@ -223,6 +247,24 @@ BAD_CALLS: dict[str, tuple[str, str, Callable[[Device], Any]]] = {
         "INVALID_ARGUMENT",
         "InvalidUpdate",
         lambda d: d.stub.Enrol(devices.EnrolRequest(client_id="a/b", protocol_version=1)),
+    ),
+    "a bandwidth that is no number": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        lambda d: d.stub.Enrol(
+            devices.EnrolRequest(
+                client_id="a", protocol_version=1, capability=devices.Capability(up_bps=float("inf"))
+            )
+        ),
+    ),
+    "more examples than can be": (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+        lambda d: d.stub.Enrol(
+            devices.EnrolRequest(
+                client_id="a", protocol_version=1, capability=devices.Capability(examples=2**64 - 1)
+            )
+        ),
     ),
     "another protocol": (
         "INVALID_ARGUMENT",
