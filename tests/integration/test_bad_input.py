@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,11 +12,10 @@ import numpy as np
 import pytest
 from wire import CALL_S, Device, Served, chunks, requests, server_config
 
-from anabranch.core.errors import ConfigError, ManifestMismatch, PortInUse, StoreFull, StoreLocked, StoreNewer
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
-from anabranch.server.manifest import MANIFEST, Manifest, read_manifest, write_manifest
+from anabranch.server.manifest import Manifest
 from anabranch.server.verify import verify
 
 Call = Callable[[Device, devices.Task, bytes], Any]
@@ -338,85 +335,3 @@ def test_a_stalled_upload_is_cut(tmp_path: Path, manifest: Manifest) -> None:
         call = device.stub.PushUpdate.future(stalled())
         assert failure(lambda: call.result(CALL_S))[:2] == ("UNAVAILABLE", "Unavailable")
         assert device.push(task, ones(device)).decision.verdict == "published"
-
-
-def test_a_full_disk_acknowledges_nothing(tmp_path: Path, manifest: Manifest) -> None:
-    config = server_config(tmp_path / "data")
-    with Served(config, manifest) as served:
-        task = served.device().task()
-        served.close()
-    full = replace(DEFAULT_LIMITS, free_disk_bytes_min=shutil.disk_usage(tmp_path).free + (1 << 40))
-    with pytest.raises(StoreFull), Served(config, manifest, full):
-        pass
-    with Served(config, manifest) as served:
-        assert served.device().push(task, ones(served.device())).decision.verdict == "published"
-
-
-@pytest.mark.parametrize("which", ["address", "admin_address"])
-def test_a_port_in_use(which: str, tmp_path: Path, manifest: Manifest) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        address = f"127.0.0.1:{taken.getsockname()[1]}"
-        config = server_config(tmp_path / "data", server={which: address})
-        with pytest.raises(PortInUse, match=address), Served(config, manifest):
-            pass
-
-
-def test_another_server_on_the_same_data(served: Served) -> None:
-    with pytest.raises(StoreLocked), Served(served.config, served.manifest):
-        pass
-
-
-def test_a_database_of_a_newer_revision(tmp_path: Path, manifest: Manifest) -> None:
-    import sqlite3
-
-    config = server_config(tmp_path / "data")
-    with Served(config, manifest) as served:
-        served.close()
-    with sqlite3.connect(tmp_path / "data" / "anabranch.db") as database:
-        database.execute("UPDATE alembic_version SET version_num = '9999'")
-    database.close()
-    with pytest.raises(StoreNewer), Served(config, manifest):
-        pass
-
-
-def test_another_model_or_other_settings(tmp_path: Path, manifest: Manifest) -> None:
-    config = server_config(tmp_path / "data")
-    with Served(config, manifest) as served:
-        served.device().work()
-        served.close()
-    other = write_manifest(tmp_path / "other", "test", {"w": np.zeros(3, np.float32)})
-    with pytest.raises(ManifestMismatch), Served(config, other):
-        pass
-    changed = server_config(tmp_path / "data", strategy={"buffer_size": 3})
-    with pytest.raises(ConfigError, match="buffer_size"), Served(changed, manifest):
-        pass
-
-
-def test_an_address_that_others_reach(tmp_path: Path, manifest: Manifest) -> None:
-    config = server_config(tmp_path / "data", server={"address": "0.0.0.0:0"})
-    with pytest.raises(ConfigError, match="insecure"), Served(config, manifest):
-        pass
-
-
-@pytest.mark.parametrize("damage", ["absent", "cut", "other weights", "newer format", "not JSON"])
-def test_a_damaged_manifest(damage: str, tmp_path: Path, manifest: Manifest) -> None:
-    folder = tmp_path / "model"
-    assert read_manifest(folder).initial_sha256 == manifest.initial_sha256
-    head, weights = folder / MANIFEST, folder / "initial.safetensors"
-    match damage:
-        case "absent":
-            head.unlink()
-        case "cut":
-            weights.write_bytes(weights.read_bytes()[:1000])
-        case "other weights":
-            data = bytearray(weights.read_bytes())
-            data[-2] ^= 1
-            weights.write_bytes(data)
-        case "newer format":
-            head.write_text(head.read_text().replace('"format": 1', '"format": 2'))
-        case "not JSON":
-            head.write_text("{")
-    with pytest.raises(ConfigError, match="anabranch init"):
-        read_manifest(folder)
