@@ -31,8 +31,10 @@ from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer, add_DevicesSer
 from anabranch.server.manifest import write_manifest
 from benchmarks.writers import Load, drive
 
-SIZES = {"0.4 MB": (100_000, 1_600), "40 MB": (10_000_000, 48)}
+SIZES = {"0.4 MB": (100_000, 3_200), "40 MB": (10_000_000, 64)}
+WARM_UP = 16
 SERVING_S = 60.0
+RUNS = Path(__file__).parents[1] / "runs"  # on a real disk, which the system's folder for such may not be
 
 
 @dataclass(frozen=True)
@@ -70,10 +72,12 @@ def measure(size: str) -> Measured:
     """All three, one after the other."""
     values, updates = SIZES[size]
     with bare_server() as address:
-        drive(Load(address, values, 16, durable=False))
+        drive(Load(address, values, WARM_UP, durable=False))
         bare = updates / drive(Load(address, values, updates, durable=False))
-    with tempfile.TemporaryDirectory(dir=".") as folder, durable_server(Path(folder), values) as served:
+    RUNS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=RUNS) as folder, durable_server(Path(folder), values) as served:
         address, process = served
+        drive(Load(address, values, WARM_UP, durable=True, name="warm-up"))
         durable = updates / drive(Load(address, values, updates, durable=True))
         peak = peak_rss_bytes(process.pid)
     return Measured(size, 4 * values, bare, durable, _memcpy(values), peak)

@@ -28,12 +28,16 @@ CHUNK = DEFAULT_LIMITS.chunk_bytes_max - 1024  # room for the message around it
 
 @dataclass(frozen=True)
 class Load:
-    """`updates` of `values` float32 numbers each, against `address`; `durable`: with tasks."""
+    """`updates` of `values` float32 numbers each, against `address`; `durable`: with tasks.
+
+    `name` is that of the writers: two loads on one server need two.
+    """
 
     address: str
     values: int
     updates: int
     durable: bool
+    name: str = "writer"
 
 
 def drive(load: Load) -> float:
@@ -59,7 +63,7 @@ def _process(load: Load, number: int, barrier: threading.Barrier) -> None:
     threads = []
     each = load.updates // (PROCESSES * THREADS)
     for i in range(THREADS):
-        writer = _Writer(load, f"writer-{number}-{i}", each)
+        writer = _Writer(load, f"{load.name}-{number}-{i}", each)
         writer.prepare()
         threads.append(threading.Thread(target=writer.push_all))
     barrier.wait()

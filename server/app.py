@@ -19,6 +19,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
 from anabranch.server.clock import WallClock
 from anabranch.server.feed import Feed
+from anabranch.server.heap import bound_heap
 from anabranch.server.intake import Intake
 from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest
 from anabranch.server.models import Models
@@ -64,6 +65,7 @@ async def serve(
     """
     for address in (config.server.address, config.server.admin_address):
         check_address(address, insecure)
+    bound_heap()
     stop = stop or asyncio.Event()
     _stop_on_signals(stop)
     store = store or open_store(config.server.database, Path(config.server.data_dir), limits)

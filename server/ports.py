@@ -50,6 +50,9 @@ def options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_connection_age_ms", 30 * 60_000),
         ("grpc.max_connection_age_grace_ms", 60_000),
         ("grpc.server_handshake_timeout_ms", 10_000),
+        # A fixed window: left alone, gRPC reads ahead of a busy server by tens of megabytes a stream.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.http2.lookahead_bytes", limits.message_bytes_max),
         ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a cluster
     ]
 
