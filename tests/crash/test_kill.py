@@ -46,14 +46,12 @@ def test_blobs_keep_their_promises(tmp_path: Path) -> None:
 def test_a_store_that_acknowledges_early_is_caught(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    plan = Plan(seed=4, kills=8, updates=300, broken=True)
+    plan = Plan(seed=4, kills=5, updates=300, broken=True)
     if database == "postgresql":
         plan = replace(plan, database=request.getfixturevalue("postgresql_url"))
     outcome = run(tmp_path, plan)
-    assert outcome.restarts_s, "the server was never killed"
-    # Which of them is lost depends on what the last commit had: updates, or the tasks they answer.
-    broken = ("acknowledged updates are lost", "is not known any more")
-    assert any(words in problem for problem in outcome.problems for words in broken), outcome
+    assert any("acknowledged updates are lost" in problem for problem in outcome.problems), outcome
+    assert any("not the sum" in problem for problem in outcome.problems), outcome
 
 
 @pytest.mark.prove

@@ -10,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 from wire import server_config
 
@@ -23,11 +25,13 @@ from anabranch.server.store.base import Entry, Projection, RunInfo
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
 
+BATCHES_LATE = 4
+
 
 class AcknowledgesEarly(SqlStore):
-    """Says that events are durable one commit too early."""
+    """Says that events are durable some commits too early."""
 
-    _held: tuple[Sequence[Entry], Sequence[Projection]] = ((), ())
+    _held: ClassVar[deque[tuple[Sequence[Entry], Sequence[Projection]]]] = deque()
     _told = 0
 
     def start(self, info: RunInfo) -> RunInfo:
@@ -37,16 +41,17 @@ class AcknowledgesEarly(SqlStore):
         return stored
 
     def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
-        """Commit the batch before, and pretend that this one is."""
-        super().append(*self._held)
-        self._held = (entries, projections)
+        """Commit an earlier batch, and pretend that this one is."""
+        self._held.append((entries, projections))
+        if len(self._held) > BATCHES_LATE:
+            super().append(*self._held.popleft())
         first, self._told = self._told + 1, self._told + len(entries)
         return list(range(first, self._told + 1))
 
     def close(self) -> None:
         """Commit what is left, so that only a crash loses anything."""
-        if self._lock is not None:
-            super().append(*self._held)
+        while self._held:
+            super().append(*self._held.popleft())
         super().close()
 
 
