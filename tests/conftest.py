@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 from postgres import cluster, new_database
+
+# PostgreSQL is started by a fork, and gRPC's own handlers of a fork may abort the child before it gets there.
+os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
 
 
 @pytest.fixture(scope="session")

@@ -61,6 +61,10 @@ class Outcome:
     retries: int = 0
 
 
+class NotServing(Exception):
+    """A server did not come up."""
+
+
 class ServerProcess:
     """A server that can be killed and started again on the same port and data."""
 
@@ -86,7 +90,7 @@ class ServerProcess:
                     continue
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return time.monotonic() - began
-        raise AssertionError(f"the server does not serve; its log ends:\n{self.log_tail()}")
+        raise NotServing(f"the server does not serve again; its log ends:\n{self.log_tail()}")
 
     def kill(self) -> None:
         """SIGKILL: no handler, no flush, nothing."""
@@ -118,6 +122,7 @@ class Writer(threading.Thread):
         self.acknowledged: list[str] = []
         self.resent = self.retries = 0
         self.problems: list[str] = []
+        self.abandoned = False
 
     def run(self) -> None:
         """Push until the share is acknowledged."""
@@ -172,6 +177,8 @@ class Writer(threading.Thread):
                     return None
                 if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
                     raise
+                if self.abandoned:
+                    raise
                 self.retries += 1
                 time.sleep(self._random.uniform(0.01, 0.05))
 
@@ -189,7 +196,12 @@ def run(folder: Path, plan: Plan) -> Outcome:
     writers = [Writer(n, share, server.address, spec, plan.seed) for n, share in enumerate(shares)]
     for writer in writers:
         writer.start()
-    _kill_at_random(server, writers, plan, outcome)
+    try:
+        _kill_at_random(server, writers, plan, outcome)
+    except NotServing as error:
+        outcome.problems.append(str(error))
+        _abandon(writers)
+        return outcome
     for writer in writers:
         writer.join()
         outcome.problems += writer.problems
@@ -200,6 +212,14 @@ def run(folder: Path, plan: Plan) -> Outcome:
     expected = first + np.sum([w.sum for w in writers], axis=0, dtype=np.float32)
     outcome.problems += _broken_promises(server.data_dir, plan, writers, expected)
     return outcome
+
+
+def _abandon(writers: list[Writer]) -> None:
+    """Let writers go whose server is gone."""
+    for writer in writers:
+        writer.abandoned = True
+    for writer in writers:
+        writer.join()
 
 
 def _kill_at_random(server: ServerProcess, writers: list[Writer], plan: Plan, outcome: Outcome) -> None:
