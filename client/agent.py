@@ -23,7 +23,7 @@ from anabranch.client.state import fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
-from anabranch.compress.codec import make_codec
+from anabranch.compress.registry import make_codec
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.config import ClientTable

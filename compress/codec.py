@@ -1,30 +1,43 @@
 """What a codec is, and the one that changes nothing.
 
-A codec turns a flat vector into bytes and back. Sizes come from the manifest, never from the
-message, and are checked before anything is allocated. A codec is written as text, such as `raw`.
+A codec turns the covered values of a model into bytes and back. Sizes come from the layout, never from
+the message, and are checked before anything is allocated. A codec is written as text, such as `raw`
+or `topk(0.1)|int8(256)|gaps|zstd`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import MutableMapping
+from typing import Protocol
 
 import numpy as np
 
-from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.params import Vector
+from anabranch.compress.layout import Layout
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.params import Delta, Vector, add_scaled
+
+Memory = MutableMapping[str, float]
 
 
 class Codec(Protocol):
-    """`decode(encode(x), x.size, x.dtype)` gives x, exactly or within the codec's stated error."""
+    """`decode(encode(x, layout), layout)` gives x, exactly or within the codec's stated error."""
 
     text: str
 
-    def encode(self, x: Vector) -> bytes:
-        """The bytes of a vector, shape (size,)."""
+    def encode(self, x: Vector, layout: Layout, seed: int = 0, notes: Memory | None = None) -> bytes:
+        """The bytes of x, shape (layout.size,). Raises `InvalidUpdate` where x is not finite.
+
+        `seed` is what random rounding and masks draw from. `notes` is what a stage remembers from one
+        update of a device to its next; it is read and written.
+        """
         ...
 
-    def decode(self, data: bytes | memoryview, size: int, dtype: np.dtype[Any]) -> Vector:
-        """The vector of the bytes, shape (size,). Raises `InvalidUpdate`."""
+    def decode(self, data: bytes | memoryview, layout: Layout) -> Delta:
+        """The values, all checked; sparse where most are zero. Raises `InvalidUpdate` or `TooLarge`."""
+        ...
+
+    def bytes_max(self, layout: Layout) -> int:
+        """More bytes than this cannot be an encoded vector of the layout."""
         ...
 
 
@@ -33,23 +46,24 @@ class Raw:
 
     text = "raw"
 
-    def encode(self, x: Vector) -> bytes:
-        """The bytes of a vector, shape (size,)."""
+    def encode(self, x: Vector, layout: Layout, seed: int = 0, notes: Memory | None = None) -> bytes:  # noqa: ARG002
+        """See `Codec`."""
         return x.astype(x.dtype.newbyteorder("<"), copy=False).tobytes()
 
-    def decode(self, data: bytes | memoryview, size: int, dtype: np.dtype[Any]) -> Vector:
-        """A read-only view of the bytes, shape (size,). Raises `InvalidUpdate` on a wrong length."""
-        expected = size * dtype.itemsize
+    def decode(self, data: bytes | memoryview, layout: Layout) -> Vector:
+        """A read-only view of the bytes. Raises `InvalidUpdate` on a wrong length."""
+        expected = self.bytes_max(layout)
         if len(data) != expected:
-            raise InvalidUpdate(f"payload has {len(data)} bytes, {size} values of {dtype} need {expected}")
-        return np.frombuffer(data, dtype.newbyteorder("<")).astype(dtype, copy=False)
+            raise InvalidUpdate(
+                f"payload has {len(data)} bytes, {layout.size} values of {layout.dtype} need {expected}"
+            )
+        return np.frombuffer(data, layout.dtype.newbyteorder("<")).astype(layout.dtype, copy=False)
+
+    def bytes_max(self, layout: Layout) -> int:
+        """Exactly these."""
+        return layout.size * layout.dtype.itemsize
 
 
-CODECS: dict[str, Codec] = {"raw": Raw()}
-
-
-def make_codec(text: str) -> Codec:
-    """The codec of its text. Raises `UnknownCodec`."""
-    if text not in CODECS:
-        raise UnknownCodec(f"unknown codec: {text!r}; known: {', '.join(CODECS)}")
-    return CODECS[text]
+def accumulate(codec: Codec, data: bytes | memoryview, layout: Layout, out: Vector, weight: float) -> None:
+    """`out += weight * decoded`; nothing is added unless all is valid, and nothing is made dense."""
+    add_scaled(out, weight, codec.decode(data, layout))

@@ -1,4 +1,4 @@
-"""A whole model as bytes: the encoded vector, then the frozen tensors, raw, in the spec's order."""
+"""A whole model as bytes: the vector by a codec or a message, then the frozen tensors, raw, in order."""
 
 from __future__ import annotations
 
@@ -8,32 +8,51 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.compress.codec import Codec
+from anabranch.compress.layout import Layout
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import ParamSpec, Tensors, TensorSpec, Vector
+from anabranch.core.params import ParamSpec, Tensors, TensorSpec, Vector, dense
+
+Array = npt.NDArray[Any]
 
 
 def encode_model(codec: Codec, spec: ParamSpec, vector: Vector, frozen: Tensors) -> bytes:
     """The bytes of a model; `vector` has shape (spec.size,)."""
-    tail = [np.ascontiguousarray(frozen[t.name]).astype(_little(t)).tobytes() for t in _frozen(spec)]
-    return b"".join([codec.encode(vector), *tail])
+    return codec.encode(vector, Layout.of(spec)) + frozen_tail(spec, frozen)
 
 
-def decode_model(
-    codec: Codec, spec: ParamSpec, data: bytes | memoryview
-) -> tuple[Vector, dict[str, npt.NDArray[Any]]]:
+def decode_model(codec: Codec, spec: ParamSpec, data: bytes | memoryview) -> tuple[Vector, dict[str, Array]]:
     """The vector and the frozen tensors. Raises `InvalidUpdate` on a wrong length."""
-    tail = sum(t.size * _little(t).itemsize for t in _frozen(spec))
+    head, frozen = split_tail(spec, data)
+    return dense(codec.decode(head, Layout.of(spec))), frozen
+
+
+def full_bytes(spec: ParamSpec) -> int:
+    """What a model costs on the wire as it is."""
+    return spec.size * spec.vector_dtype.itemsize + _tail_bytes(spec)
+
+
+def frozen_tail(spec: ParamSpec, frozen: Tensors) -> bytes:
+    """The frozen tensors' bytes."""
+    return b"".join(np.ascontiguousarray(frozen[t.name]).astype(_little(t)).tobytes() for t in _frozen(spec))
+
+
+def split_tail(spec: ParamSpec, data: bytes | memoryview) -> tuple[memoryview, dict[str, Array]]:
+    """The bytes before the frozen tensors, and these. Raises `InvalidUpdate` where they are missing."""
+    tail = _tail_bytes(spec)
     view = memoryview(data)
     if len(view) < tail:
         raise InvalidUpdate(f"model has {len(view)} bytes, its frozen tensors alone need {tail}")
     split = len(view) - tail
-    vector = codec.decode(view[:split], spec.size, spec.vector_dtype)
     frozen, start = {}, split
     for t in _frozen(spec):
         stop = start + t.size * _little(t).itemsize
         frozen[t.name] = np.frombuffer(view[start:stop], _little(t)).reshape(t.shape).astype(t.dtype)
         start = stop
-    return vector, frozen
+    return view[:split], frozen
+
+
+def _tail_bytes(spec: ParamSpec) -> int:
+    return sum(t.size * _little(t).itemsize for t in _frozen(spec))
 
 
 def _frozen(spec: ParamSpec) -> list[TensorSpec]:

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
+from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -81,16 +82,22 @@ class SubmodelTable:
 
 @dataclass(frozen=True)
 class UplinkTable:
-    """`[uplink]`: the codec chain of updates."""
+    """`[uplink]`: the codec chain of updates; `auto` is the strategy's own choice, else `raw`.
 
-    codec: str = "raw"
+    `ef(beta)|...` gives devices error feedback with that decay.
+    """
+
+    codec: str = AUTO
 
 
 @dataclass(frozen=True)
 class DownlinkTable:
-    """`[downlink]`: the codec chain of published models."""
+    """`[downlink]`: how published models travel; `auto` is the strategy's own choice, else `raw`.
 
-    codec: str = "raw"
+    A chain encodes each version by itself; `log(step)` is the shared delta log.
+    """
+
+    codec: str = AUTO
 
 
 @dataclass(frozen=True)

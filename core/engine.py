@@ -15,6 +15,8 @@ import heapq
 from dataclasses import dataclass, replace
 
 from anabranch.core import events as ev
+from anabranch.core.broadcast import Broadcast, BroadcastState
+from anabranch.core.chains import AUTO, RAW, lacks
 from anabranch.core.effects import (
     Decided,
     Effect,
@@ -47,13 +49,23 @@ class Counters:
 class Engine:
     """See the module. All attributes are for reading; only `handle` changes them."""
 
-    def __init__(self, spec: ParamSpec, strategy: Strategy, settings: EngineSettings, vector: Vector) -> None:
+    def __init__(
+        self,
+        spec: ParamSpec,
+        strategy: Strategy,
+        settings: EngineSettings,
+        vector: Vector,
+        broadcast: Broadcast | None = None,
+    ) -> None:
         self.spec = spec
         self.strategy = strategy
         self.settings = settings
         self.version = 0
         self.vector: Vector = vector.astype(spec.vector_dtype, copy=True)
         self.state: State = strategy.init(self.vector)
+        # With a lossy downlink the bases come from it, without one from the history.
+        self.broadcast = broadcast
+        self.broadcast_state: BroadcastState = None if broadcast is None else broadcast.init(self.vector)
         self.history: dict[int, Vector] = {}
         self.ledger = Ledger(settings.receipts_max)
         self.pending: list[str] = []
@@ -127,7 +139,7 @@ class Engine:
         state = self.state
         for task in superseded:
             state = self.strategy.on_lost(state, task, context)
-        return self.strategy.admit(state, ask, context)
+        return self.strategy.admit(state, ask, replace(context, live_tasks=live - len(superseded)))
 
     def _superseded(self, ask: Ask) -> list[Task]:
         """The live tasks that the client gives up by asking: the oldest, beyond what it may hold."""
@@ -153,7 +165,7 @@ class Engine:
             lease_s=lease_s,
             seed=seed_of(self.settings.seed, "task", ask.client_id, self.counters.granted),
             local=plan.local,
-            uplink=self.settings.uplink,
+            uplink=self._uplink(ask, plan.uplink),
             submodel=plan.submodel,
         )
         self.counters.granted += 1
@@ -168,6 +180,11 @@ class Engine:
         for task in self._superseded(ask):
             effects += self._lose(task, LeaseEnd.SUPERSEDED, now)
         return effects
+
+    def _uplink(self, ask: Ask, wanted: str) -> str:
+        """The codec of the task's update: raw for a device that cannot do what is wanted."""
+        text = wanted if self.settings.uplink == AUTO else self.settings.uplink
+        return RAW if lacks(self.ledger.clients[ask.client_id].capability.codecs, text) else text
 
     def _lease_s(self, client: ClientRecord) -> float:
         s = self.settings
@@ -199,13 +216,19 @@ class Engine:
         if decision is not None:
             return Step(self._without(task, event), None, decision)
         if self.strategy.needs_base:
-            base = self.vector if context.staleness == 0 else self.history.get(update.base_version)
+            base = self._base(update.base_version)
             if base is None:
                 detail = f"the model of version {update.base_version} is not held any more: its lease ended"
                 refused = rejected(context.staleness, Reason.BASE_GONE, detail)
                 return Step(self._without(task, event), None, refused)
             context = replace(context, base=base)
         return self.strategy.step(self.state, self._donated(context.base), update, context)
+
+    def _base(self, version: int) -> Vector | None:
+        """The model that devices have of a version, or None where it is not held any more."""
+        if self.broadcast is not None:
+            return self.broadcast.replica(self.broadcast_state, version)
+        return self.vector if version == self.version else self.history.get(version)
 
     def _without(self, task: Task | None, event: ev.UpdateArrived) -> State:
         """The strategy's state when a task's update is of no use: the task is lost."""
@@ -324,7 +347,7 @@ class Engine:
 
     def _donated(self, base: Vector | None = None) -> Vector:
         """The vector for a strategy to write on: a copy where a live task may need the old one."""
-        is_base = self.strategy.needs_base and self.ledger.bases.get(self.version)
+        is_base = self._keeps_history and self.ledger.bases.get(self.version)
         return self.vector.copy() if is_base or base is self.vector else self.vector
 
     def _take(self, step: Step, update_ids: list[str]) -> list[Effect]:
@@ -332,14 +355,24 @@ class Engine:
         self.state = step.state
         if step.decision is None or step.decision.verdict is not Verdict.REJECTED:
             self.pending += update_ids
+        if step.dropped:
+            self.pending = [u for u in self.pending if u not in step.dropped]
         if step.vector is None:
             return []
-        if self.strategy.needs_base and self.ledger.bases.get(self.version):
+        if self._keeps_history and self.ledger.bases.get(self.version):
             self.history[self.version] = self.vector
         self.vector = step.vector
         self.version += 1
+        if self.broadcast is not None:
+            self.broadcast_state = self.broadcast.publish(
+                self.broadcast_state, self.version, self.vector, self.ledger.bases
+            )
         folded, self.pending = tuple(self.pending), []
         return [Published(self.version, self.vector, folded)]
+
+    @property
+    def _keeps_history(self) -> bool:
+        return self.strategy.needs_base and self.broadcast is None
 
     def _after(self, effects: list[Effect], now: float) -> list[Effect]:
         """What follows an update or a tick: stragglers of a round that ended, a used-up budget."""

@@ -19,12 +19,12 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Effect
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ReplayMismatch
-from anabranch.core.params import Vector
+from anabranch.core.params import Delta
 from anabranch.core.snapshot import capability_of
 from anabranch.core.updates import Ask, Submodel, Update
 
 Record = dict[str, Any]
-LoadDelta = Callable[[ev.Payload], Vector]
+LoadDelta = Callable[[ev.Payload, Submodel | None], Delta]
 
 _PLAIN: dict[str, type[Any]] = {
     "renewed": ev.LeaseRenewed,
@@ -122,5 +122,5 @@ def _update_event(data: Record, load_delta: LoadDelta) -> ev.UpdateArrived:
     now, flaw, payload = data.pop("now"), data.pop("flaw"), ev.Payload(**data.pop("payload"))
     indices = data.pop("submodel")
     submodel = None if indices is None else Submodel(np.asarray(indices, np.int64))
-    delta = np.empty(0, np.float32) if flaw else load_delta(payload)
+    delta = np.empty(0, np.float32) if flaw else load_delta(payload, submodel)
     return ev.UpdateArrived(now, Update(delta=delta, submodel=submodel, **data), payload, flaw)

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 
 Vector = npt.NDArray[np.floating[Any]]
+Indices = npt.NDArray[np.int64]
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 
@@ -139,16 +140,48 @@ class ParamSpec:
         return next(name for name, where in self.slices.items() if where.start <= index < where.stop)
 
 
+@dataclass(frozen=True, eq=False)
+class SparseVector:
+    """A vector of `size` coordinates of which all but k are zero.
+
+    `indices` (k,) int64, each once, in any order, within 0..size-1; `values` (k,) in the vector's dtype.
+    """
+
+    indices: Indices
+    values: Vector
+    size: int
+
+    def dense(self) -> Vector:
+        """All coordinates, shape (size,); a new array."""
+        out = np.zeros(self.size, self.values.dtype)
+        out[self.indices] = self.values
+        return out
+
+
+Delta = Vector | SparseVector
+
+
+def dense(x: Delta) -> Vector:
+    """All coordinates of x, shape (size,); x itself if it has them."""
+    return x.dense() if isinstance(x, SparseVector) else x
+
+
 BLOCK = 1 << 16  # elements; three float32 blocks stay in a core's own cache
 
 
 def add_scaled(
-    out: Vector, scale: float, x: Vector, where: slice | npt.NDArray[np.int64] = slice(None)
+    out: Vector, scale: float, x: Delta, where: slice | npt.NDArray[np.int64] = slice(None)
 ) -> None:
     """`out[where] += scale * x`, in place, without a temporary of the model's size.
 
-    `x` has the shape of `out[where]`. Blocks change nothing in the result: the operation is elementwise.
+    `x` has the shape of `out[where]`; a sparse one costs its own length only. Blocks change nothing
+    in the result: the operation is elementwise.
     """
+    if isinstance(x, SparseVector):
+        at = x.indices if isinstance(where, slice) else where[x.indices]
+        out = out[where] if isinstance(where, slice) else out
+        out[at] += out.dtype.type(scale) * x.values
+        return
     if not isinstance(where, slice):
         out[where] += out.dtype.type(scale) * x
         return

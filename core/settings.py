@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from anabranch.core.chains import AUTO
 from anabranch.core.config import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.updates import LocalPlan
@@ -11,7 +12,10 @@ from anabranch.core.updates import LocalPlan
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """Zero means no bound. Times in seconds, the retry window as (earliest, latest)."""
+    """Zero means no bound. Times in seconds, the retry window as (earliest, latest).
+
+    `uplink`: the codec chain of updates; `auto` leaves it to the strategy.
+    """
 
     seed: int = 0
     concurrency: int = 0
@@ -25,7 +29,7 @@ class EngineSettings:
     updates_max: int = 0
     receipts_max: int = DEFAULT_LIMITS.receipts_max
     local: LocalPlan = field(default_factory=LocalPlan)
-    uplink: str = "raw"
+    uplink: str = AUTO
 
     @classmethod
     def of(cls, config: Config, limits: Limits = DEFAULT_LIMITS) -> EngineSettings:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.core.broadcast import Broadcast
 from anabranch.core.engine import Counters, Engine
 from anabranch.core.ledger import ClientRecord
 from anabranch.core.params import ParamSpec
@@ -61,6 +62,7 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
         "tasks": [_pack(t, f"task/{t.task_id}", arrays) for t in ledger.tasks.values()],
         "receipts": [[*_receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()],
         "strategy": _pack(engine.state, "strategy", arrays),
+        "broadcast": _pack(engine.broadcast_state, "broadcast", arrays),
         "layout": engine.spec.layout_hash,
     }
     if copy:
@@ -79,15 +81,23 @@ def state_digest(engine: Engine) -> str:
     return sha.hexdigest()
 
 
-def restore(snapshot: Snapshot, spec: ParamSpec, strategy: Strategy, settings: EngineSettings) -> Engine:
+def restore(
+    snapshot: Snapshot,
+    spec: ParamSpec,
+    strategy: Strategy,
+    settings: EngineSettings,
+    broadcast: Broadcast | None = None,
+) -> Engine:
     """An engine that goes on where the snapshot was taken. The snapshot stays as it is."""
     meta, arrays = snapshot.meta, {name: a.copy() for name, a in snapshot.arrays.items() if name != "vector"}
-    engine = Engine(spec, strategy, settings, snapshot.arrays["vector"])
+    engine = Engine(spec, strategy, settings, snapshot.arrays["vector"], broadcast)
     engine.version = meta["version"]
     engine.paused, engine.finished = meta["paused"], meta["finished"]
     engine.pending = list(meta["pending"])
     engine.counters = Counters(**meta["counters"])
     engine.state = strategy.state_type(**_unpack(meta["strategy"], arrays))
+    if broadcast is not None:
+        engine.broadcast_state = broadcast.state_type(**_unpack(meta["broadcast"], arrays))
     engine.history = {int(k.split("/")[1]): a for k, a in arrays.items() if k.startswith("history/")}
     engine.ledger.restore(
         clients=[_client(c) for c in meta["clients"]],

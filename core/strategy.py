@@ -18,6 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from anabranch.core.chains import RAW
 from anabranch.core.params import Vector
 from anabranch.core.updates import Ask, Decision, LocalPlan, Reason, Submodel, Task, Update, Verdict
 
@@ -47,30 +48,42 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a granted task shall do, and the state with the grant counted."""
+    """What a granted task shall do, and the state with the grant counted.
+
+    `uplink`: the codec chain of its update, where `[uplink] codec` leaves that to the strategy.
+    """
 
     state: State
     local: LocalPlan
     submodel: Submodel | None = None
+    uplink: str = RAW
 
 
 @dataclass(frozen=True)
 class Step:
-    """The outcome of a call: the new state; the new vector if a version is published."""
+    """The outcome of a call: the new state; the new vector if a version is published.
+
+    `dropped`: updates that were held and will not be folded after all.
+    """
 
     state: State
     vector: Vector | None = None
     decision: Decision | None = None
+    dropped: tuple[str, ...] = ()
 
 
 class Strategy(Protocol):
-    """One paper's rules. `needs_base`: it mixes models, so w_base of every live task is kept."""
+    """One paper's rules. One that mixes models needs the base: w_base of every live task is kept."""
 
     name: ClassVar[str]
     state_type: ClassVar[type[Any]]
-    needs_base: ClassVar[bool]
     synchronous: ClassVar[bool]
     supports_submodels: ClassVar[bool]
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the steps want `context.base`."""
+        ...
 
     def init(self, vector: Vector) -> State:
         """The state before the first update. `vector` has the shape of the model, (size,)."""
@@ -100,6 +113,10 @@ class Strategy(Protocol):
         """When `on_timer` wants to be called next, on the clock of `context.now`."""
         ...
 
+    def downlink(self, version: int) -> str:
+        """The codec of a version's way to the devices, where `[downlink] codec` leaves that to us."""
+        ...
+
 
 class AsyncStrategy:
     """The habits of strategies without rounds: everybody is welcome, no timers.
@@ -107,9 +124,13 @@ class AsyncStrategy:
     A base class to inherit defaults from; the contract is `Strategy`.
     """
 
-    needs_base: ClassVar[bool] = False
     synchronous: ClassVar[bool] = False
     supports_submodels: ClassVar[bool] = False
+
+    @property
+    def needs_base(self) -> bool:
+        """Deltas are enough."""
+        return False
 
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
         """Admit: the engine's concurrency cap is the only limit."""
@@ -130,6 +151,10 @@ class AsyncStrategy:
     def timer(self, state: State) -> float | None:
         """No timers."""
         return None
+
+    def downlink(self, version: int) -> str:
+        """As it is."""
+        return RAW
 
 
 def published(staleness: int, weight: float) -> Decision:

@@ -12,10 +12,9 @@ import numpy.typing as npt
 
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.params import Delta, Indices, ParamSpec, SparseVector
 
 Json = Any
-Indices = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -98,7 +97,8 @@ class Task:
 class Update:
     """The result of a task, decoded: `delta` against the model of `base_version` that the device had.
 
-    `delta` is the full vector, or, with a submodel, has one value for each of its indices.
+    `delta` is the full vector, or, with a submodel, has one value for each of its indices. It is a
+    `SparseVector` where most of these values are zero.
     """
 
     update_id: str
@@ -106,7 +106,7 @@ class Update:
     client_id: str
     base_version: int
     examples: int
-    delta: Vector
+    delta: Delta
     submodel: Submodel | None = None
     local_steps: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -172,7 +172,7 @@ class Receipt:
 
 def find_flaw(
     spec: ParamSpec,
-    delta: npt.NDArray[Any],
+    delta: npt.NDArray[Any] | SparseVector,
     examples: int,
     submodel: Submodel | None,
     limits: Limits = DEFAULT_LIMITS,
@@ -187,19 +187,23 @@ def find_flaw(
     except InvalidUpdate as error:
         return str(error)
     expected = spec.size if submodel is None else submodel.indices.size
-    if delta.ndim != 1 or delta.size != expected:
-        return f"delta has shape {delta.shape}, the manifest needs ({expected},)"
-    if delta.dtype != spec.vector_dtype:
-        return f"delta is {delta.dtype}, the manifest needs {spec.vector_dtype}"
+    shape = (delta.size,) if isinstance(delta, SparseVector) else delta.shape
+    if shape != (expected,):
+        return f"delta has shape {shape}, the manifest needs ({expected},)"
+    values = delta.values if isinstance(delta, SparseVector) else delta
+    if values.dtype != spec.vector_dtype:
+        return f"delta is {values.dtype}, the manifest needs {spec.vector_dtype}"
     return _bad_values(spec, delta, submodel, limits.delta_abs_max)
 
 
-def _bad_values(spec: ParamSpec, delta: Vector, submodel: Submodel | None, abs_max: float) -> str | None:
+def _bad_values(spec: ParamSpec, x: Delta, submodel: Submodel | None, abs_max: float) -> str | None:
+    delta = x.values if isinstance(x, SparseVector) else x
     # NaN passes through min and max, so two passes without a temporary tell a good delta.
     if delta.size == 0 or (float(delta.min()) >= -abs_max and float(delta.max()) <= abs_max):
         return None
     with np.errstate(invalid="ignore"):
         bad = np.flatnonzero(~(np.abs(delta) <= abs_max))
-    first = int(bad[0]) if submodel is None else int(submodel.indices[bad[0]])
+    first = int(x.indices[bad[0]]) if isinstance(x, SparseVector) else int(bad[0])
+    first = first if submodel is None else int(submodel.indices[first])
     what = "are not finite" if not np.isfinite(delta[bad]).all() else f"are over {abs_max:g}"
     return f"delta has {bad.size} values that {what}, the first in tensor {spec.name_at(first)!r}"

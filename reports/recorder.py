@@ -16,7 +16,7 @@ import numpy as np
 
 from anabranch.core.errors import DataError
 from anabranch.core.updates import Decision, Verdict
-from anabranch.reports.result import ClientShare, Kind, Point, Result, Staleness
+from anabranch.reports.result import ClientShare, CompressionStep, Kind, Point, Result, Staleness
 
 EVENTS_FILE = "events.jsonl"
 
@@ -40,6 +40,8 @@ class _Tally:
     staleness_sum: int = 0
     uplink_bytes: int = 0
     downlink_bytes: int = 0
+    uplink_bytes_raw: int = 0
+    downlink_bytes_full: int = 0
 
     def share(self) -> ClientShare:
         mean = self.staleness_sum / self.updates if self.updates else 0.0
@@ -73,6 +75,7 @@ class Recorder:
     _staleness: Counter[int] = field(default_factory=Counter, init=False)
     _rejections: Counter[str] = field(default_factory=Counter, init=False)
     _marks: dict[int, _Mark] = field(default_factory=lambda: {0: _Mark(0.0, 0, 0, 0)}, init=False)
+    _compression: list[CompressionStep] = field(default_factory=list, init=False)
     _measured: dict[int, tuple[float, float | None]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -101,22 +104,42 @@ class Recorder:
         self._tally(client)
         self._emit(now, "granted", {"client": client, "task": task, "version": version})
 
-    def downloaded(self, now: float, client: str, payload_bytes: int) -> None:
-        """The device received so many bytes of a model."""
+    def downloaded(self, now: float, client: str, payload_bytes: int, full_bytes: int = 0) -> None:
+        """The device received so many bytes of a model, which whole and raw has `full_bytes` (0: as many)."""
         for tally in (self._total, self._tally(client)):
             tally.downlink_bytes += payload_bytes
+            tally.downlink_bytes_full += full_bytes or payload_bytes
         self._emit(now, "downloaded", {"client": client, "bytes": payload_bytes})
 
+    def compressed(self, now: float, version: int, uplink: str, downlink: str, why: str = "") -> None:
+        """What a task of this version travels by; only a change is kept."""
+        last = self._compression[-1] if self._compression else None
+        if last is not None and (last.uplink, last.downlink) == (uplink, downlink):
+            return
+        why = why or ("start" if last is None else "schedule")
+        self._compression.append(CompressionStep(version, now, uplink, downlink, why))
+        self._emit(
+            now, "compression", {"version": version, "uplink": uplink, "downlink": downlink, "why": why}
+        )
+
     def decided(
-        self, now: float, client: str, version: int, decision: Decision, uplink_bytes: int, examples: int
+        self,
+        now: float,
+        client: str,
+        version: int,
+        decision: Decision,
+        uplink_bytes: int,
+        examples: int,
+        raw_bytes: int = 0,
     ) -> None:
-        """An update was judged, and `version` is the model's after it.
+        """An update was judged, and `version` is the model's after it. Raw it has `raw_bytes` (0: as many).
 
         Once for each update: a resend that gets its old receipt is a `note`.
         """
         rejected = decision.verdict is Verdict.REJECTED
         for tally in (self._total, self._tally(client)):
             tally.uplink_bytes += uplink_bytes
+            tally.uplink_bytes_raw += raw_bytes or uplink_bytes
             tally.rejected += rejected
             if not rejected:
                 tally.updates += 1
@@ -176,6 +199,9 @@ class Recorder:
             updates_rejected=self._total.rejected,
             uplink_bytes=self._total.uplink_bytes,
             downlink_bytes=self._total.downlink_bytes,
+            uplink_bytes_raw=self._total.uplink_bytes_raw,
+            downlink_bytes_full_equivalent=self._total.downlink_bytes_full,
+            compression=tuple(self._compression),
             final_accuracy=history[-1].accuracy if history else None,
             best_accuracy=max((p.accuracy for p in history), default=None),
             target_accuracy=target,

@@ -62,12 +62,25 @@ class ClientShare:
 
 
 @dataclass(frozen=True)
+class CompressionStep:
+    """From this version on tasks travel by these codecs; `why` says whether at the start or by a schedule."""
+
+    version: int
+    time_s: float
+    uplink: str
+    downlink: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Result:
     """The contents of `result.json`.
 
     Accuracies are fractions. None stands for: never evaluated (`final_accuracy`, `best_accuracy`),
     target not reached or not set (`time_to_target_s`, `bytes_to_target`: up and down together),
-    no virtual clock (`virtual_s` of a live run). `history` is in the order of versions.
+    no virtual clock (`virtual_s` of a live run). `uplink_bytes_raw` and
+    `downlink_bytes_full_equivalent` are what the same updates and downloads would be uncompressed (0:
+    not known, in results of older versions). `history` is in the order of versions.
     """
 
     strategy: str
@@ -95,6 +108,9 @@ class Result:
     clients: Mapping[str, ClientShare]
     rejections: Mapping[str, int]
     history: tuple[Point, ...]
+    uplink_bytes_raw: int = 0
+    downlink_bytes_full_equivalent: int = 0
+    compression: tuple[CompressionStep, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in the order of the fields."""

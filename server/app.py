@@ -14,6 +14,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from anabranch.compress.broadcast import downlink_at
 from anabranch.core.config import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
@@ -96,7 +97,7 @@ async def _live(
     """The parts of the run, started; closed in the opposite order."""
     server, spec = config.server, recovered.engine.spec
     folder = Path(server.data_dir) / "models" / recovered.info.run_id
-    models = Models(folder, spec, frozen, config.downlink.codec)
+    models = Models(folder, spec, frozen, downlink_at(recovered.engine.strategy, config.downlink.codec))
     clock = WallClock(recovered.last_now)
     every = (server.snapshot_every_versions, server.snapshot_every_updates)
     writer = Writer(recovered.engine, store, models, clock, recovered.seq, recovered.saved, every, limits)

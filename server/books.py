@@ -20,7 +20,7 @@ from anabranch.core.errors import AnabranchError, StoreFull
 from anabranch.core.journal import to_record
 from anabranch.core.params import digest
 from anabranch.core.snapshot import take_snapshot
-from anabranch.core.updates import TaskState
+from anabranch.core.updates import Task, TaskState
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
 from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
 
@@ -189,12 +189,19 @@ class Books:
         digests = {}
         for effect in call.effects:
             if isinstance(effect, Granted):
-                self.models.keep(self.engine, effect.task.base_version)
+                self._keep(call.event, effect.task)
             elif isinstance(effect, Published):
                 self.models.published(effect.version, call.event.now)
                 if effect.vector.nbytes <= DIGEST_BYTES_MAX:
                     digests[effect.version] = digest(effect.vector)
         self._projections.append(Projection(seq, call.event.now, call.effects, digests))
+
+    def _keep(self, event: ev.Event, task: Task) -> None:
+        """Have the task's model made, for what its device holds and can decode."""
+        assert isinstance(event, ev.TaskAsked), "a task comes of an ask"
+        codecs = self.engine.ledger.clients[task.client_id].capability.codecs
+        wanted = self.models.for_device(task.base_version, event.ask.holds_version, codecs)
+        self.models.keep(self.engine, wanted)
 
     def _recall(self, call: Call) -> None:
         assert isinstance(call.event, ev.UpdateArrived)

@@ -13,13 +13,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from anabranch.compress.codec import make_codec
+from anabranch.compress.codec import Codec
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
+from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.effects import Decided
 from anabranch.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownTask
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.updates import Receipt, Update, find_flaw
+from anabranch.core.params import Delta, ParamSpec
+from anabranch.core.updates import Receipt, Submodel, Update, find_flaw
 from anabranch.protos.convert import (
     check_manifest,
     check_payload_size,
@@ -84,7 +87,7 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
     if message.base_kind != model.BASE_KIND_VERSION or len(message.parts) != 1:
         raise InvalidUpdate("an update of this run has one part, and a published version as its base")
     part = message.parts[0]
-    make_codec(part.encoding.codec)
+    codec = make_codec(part.encoding.codec)
     submodel = submodel_from_proto(message.submodel, spec.size) if message.HasField("submodel") else None
     update = Update(
         update_id=checked_id(message.update_id, "update_id", limits),
@@ -97,23 +100,31 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         local_steps=checked_count(message.local_steps, "local_steps"),
         metrics=checked_metrics(dict(message.metrics)),
     )
-    size_bytes = _checked_size(part.size_bytes, spec, limits)
+    size_bytes = _checked_size(part.size_bytes, codec, Layout.of(spec, submodel), limits)
     values = 0 if submodel is None else submodel.indices.size
     sha256 = checked_digest(part.sha256, "parts[0].sha256")
     return Header(update, ev.Payload(sha256, size_bytes, part.encoding.codec, values))
 
 
-def _checked_size(size_bytes: int, spec: ParamSpec, limits: Limits) -> int:
-    """No codec needs more than twice the raw size, so a larger claim is not even spooled."""
-    most = 2 * spec.size * spec.vector_dtype.itemsize + 64 * KIB
-    if size_bytes > most:
-        raise TooLarge(f"payload of {size_bytes} bytes: no update of this model needs more than {most}")
+def _checked_size(size_bytes: int, codec: Codec, layout: Layout, limits: Limits) -> int:
+    """More than the codec can need is not even spooled."""
+    if size_bytes > (most := codec.bytes_max(layout)):
+        raise TooLarge(
+            f"payload of {size_bytes} bytes: {codec.text} needs at most {most} for {layout.size} values"
+        )
     return check_payload_size(size_bytes, limits)
 
 
-def decode(payload: ev.Payload, data: Bytes, spec: ParamSpec) -> Vector:
-    """The values of an update, shape (covered coordinates,). Raises `InvalidUpdate`, `UnknownCodec`."""
-    return make_codec(payload.codec).decode(data, payload.values or spec.size, spec.vector_dtype)
+def decode(payload: ev.Payload, data: Bytes, spec: ParamSpec, submodel: Submodel | None) -> Delta:
+    """The values of an update, (covered coordinates,). Raises `InvalidUpdate`, `TooLarge`, `UnknownCodec`."""
+    return make_codec(payload.codec).decode(data, Layout.of(spec, submodel))
+
+
+def _check_codec(codec: str, uplink: str) -> None:
+    """Raises `InvalidUpdate` unless a payload is as the task wants it, or raw."""
+    wanted = payload_codec(uplink)
+    if codec not in (wanted, RAW):
+        raise InvalidUpdate(f"payload is of codec {codec!r}, the task asked for {wanted!r}")
 
 
 def _chunk(request: devices.PushUpdateRequest) -> devices.UpdateChunk:
@@ -128,6 +139,8 @@ class Intake:
     def __init__(self, spec: ParamSpec, writer: Writer, uploads: Uploads) -> None:
         self.spec, self.writer, self.uploads = spec, writer, uploads
         self._limits = uploads.limits
+        # What the updates that were decided would have been without compression, since the start.
+        self.bytes_raw = 0
         vector_bytes = max(1, spec.size * spec.vector_dtype.itemsize)
         self._decoding = asyncio.Semaphore(max(2, DECODED_BYTES_MAX // vector_bytes))
 
@@ -143,7 +156,7 @@ class Intake:
         try:
             async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
                 header = await self._header(requests)
-                if (known := await self._known(header.update)) is not None:
+                if (known := await self._known(header)) is not None:
                     return known
                 upload = await self._receive(header, requests, deadline)
         except TimeoutError:
@@ -167,15 +180,18 @@ class Intake:
             return read_header(first.header, self.spec, self._limits)
         raise InvalidUpdate("the first message of a push must be its header")
 
-    async def _known(self, update: Update) -> Verdict | None:
+    async def _known(self, header: Header) -> Verdict | None:
         """The verdict if there is one already. Raises `UnknownTask` where there can never be one.
 
-        The task is looked up before the payload comes, so that only who holds a task fills the disk.
+        The task is looked up before the payload comes, so that only who holds a task fills the disk, and
+        only with what the task asked for. Raises `InvalidUpdate` for another codec than that.
         """
+        update = header.update
         if (known := self.writer.engine.ledger.receipts.get(update.update_id)) is not None:
             return Verdict(known, duplicate=True, seq=0)
         task = self.writer.engine.ledger.tasks.get(update.task_id)
         if task is not None and task.client_id == update.client_id:
+            _check_codec(header.payload.codec, task.uplink)
             return None
         if (long_known := await self.verdict(update.update_id)) is not None:
             return long_known
@@ -210,15 +226,18 @@ class Intake:
         decided = next(e for e in answer.effects if isinstance(e, Decided))
         if checked.flaw and not decided.duplicate:
             raise InvalidUpdate(f"update {checked.update.update_id}: {checked.flaw}")
+        if not decided.duplicate:
+            covered = header.payload.values or self.spec.size
+            self.bytes_raw += covered * self.spec.vector_dtype.itemsize
         return Verdict(decided.receipt, decided.duplicate, answer.seq or 0)
 
     def _checked(self, header: Header, upload: Upload) -> Checked:
         """Decode and check; a large update without a flaw becomes durable."""
         update, data = header.update, upload.data()
         try:
-            delta = decode(header.payload, data, self.spec)
+            delta = decode(header.payload, data, self.spec, update.submodel)
             flaw = find_flaw(self.spec, delta, update.examples, update.submodel)
-        except InvalidUpdate as error:
+        except (InvalidUpdate, TooLarge) as error:
             flaw = str(error)
         if flaw:
             upload.drop()

@@ -19,8 +19,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save_file
 
-from anabranch.compress.codec import make_codec
 from anabranch.compress.model import encode_model
+from anabranch.compress.registry import make_codec
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector

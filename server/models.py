@@ -1,7 +1,8 @@
-"""Published models as files: a version is encoded once and served many times.
+"""Published models as files: what leads to a version is encoded once and served many times.
 
-The files are a cache, never synced: the page cache serves them, and a restart may find them again.
-A file carries its digest in its name, so one that was cut short by a crash is found out.
+The files are a cache, never synced: the page cache serves them. After a restart the raw ones are found
+again, the others are made again from the engine. A file carries its digest in its name, so one that
+was cut short by a crash is found out.
 """
 
 from __future__ import annotations
@@ -9,21 +10,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
 import numpy.typing as npt
 
-from anabranch.compress.codec import make_codec
-from anabranch.compress.model import encode_model
+from anabranch.compress.downloads import Downloads as Payloads
+from anabranch.compress.downloads import Make, downloads_lead_from
+from anabranch.core.chains import RAW, lacks
 from anabranch.core.engine import Engine
 from anabranch.core.errors import UnknownVersion
-from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.params import ParamSpec
 
-_NAME = re.compile(r"v(\d+)-([0-9a-f]{64})\.bin\Z")
+_NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})\.bin\Z")
 # Vectors up to this size get the digest of every version on record, larger ones that of snapshots only:
 # it would hold the writer up.
 DIGEST_BYTES_MAX = 1 << 20
@@ -31,14 +33,29 @@ NEWEST_KEPT = 2  # so that a fetch that began before a publication can be resume
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What somebody wants of a version.
+
+    `form`: `exact` (the server's own vector), `replica` (what devices train from, raw) or `encoded` (the
+    same, as cheap as can be; with `holds` from the version that the device has).
+    """
+
+    version: int
+    form: str
+    holds: int | None = None
+
+
+@dataclass(frozen=True)
 class ModelFile:
-    """An encoded model on disk."""
+    """A payload on disk. `vector_sha256` (hex) may be empty where `sha256`, the payload's, says as much."""
 
     version: int
     path: Path
     size_bytes: int
     sha256: str
     codec: str
+    from_version: int | None = None
+    vector_sha256: str = ""
 
     def open(self) -> IO[bytes]:
         """The file, without a buffer; it stays readable when it is removed. Raises `UnknownVersion`."""
@@ -56,18 +73,19 @@ class Models:
         folder: Path,
         spec: ParamSpec,
         frozen: Mapping[str, npt.NDArray[Any]],
-        codec: str = "raw",
+        codec_at: Callable[[int], str] = lambda _: RAW,
     ) -> None:
         self.spec, self.frozen = spec, frozen
-        self._folder, self._codec = folder, make_codec(codec)
+        self._folder, self._codec_at = folder, codec_at
+        self._payloads = Payloads(spec, frozen)
         self._executor = ThreadPoolExecutor(1, "anabranch-models")
         folder.mkdir(parents=True, exist_ok=True)
-        self._files: dict[int, Future[ModelFile]] = {}
+        self._files: dict[Wanted, Future[ModelFile]] = {}
         self._published_at: dict[int, float] = {}
         for path in folder.iterdir():
             if found := _NAME.match(path.name):
-                version = int(found[1])
-                self._files[version] = self._executor.submit(self._check, version, path, found[2])
+                wanted = Wanted(int(found[1]), found[2])
+                self._files[wanted] = self._executor.submit(self._check, wanted, path, found[3])
             else:
                 path.unlink()
 
@@ -79,53 +97,89 @@ class Models:
         """When a version was published, in seconds since 1970; 0 where that is not known any more."""
         return self._published_at.get(version, 0.0)
 
-    def keep(self, engine: Engine, version: int) -> None:
-        """Encode a version that the engine holds, unless that was done; others stay unknown."""
-        held = self._files.get(version)
+    def for_device(self, version: int, holds: int | None, codecs: Collection[str]) -> Wanted:
+        """What a device gets that holds another version and can decode these stages."""
+        text = self._codec_at(version)
+        if text == RAW:
+            return Wanted(version, "exact")
+        if lacks(codecs, text):
+            return Wanted(version, "replica")
+        return Wanted(version, "encoded", holds)
+
+    def keep(self, engine: Engine, wanted: Wanted) -> None:
+        """Have a file made of what the engine holds, unless it is there; others stay unknown."""
+        held = self._files.get(wanted)
         if held is not None and not (held.done() and held.exception() is not None):
             return
-        vector = engine.vector if version == engine.version else engine.history.get(version)
-        if vector is not None:
-            self._files[version] = self._encode(version, vector)
+        same = self._same(engine, wanted)
+        if same != wanted:
+            self.keep(engine, same)
+            if same in self._files:
+                self._files[wanted] = self._files[same]
+            return
+        if (make := self._make(engine, wanted)) is not None:
+            self._files[wanted] = self._executor.submit(self._write, wanted, make)
 
     def retain(self, needed: Collection[int]) -> None:
         """Remove the versions that no live task needs, but for the newest ones."""
-        newest = sorted(self._files)[-NEWEST_KEPT:]
-        for version in [v for v in self._files if v not in needed and v not in newest]:
-            self._files.pop(version).add_done_callback(_remove)
+        newest = sorted({wanted.version for wanted in self._files})[-NEWEST_KEPT:]
+        for wanted in [w for w in self._files if w.version not in needed and w.version not in newest]:
+            self._files.pop(wanted).add_done_callback(_remove)
         last = max(self._published_at, default=0)
-        for version in [v for v in self._published_at if v not in self._files and v != last]:
+        known = {wanted.version for wanted in self._files}
+        for version in [v for v in self._published_at if v not in known and v != last]:
             del self._published_at[version]
 
-    async def get(self, version: int) -> ModelFile:
-        """The file of a version. Raises `UnknownVersion`."""
-        future = self._files.get(version)
+    async def get(self, wanted: Wanted) -> ModelFile:
+        """The file. Raises `UnknownVersion`."""
+        future = self._files.get(wanted)
         if future is None:
-            raise UnknownVersion(f"version {version} is not held: ask for a task, or for the newest version")
+            raise UnknownVersion(
+                f"version {wanted.version} is not held: ask for a task, or for the newest version"
+            )
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
         """Finish what is being written."""
         self._executor.shutdown()
 
-    def _encode(self, version: int, vector: Vector) -> Future[ModelFile]:
-        # The bytes are a copy: the engine may write on its vector while they are hashed and written.
-        data = encode_model(self._codec, self.spec, vector, self.frozen)
-        return self._executor.submit(self._write, version, data)
+    def _same(self, engine: Engine, wanted: Wanted) -> Wanted:
+        """The plainest wish that gets the same payload: no base that nothing leads from."""
+        if wanted.holds is not None and not downloads_lead_from(engine, wanted.version, wanted.holds):
+            return replace(wanted, holds=None)
+        return wanted
 
-    def _write(self, version: int, data: bytes) -> ModelFile:
-        sha256 = hashlib.sha256(data).hexdigest()
-        path = self._folder / f"v{version}-{sha256}.bin"
-        path.write_bytes(data)
-        return ModelFile(version, path, len(data), sha256, self._codec.text)
+    def _make(self, engine: Engine, wanted: Wanted) -> Make | None:
+        if wanted.form == "exact" and wanted.version == engine.version:
+            return self._payloads.exact(engine)
+        if wanted.form == "exact" and engine.broadcast is not None:
+            return None  # its replica is another model
+        codecs = () if wanted.form == "replica" else None
+        return self._payloads.offer(engine, wanted.version, wanted.holds, codecs)
 
-    def _check(self, version: int, path: Path, sha256: str) -> ModelFile:
+    def _write(self, wanted: Wanted, make: Make) -> ModelFile:
+        made = make()
+        sha256 = hashlib.sha256(made.data).hexdigest()
+        start = "" if made.from_version is None else f"from{made.from_version}-"
+        path = self._folder / f"v{wanted.version}-{start}{wanted.form}-{sha256}.bin"
+        path.write_bytes(made.data)
+        return ModelFile(
+            wanted.version,
+            path,
+            len(made.data),
+            sha256,
+            made.codec,
+            made.from_version,
+            made.vector_sha256,
+        )
+
+    def _check(self, wanted: Wanted, path: Path, sha256: str) -> ModelFile:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
             path.unlink()
-            raise UnknownVersion(f"version {version} is not held: its file was cut short by a crash")
-        return ModelFile(version, path, path.stat().st_size, sha256, self._codec.text)
+            raise UnknownVersion(f"version {wanted.version} is not held: its file was cut short by a crash")
+        return ModelFile(wanted.version, path, path.stat().st_size, sha256, RAW)
 
 
 def _remove(future: Future[ModelFile]) -> None:

@@ -10,8 +10,8 @@ from collections.abc import AsyncIterator
 
 from safetensors.numpy import save
 
-from anabranch.compress.codec import make_codec
 from anabranch.compress.model import decode_model
+from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.engine import Engine
 from anabranch.core.errors import UnknownVersion
@@ -20,6 +20,7 @@ from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
 from anabranch.server.feed import Happening
 from anabranch.server.intake import checked_metrics
+from anabranch.server.models import Wanted
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
 from anabranch.server.store.base import Store, VersionRow
@@ -66,7 +67,7 @@ class Operators(OperatorsServicer):
         """A version as a safetensors file."""
         wanted = request.version if request.HasField("version") else None
         version = await self.run.writer.look(lambda engine: self._keep(engine, wanted))
-        data = await self._safetensors(version)
+        data = await self._safetensors(Wanted(version, "exact"))
         step = self.run.limits.chunk_bytes_max
         for offset in range(0, len(data), step):
             chunk = data[offset : offset + step]
@@ -111,7 +112,10 @@ class Operators(OperatorsServicer):
             paused=engine.paused,
             finished=engine.finished,
             uplink_bytes=run.uploads.bytes_total,
-            downlink_bytes=run.downlink_bytes,
+            downlink_bytes=run.sent_to_devices.bytes,
+            uplink_bytes_raw=run.intake.bytes_raw,
+            downlink_bytes_full_equivalent=run.sent_to_devices.full_bytes,
+            observer_bytes=run.sent_to_observers.bytes,
             uptime_s=run.writer.now() - run.started_at,
             manifest=manifest_to_proto(run.spec),
             config_json=json.dumps(run.config.to_json()),
@@ -119,11 +123,11 @@ class Operators(OperatorsServicer):
 
     def _keep(self, engine: Engine, wanted: int | None) -> int:
         version = engine.version if wanted is None else wanted
-        self.run.models.keep(engine, version)
+        self.run.models.keep(engine, Wanted(version, "exact"))
         return version
 
-    async def _safetensors(self, version: int) -> bytes:
-        file, run = await self.run.models.get(version), self.run
+    async def _safetensors(self, wanted: Wanted) -> bytes:
+        file, run = await self.run.models.get(wanted), self.run
 
         def convert() -> bytes:
             with file.open() as source:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
 from anabranch.core.config import Config
 from anabranch.core.effects import Effect, Published
@@ -15,9 +16,10 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, ReplayMismatch
 from anabranch.core.journal import Record, from_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import Vector, digest
+from anabranch.core.params import Delta, digest
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore
+from anabranch.core.updates import Submodel
 from anabranch.server.books import Saved
 from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
@@ -49,9 +51,10 @@ def make_engine(
     """The engine of a snapshot, or of version 0."""
     strategy = make_strategy(config.strategy.name, config.strategy.params)
     settings = EngineSettings.of(config, limits)
+    broadcast = make_broadcast(manifest.spec, strategy, config.downlink.codec)
     if snapshot is not None:
-        return restore(snapshot, manifest.spec, strategy, settings)
-    return Engine(manifest.spec, strategy, settings, manifest.vector)
+        return restore(snapshot, manifest.spec, strategy, settings, broadcast)
+    return Engine(manifest.spec, strategy, settings, manifest.vector, broadcast)
 
 
 def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = DEFAULT_LIMITS) -> Recovered:
@@ -88,8 +91,8 @@ def replay(
 ) -> Iterator[tuple[int, Record, list[Effect]]]:
     """Feed logged events to the engine. Raises `ReplayMismatch` where one cannot be read."""
 
-    def load(payload: ev.Payload) -> Vector:
-        return decode(payload, store.payload(payload), engine.spec)
+    def load(payload: ev.Payload, submodel: Submodel | None) -> Delta:
+        return decode(payload, store.payload(payload), engine.spec, submodel)
 
     for seq, record in tail:
         try:

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from typing import TypeVar
 
+from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, Refused
 from anabranch.core.engine import Engine
@@ -27,7 +28,7 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
 from anabranch.server.intake import Requests, Verdict
-from anabranch.server.models import ModelFile
+from anabranch.server.models import ModelFile, Wanted
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
 
@@ -82,7 +83,7 @@ class Devices(DevicesServicer):
             refused = _find(answer.effects, Refused)
             assert refused is not None, "an ask is granted or refused"
             return self._refusal(refused)
-        return await self._grant(granted.task)
+        return await self._grant(granted.task, holds)
 
     @streams
     async def FetchModel(
@@ -92,7 +93,8 @@ class Devices(DevicesServicer):
         check_manifest(request.manifest_sha256, self.run.spec)
         if request.part_id:
             raise UnknownVersion(f"part {request.part_id} is not there: this run's model is one part, 0")
-        version, finished = await self.run.writer.look(lambda engine: self._wanted(engine, request))
+        wanted, finished = await self.run.writer.look(lambda engine: self._wanted(engine, request))
+        version = wanted.version
         header = devices.ModelHeader(
             version=version,
             manifest_sha256=request.manifest_sha256,
@@ -104,11 +106,18 @@ class Devices(DevicesServicer):
         if header.not_modified:
             yield devices.FetchModelResponse(header=header)
             return
-        file = await self.run.models.get(version)
+        file = await self.run.models.get(wanted)
         header.part.CopyFrom(_part(file))
+        if file.from_version is not None:
+            header.from_version = file.from_version
+        header.vector_sha256 = bytes.fromhex(file.vector_sha256)
         if request.offset > file.size_bytes:
             raise InvalidUpdate(f"offset {request.offset} is past the model's {file.size_bytes} bytes")
+        sent = self.run.sent_to_observers if request.exact else self.run.sent_to_devices
+        if not request.offset:
+            sent.full_bytes += full_bytes(self.run.spec)
         async for response in self._chunks(file, request.offset, header):
+            sent.bytes += len(response.data)
             yield response
 
     @answers
@@ -178,9 +187,10 @@ class Devices(DevicesServicer):
         )
         return devices.AskTaskResponse(refusal=refusal, server_time_s=self.run.writer.now())
 
-    async def _grant(self, task: Task) -> devices.AskTaskResponse:
+    async def _grant(self, task: Task, holds: int | None) -> devices.AskTaskResponse:
+        codecs = self.run.writer.engine.ledger.clients[task.client_id].capability.codecs
         try:
-            file = await self.run.models.get(task.base_version)
+            file = await self.run.models.get(self.run.models.for_device(task.base_version, holds, codecs))
         except UnknownVersion as gone:  # lost with a crash: give the task back, the device asks anew
             now, ask = self.run.writer.now(), Ask(task.client_id, task.task_id)
             await self.run.writer.submit(ev.TaskDropped(now, task.client_id, task.task_id, str(gone)))
@@ -188,13 +198,17 @@ class Devices(DevicesServicer):
         proto = task_to_proto(task, _part(file))
         return devices.AskTaskResponse(task=proto, server_time_s=self.run.writer.now())
 
-    def _wanted(self, engine: Engine, request: devices.FetchModelRequest) -> tuple[int, bool]:
-        """The version to serve, encoded if need be, and whether it is the last. In the writer's thread."""
+    def _wanted(self, engine: Engine, request: devices.FetchModelRequest) -> tuple[Wanted, bool]:
+        """What to serve, made if need be, and whether it is the last version. In the writer's thread."""
         version = request.version if request.HasField("version") else engine.version
+        holds = request.holds_version if request.HasField("holds_version") else None
+        wanted = self.run.models.for_device(version, holds, request.codecs)
+        if request.exact:
+            wanted = Wanted(version, "exact")
         is_known = request.HasField("newer_than") and version <= request.newer_than
         if not is_known or request.HasField("version"):
-            self.run.models.keep(engine, version)
-        return version, bool(engine.finished) and version == engine.version
+            self.run.models.keep(engine, wanted)
+        return wanted, bool(engine.finished) and version == engine.version
 
     async def _chunks(
         self, file: ModelFile, offset: int, header: devices.ModelHeader
@@ -205,7 +219,6 @@ class Devices(DevicesServicer):
             while data := os.pread(source.fileno(), self.run.limits.chunk_bytes_max, offset):
                 yield devices.FetchModelResponse(header=first, offset=offset, data=data)
                 first, offset = None, offset + len(data)
-                self.run.downlink_bytes += len(data)
         if first is not None:
             yield devices.FetchModelResponse(header=first, offset=offset)
 

@@ -16,6 +16,14 @@ from anabranch.server.writer import Writer
 
 
 @dataclass
+class Sent:
+    """Bytes of models that were streamed, and what they would have been whole and raw."""
+
+    bytes: int = 0
+    full_bytes: int = 0
+
+
+@dataclass
 class LiveRun:
     """One run being served. Bytes are counted since the process started."""
 
@@ -30,4 +38,5 @@ class LiveRun:
     started_at: float
     limits: Limits = field(default=DEFAULT_LIMITS)
     draining: bool = False
-    downlink_bytes: int = 0
+    sent_to_devices: Sent = field(default_factory=Sent)
+    sent_to_observers: Sent = field(default_factory=Sent)

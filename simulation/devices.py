@@ -17,18 +17,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
-from anabranch.compress.codec import Codec
+from anabranch.compress.feedback import Memory
+from anabranch.compress.registry import STAGES
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.config import FleetTable
 from anabranch.core.effects import Refused
+from anabranch.core.errors import InvalidUpdate
 from anabranch.core.rng import rank
 from anabranch.core.session import Phase, Session
-from anabranch.core.updates import Ask, Capability, Decision, Task
+from anabranch.core.updates import Ask, Capability, Decision, Task, Verdict
 from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.simulation.executors.base import Executor, Job, LocalResult, Pending
 from anabranch.simulation.network import Link
-from anabranch.simulation.versions import Model
+from anabranch.simulation.versions import Model, Offer
 from anabranch.workloads.batches import planned_steps
 from anabranch.workloads.profiles import DeviceProfiles
 
@@ -47,11 +49,11 @@ class Server(Protocol):
     """What a device can say to the server, at the moment at which the message arrives."""
 
     def enrol(self, client_id: str, capability: Capability) -> None: ...  # noqa: D102
-    def ask(self, ask: Ask) -> Refused | tuple[Task, Model]: ...  # noqa: D102
-    def push(self, client_id: str, outbox: Outbox, codec: Codec) -> Decision: ...  # noqa: D102
+    def ask(self, ask: Ask) -> Refused | tuple[Task, Offer]: ...  # noqa: D102
+    def push(self, client_id: str, outbox: Outbox) -> Decision: ...  # noqa: D102
     def takes(self, client_id: str, outbox: Outbox) -> bool: ...  # noqa: D102
     def renew(self, client_id: str, task_id: str, progress: float) -> bool: ...  # noqa: D102
-    def downloaded(self, client_id: str, model: Model) -> None: ...  # noqa: D102
+    def downloaded(self, client_id: str, payload_bytes: int) -> None: ...  # noqa: D102
     def note(self, kind: str, client_id: str) -> None: ...  # noqa: D102
 
 
@@ -64,7 +66,6 @@ class Surroundings:
     executor: Executor
     fleet: FleetTable
     profiles: DeviceProfiles
-    uplink: Codec
     seed: int
 
 
@@ -83,7 +84,9 @@ class Device:
         self._call = 0  # counts calls: the answer to an earlier one is not for us any more
         self._heartbeat = 0
         self._tasks = 0
-        self._model: Model | None = None
+        self._offer: Offer | None = None
+        self._holds: Model | None = None  # the newest model that it has whole: it is on the device's disk
+        self._memory: Memory | None = None  # of its uplink, on its disk too
         self._training: Pending[LocalResult] | None = None
         self._outbox: Outbox | None = None
 
@@ -151,7 +154,8 @@ class Device:
     def _enrol(self) -> None:
         fleet = self._around.fleet
         up_bps, down_bps = fleet.up_mbps * 1e6, fleet.down_mbps * 1e6
-        self._server.enrol(self.client_id, Capability(self.examples, up_bps=up_bps, down_bps=down_bps))
+        capability = Capability(self.examples, up_bps=up_bps, down_bps=down_bps, codecs=STAGES)
+        self._server.enrol(self.client_id, capability)
         self._after(self.link.latency_s, self._start)
 
     def _start(self) -> None:
@@ -195,31 +199,36 @@ class Device:
         """The ask is at the server."""
         if call != self._call:
             return
-        answer = self._server.ask(Ask(self.client_id, task_id))
+        holds = None if self._holds is None else self._holds.version
+        answer = self._server.ask(Ask(self.client_id, task_id, holds))
         if isinstance(answer, Refused):
             at = self._clock.now + self.link.latency_s
             self._handle(ev.TaskRefused(at, answer.retry_after_s, answer.detail, answer.final))
         else:
             self._after(self.link.latency_s, partial(self._granted, *answer))
 
-    def _granted(self, task: Task, model: Model) -> None:
-        self._model = model
+    def _granted(self, task: Task, offer: Offer) -> None:
+        self._offer = offer
         self._handle(ev.TaskGranted(self._clock.now, task))
 
     def _fetch(self) -> None:
-        assert self._model is not None, "a granted task comes with its model"
+        assert self._offer is not None, "a granted task comes with its model"
         self._call += 1
-        self._after(self.link.latency_s + self.link.download_s(self._model.payload_bytes), self._fetched)
+        if not self._offer.payload_bytes:  # the device has it
+            self._handle(ev.ModelFetched(self._clock.now))
+            return
+        self._after(self.link.latency_s + self.link.download_s(self._offer.payload_bytes), self._fetched)
 
     def _fetched(self) -> None:
-        assert self._model is not None
-        self._server.downloaded(self.client_id, self._model)
+        assert self._offer is not None
+        self._holds = self._offer.model
+        self._server.downloaded(self.client_id, self._offer.payload_bytes)
         self._handle(ev.ModelFetched(self._clock.now))
 
     def _train(self, order: ef.Train) -> None:
         """Begin a task: how long it takes, and whether the device vanishes in it, is known at once."""
-        assert self._model is not None
-        model, self._model = self._model, None
+        assert self._offer is not None
+        model, self._offer = self._offer.model, None
         self._call += 1
         self._tasks += 1
         around, task = self._around, order.task
@@ -230,14 +239,27 @@ class Device:
             self._after(moment_s, partial(self._drop_out, self._tasks))
             return
         due_s = self._clock.now + train_s
-        codec = around.uplink.text
-        job = Job(self.index, model.vector, task.local, task.seed, codec, due_s)
+        job = Job(
+            self.index,
+            model.vector,
+            task.local,
+            task.seed,
+            task.uplink,
+            task.base_version,
+            self._memory,
+            due_s,
+        )
         self._training = around.executor.train(job)
         self._after(train_s, partial(self._trained, order))
 
     def _trained(self, order: ef.Train) -> None:
         assert self._training is not None
-        result = self._training.result()
+        try:
+            result = self._training.result()
+        except InvalidUpdate as error:  # it has diverged: what it remembers is of no use either
+            self._training = self._memory = None
+            self._handle(ev.CallFailed(self._clock.now, str(error), retryable=False))
+            return
         self._training = None
         self._outbox = Outbox(order.task, order.update_id, self.examples, result)
         self._handle(ev.Trained(self._clock.now, order.update_id))
@@ -275,10 +297,13 @@ class Device:
         """The update is at the server."""
         assert self._outbox is not None
         outbox = self._outbox
-        decision = self._server.push(self.client_id, outbox, self._around.uplink)
+        decision = self._server.push(self.client_id, outbox)
         self._after(self.link.latency_s, partial(self._acknowledged, outbox.update_id, decision))
 
     def _acknowledged(self, update_id: str, decision: Decision) -> None:
+        outbox = self._outbox
+        if outbox is not None and decision.verdict is not Verdict.REJECTED:
+            self._memory = outbox.result.memory or self._memory
         self._handle(ev.PushAcknowledged(self._clock.now, update_id, decision))
 
     def _beat(self, heartbeat: int) -> None:
@@ -303,7 +328,7 @@ class Device:
     def _abandon(self) -> None:
         if self._training is not None:
             self._training.cancel()
-        self._training = self._model = None
+        self._training = self._offer = None
 
     def _draw(self, purpose: str, number: int) -> float:
         """A uniform number in [0, 1) that no other device and no other purpose shares."""

@@ -73,9 +73,9 @@ class Evaluator:
         self._clock.at((number + 1) * self._run.evaluate_every_s, lambda: self._on_time(number + 1))
 
     def _measure(self) -> None:
-        model = self._versions.current()
-        if model.version == self._last_version:
+        if self._versions.version == self._last_version:
             return
+        model = self._versions.exact()
         self._settle()
         self._last_version = model.version
         now = self._clock.now

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from anabranch.compress.codec import make_codec
+from anabranch.compress.feedback import make_uplink
 from anabranch.core.config import Config
 from anabranch.core.rng import seed_of
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
@@ -64,11 +64,14 @@ class Problem:
         return len(self.app.data(self.shard("train", device)))
 
     def train(self, job: Job) -> LocalResult:
-        """Local training, encoded as it would travel."""
+        """Local training, encoded as it would travel. Raises `InvalidUpdate` where it has diverged."""
         result = self.trainer.train(job.vector, self.frozen, self.examples(job.device), job.plan, job.seed)
-        payload = make_codec(job.codec).encode(result.delta)
+        uplink = make_uplink(job.codec)
+        payload, memory = uplink.encode(
+            result.delta, self.spec, None, job.memory, seed_of(job.seed, "codec"), job.base_version
+        )
         sha256 = hashlib.sha256(payload).hexdigest()
-        return LocalResult(payload, sha256, result.steps, dict(result.metrics))
+        return LocalResult(payload, uplink.codec.text, sha256, result.steps, dict(result.metrics), memory)
 
     def evaluate(self, evaluation: Evaluation) -> Mapping[str, float]:
         """The App's metrics on the held-out part that `[run] evaluate_on` names."""

@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from anabranch.compress.codec import make_codec
+from anabranch.compress.broadcast import make_broadcast
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import make_codec
 from anabranch.core.engine import Engine
 from anabranch.core.errors import DataError
 from anabranch.core.events import Payload
 from anabranch.core.journal import replay
-from anabranch.core.params import Vector, digest
+from anabranch.core.params import Delta, digest
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import state_digest
+from anabranch.core.updates import Submodel
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.run import open_simulation
@@ -79,12 +82,12 @@ def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> Replay
 def _through_payloads(reader: JournalReader) -> Engine:
     config, spec = reader.config, reader.spec
     strategy = make_strategy(config.strategy.name, config.strategy.params)
-    engine = Engine(spec, strategy, EngineSettings.of(config), spec.flatten(reader.initial()))
+    vector, broadcast = spec.flatten(reader.initial()), make_broadcast(spec, strategy, config.downlink.codec)
+    engine = Engine(spec, strategy, EngineSettings.of(config), vector, broadcast)
     with reader.open_payloads() as read:
 
-        def load_delta(payload: Payload) -> Vector:
-            size = payload.values or spec.size
-            return make_codec(payload.codec).decode(read(payload), size, spec.vector_dtype)
+        def load_delta(payload: Payload, submodel: Submodel | None) -> Delta:
+            return make_codec(payload.codec).decode(read(payload), Layout.of(spec, submodel))
 
         for _ in replay(engine, reader.records(), load_delta):
             pass

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.compress.codec import make_codec
+from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.core.config import Config
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError
@@ -65,8 +65,9 @@ def simulate(
     `[run] workload`. With `workers` processes train, else this one; the digests are the same.
     `progress` is called at every evaluation.
 
-    The byte counts are what the wire would carry of models fetched whole and of updates that were
-    decided: a resent or broken-off transfer, asks, acknowledgements and heartbeats are not counted.
+    Accuracy is that of the server's own model, not of the replica that devices train from. The byte
+    counts are what the wire would carry of models fetched whole and of updates that were decided: a
+    resent or broken-off transfer, asks, acknowledgements and heartbeats are not counted.
     `client.device = "auto"` means the CPU here. Raises `ConfigError` without a budget to end the run.
     """
     started = time.perf_counter()
@@ -127,14 +128,17 @@ class Simulation:
         self._config, self._problem, self._progress = config, problem, progress
         self._journal, self._recorder = journal, recorder
         self.clock = VirtualClock()
+        strategy = make_strategy(config.strategy.name, config.strategy.params)
         self.engine = Engine(
             problem.spec,
-            make_strategy(config.strategy.name, config.strategy.params),
+            strategy,
             EngineSettings.of(config),
             problem.spec.flatten(problem.initial),
+            make_broadcast(problem.spec, strategy, config.downlink.codec),
         )
-        versions = Versions(self.engine, make_codec(config.downlink.codec), problem.frozen)
-        self.world = World(self.clock, self.engine, versions, journal, recorder)
+        versions = Versions(self.engine, problem.frozen)
+        downlink = downlink_at(strategy, config.downlink.codec)
+        self.world = World(self.clock, self.engine, versions, journal, recorder, downlink)
         self.devices = self._devices(executor)
         self._by_id = {device.client_id: device for device in self.devices}
         self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, self._tell)
@@ -160,7 +164,6 @@ class Simulation:
             executor=executor,
             fleet=config.fleet,
             profiles=speed_profile(config.fleet, seed),
-            uplink=make_codec(config.uplink.codec),
             seed=seed,
         )
         settings = SessionSettings(config.client.retry_base_s, config.client.retry_cap_s)

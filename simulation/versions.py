@@ -5,41 +5,78 @@ from __future__ import annotations
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
-from anabranch.compress.codec import Codec
-from anabranch.compress.model import decode_model, encode_model
+from anabranch.compress.downloads import Download, Downloads, apply_download
+from anabranch.compress.registry import STAGES
 from anabranch.core.engine import Engine
 from anabranch.core.params import Tensors, Vector
 
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A version as the devices decode it: `vector` (size,), and the bytes that it took on the wire."""
+    """A version as the devices decode it: `vector` (size,)."""
 
     version: int
     vector: Vector
+
+
+@dataclass(frozen=True, eq=False)
+class Offer:
+    """A model on its way to one device: the bytes that this takes on the wire, 0 where it has it."""
+
+    model: Model
     payload_bytes: int
 
 
 class Versions:
-    """The engine's current model, encoded once a version.
+    """The engine's current version: what devices get of it, and what the server has.
 
     A model lives as long as somebody holds it, and the engine may write on its own vector meanwhile.
+    The bytes are those of the payload that a live server would send.
     """
 
-    def __init__(self, engine: Engine, codec: Codec, frozen: Tensors) -> None:
-        self._engine, self._codec, self._frozen = engine, codec, frozen
+    def __init__(self, engine: Engine, frozen: Tensors) -> None:
+        self._engine, self._downloads = engine, Downloads(engine.spec, frozen)
         self._in_use: WeakValueDictionary[int, Model] = WeakValueDictionary()
+        self._sizes: dict[int | None, int] = {}  # of the current version, by what a device holds
+        self._sized_version = -1
 
-    def current(self) -> Model:
-        """The model of the engine's version."""
-        engine = self._engine
-        model = self._in_use.get(engine.version)
+    @property
+    def version(self) -> int:
+        """The engine's."""
+        return self._engine.version
+
+    def offer(self, holds: int | None) -> Offer:
+        """The current version for a device that holds another, or none."""
+        version = self._engine.version
+        if self._sized_version != version:
+            self._sizes, self._sized_version = {version: 0}, version
+        model = self._in_use.get(version)
         if model is None:
-            data = encode_model(self._codec, engine.spec, engine.vector, self._frozen)
-            vector, _ = decode_model(self._codec, engine.spec, data)
-            model = self._in_use[engine.version] = Model(engine.version, vector, len(data))
-        return model
+            model = self._in_use[version] = self._decoded()
+        if holds not in self._sizes:
+            self._sizes[holds] = len(self._download(holds).data)
+        return Offer(model, self._sizes[holds])
+
+    def exact(self) -> Model:
+        """The server's own model of this moment, to the bit."""
+        return Model(self._engine.version, self._engine.vector.copy())
 
     def in_use(self) -> list[int]:
         """The versions that somebody holds."""
         return sorted(self._in_use)
+
+    def _decoded(self) -> Model:
+        engine = self._engine
+        replica = None
+        if engine.broadcast is not None:
+            replica = engine.broadcast.replica(engine.broadcast_state, engine.version)
+        if replica is None:
+            whole = self._download(None)
+            replica, _ = apply_download(engine.spec, whole.codec, whole.data, None, None)
+            self._sizes[None] = len(whole.data)
+        return Model(engine.version, replica)
+
+    def _download(self, holds: int | None) -> Download:
+        make = self._downloads.offer(self._engine, self._engine.version, holds, STAGES)
+        assert make is not None, "the current version is always held"
+        return make()

@@ -10,7 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from anabranch.compress.codec import Codec
+import numpy as np
+
+from anabranch.compress.layout import Layout
+from anabranch.compress.model import full_bytes
+from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.effects import (
     Decided,
@@ -22,13 +26,14 @@ from anabranch.core.effects import (
     Refused,
 )
 from anabranch.core.engine import Engine
-from anabranch.core.errors import InvalidUpdate
+from anabranch.core.errors import WireError
 from anabranch.core.journal import Record, to_record
+from anabranch.core.params import Delta
 from anabranch.core.updates import Ask, Capability, Decision, Task, TaskState, Update, find_flaw
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.devices import Outbox
-from anabranch.simulation.versions import Model, Versions
+from anabranch.simulation.versions import Offer, Versions
 
 Observer = Callable[[ev.Event, Sequence[Effect]], None]
 
@@ -45,7 +50,13 @@ class World:
     """See the module. Observers see every engine event with its effects, after it was handled."""
 
     def __init__(
-        self, clock: VirtualClock, engine: Engine, versions: Versions, journal: Journal, recorder: Recorder
+        self,
+        clock: VirtualClock,
+        engine: Engine,
+        versions: Versions,
+        journal: Journal,
+        recorder: Recorder,
+        downlink_at: Callable[[int], str],
     ) -> None:
         self.clock = clock
         self.engine = engine
@@ -53,6 +64,9 @@ class World:
         self.observers: list[Observer] = []
         self._journal = journal
         self._recorder = recorder
+        self._full_bytes = full_bytes(engine.spec)
+        self._vector_bytes = engine.spec.size * engine.spec.vector_dtype.itemsize
+        self._downlink_at = downlink_at
         self._tick_at = math.inf
 
     # --- what the devices say ----------------------------------------------------------------
@@ -61,23 +75,23 @@ class World:
         """A device makes itself known."""
         self._handle(ev.Enrolled(self.clock.now, client_id, capability))
 
-    def ask(self, ask: Ask) -> Refused | tuple[Task, Model]:
+    def ask(self, ask: Ask) -> Refused | tuple[Task, Offer]:
         """A task and the model it starts from, or why there is none."""
         refused = self.engine.refusal(ask, self.clock.now)
         if refused is not None:
             return refused
         effects = self._handle(ev.TaskAsked(self.clock.now, ask))
         granted = next(e for e in effects if isinstance(e, Granted))
-        return granted.task, self.versions.current()
+        return granted.task, self.versions.offer(ask.holds_version)
 
-    def push(self, client_id: str, outbox: Outbox, codec: Codec) -> Decision:
+    def push(self, client_id: str, outbox: Outbox) -> Decision:
         """What becomes of an update whose last byte is here."""
         result, task, spec = outbox.result, outbox.task, self.engine.spec
-        flaw = ""
+        delta: Delta = np.empty(0, spec.vector_dtype)
         try:
-            delta = codec.decode(result.payload, spec.size, spec.vector_dtype)
+            delta = make_codec(result.codec).decode(result.payload, Layout.of(spec))
             flaw = find_flaw(spec, delta, outbox.examples, None) or ""
-        except InvalidUpdate as error:
+        except WireError as error:
             flaw = str(error)
         update = Update(
             update_id=outbox.update_id,
@@ -85,12 +99,12 @@ class World:
             client_id=client_id,
             base_version=task.base_version,
             examples=outbox.examples,
-            delta=delta[:0] if flaw else delta,
+            delta=np.empty(0, spec.vector_dtype) if flaw else delta,
             local_steps=result.steps,
             # A record is strict JSON: a metric that is not finite says nothing.
             metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)},
         )
-        reference = ev.Payload(result.sha256, len(result.payload), codec.text)
+        reference = ev.Payload(result.sha256, len(result.payload), result.codec)
         arrived = ev.UpdateArrived(self.clock.now, update, reference, flaw)
         effects = self._handle(arrived, result.payload)
         return next(e for e in effects if isinstance(e, Decided)).receipt.decision
@@ -114,9 +128,9 @@ class World:
             self._handle(ev.LeaseRenewed(self.clock.now, client_id, task_id, progress))
         return True
 
-    def downloaded(self, client_id: str, model: Model) -> None:
-        """A device has received a model whole."""
-        self._recorder.downloaded(self.clock.now, client_id, model.payload_bytes)
+    def downloaded(self, client_id: str, payload_bytes: int) -> None:
+        """A device has received a model, or what leads to it from the one it had."""
+        self._recorder.downloaded(self.clock.now, client_id, payload_bytes, self._full_bytes)
 
     def note(self, kind: str, client_id: str) -> None:
         """Something happened to a device that the server does not see."""
@@ -139,12 +153,22 @@ class World:
         match effect:
             case Granted(task):
                 self._recorder.granted(now, task.client_id, task.task_id, task.base_version)
+                self._recorder.compressed(
+                    now, task.base_version, task.uplink, self._downlink_at(task.base_version)
+                )
             case Decided(client_id, receipt, _, True):
                 self._recorder.note(now, "resent", client=client_id, update=receipt.update_id)
             case Decided(client_id, receipt, examples):
                 assert isinstance(event, ev.UpdateArrived), "only an update is decided"
-                size = event.payload.size_bytes
-                self._recorder.decided(now, client_id, receipt.version, receipt.decision, size, examples)
+                self._recorder.decided(
+                    now,
+                    client_id,
+                    receipt.version,
+                    receipt.decision,
+                    event.payload.size_bytes,
+                    examples,
+                    self._vector_bytes,
+                )
             case Published(version):
                 self._recorder.published(now, version)
             case LeaseEnded(task, end):

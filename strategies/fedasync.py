@@ -43,7 +43,6 @@ class FedAsync(AsyncStrategy):
 
     name: ClassVar[str] = "fedasync"
     state_type: ClassVar[type[Any]] = FedAsyncState
-    needs_base: ClassVar[bool] = True
     supports_submodels: ClassVar[bool] = True
 
     alpha: float = 0.6
@@ -61,6 +60,11 @@ class FedAsync(AsyncStrategy):
     def s(self) -> Staleness:
         """S."""
         return make_staleness(self.staleness)
+
+    @property
+    def needs_base(self) -> bool:
+        """Models are mixed."""
+        return True
 
     def init(self, vector: Vector) -> FedAsyncState:
         """Nothing to remember."""

@@ -14,9 +14,11 @@ from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.fedprox import FedProx
+from anabranch.strategies.qafel import QAFeL
+from anabranch.strategies.teasq import Teasq
 
 GROUP = "anabranch.strategies"
-BUILT_IN: dict[str, type[Any]] = {c.name: c for c in (FedAsync, FedAvg, FedBuff, FedProx)}
+BUILT_IN: dict[str, type[Any]] = {c.name: c for c in (FedAsync, FedAvg, FedBuff, FedProx, QAFeL, Teasq)}
 
 
 def strategy_names() -> list[str]:

@@ -314,6 +314,9 @@ class FetchModelRequest(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     MANIFEST_SHA256_FIELD_NUMBER: _builtins.int
     NEWER_THAN_FIELD_NUMBER: _builtins.int
+    HOLDS_VERSION_FIELD_NUMBER: _builtins.int
+    CODECS_FIELD_NUMBER: _builtins.int
+    EXACT_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     version: _builtins.int
     """The newest version if unset."""
@@ -322,6 +325,14 @@ class FetchModelRequest(_message.Message):
     manifest_sha256: _builtins.bytes
     newer_than: _builtins.int
     """With no version set: answer NOT_MODIFIED unless there is one above this."""
+    holds_version: _builtins.int
+    """The version that the device has whole: it may get what leads from there to the wanted one."""
+    exact: _builtins.bool
+    """The server's own vector to the bit, which only an observer needs, not what devices train from."""
+    @_builtins.property
+    def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The stages that the caller can decode, as in Capability.codecs."""
+
     def __init__(
         self,
         *,
@@ -331,15 +342,22 @@ class FetchModelRequest(_message.Message):
         offset: _builtins.int = ...,
         manifest_sha256: _builtins.bytes = ...,
         newer_than: _builtins.int | None = ...,
+        holds_version: _builtins.int | None = ...,
+        codecs: _abc.Iterable[_builtins.str] | None = ...,
+        exact: _builtins.bool = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_newer_than", b"_newer_than", "_version", b"_version", "newer_than", b"newer_than", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "holds_version", b"holds_version", "newer_than", b"newer_than", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_newer_than", b"_newer_than", "_version", b"_version", "client_id", b"client_id", "manifest_sha256", b"manifest_sha256", "newer_than", b"newer_than", "offset", b"offset", "part_id", b"part_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "client_id", b"client_id", "codecs", b"codecs", "exact", b"exact", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "newer_than", b"newer_than", "offset", b"offset", "part_id", b"part_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__holds_version: _TypeAlias = _typing.Literal["holds_version"]  # noqa: Y015
+    _WhichOneofArgType__holds_version: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version"]  # noqa: Y015
     _WhichOneofReturnType__newer_than: _TypeAlias = _typing.Literal["newer_than"]  # noqa: Y015
     _WhichOneofArgType__newer_than: _TypeAlias = _typing.Literal["_newer_than", b"_newer_than"]  # noqa: Y015
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__holds_version) -> _WhichOneofReturnType__holds_version | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__newer_than) -> _WhichOneofReturnType__newer_than | None: ...
     @_typing.overload
@@ -357,6 +375,8 @@ class ModelHeader(_message.Message):
     PUBLISHED_AT_S_FIELD_NUMBER: _builtins.int
     NOT_MODIFIED_FIELD_NUMBER: _builtins.int
     FINAL_FIELD_NUMBER: _builtins.int
+    FROM_VERSION_FIELD_NUMBER: _builtins.int
+    VECTOR_SHA256_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     manifest_sha256: _builtins.bytes
     published_at_s: _builtins.float
@@ -364,6 +384,10 @@ class ModelHeader(_message.Message):
     """There is no version above newer_than; no chunks follow."""
     final: _builtins.bool
     """The run has ended: this is the last version."""
+    from_version: _builtins.int
+    """The payload leads from this version of the device's to the wanted one."""
+    vector_sha256: _builtins.bytes
+    """SHA-256 of the decoded vector, little-endian: what the device has must hash to this."""
     @_builtins.property
     def part(self) -> _model_pb2.Part: ...
     def __init__(
@@ -375,12 +399,16 @@ class ModelHeader(_message.Message):
         published_at_s: _builtins.float = ...,
         not_modified: _builtins.bool = ...,
         final: _builtins.bool = ...,
+        from_version: _builtins.int | None = ...,
+        vector_sha256: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "from_version", b"from_version", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["final", b"final", "manifest_sha256", b"manifest_sha256", "not_modified", b"not_modified", "part", b"part", "published_at_s", b"published_at_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "final", b"final", "from_version", b"from_version", "manifest_sha256", b"manifest_sha256", "not_modified", b"not_modified", "part", b"part", "published_at_s", b"published_at_s", "vector_sha256", b"vector_sha256", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__from_version: _TypeAlias = _typing.Literal["from_version"]  # noqa: Y015
+    _WhichOneofArgType__from_version: _TypeAlias = _typing.Literal["_from_version", b"_from_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__from_version) -> _WhichOneofReturnType__from_version | None: ...
 
 Global___ModelHeader: _TypeAlias = ModelHeader  # noqa: Y015
 

@@ -55,6 +55,9 @@ class GetStatusResponse(_message.Message):
     UPTIME_S_FIELD_NUMBER: _builtins.int
     MANIFEST_FIELD_NUMBER: _builtins.int
     CONFIG_JSON_FIELD_NUMBER: _builtins.int
+    UPLINK_BYTES_RAW_FIELD_NUMBER: _builtins.int
+    DOWNLINK_BYTES_FULL_EQUIVALENT_FIELD_NUMBER: _builtins.int
+    OBSERVER_BYTES_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     run_id: _builtins.str
     strategy: _builtins.str
@@ -72,6 +75,11 @@ class GetStatusResponse(_message.Message):
     downlink_bytes: _builtins.int
     uptime_s: _builtins.float
     config_json: _builtins.str
+    uplink_bytes_raw: _builtins.int
+    """What the same updates and downloads would have been without compression."""
+    downlink_bytes_full_equivalent: _builtins.int
+    observer_bytes: _builtins.int
+    """Models that went to observers such as evaluators; not among the downlink's."""
     @_builtins.property
     def manifest(self) -> _model_pb2.Manifest: ...
     def __init__(
@@ -94,10 +102,13 @@ class GetStatusResponse(_message.Message):
         uptime_s: _builtins.float = ...,
         manifest: _model_pb2.Manifest | None = ...,
         config_json: _builtins.str = ...,
+        uplink_bytes_raw: _builtins.int = ...,
+        downlink_bytes_full_equivalent: _builtins.int = ...,
+        observer_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "config_json", b"config_json", "downlink_bytes", b"downlink_bytes", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "paused", b"paused", "run", b"run", "run_id", b"run_id", "strategy", b"strategy", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "config_json", b"config_json", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "run", b"run", "run_id", b"run_id", "strategy", b"strategy", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
+from anabranch.compress.feedback import Memory
 from anabranch.core.params import Vector
 from anabranch.core.updates import LocalPlan
 
@@ -20,7 +21,8 @@ Result_co = TypeVar("Result_co", covariant=True)
 class Job:
     """Local training of one task on one device, from `vector` (size,), which nobody changes.
 
-    `due_s` is the virtual time at which the result will be asked for.
+    `memory` is what the device's uplink remembers of its earlier updates. `due_s` is the virtual time at
+    which the result will be asked for.
     """
 
     device: int
@@ -28,6 +30,8 @@ class Job:
     plan: LocalPlan
     seed: int
     codec: str
+    base_version: int
+    memory: Memory | None
     due_s: float
 
 
@@ -41,12 +45,17 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class LocalResult:
-    """What a device has in its outbox: the encoded delta and its digest, steps taken, metrics."""
+    """What a device has in its outbox: the encoded delta, its codec and digest, steps taken, metrics.
+
+    `memory` is pending until the server has taken the update.
+    """
 
     payload: bytes
+    codec: str
     sha256: str
     steps: int
     metrics: Mapping[str, float]
+    memory: Memory | None = None
 
 
 class Pending(Protocol[Result_co]):

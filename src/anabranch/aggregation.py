@@ -20,6 +20,7 @@ from anabranch.core.updates import Ask, Capability, Submodel, find_flaw
 from anabranch.core.updates import Update as CoreUpdate
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.teasq import Teasq
 
 Array = npt.NDArray[Any]
 
@@ -89,11 +90,13 @@ def _check_fields(u: Update) -> None:
 
 
 def _for_all(strategy: Strategy, updates: Sequence[Update]) -> Strategy:
-    """A strategy with rounds whose cohorts are everybody: here the updates say who takes part."""
+    """A strategy that lets everybody take part: here the updates say who does."""
     if isinstance(strategy, FedAvg):
         clients = len({u.client for u in updates})
         over = max(strategy.over_selection, clients / strategy.clients_per_round)
         return replace(strategy, over_selection=over)
+    if isinstance(strategy, Teasq):
+        return replace(strategy, concurrency_fraction=float(max(1, len(updates))))
     return strategy
 
 

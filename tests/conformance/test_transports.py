@@ -16,8 +16,8 @@ from local_server import LocalServer, LocalTransport
 from anabranch.client.faulty import FaultyTransport
 from anabranch.client.messages import NoticeKind
 from anabranch.client.transport import GrpcTransport, Transport
-from anabranch.compress.codec import make_codec
 from anabranch.compress.model import decode_model
+from anabranch.compress.registry import make_codec
 from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownTask, UnknownVersion
 from anabranch.core.params import ParamSpec

@@ -15,8 +15,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from safetensors.numpy import load
 from wire import CALL_S, CHUNK, Device, Served, chunks, requests, server_config
 
-from anabranch.compress.codec import make_codec
 from anabranch.compress.model import decode_model
+from anabranch.compress.registry import make_codec
 from anabranch.core.params import digest
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators

@@ -70,7 +70,7 @@ def new_engine(name: Any, params: Any) -> Any:
     return Engine(SPEC, make_strategy(name, params), options, np.ones(3, np.float32))
 
 
-def load_delta(payload: Any) -> Any:
+def load_delta(payload: Any, submodel: Any) -> Any:
     return np.frombuffer(bytes.fromhex(payload.sha256), np.float32)
 
 

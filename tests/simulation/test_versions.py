@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from machines import SPEC, Bench, vector
 
-from anabranch.compress.codec import make_codec
+from anabranch.compress.registry import make_codec
 from anabranch.simulation.versions import Versions
 
 

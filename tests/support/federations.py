@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.client.outbox import UpdateEntry
-from anabranch.compress.codec import make_codec
+from anabranch.compress.registry import make_codec
 from anabranch.core.config import Config, merge
 from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Task

@@ -15,8 +15,8 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
-from anabranch.compress.codec import make_codec
 from anabranch.compress.model import encode_model
+from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.config import Config
 from anabranch.core.effects import Decided, Effect, Granted, Refused

@@ -76,7 +76,7 @@ class Bench:
             delta=vector(*delta),
             submodel=more.pop("submodel", None),
         )
-        return self.do(ev.UpdateArrived(now, update, ev.Payload("00" * 32, update.delta.nbytes), flaw))
+        return self.do(ev.UpdateArrived(now, update, ev.Payload("00" * 32, 4 * update.delta.size), flaw))
 
     def tick(self, now: float) -> list[Any]:
         """Let time pass."""

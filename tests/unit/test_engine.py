@@ -10,7 +10,7 @@ from machines import Bench, decision, part, vector
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Finished, Granted, LeaseEnd, LeaseEnded, Published, Refused
-from anabranch.core.updates import Reason, Verdict
+from anabranch.core.updates import Capability, Reason, Verdict
 
 
 def only(effects: Any, kind: Any) -> Any:
@@ -362,3 +362,20 @@ def test_the_held_updates_of_a_snapshot_stay_those_of_its_moment() -> None:
     engines[0].handle(bench.log[-1])
     assert state_digest(engines[1]) == digest
     assert snapshot.meta["pending"] == ["update-of-t0"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "codecs", "given"),
+    [
+        ("auto", ("raw",), "raw"),
+        ("int8(256)", ("raw",), "raw"),
+        ("int8(256)", ("int8:1",), "int8(256)"),
+        ("ef(0.9)|topk(0.1)", ("topk:1",), "raw"),
+        ("ef(0.9)|topk(0.1)", ("topk:1", "ef:1"), "ef(0.9)|topk(0.1)"),
+    ],
+)
+def test_a_task_names_a_codec_that_its_device_can_do(setting: Any, codecs: Any, given: Any) -> None:
+    bench = Bench(uplink=setting)
+    bench.do(ev.Enrolled(0.0, "a", Capability(codecs=codecs)))
+    (granted,) = bench.ask("a", "t0")
+    assert granted.task.uplink == given

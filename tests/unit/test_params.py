@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.compress.codec import Raw, make_codec
+from anabranch.compress.codec import Raw
 from anabranch.compress.model import decode_model, encode_model
+from anabranch.compress.registry import make_codec
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownCodec
 from anabranch.core.params import BLOCK, ParamSpec, add_scaled, digest
 from anabranch.core.updates import Submodel, find_flaw

@@ -18,11 +18,17 @@ from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.staleness import make_staleness
 
 CASES = json.loads((Path(__file__).parents[1] / "golden" / "sequences.json").read_text())["cases"]
-MINE = [c for c in CASES if c["strategy"] in ("fedasync", "fedbuff")]
+MINE = [c for c in CASES if c["strategy"] in ("fedasync", "fedbuff", "teasq")]
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float64, 1e-12)])
-@pytest.mark.parametrize("case", MINE, ids=lambda c: f"{c['strategy']}-{c['params']['staleness']['name']}")
+@pytest.mark.parametrize(
+    "case",
+    MINE,
+    ids=lambda c: (
+        f"{c['strategy']}-{c['params'].get('staleness', {}).get('name', c['params'].get('cache_size'))}"
+    ),
+)
 def test_golden_sequences(case: Any, dtype: Any, tolerance: Any) -> None:
     updates = [
         anabranch.Update(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from anabranch.compress.codec import make_codec
+from anabranch.compress.registry import make_codec
 from anabranch.core.config import TABLES, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.strategies.registry import make_strategy

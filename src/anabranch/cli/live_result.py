@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from anabranch.compress.codec import make_codec
 from anabranch.compress.model import encode_model
+from anabranch.compress.registry import make_codec
 from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnded, Published
 from anabranch.core.engine import Engine
 from anabranch.core.events import Payload

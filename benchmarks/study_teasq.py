@@ -1,0 +1,339 @@
+"""What compression of both directions costs and saves: TEASQ-Fed, its ablations, and the baselines.
+
+    python -m benchmarks.study_teasq [--quick]
+
+100 unequal devices on narrow links, Fashion-MNIST, two splits. Each method gets the same tuning budget on
+each split: six points, judged by the time to the target on the validation part, on a seed that the
+comparison does not use. The tuned methods then run on five paired seeds and are measured on the
+test part. Writes `docs/study-teasq.md`, `.json` and a picture for each split.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from anabranch.reports.compare import comparison_svg
+from anabranch.reports.result import Result
+from benchmarks.studies import Point, Tables, Tuned, compare, mean, one_thread, table, tune
+
+DOCS = Path(__file__).parents[1] / "docs"
+NAME = "study-teasq"
+
+HORIZON_S = 320.0
+TUNING_SEEDS = (101,)
+SEEDS = (1, 2, 3, 4, 5)
+CONCURRENCY = 20
+REFERENCE, CANDIDATE = "fedbuff", "teasq"
+
+BASE: dict[str, dict[str, Any]] = {
+    "run": {
+        "name": NAME,
+        "workload": "fashion-mnist",
+        "virtual_s_max": HORIZON_S,
+        "evaluate_every_s": 5.0,
+        "evaluate_every_versions": 0,
+        "keep_payloads": False,
+    },
+    "fleet": {
+        "clients": 100,
+        "examples_per_client": 200,
+        "speed": "levels",
+        "speed_ratio": 5.0,
+        "speed_levels": 8,
+        "step_time_s": 0.1,
+        "up_mbps": 1.0,
+        "down_mbps": 5.0,
+    },
+    "client": {"batch_size": 20, "epochs": 2},
+}
+# The two-class split is much harder: its target is lower, the same for every method.
+SPLITS: dict[str, dict[str, dict[str, Any]]] = {
+    "dirichlet": {
+        "fleet": {"split": "dirichlet", "dirichlet_alpha": 0.3},
+        "run": {"target_accuracy": 0.80},
+    },
+    "two-class": {"fleet": {"split": "shards", "shards_per_client": 2}, "run": {"target_accuracy": 0.70}},
+}
+
+LEARNING_RATES = (0.05, 0.1, 0.2)
+ASYNC: Tables = {"server": {"concurrency": CONCURRENCY}}
+ROUNDS = {"clients_per_round": 16, "over_selection": CONCURRENCY / 16, "deadline_s": 60.0}
+TEASQ = {"concurrency_fraction": CONCURRENCY / 100}
+
+# For each method: its tables, its strategy's parameters, and two values of the one that matters most.
+METHODS: dict[str, tuple[str, Tables, dict[str, Any], dict[str, Sequence[float]]]] = {
+    "fedavg": ("fedavg", {}, ROUNDS, {"clients_per_round": (8, 16)}),
+    "fedprox": ("fedprox", {}, ROUNDS, {"mu": (0.01, 0.1)}),
+    "fedasync": ("fedasync", ASYNC, {}, {"alpha": (0.3, 0.6)}),
+    "fedbuff": ("fedbuff", ASYNC, {}, {"buffer_size": (5, 10)}),
+    "qafel": ("qafel", ASYNC, {}, {"buffer_size": (5, 10)}),
+    "teasq": ("teasq", {}, TEASQ, {"cache_size": (5, 10)}),
+    "teasq, stronger": (
+        "teasq",
+        {},
+        {**TEASQ, "decay_direction": "stronger"},
+        {"cache_size": (5, 10)},
+    ),
+    "teasq, static": ("teasq", {}, {**TEASQ, "decay_every": 0}, {"cache_size": (5, 10)}),
+    "teasq, no sparsification": ("teasq", {}, {**TEASQ, "kept": 1.0}, {"cache_size": (5, 10)}),
+    "teasq, no quantisation": ("teasq", {}, {**TEASQ, "bits": 32}, {"cache_size": (5, 10)}),
+    "teasq, no compression": (
+        "teasq",
+        {},
+        {**TEASQ, "kept": 1.0, "bits": 32},
+        {"cache_size": (5, 10)},
+    ),
+    "teasq, paper": ("teasq", {}, {**TEASQ, "mode": "paper"}, {"cache_size": (5, 10)}),
+}
+
+
+def grid(method: str, split: str) -> list[Point]:
+    """The six points of a method on a split."""
+    strategy, tables, params, choices = METHODS[method]
+    ((name, values),) = choices.items()
+    return [
+        Point(
+            method,
+            (
+                BASE,
+                SPLITS[split],
+                tables,
+                {"client": {"learning_rate": rate}, "strategy": {"name": strategy, **params, name: value}},
+            ),
+            {"learning_rate": rate, name: value},
+        )
+        for rate, value in itertools.product(LEARNING_RATES, values)
+    ]
+
+
+Finals = dict[str, list[Result]]
+
+
+def study(
+    pool: ProcessPoolExecutor, split: str, tuning_seeds: Sequence[int], seeds: Sequence[int]
+) -> tuple[dict[str, Tuned], Finals]:
+    """Tune and compare every method on one split."""
+    print(f"--- {split}", flush=True)
+    tuned = {m: tune(pool, grid(m, split), tuning_seeds, HORIZON_S) for m in METHODS}
+    return tuned, {m: compare(pool, t.best, seeds) for m, t in tuned.items()}
+
+
+def main() -> None:
+    """Tune, compare, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "--quick", action="store_true", help="one seed each, a short horizon, nothing written"
+    )
+    quick = parser.parse_args().quick
+    one_thread()
+    started = time.monotonic()
+    if quick:
+        BASE["run"]["virtual_s_max"] = 40.0
+    seeds = SEEDS[:1] if quick else SEEDS
+    context = multiprocessing.get_context("fork" if quick else "spawn")
+    found = {}
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        for split in SPLITS:
+            found[split] = study(pool, split, TUNING_SEEDS, seeds)
+            if not quick:
+                _write_data(split, *found[split])
+    text = document(found, (time.monotonic() - started) / 60)
+    print(text)
+    if not quick:
+        _write(text, found)
+
+
+# --- what is read -----------------------------------------------------------------------------------
+
+
+def at_target(result: Result) -> tuple[float, float, float] | None:
+    """Virtual seconds, uplink MB and downlink MB when the target was reached."""
+    for point in result.history:
+        if point.accuracy >= result.target_accuracy:
+            return point.time_s, point.uplink_bytes / 1e6, point.downlink_bytes / 1e6
+    return None
+
+
+def accuracy_at(result: Result, time_s: float) -> float:
+    """The newest accuracy, in %, that was measured by then."""
+    return 100 * [p.accuracy for p in result.history if p.time_s <= time_s][-1]
+
+
+def late_accuracy(result: Result) -> float:
+    """Mean accuracy, in %, over the last fifth of the run: the end, without the noise of one moment."""
+    return statistics.fmean(100 * p.accuracy for p in result.history if p.time_s >= 0.8 * HORIZON_S)
+
+
+def _row(method: str, results: Sequence[Result]) -> list[str]:
+    reached = [found for r in results if (found := at_target(r)) is not None]
+    return [
+        method,
+        mean(t for t, _, _ in reached),
+        f"{len(reached)} of {len(results)}",
+        mean((u for _, u, _ in reached), 2),
+        mean((d for _, _, d in reached), 1),
+        mean(accuracy_at(r, HORIZON_S / 4) for r in results),
+        mean(accuracy_at(r, HORIZON_S / 2) for r in results),
+        mean(late_accuracy(r) for r in results),
+        mean((r.updates_applied for r in results), 0),
+        mean((r.uplink_bytes / 1e6 for r in results), 1),
+        mean((r.downlink_bytes / 1e6 for r in results), 1),
+    ]
+
+
+HEAD = (
+    "method",
+    "time to target, s",
+    "reached",
+    "up to target, MB",
+    "down to target, MB",
+    "accuracy at 100 s, %",
+    "at 200 s, %",
+    "last fifth, %",
+    "updates",
+    "up, MB",
+    "down, MB",
+)
+
+
+def _pairs(finals: Finals) -> str:
+    """Seed by seed: the candidate against FedBuff and FedAvg."""
+    rows = []
+    for mine, buffered, rounds in zip(finals[CANDIDATE], finals[REFERENCE], finals["fedavg"], strict=True):
+        a, b, c = at_target(mine), at_target(buffered), at_target(rounds)
+        rows.append(
+            [
+                str(mine.seed),
+                _ratio(b, a, 0),
+                _ratio(c, a, 0),
+                _ratio(b, a, 1),
+                _ratio(b, a, 2),
+                f"{late_accuracy(mine) - late_accuracy(buffered):+.1f}",
+            ]
+        )
+    head = (
+        "seed",
+        "sooner than FedBuff",
+        "sooner than FedAvg",
+        "fewer bytes up",
+        "fewer bytes down",
+        "points at the end",
+    )
+    return table(head, rows)
+
+
+def _ratio(theirs: tuple[float, ...] | None, mine: tuple[float, ...] | None, which: int) -> str:
+    if mine is None or theirs is None:
+        return "not reached by " + ("both" if mine is theirs else "TEASQ" if mine is None else "the other")
+    return f"{theirs[which] / mine[which]:.2f}x"
+
+
+def _tuning(tuned: Mapping[str, Tuned]) -> Iterator[list[str]]:
+    for method, found in tuned.items():
+        for point, score in found.scores:
+            values = ", ".join(f"{k} = {v:g}" for k, v in point.chosen.items())
+            yield [method, values, f"{score:.0f}", "**yes**" if point == found.best else ""]
+
+
+def document(found: Mapping[str, tuple[Mapping[str, Tuned], Finals]], minutes: float) -> str:
+    """The page."""
+    fleet, client = BASE["fleet"], BASE["client"]
+    parts = [
+        f"""# Study: TEASQ-Fed and its ablations on narrow links
+
+Made by `python -m benchmarks.study_teasq`; do not edit. This run took {minutes:.0f} minutes on
+{os.cpu_count()} cores.
+
+Fashion-MNIST, a CNN of 99,806 parameters, {fleet["clients"]} devices with at most
+{fleet["examples_per_client"]} images each, {fleet["speed_levels"]} evenly spaced speeds with
+slowest/fastest = {fleet["speed_ratio"]:g} ({fleet["step_time_s"]} s a step for the fastest),
+{fleet["up_mbps"]:g} Mbit/s up, {fleet["down_mbps"]:g} Mbit/s down, latency 50 ms; {client["epochs"]}
+local epochs, batch {client["batch_size"]}, no momentum. At most {CONCURRENCY} devices train at a time
+under every method. Time is virtual, {HORIZON_S:g} s of it, looked at every
+{BASE["run"]["evaluate_every_s"]:g} s. Seeds {", ".join(map(str, SEEDS))}, paired: the same devices, data
+and first weights under every method. Mean ± standard deviation. Bytes are those of the encoded
+payloads; "to target" counts the runs that got there.
+"""
+    ]
+    for split, (tuned, finals) in found.items():
+        target = SPLITS[split]["run"]["target_accuracy"]
+        parts.append(
+            f"""## {split}, target {target:.0%}
+
+{table(HEAD, (_row(m, rs) for m, rs in finals.items()))}
+
+![accuracy against virtual time, {split}]({NAME}-{split}.svg)
+
+Seed by seed, `{CANDIDATE}` (robust) against the two references:
+
+{_pairs(finals)}
+
+Tuning: six points a method on seed {", ".join(map(str, TUNING_SEEDS))}, judged by the time to the target on
+the validation part; a run that never got there counts {2 * HORIZON_S:.0f} s.
+
+{table(("method", "point", "validation, s", "chosen"), _tuning(tuned))}
+"""
+        )
+    return "\n".join(parts)
+
+
+def _write(text: str, found: Mapping[str, tuple[Mapping[str, Tuned], Finals]]) -> None:
+    remarks = DOCS / f"{NAME}.remarks.md"
+    if remarks.exists():
+        text += "\n" + remarks.read_text(encoding="utf-8")
+    (DOCS / f"{NAME}.md").write_text(text, encoding="utf-8")
+    for split, (_, finals) in found.items():
+        named = [replace(r, strategy=m) for m, rs in finals.items() for r in rs]
+        (DOCS / f"{NAME}-{split}.svg").write_text(comparison_svg(named), encoding="utf-8")
+    data = {split: json.loads(_data_file(split).read_text(encoding="utf-8")) for split in found}
+    (DOCS / f"{NAME}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    for split in found:
+        _data_file(split).unlink()
+
+
+def _data_file(split: str) -> Path:
+    return DOCS / f"{NAME}-{split}.part.json"
+
+
+def _write_data(split: str, tuned: Mapping[str, Tuned], finals: Finals) -> None:
+    """What one split came to, so that a study that is cut short leaves its figures."""
+    data = {
+        "tuned": {
+            m: {"chosen": t.best.chosen, "scores": [[p.chosen, s] for p, s in t.scores]}
+            for m, t in tuned.items()
+        },
+        "runs": [
+            {
+                "method": method,
+                "seed": r.seed,
+                "time_to_target_s": r.time_to_target_s,
+                "late_accuracy": late_accuracy(r),
+                "best_accuracy": r.best_accuracy,
+                "updates_applied": r.updates_applied,
+                "uplink_bytes": r.uplink_bytes,
+                "downlink_bytes": r.downlink_bytes,
+                "staleness_mean": r.staleness.mean,
+                "model_sha256": r.model_sha256,
+                "journal_sha256": r.journal_sha256,
+                "history": [[p.time_s, p.accuracy, p.uplink_bytes, p.downlink_bytes] for p in r.history],
+            }
+            for method, results in finals.items()
+            for r in results
+        ],
+    }
+    _data_file(split).write_text(json.dumps(data) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

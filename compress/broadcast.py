@@ -1,0 +1,63 @@
+"""The downlink of a run, from its configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from anabranch.compress.delta_log import DeltaLog
+from anabranch.compress.direct import Direct
+from anabranch.compress.registry import make_codec
+from anabranch.core.broadcast import Broadcast
+from anabranch.core.chains import AUTO, RAW, StageText, parse_chain
+from anabranch.core.errors import ConfigError
+from anabranch.core.params import ParamSpec
+from anabranch.core.strategy import Strategy
+
+LOG = "log"
+FAR = 1 << 30  # a version that no schedule changes after
+
+
+def downlink_at(strategy: Strategy, codec: str) -> Callable[[int], str]:
+    """The codec of a version's way to the devices; `codec` is what `[downlink]` says."""
+    return strategy.downlink if codec == AUTO else lambda _: codec
+
+
+def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str) -> Broadcast | None:
+    """What `[downlink] codec` means for a model; None: versions travel as they are.
+
+    Raises `ConfigError` or `UnknownCodec`.
+    """
+    codec_at = downlink_at(strategy, codec)
+    first, last = codec_at(0), codec_at(FAR)
+    if first == last == RAW:
+        return None
+    stages = parse_chain(first)
+    if stages[0].name == LOG:
+        return DeltaLog(spec, *_log_arguments(stages))
+    for text in (first, last):
+        make_codec(text)
+    return Direct(spec, codec_at, strategy.needs_base)
+
+
+def check_downlink(codec: str) -> None:
+    """Raises `ConfigError` or `UnknownCodec` where `[downlink] codec` says nothing that is known."""
+    stages = parse_chain(codec)
+    if stages[0].name == LOG:
+        _log_arguments(stages)
+    elif codec != AUTO:
+        make_codec(codec)
+
+
+def _log_arguments(stages: tuple[StageText, ...]) -> tuple[float, int]:
+    arguments = stages[0].arguments
+    try:
+        step = float(arguments[0]) if arguments else 1.0
+        versions_max = int(arguments[1]) if len(arguments) > 1 else 128
+    except ValueError:
+        step, versions_max = 0.0, 0
+    if len(stages) > 1 or len(arguments) > 2 or not 0 < step <= 2 or versions_max < 1:
+        raise ConfigError(
+            "downlink.codec: write log, log(step) or log(step,versions), with a step in (0, 2], "
+            "such as log(1,128); it stands alone"
+        )
+    return step, versions_max

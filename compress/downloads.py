@@ -1,0 +1,225 @@
+"""What a device gets that asks for a version: the cheapest that leads there from what it holds.
+
+| codec         | payload                                                        | leads from         |
+|---------------|----------------------------------------------------------------|--------------------|
+| `raw`         | the vector as it is, the frozen tensors                        | nothing            |
+| a chain       | the vector through the chain, the frozen tensors               | nothing            |
+| `logsnapshot` | one message of the delta log, from zero; the frozen tensors    | nothing            |
+| `logsum`      | one message: the sum of all since the held version             | the held version   |
+| `loglist`     | 4 count, then 4 length and the bytes of each message since     | the held version   |
+
+Numbers are little-endian. A device that lacks a stage gets `raw`: the same values, more bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.compress.codec import Raw
+from anabranch.compress.delta_log import DeltaLog, DeltaLogState
+from anabranch.compress.direct import Direct
+from anabranch.compress.grid import message_bytes_max
+from anabranch.compress.layout import Layout
+from anabranch.compress.model import decode_model, encode_model, frozen_tail, full_bytes, split_tail
+from anabranch.compress.registry import make_codec
+from anabranch.core.chains import RAW, lacks
+from anabranch.core.engine import Engine
+from anabranch.core.errors import InvalidUpdate, TooLarge
+from anabranch.core.params import ParamSpec, Tensors, Vector, digest
+
+SNAPSHOT, SUM, LIST = "logsnapshot", "logsum", "loglist"
+LENGTH = struct.Struct("<I")
+MESSAGES_MAX = 1 << 16
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Download:
+    """A payload and how to read it.
+
+    `vector_sha256` is the digest of the decoded vector, empty where the payload's own says as much.
+    """
+
+    version: int
+    codec: str
+    data: bytes
+    from_version: int | None
+    vector_sha256: str
+
+
+Make = Callable[[], Download]
+
+
+class Downloads:
+    """The payloads of one model. `frozen` are the tensors that no device changes."""
+
+    def __init__(self, spec: ParamSpec, frozen: Tensors) -> None:
+        self.spec = spec
+        self._frozen = dict(frozen)
+        self._tail = frozen_tail(spec, frozen)
+        self._snapshots: dict[int, bytes] = {}
+
+    def offer(
+        self, engine: Engine, version: int, holds: int | None, codecs: Collection[str] | None = None
+    ) -> Make | None:
+        """How to make the cheapest payload of a version for a device that holds another; None: not held.
+
+        `codecs` are the stages that it can decode; None stands for all that there are. To be called where the engine may be read; what comes back may be called in any thread. Equal
+        arguments make equal bytes.
+        """
+        broadcast, state = engine.broadcast, engine.broadcast_state
+        if isinstance(broadcast, DeltaLog):
+            if not state.first <= version <= state.version:
+                return None
+            if codecs is not None and lacks(codecs, "log"):
+                return lambda: self._raw(version, _known(broadcast.replica(state, version)))
+            return lambda: self._from_log(broadcast, state, version, holds)
+        if isinstance(broadcast, Direct):
+            return self._direct(engine, broadcast, version, codecs)
+        vector = engine.vector if version == engine.version else engine.history.get(version)
+        if vector is None:
+            return None
+        held = vector.copy()  # the engine may write on its own
+        return lambda: self._raw(version, held)
+
+    def exact(self, engine: Engine) -> Make:
+        """The server's own model to the bit, for whoever observes."""
+        version, vector = engine.version, engine.vector.copy()
+        return lambda: self._raw(version, vector)
+
+    def _raw(self, version: int, vector: Vector) -> Download:
+        data = encode_model(Raw(), self.spec, vector, self._frozen)
+        return Download(version, RAW, data, None, "")
+
+    def _direct(
+        self, engine: Engine, broadcast: Direct, version: int, codecs: Collection[str] | None
+    ) -> Make | None:
+        replica = broadcast.replica(engine.broadcast_state, version)
+        text = broadcast.codec_at(version)
+        if version != engine.version:
+            return None if replica is None else lambda: self._raw(version, replica)
+        vector = engine.vector.copy()
+
+        def make() -> Download:
+            data = broadcast.encoded(version, vector)
+            decoded = broadcast.decoded(version, data)
+            if codecs is not None and lacks(codecs, text):
+                return self._raw(version, decoded)
+            return Download(version, text, data + self._tail, None, digest(decoded))
+
+        return make
+
+    def _from_log(self, log: DeltaLog, state: DeltaLogState, version: int, holds: int | None) -> Download:
+        replica = log.replica32(state, version)
+        assert replica is not None, "the version is in the log"
+        sha256 = digest(replica.astype(self.spec.vector_dtype, copy=False))
+        if holds is not None and state.first <= holds < version:
+            codec, data = self._delta(log, state, version, holds)
+            # A snapshot is hardly ever under half a byte a value, so most are not made to be compared.
+            if len(data) <= self.spec.size // 2 or len(data) <= len(
+                self._snapshot(log, state, replica, version)
+            ):
+                return Download(version, codec, data, holds, sha256)
+        return Download(version, SNAPSHOT, self._snapshot(log, state, replica, version), None, sha256)
+
+    def _delta(self, log: DeltaLog, state: DeltaLogState, version: int, holds: int) -> tuple[str, bytes]:
+        entries = state.entries[holds - state.first : version - state.first]
+        if len(entries) == 1:
+            return SUM, entries[0].tobytes()
+        squashed = log.squash(state, version, holds)
+        if len(squashed) <= LENGTH.size * (1 + len(entries)) + sum(entry.size for entry in entries):
+            return SUM, squashed
+        parts = [LENGTH.pack(len(entries))]
+        for entry in entries:
+            parts += [LENGTH.pack(entry.size), entry.tobytes()]
+        return LIST, b"".join(parts)
+
+    def _snapshot(self, log: DeltaLog, state: DeltaLogState, replica: Vector, version: int) -> bytes:
+        made = self._snapshots.get(version)
+        if made is None:
+            made = log.snapshot(state, replica) + self._tail
+            # A version is of one lineage and one grid only while it is the newest; older ones are rare.
+            if version == state.version:
+                self._snapshots = {version: made}
+        return made
+
+
+def downloads_lead_from(engine: Engine, version: int, holds: int) -> bool:
+    """Whether a device that holds one version may get the other by what changed."""
+    state = engine.broadcast_state
+    return isinstance(state, DeltaLogState) and state.first <= holds < version <= state.version
+
+
+def apply_download(
+    spec: ParamSpec,
+    codec: str,
+    data: bytes | memoryview,
+    from_version: int | None,
+    held: tuple[int, Vector] | None,
+) -> tuple[Vector, dict[str, Array] | None]:
+    """The vector (spec.size,) of a payload, a new array, and the frozen tensors where it has them.
+
+    `held` is the version that the device has, with its vector. Raises `InvalidUpdate`, `TooLarge` or
+    `UnknownCodec`. That the vector has the announced digest is for the caller to check.
+    """
+    if codec in (SUM, LIST):
+        if held is None or held[0] != from_version:
+            raise InvalidUpdate(f"payload leads from version {from_version}, which is not held")
+        messages = [memoryview(data)] if codec == SUM else _messages(data, spec)
+        vector = held[1].astype(np.float32)
+        for message in messages:
+            vector = _log(spec).apply(vector, message)
+        return vector.astype(spec.vector_dtype, copy=False), None
+    if codec == SNAPSHOT:
+        message, frozen = split_tail(spec, data)
+        vector = _log(spec).apply(np.zeros(spec.size, np.float32), message)
+        return vector.astype(spec.vector_dtype, copy=False), frozen
+    decoded, frozen = decode_model(make_codec(codec), spec, data)
+    return np.array(decoded), frozen
+
+
+def download_bytes_max(spec: ParamSpec) -> int:
+    """More bytes than this cannot be a payload of the model."""
+    return 2 * full_bytes(spec) + 2 * message_bytes_max(Layout.of(spec))
+
+
+def _log(spec: ParamSpec) -> DeltaLog:
+    return DeltaLog(spec)
+
+
+def _messages(data: bytes | memoryview, spec: ParamSpec) -> list[memoryview]:
+    view = memoryview(data)
+    most = message_bytes_max(Layout.of(spec))
+    (count,) = _length(view, 0)
+    if not 1 <= count <= MESSAGES_MAX:
+        raise TooLarge(f"payload of {count} messages: at most {MESSAGES_MAX}")
+    at, found = LENGTH.size, []
+    for _ in range(count):
+        (size,) = _length(view, at)
+        at += LENGTH.size
+        if size > most or at + size > len(view):
+            raise InvalidUpdate(f"payload ends after {len(view)} bytes, in the middle of a message")
+        found.append(view[at : at + size])
+        at += size
+    if at != len(view):
+        raise InvalidUpdate(f"payload goes on for {len(view) - at} bytes after its end")
+    return found
+
+
+def _length(view: memoryview, at: int) -> tuple[int]:
+    if at + LENGTH.size > len(view):
+        raise InvalidUpdate(f"payload ends after {len(view)} bytes, in the middle of a length")
+    (length,) = LENGTH.unpack_from(view, at)
+    return (int(length),)
+
+
+def _known(replica: Vector | None) -> Vector:
+    assert replica is not None, "the version is in the log"
+    return replica

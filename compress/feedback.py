@@ -1,0 +1,133 @@
+"""Error feedback on the uplink: what a codec left out of one update is added to the device's next.
+
+| symbol | name            | meaning                                                       |
+|--------|-----------------|---------------------------------------------------------------|
+| Delta  | delta           | the result of the task                                        |
+| e      | memory.residual | what earlier updates left out                                 |
+| beta   | decay           | how much of it still counts                                   |
+| z      |                 | what shall be sent                                            |
+| z'     |                 | what the server decodes                                       |
+
+    z = Delta + beta e              on the coordinates of the task; e stays as it is on the others
+    e <- z - z'
+
+A new memory is *pending* until the server has answered: an update that was applied (published or held) puts
+it in the place of the old one, a rejected one leaves the old one. e is forgotten when the device's base
+has moved on by more than `AGE_MAX` versions, and cut to 10 times the mean length of its updates.
+
+Source: EF14 (Seide et al. 2014; Karimireddy et al., ICML 2019). The decay is this project's: undecayed, old
+residuals of devices that train rarely were no better than none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from anabranch.compress.codec import Codec
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import make_codec
+from anabranch.core.chains import FEEDBACK, parse_chain
+from anabranch.core.errors import InvalidUpdate, UnknownCodec
+from anabranch.core.params import ParamSpec, SparseVector, Vector
+from anabranch.core.updates import Submodel
+
+AGE_MAX = 50  # versions
+LENGTH_MAX = 10.0  # lengths of a mean update
+EWMA = 0.1  # weight of the newest length
+
+
+@dataclass(frozen=True, eq=False)
+class Memory:
+    """What a device keeps from one update to the next.
+
+    `residual`: e, float32 (spec.size,), or empty without error feedback. `base_version`: that of the
+    update that it was written after. `length_mean`: of the updates' Euclidean lengths. `notes`: what the
+    stages remember (`Codec.encode`).
+    """
+
+    residual: Vector
+    base_version: int
+    length_mean: float = 0.0
+    notes: Mapping[str, float] = field(default_factory=dict)
+
+
+class Uplink:
+    """A codec for updates, with or without error feedback. Raises `UnknownCodec`."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.decay: float | None = None
+        first, *rest = text.split("|")
+        if parse_chain(text)[0].name == FEEDBACK:
+            self.decay = _decay(first, rest)
+            text = "|".join(rest)
+        self.codec: Codec = make_codec(text)
+
+    def encode(
+        self,
+        delta: Vector,
+        spec: ParamSpec,
+        submodel: Submodel | None,
+        memory: Memory | None,
+        seed: int,
+        base_version: int,
+    ) -> tuple[bytes, Memory | None]:
+        """The payload of a delta, (covered coordinates,), and the memory that is then pending.
+
+        None: there is nothing to remember. Raises `InvalidUpdate` where the delta is not finite.
+        """
+        layout = Layout.of(spec, submodel)
+        notes = {} if memory is None else dict(memory.notes)
+        if self.decay is None:
+            data = self.codec.encode(delta, layout, seed, notes)
+            return data, Memory(np.empty(0, np.float32), base_version, notes=notes) if notes else None
+        if not np.isfinite(delta).all():
+            raise InvalidUpdate("the delta has values that are not finite: the training has diverged")
+        at = slice(None) if submodel is None else submodel.indices
+        residual, length_mean = self._carried(memory, spec, base_version)
+        length = float(np.linalg.norm(delta))
+        length_mean = length if length_mean == 0.0 else (1 - EWMA) * length_mean + EWMA * length
+        z = delta.astype(np.float32)
+        z += np.float32(self.decay) * residual[at]
+        data = self.codec.encode(z, layout, seed, notes)
+        sent = self.codec.decode(data, layout)
+        if isinstance(sent, SparseVector):
+            z[sent.indices] -= sent.values.astype(np.float32, copy=False)
+        else:
+            z -= sent
+        residual[at] = z
+        return data, Memory(_cut(residual, LENGTH_MAX * length_mean), base_version, length_mean, notes)
+
+    def _carried(self, memory: Memory | None, spec: ParamSpec, base_version: int) -> tuple[Vector, float]:
+        """A copy of e, zero where there is none that counts, and the mean length."""
+        if memory is None or memory.residual.size != spec.size:
+            return np.zeros(spec.size, np.float32), 0.0
+        if not 0 <= base_version - memory.base_version <= AGE_MAX:
+            return np.zeros(spec.size, np.float32), memory.length_mean
+        return memory.residual.copy(), memory.length_mean
+
+
+def make_uplink(text: str) -> Uplink:
+    """The uplink of a task: `raw`, a chain, or `ef(0.9)|` and a chain. Raises `UnknownCodec`."""
+    return Uplink(text)
+
+
+def _decay(stage: str, rest: list[str]) -> float:
+    (parsed,) = parse_chain(stage)
+    try:
+        decay = float(parsed.arguments[0]) if len(parsed.arguments) == 1 else -1.0
+    except ValueError:
+        decay = -1.0
+    if not 0 <= decay <= 1 or not rest:
+        raise UnknownCodec(
+            f"codec {stage}: write ef(decay)|chain with a decay from 0 to 1, such as ef(0.9)|int4"
+        )
+    return decay
+
+
+def _cut(residual: Vector, length_max: float) -> Vector:
+    length = float(np.linalg.norm(residual))
+    return residual * np.float32(length_max / length) if length > length_max else residual

@@ -1,0 +1,177 @@
+"""Whole multiples of a power of two, as bytes: what the shared delta log is made of.
+
+A message has, for each group of the layout, an exponent e and integers q, (n,): it stands for q 2^e. It
+is written sparse (byte gaps, signs, magnitudes) or dense (zigzag numbers, a stream for each of their
+bytes), whichever is smaller; the first byte says which, the rest is `wire.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.compress import wire
+from anabranch.compress.entropy import Huffman, Zstd
+from anabranch.compress.indices import Gaps
+from anabranch.compress.layout import Layout
+from anabranch.compress.levels import levels_max, read_levels, write_levels
+from anabranch.compress.stage import Coded, Context, Role, Stage, Stream, take
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.params import Vector
+
+EXPONENT_MIN, EXPONENT_MAX = -100, 100
+LEVEL_MAX = 1 << 26  # over what any replica needs; q 2^e of such a level is exact in float64
+PLANES = (Role.PLANE_0, Role.PLANE_1, Role.PLANE_2, Role.PLANE_3)
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """One group of a message: `levels` (n,), and the exponent of their unit."""
+
+    levels: Integers
+    exponent: int
+
+    def values(self) -> Vector:
+        """Levels * 2^exponent in float64, exact."""
+        return np.ldexp(self.levels.astype(np.float64), self.exponent)
+
+
+class _Levels:
+    """A `Grid` in, streams out. Only messages of the log have these stages, no chain does."""
+
+    name: ClassVar[str]
+    number: ClassVar[int]
+    version: ClassVar[int] = 1
+    accepts: ClassVar[tuple[type[Any], ...]] = (Grid,)
+
+    def emits(self, accepted: type[Any]) -> type[Any]:
+        return Coded
+
+    def values_max(self, n: int) -> int:
+        return n
+
+
+class SparseLevels(_Levels):
+    """Those that are not zero, with their indices."""
+
+    name: ClassVar[str] = "sparse"
+    number: ClassVar[int] = 40
+
+    def raw_max(self, k: int, n: int) -> int:
+        return 4 + levels_max(k)
+
+    def encode(self, grid: Grid, context: Context) -> Coded:
+        indices = np.flatnonzero(grid.levels)
+        coded = Coded(indices.size, indices=indices)
+        _write_exponent(coded, grid.exponent)
+        write_levels(coded, grid.levels[indices])
+        return coded
+
+    def decode(self, coded: Coded, context: Context) -> Grid:
+        assert coded.indices is not None, "the gaps come before"
+        levels = np.zeros(context.n, np.int64)
+        levels[coded.indices] = read_levels(coded)
+        return _checked(Grid(levels, _read_exponent(coded)))
+
+
+class DenseLevels(_Levels):
+    """All of them: zigzag (0, -1, 1, -2, ... as 0, 1, 2, 3, ...), one stream for each byte."""
+
+    name: ClassVar[str] = "dense"
+    number: ClassVar[int] = 41
+
+    def raw_max(self, k: int, n: int) -> int:
+        return 4 + len(PLANES) * n
+
+    def encode(self, grid: Grid, context: Context) -> Coded:
+        levels = grid.levels
+        coded = Coded(context.n)
+        _write_exponent(coded, grid.exponent)
+        folded = np.where(levels < 0, -2 * levels - 1, 2 * levels).astype("<u4")
+        planes = folded.view(np.uint8).reshape(-1, 4)
+        top = int(folded.max()) if folded.size else 0
+        for i in range(max(1, (top.bit_length() + 7) // 8)):
+            coded.streams[PLANES[i]] = Stream.of(np.ascontiguousarray(planes[:, i]).tobytes())
+        return coded
+
+    def decode(self, coded: Coded, context: Context) -> Grid:
+        planes = np.zeros((context.n, 4), np.uint8)
+        for i, role in enumerate(PLANES):
+            if role in coded.streams:
+                planes[:, i] = np.frombuffer(take(coded, role, context.n), np.uint8)
+        folded = planes.reshape(-1).view("<u4").astype(np.int64)
+        levels = np.where(folded & 1, -((folded + 1) >> 1), folded >> 1)
+        return _checked(Grid(levels, _read_exponent(coded)))
+
+
+# The streams of a sparse message differ: matches help gaps, not magnitudes. zstd takes what it can.
+FORMS: tuple[tuple[Stage, ...], ...] = (
+    (SparseLevels(), Gaps(), Huffman()),
+    (SparseLevels(), Gaps(), Zstd()),
+    (DenseLevels(), Huffman()),
+    (DenseLevels(), Zstd()),
+)
+
+
+def write_message(grids: Sequence[Grid], layout: Layout) -> bytes:
+    """The smallest form of a message."""
+    filled = sum(np.count_nonzero(grid.levels) for grid in grids) / max(1, layout.size)
+    forms = [i for i, form in enumerate(FORMS) if isinstance(form[0], SparseLevels) == (filled < 0.3)]
+    return min((_write(i, grids, layout) for i in forms), key=len)
+
+
+def read_message(data: bytes | memoryview, layout: Layout) -> list[Grid]:
+    """The inverse. Raises `InvalidUpdate` or `TooLarge`."""
+    view = memoryview(data)
+    if not len(view) or view[0] >= len(FORMS):
+        raise InvalidUpdate("payload is not a message of the delta log")
+    stages = FORMS[view[0]]
+    grids = []
+    for group, part in zip(
+        layout.groups, wire.read(view[1:], layout, [stages] * len(layout.groups)), strict=True
+    ):
+        value: Any = part.coded
+        for stage in reversed(stages):
+            value = stage.decode(value, Context(group.size))
+        if part.coded.streams:
+            raise InvalidUpdate("payload has streams that its codec does not know")
+        grids.append(value)
+    return grids
+
+
+def message_bytes_max(layout: Layout) -> int:
+    """More bytes than this cannot be a message."""
+    groups = sum(max(wire.bytes_max(form, g.size) for form in FORMS) for g in layout.groups)
+    return 1 + wire.HEAD.size + wire.CRC.size + groups
+
+
+def _write(form: int, grids: Sequence[Grid], layout: Layout) -> bytes:
+    parts = []
+    for group, grid in zip(layout.groups, grids, strict=True):
+        value: Any = grid
+        for stage in FORMS[form]:
+            value = stage.encode(value, Context(group.size))
+        parts.append(wire.Part(FORMS[form], value))
+    return bytes([form]) + wire.write(parts, layout)
+
+
+def _write_exponent(coded: Coded, exponent: int) -> None:
+    coded.streams[Role.STEP] = Stream.of(np.array([exponent], "<i4").tobytes())
+
+
+def _read_exponent(coded: Coded) -> int:
+    exponent = int(np.frombuffer(take(coded, Role.STEP, 4), "<i4")[0])
+    if not EXPONENT_MIN <= exponent <= EXPONENT_MAX:
+        raise InvalidUpdate(f"the exponent {exponent} is not within {EXPONENT_MIN}..{EXPONENT_MAX}")
+    return exponent
+
+
+def _checked(grid: Grid) -> Grid:
+    if grid.levels.size and int(np.abs(grid.levels).max()) > LEVEL_MAX:
+        raise InvalidUpdate(f"a level is over {LEVEL_MAX}")
+    return grid

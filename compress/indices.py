@@ -1,0 +1,153 @@
+"""Stages that make a stream of indices: u32, byte gaps, bitmap.
+
+| stage   | layout                                                                                     |
+|---------|--------------------------------------------------------------------------------------------|
+| u32     | k little-endian numbers                                                                    |
+| gaps    | gap_i = i_j - i_(j-1) - 1 as bytes: 255 adds 255 and goes on, any other byte ends the gap |
+| bitmap  | n bits, the lowest of each byte first                                                      |
+
+Gaps are best up to about a tenth, a bitmap above; both want an entropy coder behind them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anabranch.compress.stage import Coded, Context, Role, Stream, check_increasing, take
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.params import Indices
+
+MORE = 255
+
+
+class _IndexCoder:
+    """Streams with indices in, streams without out."""
+
+    name: ClassVar[str]
+    number: ClassVar[int]
+    version: ClassVar[int] = 1
+    accepts: ClassVar[tuple[type[Any], ...]] = (Coded,)
+
+    def emits(self, accepted: type[Any]) -> type[Any]:
+        return Coded
+
+    def values_max(self, n: int) -> int:
+        return n
+
+    def encode(self, coded: Coded, context: Context) -> Coded:
+        assert coded.indices is not None, "an index coder follows a stage that selects"
+        coded.streams[Role.INDEX] = Stream.of(self._write(coded.indices, context.n))
+        coded.indices = None
+        return coded
+
+    def decode(self, coded: Coded, context: Context) -> Coded:
+        coded.indices = self._read(coded, context.n)
+        return coded
+
+    def _write(self, indices: Indices, n: int) -> bytes:
+        raise NotImplementedError
+
+    def _read(self, coded: Coded, n: int) -> Indices:
+        raise NotImplementedError
+
+
+class PlainIndices(_IndexCoder):
+    """See the module."""
+
+    name: ClassVar[str] = "u32"
+    number: ClassVar[int] = 20
+
+    def raw_max(self, k: int, n: int) -> int:
+        return 4 * k
+
+    def _write(self, indices: Indices, n: int) -> bytes:
+        return indices.astype("<u4").tobytes()
+
+    def _read(self, coded: Coded, n: int) -> Indices:
+        indices = np.frombuffer(take(coded, Role.INDEX, 4 * coded.k), "<u4").astype(np.int64)
+        check_increasing(indices, n)
+        return indices
+
+
+class Gaps(_IndexCoder):
+    """See the module."""
+
+    name: ClassVar[str] = "gaps"
+    number: ClassVar[int] = 21
+
+    def raw_max(self, k: int, n: int) -> int:
+        return gaps_max(k, n)
+
+    def _write(self, indices: Indices, n: int) -> bytes:
+        return write_gaps(indices)
+
+    def _read(self, coded: Coded, n: int) -> Indices:
+        stream = coded.streams.get(Role.INDEX)
+        if stream is None or stream.coder:
+            raise InvalidUpdate("payload lacks the stream index")
+        del coded.streams[Role.INDEX]
+        return read_gaps(stream.data, coded.k, n)
+
+
+class Bitmap(_IndexCoder):
+    """See the module."""
+
+    name: ClassVar[str] = "bitmap"
+    number: ClassVar[int] = 22
+
+    def raw_max(self, k: int, n: int) -> int:
+        return -(-n // 8)
+
+    def _write(self, indices: Indices, n: int) -> bytes:
+        bits = np.zeros(n, bool)
+        bits[indices] = True
+        return np.packbits(bits, bitorder="little").tobytes()
+
+    def _read(self, coded: Coded, n: int) -> Indices:
+        packed = np.frombuffer(take(coded, Role.INDEX, -(-n // 8)), np.uint8)
+        bits = np.unpackbits(packed, bitorder="little")
+        indices = np.flatnonzero(bits)
+        if indices.size != coded.k or (indices.size and indices[-1] >= n):
+            raise InvalidUpdate(f"the bitmap has {indices.size} bits set, {coded.k} below {n} are needed")
+        return indices
+
+
+def gaps_max(k: int, n: int) -> int:
+    """The most bytes of the gaps of k indices below n."""
+    return k + n // MORE + 1
+
+
+def write_gaps(indices: Indices) -> bytes:
+    """The gaps of strictly increasing indices (k,)."""
+    if not indices.size:
+        return b""
+    gaps = np.diff(indices, prepend=-1) - 1
+    if int(gaps.max()) < MORE:
+        return gaps.astype(np.uint8).tobytes()
+    more, rest = np.divmod(gaps, MORE)
+    ends = np.cumsum(more + 1) - 1
+    out = np.full(int(ends[-1]) + 1, MORE, np.uint8)
+    out[ends] = rest
+    return out.tobytes()
+
+
+def read_gaps(data: bytes | memoryview, k: int, n: int) -> Indices:
+    """The k indices below n, strictly increasing. Raises `InvalidUpdate`."""
+    if len(data) > gaps_max(k, n) or len(data) < k:
+        raise InvalidUpdate(f"gaps of {len(data)} bytes cannot be {k} indices below {n}")
+    gaps = np.frombuffer(data, np.uint8)
+    if len(gaps) == k:
+        if k and int(gaps.max()) == MORE:
+            raise InvalidUpdate("the last gap has no end")
+        indices: Indices = np.cumsum(gaps, dtype=np.int64)
+    else:
+        ends = np.flatnonzero(gaps != MORE)
+        if ends.size != k or gaps[-1] == MORE:
+            raise InvalidUpdate(f"the gaps are of {ends.size} indices, {k} are needed")
+        indices = np.cumsum(gaps, dtype=np.int64)[ends]
+    indices += np.arange(k)
+    if k and indices[-1] >= n:
+        raise InvalidUpdate(f"index {int(indices[-1])} is over {n - 1}")
+    return indices

@@ -1,0 +1,108 @@
+"""How a delta is cut into groups, from the manifest alone: what is large is compressed, what is small is not.
+
+Two groups, in the order of the vector: `main` has the float tensors of more than one dimension that are
+large for their model; `small` has the rest (biases, norms), which would be lost among the large ones
+and costs next to nothing. Frozen tensors (integers, booleans) never travel in a delta.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from anabranch.core.params import Indices, ParamSpec, Vector
+from anabranch.core.updates import Submodel
+
+MAIN, SMALL = "main", "small"
+# A tensor is large from 1/256 of its model on, and from this many elements in any case.
+LARGE_SHARE, LARGE_SIZE = 256, 4096
+
+
+@dataclass(frozen=True)
+class Group:
+    """One group: the (start, stop) runs of the covered vector that it consists of, in order."""
+
+    name: str
+    runs: tuple[tuple[int, int], ...]
+
+    @cached_property
+    def size(self) -> int:
+        """Elements."""
+        return sum(stop - start for start, stop in self.runs)
+
+    def gather(self, x: Vector) -> Vector:
+        """The group's elements of x, shape (size,); a view where the group is one run."""
+        parts = [x[start:stop] for start, stop in self.runs]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def scatter(self, values: Vector, out: Vector) -> None:
+        """Write the group's elements, shape (size,), where they belong in `out`."""
+        at = 0
+        for start, stop in self.runs:
+            out[start:stop] = values[at : at + stop - start]
+            at += stop - start
+
+    def places(self, indices: Indices) -> Indices:
+        """Where the group's elements `indices` (any order) lie in the covered vector."""
+        if len(self.runs) == 1:
+            return indices + self.runs[0][0]
+        lengths = np.array([stop - start for start, stop in self.runs])
+        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
+        shifts = np.array([start for start, _ in self.runs]) - begins
+        places: Indices = indices + shifts[np.searchsorted(begins, indices, "right") - 1]
+        return places
+
+
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The groups of the covered coordinates of a model, `size` of them; empty groups are left out."""
+
+    dtype: np.dtype[Any]
+    size: int
+    groups: tuple[Group, ...]
+    fingerprint: bytes  # 8 bytes: names, shapes, dtypes and what is covered
+
+    @classmethod
+    def of(cls, spec: ParamSpec, submodel: Submodel | None = None) -> Layout:
+        """The layout of a whole model, or of the coordinates that a sub-model covers."""
+        return _whole(spec) if submodel is None else _layout(spec, submodel)
+
+
+@lru_cache(maxsize=8)
+def _whole(spec: ParamSpec) -> Layout:
+    return _layout(spec, None)
+
+
+def _layout(spec: ParamSpec, submodel: Submodel | None) -> Layout:
+    runs: dict[str, list[tuple[int, int]]] = {MAIN: [], SMALL: []}
+    for tensor in spec.tensors:
+        if not tensor.aggregated:
+            continue
+        where = spec.slices[tensor.name]
+        start, stop = where.start, where.stop
+        if submodel is not None:
+            start, stop = (int(i) for i in np.searchsorted(submodel.indices, (start, stop)))
+        name = MAIN if len(tensor.shape) > 1 and _is_large(tensor.size, spec.size) else SMALL
+        if start < stop:
+            _append(runs[name], start, stop)
+    groups = tuple(Group(name, tuple(found)) for name, found in runs.items() if found)
+    hashed = hashlib.blake2b(bytes.fromhex(spec.layout_hash), digest_size=8)
+    if submodel is not None:
+        hashed.update(submodel.indices.astype("<i8").tobytes())
+    size = spec.size if submodel is None else submodel.indices.size
+    return Layout(spec.vector_dtype, size, groups, hashed.digest())
+
+
+def _is_large(size: int, model_size: int) -> bool:
+    return size >= LARGE_SIZE or size * LARGE_SHARE >= model_size
+
+
+def _append(runs: list[tuple[int, int]], start: int, stop: int) -> None:
+    if runs and runs[-1][1] == start:
+        runs[-1] = (runs[-1][0], stop)
+    else:
+        runs.append((start, stop))

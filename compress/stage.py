@@ -1,0 +1,139 @@
+"""What passes from stage to stage of a chain: dense values, sparse values, streams of bytes.
+
+Encoding goes down the table, decoding up. A stage states what it accepts and what it emits, so a chain
+that makes no sense is refused when it is built.
+
+| type   | what it holds                                                                |
+|--------|------------------------------------------------------------------------------|
+| Dense  | all n values of a group                                                      |
+| Sparse | k of them, with their indices                                                |
+| Coded  | streams of bytes; the indices too, until a stage has made a stream of them   |
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.params import Indices, Vector
+
+
+class Role(IntEnum):
+    """What a stream holds. The numbers are on the wire."""
+
+    INDEX = 1
+    CODES = 2
+    SCALES = 3
+    SIGNS = 4
+    MAGNITUDES = 5
+    STEP = 6
+    SEED = 7
+    VALUES = 8
+    PLANE_0 = 9
+    PLANE_1 = 10
+    PLANE_2 = 11
+    PLANE_3 = 12
+
+
+@dataclass
+class Stream:
+    """Bytes, and after an entropy coder its number and the length before it (0: not coded)."""
+
+    data: bytes | memoryview
+    raw_len: int
+    coder: int = 0
+
+    @classmethod
+    def of(cls, data: bytes | memoryview) -> Stream:
+        """Bytes as they are."""
+        return cls(data, len(data))
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Float32 values, shape (n,)."""
+
+    values: Vector
+
+
+@dataclass(frozen=True)
+class Sparse:
+    """Indices (k,), strictly increasing, and float32 values (k,). `seed`: the indices follow from it."""
+
+    indices: Indices
+    values: Vector
+    seed: int | None = None
+
+
+@dataclass
+class Coded:
+    """k values as streams. `indices` (k,) is None where all n values are there, or not decoded yet."""
+
+    k: int
+    streams: dict[Role, Stream] = field(default_factory=dict)
+    indices: Indices | None = None
+    seed: int | None = None
+
+
+Value = Dense | Sparse | Coded
+
+
+@dataclass
+class Context:
+    """One group: n values, the seed of the task, and what the stages remember (`Codec.encode`)."""
+
+    n: int
+    seed: int = 0
+    notes: MutableMapping[str, float] = field(default_factory=dict)
+
+
+class Stage(Protocol):
+    """One step of a chain. `number` and `version` are on the wire and never change their meaning."""
+
+    name: ClassVar[str]
+    number: ClassVar[int]
+    version: ClassVar[int]
+    accepts: ClassVar[tuple[type[Any], ...]]
+
+    def emits(self, accepted: type[Any]) -> type[Any]:
+        """The type that comes out for a type that goes in."""
+        ...
+
+    def encode(self, value: Any, context: Context) -> Any:
+        """One step towards the bytes."""
+        ...
+
+    def decode(self, value: Any, context: Context) -> Any:
+        """One step back, everything checked. Raises `InvalidUpdate` or `TooLarge`."""
+        ...
+
+    def values_max(self, n: int) -> int:
+        """The most values out of n that the stage lets through."""
+        ...
+
+    def raw_max(self, k: int, n: int) -> int:
+        """The most bytes, before an entropy coder, that the stage makes of k values of n."""
+        ...
+
+
+def take(coded: Coded, role: Role, length: int) -> bytes | memoryview:
+    """A stream of exactly this length. Raises `InvalidUpdate`."""
+    stream = coded.streams.pop(role, None)
+    if stream is None:
+        raise InvalidUpdate(f"payload lacks the stream {role.name.lower()}")
+    if stream.coder or len(stream.data) != length:
+        raise InvalidUpdate(
+            f"stream {role.name.lower()} has {len(stream.data)} bytes, the manifest needs {length}"
+        )
+    return stream.data
+
+
+def check_increasing(indices: Indices, n: int) -> None:
+    """Raises `InvalidUpdate` unless the indices are strictly increasing and within 0..n-1."""
+    if indices.size and (indices[0] < 0 or indices[-1] >= n or bool(np.any(indices[1:] <= indices[:-1]))):
+        raise InvalidUpdate(f"indices must be strictly increasing and within 0..{n - 1}")

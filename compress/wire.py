@@ -1,0 +1,147 @@
+"""An encoded vector as bytes: a head, then each group of the layout with its stages and streams.
+
+    head    2 magic "aB", 1 format, 1 groups, 8 fingerprint of the layout, 4 CRC-32 of all that follows
+    group   1 number (0 main, 1 small), 1 stages, 1 streams, 4 k
+            stages times:  1 number, 1 version
+            streams times: 1 role, 1 coder (0 none), 4 length before it, 4 length
+    streams back to back, in the order of their heads
+
+All numbers are little-endian and unsigned.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.compress.layout import MAIN, Layout
+from anabranch.compress.stage import Coded, Role, Stage, Stream
+from anabranch.core.errors import InvalidUpdate, TooLarge
+
+MAGIC, FORMAT = b"aB", 1
+HEAD, CRC = struct.Struct("<2sBB8s"), struct.Struct("<I")
+GROUP, STAGE, STREAM = struct.Struct("<BBBI"), struct.Struct("<BB"), struct.Struct("<BBII")
+STREAMS_MAX = 8
+_ROLES = frozenset(int(role) for role in Role)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One group on the wire: its stages in the order in which they encoded, and what came out."""
+
+    stages: tuple[Stage, ...]
+    coded: Coded
+
+    def bytes_max(self, n: int) -> int:
+        """See `bytes_max`."""
+        return bytes_max(self.stages, n)
+
+
+def bytes_max(stages: tuple[Stage, ...], n: int) -> int:
+    """The most bytes that a group of n values can take on the wire."""
+    return GROUP.size + STAGE.size * len(stages) + STREAM.size * STREAMS_MAX + raw_max(stages, n)
+
+
+def raw_max(stages: tuple[Stage, ...], n: int) -> int:
+    """The most bytes that the streams of a group of n values can have, expanded."""
+    k = k_max(stages, n)
+    return sum(stage.raw_max(k, n) for stage in stages)
+
+
+def k_max(stages: tuple[Stage, ...], n: int) -> int:
+    """The most values of n that travel."""
+    return min(stage.values_max(n) for stage in stages)
+
+
+def write(parts: list[Part], layout: Layout) -> bytes:
+    """The bytes of all groups of a layout."""
+    body: list[bytes | memoryview] = []
+    for group, part in zip(layout.groups, parts, strict=True):
+        streams = part.coded.streams
+        body.append(GROUP.pack(group.name != MAIN, len(part.stages), len(streams), part.coded.k))
+        body += [STAGE.pack(stage.number, stage.version) for stage in part.stages]
+        body += [STREAM.pack(role, s.coder, s.raw_len, len(s.data)) for role, s in streams.items()]
+    body += [stream.data for part in parts for stream in part.coded.streams.values()]
+    rest = b"".join(body)
+    return HEAD.pack(MAGIC, FORMAT, len(parts), layout.fingerprint) + CRC.pack(zlib.crc32(rest)) + rest
+
+
+def read(data: bytes | memoryview, layout: Layout, stages: list[tuple[Stage, ...]]) -> list[Part]:
+    """The groups, checked but for the streams' contents. `stages` are those expected, group by group.
+
+    Raises `InvalidUpdate` or `TooLarge`.
+    """
+    cursor = _Cursor(memoryview(data))
+    magic, form, groups, fingerprint = cursor.take(HEAD)
+    if magic != MAGIC or form != FORMAT:
+        raise InvalidUpdate(f"payload is not of format {FORMAT}")
+    if fingerprint != layout.fingerprint:
+        raise InvalidUpdate("payload is of another layout: its fingerprint differs from the manifest's")
+    (crc,) = cursor.take(CRC)
+    if zlib.crc32(cursor.view[cursor.at :]) != crc:
+        raise InvalidUpdate("payload is damaged: its checksum differs")
+    if groups != len(layout.groups):
+        raise InvalidUpdate(f"payload has {groups} groups, the manifest {len(layout.groups)}")
+    heads = [
+        _read_group(cursor, group.name != MAIN, group.size, wanted)
+        for group, wanted in zip(layout.groups, stages, strict=True)
+    ]
+    parts = []
+    for (k, streams), wanted in zip(heads, stages, strict=True):
+        coded = Coded(k)
+        for role, coder, raw_len, length in streams:
+            coded.streams[Role(role)] = Stream(cursor.bytes(length), raw_len, coder)
+        parts.append(Part(wanted, coded))
+    if cursor.at != len(cursor.view):
+        raise InvalidUpdate(f"payload goes on for {len(cursor.view) - cursor.at} bytes after its end")
+    return parts
+
+
+StreamHead = tuple[int, int, int, int]
+
+
+def _read_group(
+    cursor: _Cursor, number: int, n: int, wanted: tuple[Stage, ...]
+) -> tuple[int, list[StreamHead]]:
+    found_number, stage_count, stream_count, k = cursor.take(GROUP)
+    if found_number != number:
+        raise InvalidUpdate(f"payload has group {found_number} where the manifest has {number}")
+    if stage_count != len(wanted) or stream_count > STREAMS_MAX:
+        raise InvalidUpdate(f"payload has {stage_count} stages and {stream_count} streams in a group")
+    for stage in wanted:
+        found = cursor.take(STAGE)
+        if found != (stage.number, stage.version):
+            raise InvalidUpdate(f"payload has stage {found}, the codec says {stage.name}:{stage.version}")
+    if k > k_max(wanted, n):
+        raise TooLarge(f"payload has {k} values of a group, its codec keeps at most {k_max(wanted, n)}")
+    streams = [cursor.take(STREAM) for _ in range(stream_count)]
+    _check_streams(streams, raw_max(wanted, n))
+    return k, streams
+
+
+def _check_streams(streams: list[tuple[int, ...]], most: int) -> None:
+    roles = [role for role, *_ in streams]
+    if len(set(roles)) != len(roles) or any(role not in _ROLES for role in roles):
+        raise InvalidUpdate(f"payload has unknown or repeated streams: {roles}")
+    if any(length > raw_len if coder else length != raw_len for _, coder, raw_len, length in streams):
+        raise InvalidUpdate("a stream is longer than it says")
+    if sum(raw_len for _, _, raw_len, _ in streams) > most:
+        raise TooLarge(f"the streams of a group would have more than {most} bytes")
+
+
+class _Cursor:
+    """Reads on from where it is. Raises `InvalidUpdate` at the end of the bytes."""
+
+    def __init__(self, view: memoryview) -> None:
+        self.view, self.at = view, 0
+
+    def take(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.bytes(form.size))
+
+    def bytes(self, length: int) -> memoryview:
+        if self.at + length > len(self.view):
+            raise InvalidUpdate(f"payload ends after {len(self.view)} bytes, in the middle of something")
+        self.at += length
+        return self.view[self.at - length : self.at]

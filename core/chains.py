@@ -1,0 +1,51 @@
+"""The text of a codec chain, read: `topk(0.1)|int8(256,sr)|gaps|zstd` is stages with arguments.
+
+What the stages do is known to `compress/`; here is only the grammar, and who can do what.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from anabranch.core.errors import UnknownCodec
+
+AUTO = "auto"  # the strategy's own choice, else raw
+RAW = "raw"
+FEEDBACK = "ef"
+TEXT_CHARS_MAX = 200
+_STAGE = re.compile(r"([a-z][a-z0-9]*)(?:\(([a-z0-9.,-]*)\))?\Z")
+
+
+@dataclass(frozen=True)
+class StageText:
+    """One stage: its name and its arguments, not interpreted."""
+
+    name: str
+    arguments: tuple[str, ...] = ()
+
+
+def parse_chain(text: str) -> tuple[StageText, ...]:
+    """The stages of a chain, in the order in which they encode. Raises `UnknownCodec`."""
+    if len(text) > TEXT_CHARS_MAX:
+        raise UnknownCodec(f"codec of {len(text)} letters: a chain has at most {TEXT_CHARS_MAX}")
+    stages = []
+    for part in text.split("|"):
+        found = _STAGE.match(part)
+        if found is None:
+            raise UnknownCodec(f"codec {text!r}: write stages as name or name(argument,...), joined by |")
+        stages.append(StageText(found[1], tuple(found[2].split(",")) if found[2] else ()))
+    return tuple(stages)
+
+
+def payload_codec(uplink: str) -> str:
+    """The chain that a task's update is encoded by: its uplink without the error feedback."""
+    first, _, rest = uplink.partition("|")
+    return rest if first.partition("(")[0] == FEEDBACK else uplink
+
+
+def lacks(codecs: Collection[str], text: str) -> list[str]:
+    """The stages of a chain that are not among `codecs` (stage names; `name:version` counts too)."""
+    known = {RAW, *(codec.partition(":")[0] for codec in codecs)}
+    return [stage.name for stage in parse_chain(text) if stage.name not in known]

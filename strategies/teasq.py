@@ -1,0 +1,241 @@
+"""TEASQ-Fed: devices apply for tasks, updates wait in a cache, both directions are compressed.
+
+| symbol   | name                 | meaning                                                        |
+|----------|----------------------|----------------------------------------------------------------|
+| N        | context.clients      | devices                                                        |
+| C        | concurrency_fraction | ceil(C N) devices train at a time                              |
+| gamma    | cache_fraction       | K = ceil(gamma N), unless `cache_size` says K                  |
+| n_c      | update.examples      | examples of device c                                           |
+| h_c      | update.base_version  | the version that device c started from                         |
+| Delta_c  | update.delta         | w_c - w_base, as the server decodes it                         |
+| S        | s                    | S(tau) = (tau + 1)^-a                                          |
+| alpha    | alpha                | mixing weight                                                  |
+| eta      | server_lr            | server learning rate, where deltas are added                   |
+| mu       | mu                   | weight of the proximal term of the local loss                  |
+| p_s, p_q | kept, bits           | fraction of values that travel, bits of each                   |
+
+When K updates are in the cache:
+
+    s_c      = S(t - h_c)
+    tau_mean = (1/K) sum_c (t - h_c)
+    mixing:  w_{t+1} = (1 - alpha_t) w_t + alpha_t sum_c s_c n_c (w_base,c + Delta_c) / sum_c s_c n_c
+    adding:  w_{t+1} = w_t + eta S(tau_mean) sum_c s_c n_c Delta_c / sum_c s_c n_c
+    alpha_t  = alpha S(tau_mean)
+
+A device has one update of each base version in the cache, the newest. A cache that is not full is applied
+`flush_s` after its oldest update. An update of more than `staleness_max` versions is not used. A device
+that died gives its place back with its lease.
+
+| mode   | server rule         | uplink                            | downlink                              |
+|--------|---------------------|-----------------------------------|---------------------------------------|
+| robust | adding              | top-k, integers, error feedback   | the shared delta log                  |
+| paper  | mixing, alpha = 0.6 | top-k, integers                   | each version by itself, quantised     |
+
+A value of alpha above 0 means mixing in either mode. The strength of the uplink follows a schedule over
+versions (`compression_schedule.py`). Without sparsification: kept = 1. Without quantisation: bits = 32.
+Static: decay_every = 0. Without compression: kept = 1 and bits = 32.
+
+Source: Jia, Liu, Zhou, Tian, Dong and Dou, arXiv 2312.15186. Verified in its abstract: devices apply for
+tasks; a control parameter on how many train; a cache; weights by staleness; sparsification and quantisation
+of what travels; a regularised local loss; compression that changes over time. Recalled, with the formulas
+above: the cap, K, S, alpha_t, top-k before quantisation, both directions. Not recoverable: every constant,
+the quantiser, and the direction and steps of the schedule. Ours: all defaults; that the wire carries
+deltas in both modes (top-k of a model's own weights zeroes most of it, so in the paper mode the
+downlink is quantised only, unless `downlink_kept` says otherwise); the robust mode; the newest
+update for each version; the flush; the lease.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anabranch.core.chains import RAW
+from anabranch.core.errors import ConfigError
+from anabranch.core.params import Delta, SparseVector, Vector, add_scaled
+from anabranch.core.strategy import AsyncStrategy, Context, Plan, Refusal, Step, held, published, rejected
+from anabranch.core.updates import Ask, LocalPlan, Reason, Update
+from anabranch.strategies.compression_schedule import Schedule, Strength
+from anabranch.strategies.staleness import Staleness, make_staleness
+
+MODES = ("robust", "paper")
+PAPER_ALPHA = 0.6
+
+
+@dataclass(frozen=True)
+class TeasqState:
+    """`cache`: the updates that wait, oldest first, as plain data; `bases`: w_base by version (as text)."""
+
+    cache: list[dict[str, Any]] = field(default_factory=list)
+    bases: dict[str, Vector] = field(default_factory=dict)
+    since: float | None = None
+
+
+@dataclass(frozen=True)
+class Teasq(AsyncStrategy):
+    """See the module for the equations and the symbols."""
+
+    name: ClassVar[str] = "teasq"
+    state_type: ClassVar[type[Any]] = TeasqState
+
+    mode: str = "robust"
+    concurrency_fraction: float = 0.1
+    cache_fraction: float = 0.1
+    cache_size: int = 0
+    alpha: float = 0.0
+    server_lr: float = 1.0
+    a: float = 0.5
+    mu: float = 0.005
+    staleness_max: int = 50
+    flush_s: float = 0.0
+    kept: float = 0.05
+    bits: int = 4
+    feedback_decay: float = 0.9
+    decay_every: int = 100
+    decay_direction: str = "milder"
+    decay_steps: int = 1
+    downlink_step: float = 2.0
+    downlink_kept: float = 1.0
+    downlink_bits: int = 8
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise ConfigError(f"strategy.mode must be one of {', '.join(MODES)}, not {self.mode!r}")
+        for key in ("concurrency_fraction", "server_lr"):
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"strategy.{key} must be greater than 0, not {getattr(self, key)!r}")
+        for key in ("cache_fraction", "downlink_kept"):
+            if not 0 < getattr(self, key) <= 1:
+                raise ConfigError(f"strategy.{key} must be in (0, 1], not {getattr(self, key)!r}")
+        for key in ("alpha", "feedback_decay"):
+            if not 0 <= getattr(self, key) <= 1:
+                raise ConfigError(f"strategy.{key} must be in [0, 1], not {getattr(self, key)!r}")
+        for key in ("cache_size", "mu", "staleness_max", "flush_s"):
+            if getattr(self, key) < 0:
+                raise ConfigError(f"strategy.{key} must not be negative, not {getattr(self, key)!r}")
+        if not 0 < self.downlink_step <= 2:
+            raise ConfigError(f"strategy.downlink_step must be in (0, 2], not {self.downlink_step!r}")
+        _ = self.s, self.schedule, Schedule(Strength(self.downlink_kept, self.downlink_bits))
+
+    @cached_property
+    def s(self) -> Staleness:
+        """S."""
+        return make_staleness({"name": "polynomial", "a": self.a})
+
+    @cached_property
+    def schedule(self) -> Schedule:
+        """The strength of the uplink over versions."""
+        start = Strength(self.kept, self.bits)
+        return Schedule(start, self.decay_every, self.decay_direction, self.decay_steps)
+
+    @property
+    def mixing(self) -> float:
+        """Alpha; 0 where deltas are added."""
+        return self.alpha or (PAPER_ALPHA if self.mode == "paper" else 0.0)
+
+    @property
+    def needs_base(self) -> bool:
+        """Where models are mixed."""
+        return self.mixing > 0
+
+    def init(self, vector: Vector) -> TeasqState:
+        """An empty cache."""
+        return TeasqState()
+
+    def admit(self, state: TeasqState, ask: Ask, context: Context) -> Refusal | None:
+        """As long as fewer than ceil(C N) devices are in training."""
+        cap = max(1, math.ceil(self.concurrency_fraction * len(context.clients)))
+        if context.live_tasks < cap:
+            return None
+        return Refusal(Reason.AT_CAPACITY, f"{context.live_tasks} of {cap} devices are in training")
+
+    def plan(self, state: TeasqState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+        """Local training with the proximal term; the chain of this version for the result."""
+        chain = self.schedule.at(context.version).chain
+        feeds_back = self.mode == "robust" and self.feedback_decay > 0 and chain != RAW
+        uplink = f"ef({self.feedback_decay:g})|{chain}" if feeds_back else chain
+        return Plan(state, replace(local, proximal_mu=self.mu), uplink=uplink)
+
+    def downlink(self, version: int) -> str:
+        """The log in the robust mode; in the paper's each version by itself. Raw without compression."""
+        start = self.schedule.start
+        if start.chain == RAW:
+            return RAW
+        if self.mode == "robust":
+            return f"log({self.downlink_step:g})"
+        return Strength(self.downlink_kept, self.downlink_bits).chain
+
+    def step(self, state: TeasqState, vector: Vector, update: Update, context: Context) -> Step:
+        """Into the cache; the K-th update empties it into the model."""
+        if self.staleness_max and context.staleness > self.staleness_max:
+            detail = f"staleness {context.staleness} is over the bound of {self.staleness_max} versions"
+            return Step(state, None, rejected(context.staleness, Reason.STALE, detail))
+        state, dropped = self._cached(state, update, context)
+        weight = self.s(context.staleness)
+        if len(state.cache) < self._size(context):
+            return Step(state, None, held(context.staleness, weight), dropped)
+        step = self._apply(state, vector, context)
+        return replace(step, decision=published(context.staleness, weight), dropped=dropped)
+
+    def timer(self, state: TeasqState) -> float | None:
+        """When the oldest update in the cache has waited for `flush_s`."""
+        return state.since + self.flush_s if self.flush_s and state.since is not None else None
+
+    def on_timer(self, state: TeasqState, vector: Vector, context: Context) -> Step:
+        """Apply what there is."""
+        return self._apply(state, vector, context)
+
+    def _size(self, context: Context) -> int:
+        return self.cache_size or max(1, math.ceil(self.cache_fraction * len(context.clients)))
+
+    def _cached(
+        self, state: TeasqState, update: Update, context: Context
+    ) -> tuple[TeasqState, tuple[str, ...]]:
+        """The state with the update in its cache, and the update whose place it took."""
+        key = (update.client_id, update.base_version)
+        older = [c for c in state.cache if (c["client"], c["base_version"]) == key]
+        entry = {
+            "update_id": update.update_id,
+            "client": update.client_id,
+            "base_version": update.base_version,
+            "examples": update.examples,
+            "delta": _stored(update.delta),
+        }
+        bases = state.bases
+        if self.needs_base and str(update.base_version) not in bases:
+            assert context.base is not None, "mixing needs w_base"
+            bases = {**bases, str(update.base_version): context.base.copy()}
+        since = context.now if state.since is None else state.since
+        cache = [*(c for c in state.cache if c not in older), entry]
+        return TeasqState(cache, bases, since), tuple(c["update_id"] for c in older)
+
+    def _apply(self, state: TeasqState, vector: Vector, context: Context) -> Step:
+        taus = [context.version - c["base_version"] for c in state.cache]
+        shares = [self.s(tau) * c["examples"] for tau, c in zip(taus, state.cache, strict=True)]
+        pull = (self.mixing or self.server_lr) * self.s(sum(taus) / len(taus))
+        if self.mixing:
+            vector *= vector.dtype.type(1.0 - pull)
+        for share, c in zip(shares, state.cache, strict=True):
+            weight = pull * (share / sum(shares))
+            if self.mixing:
+                add_scaled(vector, weight, state.bases[str(c["base_version"])])
+            add_scaled(vector, weight, _loaded(c["delta"]))
+        return Step(TeasqState(), vector)
+
+
+def _stored(delta: Delta) -> dict[str, Any]:
+    if isinstance(delta, SparseVector):
+        return {"values": delta.values, "indices": delta.indices, "size": delta.size}
+    return {"values": np.array(delta)}
+
+
+def _loaded(stored: Mapping[str, Any]) -> Delta:
+    if "indices" in stored:
+        return SparseVector(stored["indices"], stored["values"], stored["size"])
+    values: Vector = stored["values"]
+    return values
