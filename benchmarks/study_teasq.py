@@ -25,7 +25,7 @@ from typing import Any
 
 from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Result
-from benchmarks.studies import Point, Tables, Tuned, compare, mean, one_thread, table, tune
+from benchmarks.studies import Point, Tables, compare, mean, one_thread, table, tune
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAME = "study-teasq"
@@ -118,40 +118,50 @@ def grid(method: str, split: str) -> list[Point]:
 
 
 Finals = dict[str, list[Result]]
+Scores = dict[
+    str, list[tuple[dict[str, float], float, bool]]
+]  # chosen values, seconds, whether it is the best
 
 
 def study(
     pool: ProcessPoolExecutor, split: str, tuning_seeds: Sequence[int], seeds: Sequence[int]
-) -> tuple[dict[str, Tuned], Finals]:
-    """Tune and compare every method on one split."""
+) -> dict[str, Any]:
+    """Tune and compare every method on one split; what came of it, as JSON."""
     print(f"--- {split}", flush=True)
     tuned = {m: tune(pool, grid(m, split), tuning_seeds, HORIZON_S) for m in METHODS}
-    return tuned, {m: compare(pool, t.best, seeds) for m, t in tuned.items()}
+    finals = {m: compare(pool, t.best, seeds) for m, t in tuned.items()}
+    return {
+        "tuned": {m: [[dict(p.chosen), s, p == t.best] for p, s in t.scores] for m, t in tuned.items()},
+        # What each device gave and the configuration would be most of the file.
+        "runs": {m: [{**r.to_json(), "clients": {}, "config": {}} for r in rs] for m, rs in finals.items()},
+    }
 
 
 def main() -> None:
     """Tune, compare, write."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--quick", action="store_true", help="one seed each, a short horizon, nothing written"
-    )
-    quick = parser.parse_args().quick
+    parser.add_argument("--quick", action="store_true", help="one seed each, a short horizon, docs untouched")
+    parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
+    arguments = parser.parse_args()
+    data_file = Path("/tmp/study-teasq.json") if arguments.quick else DOCS / f"{NAME}.json"
+    if not arguments.render:
+        _run(data_file, arguments.quick)
+    data = json.loads(data_file.read_text(encoding="utf-8"))
+    _write(data, data_file.parent)
+
+
+def _run(data_file: Path, quick: bool) -> None:
     one_thread()
     started = time.monotonic()
     if quick:
-        BASE["run"]["virtual_s_max"] = 40.0
-    seeds = SEEDS[:1] if quick else SEEDS
+        BASE["run"]["virtual_s_max"] = 12.0
     context = multiprocessing.get_context("fork" if quick else "spawn")
-    found = {}
+    data: dict[str, Any] = {"splits": {}}
     with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
         for split in SPLITS:
-            found[split] = study(pool, split, TUNING_SEEDS, seeds)
-            if not quick:
-                _write_data(split, *found[split])
-    text = document(found, (time.monotonic() - started) / 60)
-    print(text)
-    if not quick:
-        _write(text, found)
+            data["splits"][split] = study(pool, split, TUNING_SEEDS, SEEDS[:1] if quick else SEEDS)
+            data["minutes"] = (time.monotonic() - started) / 60
+            data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
 
 
 # --- what is read -----------------------------------------------------------------------------------
@@ -172,7 +182,9 @@ def accuracy_at(result: Result, time_s: float) -> float:
 
 def late_accuracy(result: Result) -> float:
     """Mean accuracy, in %, over the last fifth of the run: the end, without the noise of one moment."""
-    return statistics.fmean(100 * p.accuracy for p in result.history if p.time_s >= 0.8 * HORIZON_S)
+    return statistics.fmean(
+        100 * p.accuracy for p in result.history if p.time_s >= 0.8 * result.history[-1].time_s
+    )
 
 
 def _row(method: str, results: Sequence[Result]) -> list[str]:
@@ -239,14 +251,14 @@ def _ratio(theirs: tuple[float, ...] | None, mine: tuple[float, ...] | None, whi
     return f"{theirs[which] / mine[which]:.2f}x"
 
 
-def _tuning(tuned: Mapping[str, Tuned]) -> Iterator[list[str]]:
-    for method, found in tuned.items():
-        for point, score in found.scores:
-            values = ", ".join(f"{k} = {v:g}" for k, v in point.chosen.items())
-            yield [method, values, f"{score:.0f}", "**yes**" if point == found.best else ""]
+def _tuning(tuned: Scores) -> Iterator[list[str]]:
+    for method, scores in tuned.items():
+        for chosen, score, best in scores:
+            values = ", ".join(f"{k} = {v:g}" for k, v in chosen.items())
+            yield [method, values, f"{score:.0f}", "**yes**" if best else ""]
 
 
-def document(found: Mapping[str, tuple[Mapping[str, Tuned], Finals]], minutes: float) -> str:
+def document(found: Mapping[str, tuple[Scores, Finals]], minutes: float) -> str:
     """The page."""
     fleet, client = BASE["fleet"], BASE["client"]
     parts = [
@@ -288,51 +300,19 @@ the validation part; a run that never got there counts {2 * HORIZON_S:.0f} s.
     return "\n".join(parts)
 
 
-def _write(text: str, found: Mapping[str, tuple[Mapping[str, Tuned], Finals]]) -> None:
+def _write(data: Mapping[str, Any], folder: Path) -> None:
+    found: dict[str, tuple[Scores, Finals]] = {}
+    for split, part in data["splits"].items():
+        finals = {m: [Result.from_json(r) for r in rs] for m, rs in part["runs"].items()}
+        found[split] = part["tuned"], finals
+        named = [replace(r, strategy=m) for m, rs in finals.items() for r in rs]
+        (folder / f"{NAME}-{split}.svg").write_text(comparison_svg(named), encoding="utf-8")
+    text = document(found, data["minutes"])
     remarks = DOCS / f"{NAME}.remarks.md"
     if remarks.exists():
         text += "\n" + remarks.read_text(encoding="utf-8")
-    (DOCS / f"{NAME}.md").write_text(text, encoding="utf-8")
-    for split, (_, finals) in found.items():
-        named = [replace(r, strategy=m) for m, rs in finals.items() for r in rs]
-        (DOCS / f"{NAME}-{split}.svg").write_text(comparison_svg(named), encoding="utf-8")
-    data = {split: json.loads(_data_file(split).read_text(encoding="utf-8")) for split in found}
-    (DOCS / f"{NAME}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
-    for split in found:
-        _data_file(split).unlink()
-
-
-def _data_file(split: str) -> Path:
-    return DOCS / f"{NAME}-{split}.part.json"
-
-
-def _write_data(split: str, tuned: Mapping[str, Tuned], finals: Finals) -> None:
-    """What one split came to, so that a study that is cut short leaves its figures."""
-    data = {
-        "tuned": {
-            m: {"chosen": t.best.chosen, "scores": [[p.chosen, s] for p, s in t.scores]}
-            for m, t in tuned.items()
-        },
-        "runs": [
-            {
-                "method": method,
-                "seed": r.seed,
-                "time_to_target_s": r.time_to_target_s,
-                "late_accuracy": late_accuracy(r),
-                "best_accuracy": r.best_accuracy,
-                "updates_applied": r.updates_applied,
-                "uplink_bytes": r.uplink_bytes,
-                "downlink_bytes": r.downlink_bytes,
-                "staleness_mean": r.staleness.mean,
-                "model_sha256": r.model_sha256,
-                "journal_sha256": r.journal_sha256,
-                "history": [[p.time_s, p.accuracy, p.uplink_bytes, p.downlink_bytes] for p in r.history],
-            }
-            for method, results in finals.items()
-            for r in results
-        ],
-    }
-    _data_file(split).write_text(json.dumps(data) + "\n", encoding="utf-8")
+    (folder / f"{NAME}.md").write_text(text, encoding="utf-8")
+    print(text)
 
 
 if __name__ == "__main__":

@@ -16,18 +16,27 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anabranch.client.held import keep_model, kept_model
 from anabranch.client.lease import Cancelled, LeaseKeeper, OnEvent
+from anabranch.client.memory import Memories
 from anabranch.client.messages import Enrolment
 from anabranch.client.outbox import Outbox
 from anabranch.client.state import fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
-from anabranch.compress.registry import make_codec
+from anabranch.compress.feedback import make_uplink
+from anabranch.compress.model import full_bytes
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.config import ClientTable
-from anabranch.core.errors import AnabranchError, ManifestMismatch, outcome_of
+from anabranch.core.errors import (
+    AnabranchError,
+    InvalidUpdate,
+    ManifestMismatch,
+    TooLarge,
+    outcome_of,
+)
 from anabranch.core.session import Phase, Session, SessionSettings
 from anabranch.core.updates import Ask, Reason, Task, Verdict
 from anabranch.workloads.app import App, Shard
@@ -49,6 +58,8 @@ class AgentSummary:
     failures: int = 0
     uplink_bytes: int = 0
     downlink_bytes: int = 0
+    uplink_bytes_raw: int = 0
+    downlink_bytes_full_equivalent: int = 0
     training_s: float = 0.0
 
 
@@ -94,6 +105,7 @@ class Agent:
         self._timers: dict[str, float] = {}
         self._lease = LeaseKeeper(transport, self._handle, self._bell, self._tell)
         self._outbox: Outbox | None = None
+        self._memories: Memories | None = None
         self._run_id = ""
         self._base: BaseModel | None = None
         self._fatal: AnabranchError | None = None
@@ -123,6 +135,7 @@ class Agent:
 
     def _run(self) -> None:
         self._outbox = Outbox(self._state_dir / "outbox")
+        self._memories = Memories(self._state_dir / "memory", self._outbox.pending())
         self._enrol()
         self._lease.start()
         todo = deque(self._start())
@@ -157,6 +170,8 @@ class Agent:
             case ef.Push(update_id):
                 return self._attempt("push", self._push, update_id)
             case ef.Discard(update_id):
+                assert self._memories is not None
+                self._memories.drop(update_id)  # unless it was committed
                 self._outbox.remove(update_id)
             case ef.SetTimer():
                 self._set_timer(effect)
@@ -200,7 +215,7 @@ class Agent:
         )
         self._local.check(seen.spec)
         if seen.run_id != self._run_id:
-            self._base = None  # versions of another run
+            self._base = kept_model(self._state_dir, seen.run_id, self._local.spec)
         self._run_id = seen.run_id
         if self._local.examples is None:
             self._load(seen)
@@ -226,20 +241,42 @@ class Agent:
         return self._handle(ev.TaskRefused(now, answer.retry_after_s, answer.detail, answer.final))
 
     def _fetch(self, task: Task) -> Effects:
-        make_codec(task.uplink)  # a codec that is not here: better known before the training
+        make_uplink(task.uplink)  # a codec that is not here: better known before the training
         if self._base is None or self._base.version != task.base_version:
-            began = self._bell.now()
-            fetched = self._transport.fetch(self._local.spec.layout_hash, task.base_version)
-            self._base = self._local.decode(fetched)
-            size, took_s = len(fetched.data), self._bell.now() - began
-            self.summary.downlink_bytes += size
-            self._tell("fetched", version=fetched.version, size_bytes=size, took_s=took_s)
+            self._base = self._fetched(task.base_version)
+            self.summary.downlink_bytes_full_equivalent += full_bytes(self._local.spec)
+            keep_model(self._state_dir, self._base, self._run_id, self._local.spec)
         return self._handle(ev.ModelFetched(self._bell.now()))
+
+    def _fetched(self, version: int) -> BaseModel:
+        """A version, by what leads there from the one that the device has, or else whole."""
+        began, held = self._bell.now(), self._base
+        holds = None if held is None else held.version
+        fetched = self._transport.fetch(self._local.spec.layout_hash, version, holds=holds)
+        size = len(fetched.data)
+        self.summary.downlink_bytes += size
+        try:
+            model = self._local.decode(fetched, held)
+        except (InvalidUpdate, TooLarge) as error:
+            if held is None:
+                raise
+            # What the device has is not what it was: it goes on from nothing.
+            self._tell("failed", call="decode", error=type(error).__name__, detail=str(error), again=True)
+            self._base = None
+            return self._fetched(version)
+        took_s = self._bell.now() - began
+        self._tell(
+            "fetched", version=version, size_bytes=size, took_s=took_s, from_version=fetched.from_version
+        )
+        return model
 
     def _train(self, order: ef.Train) -> Effects:
         assert self._base is not None
         assert self._outbox is not None
+        assert self._memories is not None
         task_id, lease, began = order.task.task_id, self._lease, self._bell.now()
+        layout_hash = self._local.spec.layout_hash
+        memory = self._memories.load(self._run_id, layout_hash)
 
         def each_step() -> None:
             lease.progress.step()
@@ -248,14 +285,19 @@ class Agent:
 
         lease.progress.begin()
         try:
-            entry = self._local.train(order.task, order.update_id, self._base, each_step)
+            entry, pending = self._local.train(order.task, order.update_id, self._base, memory, each_step)
             lease.progress.begin()
             self._emulate(began + entry.local_steps * self._step_time_s, task_id)
             lease.check(task_id)
         except Cancelled:
             return []  # the loop tells the session
+        except InvalidUpdate:
+            self._memories.forget()
+            raise
         took_s = self._bell.now() - began
         self.summary.training_s += took_s
+        if pending is not None:
+            self._memories.put(order.update_id, pending, self._run_id, layout_hash)
         self._outbox.put(entry)
         metrics = dict(entry.metrics)
         self._tell("trained", task=task_id, steps=entry.local_steps, took_s=took_s, metrics=metrics)
@@ -277,6 +319,10 @@ class Agent:
         self.summary.rejected += rejected
         self.summary.applied += not rejected
         self.summary.uplink_bytes += len(entry.payload)
+        covered = self._local.spec.size if entry.submodel is None else entry.submodel.indices.size
+        self.summary.uplink_bytes_raw += covered * self._local.spec.vector_dtype.itemsize
+        if not rejected and self._memories is not None:
+            self._memories.commit(update_id)
         self._tell(
             "pushed",
             update=update_id,

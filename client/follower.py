@@ -103,7 +103,7 @@ class Follower:
 
     def _fetch(self, newer_than: int | None) -> FetchedModel:
         return self._persist(
-            lambda: self._transport.fetch(self._local.spec.layout_hash, newer_than=newer_than)
+            lambda: self._transport.fetch(self._local.spec.layout_hash, newer_than=newer_than, exact=True)
         )
 
     def _persist(self, call: Callable[[], FetchedModel]) -> FetchedModel:

@@ -27,7 +27,8 @@ class FetchedModel:
     """A published version, encoded, its digest checked.
 
     `modified` is False when there is none above the one asked about: `data` is empty then. `final`:
-    the run has ended, and `version` is its last.
+    the run has ended, and `version` is its last. `from_version`: the payload leads from that one.
+    `vector_sha256` (hex) is the digest of the decoded vector, empty where the payload's own says as much.
     """
 
     version: int
@@ -36,6 +37,8 @@ class FetchedModel:
     published_at_s: float = 0.0
     final: bool = False
     modified: bool = True
+    from_version: int | None = None
+    vector_sha256: str = ""
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,9 @@ class RunStatus:
     finished: str
     uplink_bytes: int
     downlink_bytes: int
+    uplink_bytes_raw: int
+    downlink_bytes_full_equivalent: int
+    observer_bytes: int
     uptime_s: float
     config: Mapping[str, Any]
 
@@ -119,6 +122,9 @@ class OperatorClient:
             finished=s.finished,
             uplink_bytes=s.uplink_bytes,
             downlink_bytes=s.downlink_bytes,
+            uplink_bytes_raw=s.uplink_bytes_raw,
+            downlink_bytes_full_equivalent=s.downlink_bytes_full_equivalent,
+            observer_bytes=s.observer_bytes,
             uptime_s=s.uptime_s,
             config=json.loads(s.config_json or "{}"),
         )

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+from anabranch.client.records import sync_folder
 from anabranch.core.errors import AnabranchError, StoreCorrupt, StoreError, StoreFull, TooLarge
 from anabranch.core.limits import GIB
 from anabranch.core.updates import Submodel
@@ -126,7 +127,7 @@ class Outbox:
                 file.flush()
                 os.fsync(file.fileno())
             unfinished.replace(path)
-            _sync_folder(self._folder)
+            sync_folder(self._folder)
         except OSError as error:
             unfinished.unlink(missing_ok=True)
             raise _store_error(path, error) from error
@@ -186,12 +187,3 @@ def _store_error(path: Path, error: OSError) -> AnabranchError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StoreFull(f"{path}: no space left: the result cannot be kept until it is sent")
     return StoreError(f"{path} cannot be written: {error.strerror}")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in a folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

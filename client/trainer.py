@@ -17,11 +17,13 @@ import numpy.typing as npt
 
 from anabranch.client.messages import FetchedModel
 from anabranch.client.outbox import UpdateEntry
-from anabranch.compress.codec import CODECS, make_codec
-from anabranch.compress.model import decode_model
+from anabranch.compress.downloads import apply_download
+from anabranch.compress.feedback import Memory, make_uplink
+from anabranch.compress.registry import STAGES
 from anabranch.core.config import ClientTable, FleetTable, build
-from anabranch.core.errors import ManifestMismatch
-from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.errors import InvalidUpdate, ManifestMismatch
+from anabranch.core.params import ParamSpec, Vector, digest
+from anabranch.core.rng import seed_of
 from anabranch.core.updates import Capability, Task
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import watched
@@ -68,7 +70,7 @@ class LocalTrainer:
         """What this device says of itself."""
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         count = 0 if self.examples is None else len(self.examples)
-        return Capability(count, memory_bytes, accelerator=self.accelerator, codecs=tuple(CODECS))
+        return Capability(count, memory_bytes, accelerator=self.accelerator, codecs=STAGES)
 
     def check(self, served: ParamSpec) -> None:
         """Raises `ManifestMismatch`, naming the first difference, unless the run is of this App's model."""
@@ -82,31 +84,55 @@ class LocalTrainer:
             detail = f"the App has {a.name} {a.shape} {a.dtype}, the server {b.name} {b.shape} {b.dtype}"
         raise ManifestMismatch(f"the server's run is of another model than {self._app.name}: {detail}")
 
-    def decode(self, fetched: FetchedModel) -> BaseModel:
-        """A fetched version as weights. Raises `InvalidUpdate` and `UnknownCodec`."""
-        vector, frozen = decode_model(make_codec(fetched.codec), self.spec, memoryview(fetched.data))
+    def decode(self, fetched: FetchedModel, held: BaseModel | None = None) -> BaseModel:
+        """A fetched version as weights; `held` is the one that the device has.
+
+        Raises `InvalidUpdate`, `TooLarge` and `UnknownCodec`.
+        """
+        known = None if held is None else (held.version, held.vector)
+        data = memoryview(fetched.data)
+        vector, frozen = apply_download(self.spec, fetched.codec, data, fetched.from_version, known)
+        if fetched.vector_sha256 and digest(vector) != fetched.vector_sha256:
+            raise InvalidUpdate(f"version {fetched.version} does not decode to what the server has")
+        if frozen is None:
+            assert held is not None, "what leads from a version needs it"
+            frozen = held.frozen
         return BaseModel(fetched.version, vector, frozen)
 
     def train(
-        self, task: Task, update_id: str, base: BaseModel, each_step: Callable[[], None]
-    ) -> UpdateEntry:
-        """Do a task from `base`; `each_step` may raise to end it before its time."""
+        self,
+        task: Task,
+        update_id: str,
+        base: BaseModel,
+        memory: Memory | None,
+        each_step: Callable[[], None],
+    ) -> tuple[UpdateEntry, Memory | None]:
+        """Do a task from `base`: the update, and what its uplink then remembers.
+
+        `memory` is what the uplink remembers of earlier updates; `each_step` may raise to end the task
+        before its time. Raises `InvalidUpdate` where the training has diverged.
+        """
         assert self.examples is not None, "load a shard first"
         with watched(each_step):
             result = self._trainer.train(base.vector, base.frozen, self.examples, task.local, task.seed)
         covered = result.delta if task.submodel is None else result.delta[task.submodel.indices]
-        return UpdateEntry(
+        uplink = make_uplink(task.uplink)
+        payload, pending = uplink.encode(
+            covered, self.spec, task.submodel, memory, seed_of(task.seed, "codec"), task.base_version
+        )
+        entry = UpdateEntry(
             update_id=update_id,
             task_id=task.task_id,
             manifest_sha256=self.spec.layout_hash,
             base_version=task.base_version,
             examples=len(self.examples),
             local_steps=result.steps,
-            codec=task.uplink,
-            payload=make_codec(task.uplink).encode(covered),
+            codec=uplink.codec.text,
+            payload=payload,
             submodel=task.submodel,
             metrics=finite(result.metrics),
         )
+        return entry, pending
 
     def evaluate(self, model: BaseModel, examples: Examples) -> dict[str, float]:
         """The App's metrics of a version on these examples."""

@@ -41,7 +41,13 @@ class Download:
             raise Unavailable(f"version {self.version} was damaged on the way: its SHA-256 differs")
         head = self.header
         return FetchedModel(
-            self.version, head.part.encoding.codec, self.data, head.published_at_s, head.final
+            self.version,
+            head.part.encoding.codec,
+            self.data,
+            head.published_at_s,
+            head.final,
+            from_version=head.from_version if head.HasField("from_version") else None,
+            vector_sha256=head.vector_sha256.hex(),
         )
 
 

@@ -30,6 +30,7 @@ from anabranch.client.messages import (
 )
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.transfer import CHUNK_BYTES, Download, update_messages
+from anabranch.compress.registry import STAGES
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, InvalidUpdate, Unavailable, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -62,11 +63,17 @@ class Transport(Protocol):
         ...
 
     def fetch(
-        self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
+        self,
+        manifest_sha256: str,
+        version: int | None = None,
+        newer_than: int | None = None,
+        holds: int | None = None,
+        exact: bool = False,
     ) -> FetchedModel:
         """A version, or the newest one, or (`newer_than`) the newest if it is above that.
 
-        Raises `UnknownVersion`. A transfer that broke off goes on where it stopped.
+        For a device that holds a version, perhaps only what leads from there. `exact`: the server's
+        own vector, which an observer wants. Raises `UnknownVersion`. A transfer that broke off goes on where it stopped.
         """
         ...
 
@@ -103,6 +110,7 @@ class GrpcTransport:
         self._channel = open_channel(address, limits, reconnect_max_s)
         self._stub = DevicesStub(self._channel)
         self._partial: Download | None = None
+        self._partial_holds: int | None = None
 
     def __enter__(self) -> GrpcTransport:
         return self
@@ -150,15 +158,28 @@ class GrpcTransport:
         )
 
     def fetch(
-        self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
+        self,
+        manifest_sha256: str,
+        version: int | None = None,
+        newer_than: int | None = None,
+        holds: int | None = None,
+        exact: bool = False,
     ) -> FetchedModel:
         """See `Transport`. Goes on until two attempts in a row bring nothing."""
-        if self._partial is not None and self._partial.version != version:
+        if self._partial is not None and (self._partial.version, self._partial_holds) != (version, holds):
             self._partial = None
+        self._partial_holds = holds
+        request = devices.FetchModelRequest(
+            client_id=self.client_id,
+            manifest_sha256=bytes.fromhex(manifest_sha256),
+            holds_version=holds,
+            codecs=() if exact else STAGES,
+            exact=exact,
+        )
         had, idle_attempts = -1, 0
         while True:
             try:
-                return self._receive(manifest_sha256, version, newer_than)
+                return self._receive(request, version, newer_than)
             except AnabranchError as error:
                 if not outcome_of(error).retryable:
                     self._partial = None
@@ -217,16 +238,17 @@ class GrpcTransport:
         with mapped_errors(self.address):
             return method(request, timeout=CONTROL_S)
 
-    def _receive(self, manifest_sha256: str, version: int | None, newer_than: int | None) -> FetchedModel:
+    def _receive(
+        self, wanted: devices.FetchModelRequest, version: int | None, newer_than: int | None
+    ) -> FetchedModel:
         """One attempt; what came of it stays in `_partial`."""
         partial = self._partial
         request = devices.FetchModelRequest(
-            client_id=self.client_id,
             version=partial.version if partial else version,
             offset=partial.received if partial else 0,
-            manifest_sha256=bytes.fromhex(manifest_sha256),
             newer_than=None if partial else newer_than,
         )
+        request.MergeFrom(wanted)
         timeout = stream_deadline_s(len(partial.data) if partial else self._limits.payload_bytes_max)
         with mapped_errors(self.address):
             stream = self._stub.FetchModel(request, timeout=timeout)

@@ -32,7 +32,14 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.compress.grid import EXPONENT_MAX, EXPONENT_MIN, Grid, read_message, write_message
+from anabranch.compress.grid import (
+    EXPONENT_MAX,
+    EXPONENT_MIN,
+    LEVEL_MAX,
+    Grid,
+    read_message,
+    write_message,
+)
 from anabranch.compress.layout import MAIN, Layout
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import ParamSpec, Vector
@@ -137,10 +144,11 @@ class DeltaLog:
         grids = []
         for group, floor in zip(self.layout.groups, state.floor, strict=True):
             d = group.gather(w) - group.gather(state.replica)
-            rms = math.sqrt(float(np.dot(d, d)) / d.size)
+            rms = math.sqrt(float(np.einsum("i,i->", d, d, dtype=np.float64)) / d.size)
             finer = 0 if group.name == MAIN else FINER
             e = floor if rms == 0 else max(floor, round(math.log2(self.step * rms)) - finer)
-            levels = np.floor(np.ldexp(np.abs(d), -e) + np.float32(ROUND)).astype(np.int64)
+            levels = np.minimum(np.floor(np.ldexp(np.abs(d), -e) + np.float32(ROUND)), LEVEL_MAX)
+            levels = levels.astype(np.int64)
             grids.append(Grid(np.where(d < 0, -levels, levels), e))
         return grids
 

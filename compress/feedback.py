@@ -88,7 +88,7 @@ class Uplink:
             raise InvalidUpdate("the delta has values that are not finite: the training has diverged")
         at = slice(None) if submodel is None else submodel.indices
         residual, length_mean = self._carried(memory, spec, base_version)
-        length = float(np.linalg.norm(delta))
+        length = _length(delta)
         length_mean = length if length_mean == 0.0 else (1 - EWMA) * length_mean + EWMA * length
         z = delta.astype(np.float32)
         z += np.float32(self.decay) * residual[at]
@@ -128,6 +128,11 @@ def _decay(stage: str, rest: list[str]) -> float:
     return decay
 
 
+def _length(x: Vector) -> float:
+    """Euclidean, in float64: squares of large float32 values would overflow."""
+    return float(np.sqrt(np.einsum("i,i->", x, x, dtype=np.float64)))
+
+
 def _cut(residual: Vector, length_max: float) -> Vector:
-    length = float(np.linalg.norm(residual))
+    length = _length(residual)
     return residual * np.float32(length_max / length) if length > length_max else residual

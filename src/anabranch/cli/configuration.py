@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
-from anabranch.compress.registry import make_codec
+from anabranch.compress.broadcast import check_downlink
+from anabranch.compress.feedback import make_uplink
+from anabranch.core.chains import AUTO
 from anabranch.core.config import TABLES, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.strategies.registry import make_strategy
@@ -42,8 +44,9 @@ def load_config(
         layers.append(("--set", {table: {key: value}}))
     config = merge(_one_strategy(layers))
     make_strategy(config.strategy.name, config.strategy.params)
-    make_codec(config.uplink.codec)
-    make_codec(config.downlink.codec)
+    if config.uplink.codec != AUTO:
+        make_uplink(config.uplink.codec)
+    check_downlink(config.downlink.codec)
     return config
 
 

@@ -1,0 +1,91 @@
+"""Arrays with a few facts about them, in one file that is whole or not there.
+
+A file is written under another name and then renamed. It carries a digest of itself, so what a disk has
+damaged is noticed and counts as not there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from anabranch.core.errors import StoreError
+
+log = logging.getLogger(__name__)
+
+SUFFIX, UNFINISHED = ".safetensors", ".tmp"
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """`facts` are JSON values."""
+
+    arrays: Arrays
+    facts: Mapping[str, Any]
+
+
+def write_record(path: Path, record: Record, durable: bool) -> None:
+    """Write a record in the place of an older one; `durable`: it outlives a power cut. Raises `StoreError`."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in record.arrays.items()}
+    facts = json.dumps({**record.facts, "sha256": _digest(arrays, record.facts)})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_suffix(UNFINISHED)
+    try:
+        with unfinished.open("wb") as file:
+            file.write(save(arrays, {"facts": facts}))
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        unfinished.replace(path)
+        if durable:
+            sync_folder(path.parent)
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def read_record(path: Path) -> Record | None:
+    """A record, or None where there is none or it is damaged."""
+    if not path.exists():
+        return None
+    try:
+        with safe_open(path, "numpy") as file:
+            facts = json.loads((file.metadata() or {})["facts"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+        sha256 = facts.pop("sha256")
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        log.warning("%s is damaged and not used: %s", path, error)
+        return None
+    if _digest(arrays, facts) != sha256:
+        log.warning("%s is damaged and not used: its digest differs", path)
+        return None
+    return Record(arrays, facts)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in a folder durable."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
+    sha = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for name in sorted(arrays):
+        sha.update(f"{name} {arrays[name].dtype.name} {arrays[name].shape}".encode())
+        sha.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
+    return sha.hexdigest()
