@@ -54,10 +54,17 @@ class FaultyTransport:
         return self._pass("ask", lambda: self._inner.ask(ask, spec))
 
     def fetch(
-        self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
+        self,
+        manifest_sha256: str,
+        version: int | None = None,
+        newer_than: int | None = None,
+        holds: int | None = None,
+        exact: bool = False,
     ) -> FetchedModel:
         """See `Transport`."""
-        return self._pass("fetch", lambda: self._inner.fetch(manifest_sha256, version, newer_than))
+        return self._pass(
+            "fetch", lambda: self._inner.fetch(manifest_sha256, version, newer_than, holds, exact)
+        )
 
     def push(self, entry: UpdateEntry) -> PushAnswer:
         """See `Transport`."""

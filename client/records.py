@@ -37,7 +37,10 @@ class Record:
 
 
 def write_record(path: Path, record: Record, durable: bool) -> None:
-    """Write a record in the place of an older one; `durable`: it outlives a power cut. Raises `StoreError`."""
+    """Write a record in the place of an older one. `durable`: it outlives a power cut.
+
+    Raises `StoreError`.
+    """
     arrays = {name: np.ascontiguousarray(array) for name, array in record.arrays.items()}
     facts = json.dumps({**record.facts, "sha256": _digest(arrays, record.facts)})
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -94,10 +94,10 @@ class LocalTrainer:
         vector, frozen = apply_download(self.spec, fetched.codec, data, fetched.from_version, known)
         if fetched.vector_sha256 and digest(vector) != fetched.vector_sha256:
             raise InvalidUpdate(f"version {fetched.version} does not decode to what the server has")
-        if frozen is None:
-            assert held is not None, "what leads from a version needs it"
-            frozen = held.frozen
-        return BaseModel(fetched.version, vector, frozen)
+        if frozen is not None:
+            return BaseModel(fetched.version, vector, frozen)
+        assert held is not None, "what leads from a version needs it"
+        return BaseModel(fetched.version, vector, held.frozen)
 
     def train(
         self,

@@ -73,7 +73,8 @@ class Transport(Protocol):
         """A version, or the newest one, or (`newer_than`) the newest if it is above that.
 
         For a device that holds a version, perhaps only what leads from there. `exact`: the server's
-        own vector, which an observer wants. Raises `UnknownVersion`. A transfer that broke off goes on where it stopped.
+        own vector, which an observer wants. Raises `UnknownVersion`. A transfer that broke off goes on
+        where it stopped.
         """
         ...
 

@@ -71,8 +71,9 @@ class Downloads:
     ) -> Make | None:
         """How to make the cheapest payload of a version for a device that holds another; None: not held.
 
-        `codecs` are the stages that it can decode; None stands for all that there are. To be called where the engine may be read; what comes back may be called in any thread. Equal
-        arguments make equal bytes.
+        `codecs` are the stages that it can decode; None stands for all that there are. To be called where
+        the engine may be read; what comes back may be called in any thread. Equal arguments make equal
+        bytes.
         """
         broadcast, state = engine.broadcast, engine.broadcast_state
         if isinstance(broadcast, DeltaLog):

@@ -60,7 +60,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.params import Delta, SparseVector, Vector, add_scaled
 from anabranch.core.strategy import AsyncStrategy, Context, Plan, Refusal, Step, held, published, rejected
 from anabranch.core.updates import Ask, LocalPlan, Reason, Update
-from anabranch.strategies.compression_schedule import Schedule, Strength
+from anabranch.strategies.compression_schedule import BITS, Schedule, Strength
 from anabranch.strategies.staleness import Staleness, make_staleness
 
 MODES = ("robust", "paper")
@@ -106,6 +106,14 @@ class Teasq(AsyncStrategy):
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ConfigError(f"strategy.mode must be one of {', '.join(MODES)}, not {self.mode!r}")
+        if not 0 < self.downlink_step <= 2:
+            raise ConfigError(f"strategy.downlink_step must be in (0, 2], not {self.downlink_step!r}")
+        if self.downlink_bits not in BITS:
+            raise ConfigError(f"strategy.downlink_bits must be one of {BITS}, not {self.downlink_bits!r}")
+        self._check_ranges()
+        _ = self.s, self.schedule
+
+    def _check_ranges(self) -> None:
         for key in ("concurrency_fraction", "server_lr"):
             if not getattr(self, key) > 0:
                 raise ConfigError(f"strategy.{key} must be greater than 0, not {getattr(self, key)!r}")
@@ -118,9 +126,6 @@ class Teasq(AsyncStrategy):
         for key in ("cache_size", "mu", "staleness_max", "flush_s"):
             if getattr(self, key) < 0:
                 raise ConfigError(f"strategy.{key} must not be negative, not {getattr(self, key)!r}")
-        if not 0 < self.downlink_step <= 2:
-            raise ConfigError(f"strategy.downlink_step must be in (0, 2], not {self.downlink_step!r}")
-        _ = self.s, self.schedule, Schedule(Strength(self.downlink_kept, self.downlink_bits))
 
     @cached_property
     def s(self) -> Staleness:

@@ -110,7 +110,8 @@ def test_the_update_is_what_the_trainer_makes_of_the_task(federation: Federation
     local = LocalTrainer(Synthetic(), ClientTable())
     examples = local.load(SHARD)
     weights = local.spec.flatten(first_weights())
-    again = local.train(task, sent.update_id, BaseModel(0, weights, {}), lambda: None)
+    again, memory = local.train(task, sent.update_id, BaseModel(0, weights, {}), None, lambda: None)
+    assert memory is None
     assert whole(again) == whole(sent)
     assert (again.examples, again.local_steps, set(again.metrics)) == (len(examples), 3, {"loss"})
     assert federation.server.engine.vector == pytest.approx(weights + 0.6 * _values(again), abs=1e-6)
@@ -224,7 +225,7 @@ def test_everything_that_an_earlier_life_left_goes_first(tmp_path: Path) -> None
     for n in (1, 2):
         task = transport.ask(Ask("a", f"t-{n}"), local.spec)
         assert isinstance(task, Task)
-        box.put(local.train(task, f"u-{n}", base, lambda: None))
+        box.put(local.train(task, f"u-{n}", base, None, lambda: None)[0])
     federation.agent(tasks_max=2).run()
     assert federation.kinds() == ["enrolled", "pushed", "pushed", "stopped"]
     assert federation.server.engine.counters.applied == 2

@@ -18,7 +18,7 @@ from anabranch.client.follower import Follower
 from anabranch.client.lease import Cancelled
 from anabranch.client.messages import FetchedModel
 from anabranch.client.trainer import BaseModel, LocalTrainer, shard_of
-from anabranch.compress.codec import CODECS
+from anabranch.compress.registry import STAGES
 from anabranch.core.config import ClientTable
 from anabranch.core.errors import AnabranchError, DataError, ManifestMismatch, Unavailable
 from anabranch.core.params import ParamSpec
@@ -63,8 +63,14 @@ class Following(LocalTransport):
         self._publisher = publisher
 
     def fetch(
-        self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
+        self,
+        manifest_sha256: str,
+        version: int | None = None,
+        newer_than: int | None = None,
+        holds: int | None = None,
+        exact: bool = False,
     ) -> FetchedModel:
+        assert exact, "a follower measures the server's own model"
         return self._publisher.fetch(manifest_sha256, version, newer_than)
 
 
@@ -160,7 +166,7 @@ def test_a_device_says_what_it_is(tmp_path: Path) -> None:
     local = LocalTrainer(Synthetic(), ClientTable())
     examples = local.load(Shard("train", 0, 4))
     said = local.capability()
-    assert (said.examples, said.accelerator, said.codecs) == (len(examples), "cpu", tuple(CODECS))
+    assert (said.examples, said.accelerator, said.codecs) == (len(examples), "cpu", STAGES)
     assert said.memory_bytes > 2**28
 
 
@@ -180,6 +186,7 @@ def test_a_torch_app_is_counted_and_ended_between_steps() -> None:
             raise Cancelled
 
     with pytest.raises(Cancelled):
-        local.train(task, "u", base, until_the_fourth)
+        local.train(task, "u", base, None, until_the_fourth)
     assert len(begun) == 4
-    assert local.train(task, "u", base, lambda: None).local_steps == 50
+    entry, _ = local.train(task, "u", base, None, lambda: None)
+    assert entry.local_steps == 50

@@ -21,6 +21,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("fedbuff", {"buffer_size": 2, "momentum": 0.9, "flush_s": 3.0}),
     ("fedavg", {"clients_per_round": 2}),
     ("fedprox", {"clients_per_round": 1, "over_selection": 2.0}),
+    ("teasq", {"cache_size": 3, "flush_s": 3.0, "staleness_max": 4}),
+    ("teasq", {"mode": "paper", "cache_size": 2}),
 ]
 
 
@@ -38,7 +40,7 @@ def update(number: int, staleness: int) -> Update:
 def context(strategy: Strategy, vector: Any, staleness: int, now: float = 1.0) -> Context:
     clients = ("c0", "c1", "c2", "c3")
     base = vector.copy() if strategy.needs_base else None
-    return Context(now, 10, 7, clients, live_tasks=2, staleness=staleness, base=base)
+    return Context(now, 10, 7, clients, live_tasks=0, staleness=staleness, base=base)
 
 
 def start(strategy: Strategy) -> tuple[State, Any]:

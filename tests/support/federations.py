@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.client.outbox import UpdateEntry
+from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.config import Config, merge
 from anabranch.core.params import ParamSpec
@@ -45,7 +46,7 @@ def result_of(task: Task, spec: ParamSpec, update_id: str, value: float = 0.5, *
         "examples": 10,
         "local_steps": 3,
         "codec": "raw",
-        "payload": make_codec("raw").encode(delta),
+        "payload": make_codec("raw").encode(delta, Layout.of(spec)),
         "metrics": {"loss": 1.5},
     }
     return UpdateEntry(**(fields | changes))

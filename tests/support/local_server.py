@@ -15,8 +15,11 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
+from anabranch.compress.broadcast import make_broadcast
+from anabranch.compress.downloads import Downloads
+from anabranch.compress.layout import Layout
 from anabranch.compress.model import encode_model
-from anabranch.compress.registry import make_codec
+from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core import events as ev
 from anabranch.core.config import Config
 from anabranch.core.effects import Decided, Effect, Granted, Refused
@@ -38,7 +41,10 @@ class LocalServer:
         self.config, self.clock, self.run_id = config, clock, run_id
         self.frozen = self.spec.frozen(tensors)
         strategy = make_strategy(config.strategy.name, config.strategy.params)
-        self.engine = Engine(self.spec, strategy, EngineSettings.of(config), self.spec.flatten(tensors))
+        broadcast = make_broadcast(self.spec, strategy, config.downlink.codec)
+        vector = self.spec.flatten(tensors)
+        self.engine = Engine(self.spec, strategy, EngineSettings.of(config), vector, broadcast)
+        self.downloads = Downloads(self.spec, self.frozen)
         self.lock = threading.Lock()
         self.models = {0: self._encoded()}
 
@@ -79,7 +85,12 @@ class LocalTransport:
         return found.task if isinstance(found, Granted) else found
 
     def fetch(
-        self, manifest_sha256: str, version: int | None = None, newer_than: int | None = None
+        self,
+        manifest_sha256: str,
+        version: int | None = None,
+        newer_than: int | None = None,
+        holds: int | None = None,
+        exact: bool = False,
     ) -> FetchedModel:
         self._check_manifest(manifest_sha256)
         engine = self.server.engine
@@ -87,6 +98,20 @@ class LocalTransport:
         final = bool(engine.finished) and wanted == engine.version
         if version is None and newer_than is not None and wanted <= newer_than:
             return FetchedModel(wanted, "", b"", final=final, modified=False)
+        if engine.broadcast is not None and not exact:
+            with self.server.lock:
+                make = self.server.downloads.offer(engine, wanted, holds, STAGES)
+            if make is None:
+                raise UnknownVersion(f"version {wanted} is not held")
+            made = make()
+            return FetchedModel(
+                wanted,
+                made.codec,
+                made.data,
+                final=final,
+                from_version=made.from_version,
+                vector_sha256=made.vector_sha256,
+            )
         if wanted not in self.server.models:
             raise UnknownVersion(f"version {wanted} is not held")
         return FetchedModel(wanted, "raw", self.server.models[wanted], final=final)
@@ -132,9 +157,8 @@ class LocalTransport:
 
     def _update(self, entry: UpdateEntry) -> tuple[Update, str]:
         spec, map_ = self.server.spec, entry.submodel
-        size = spec.size if map_ is None else map_.indices.size
         try:
-            delta = make_codec(entry.codec).decode(memoryview(entry.payload), size, spec.vector_dtype)
+            delta = make_codec(entry.codec).decode(memoryview(entry.payload), Layout.of(spec, map_))
             flaw = find_flaw(spec, delta, entry.examples, map_) or ""
         except InvalidUpdate as error:
             delta, flaw = spec.flatten(spec.unflatten(self.server.engine.vector))[:0], str(error)

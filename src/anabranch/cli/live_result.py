@@ -6,18 +6,22 @@ that does not replay to the recorded digests is noticed here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from anabranch.compress.model import encode_model
+from anabranch.compress.broadcast import downlink_at, make_broadcast
+from anabranch.compress.downloads import Downloads
+from anabranch.compress.layout import Layout
+from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import make_codec
 from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnded, Published
 from anabranch.core.engine import Engine
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.journal import replay as replay_journal
-from anabranch.core.params import Vector, digest
+from anabranch.core.params import Delta, Tensors, digest
 from anabranch.core.settings import EngineSettings
+from anabranch.core.updates import Receipt, Submodel, Task
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
@@ -41,9 +45,8 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     journal = JournalReader(folder)
     config, spec, initial = journal.config, journal.spec, journal.initial()
     strategy = make_strategy(config.strategy.name, config.strategy.params)
-    engine = Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial))
-    codec = make_codec(config.downlink.codec)
-    model_bytes = len(encode_model(codec, spec, engine.vector, spec.frozen(initial)))
+    broadcast = make_broadcast(spec, strategy, config.downlink.codec)
+    engine = Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast)
     recorder = Recorder(
         strategy=config.strategy.name,
         workload=config.run.workload,
@@ -55,15 +58,15 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     )
     with recorder, journal.open_payloads() as payloads:
 
-        def load_delta(reference: Payload) -> Vector:
-            codec = make_codec(reference.codec)
-            return codec.decode(payloads(reference), reference.values or spec.size, spec.vector_dtype)
+        def load_delta(reference: Payload, submodel: Submodel | None) -> Delta:
+            return make_codec(reference.codec).decode(payloads(reference), Layout.of(spec, submodel))
 
+        teller = _Teller(recorder, engine, spec.frozen(initial), downlink_at(strategy, config.downlink.codec))
         start = now = None
         for record, effects in replay_journal(engine, journal.records(), load_delta):
             now = float(record["now"])
             start = now if start is None else start
-            _record(recorder, now - start, record, effects, model_bytes)
+            teller.tell(now - start, record, effects)
         for version, values in sorted(metrics.items()):
             if "accuracy" in values:
                 loss = values.get("loss", float("nan"))
@@ -72,18 +75,46 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
         return recorder.result(digest(engine.vector), journal.sha256(), wall_s)
 
 
-def _record(recorder: Recorder, now: float, record: Record, effects: list[Effect], model_bytes: int) -> None:
-    for effect in effects:
-        match effect:
-            case Granted(task, again) if not again:
-                recorder.granted(now, task.client_id, task.task_id, task.base_version)
-                recorder.downloaded(now, task.client_id, model_bytes)
-            case Decided(client, receipt, examples, duplicate) if not duplicate:
-                up = int(record["payload"]["size_bytes"])
-                recorder.decided(now, client, receipt.version, receipt.decision, up, examples)
-            case Published(version):
-                recorder.published(now, version)
-            case LeaseEnded(task, end):
-                recorder.note(now, "lease_ended", client=task.client_id, task=task.task_id, end=end.value)
-            case Finished(why):
-                recorder.note(now, "finished", why=why)
+class _Teller:
+    """Tells the recorder what happened, with the bytes that the replayed engine would send."""
+
+    def __init__(
+        self, recorder: Recorder, engine: Engine, frozen: Tensors, codec_at: Callable[[int], str]
+    ) -> None:
+        self._recorder, self._engine, self._codec_at = recorder, engine, codec_at
+        self._downloads = Downloads(engine.spec, frozen)
+        self._full_bytes = full_bytes(engine.spec)
+
+    def tell(self, now: float, record: Record, effects: list[Effect]) -> None:
+        """One event of the journal, after the engine has handled it."""
+        for effect in effects:
+            match effect:
+                case Granted(task, again) if not again:
+                    self._granted(now, task, record["holds_version"])
+                case Decided(client, receipt, examples, duplicate) if not duplicate:
+                    self._decided(now, client, receipt, examples, record["payload"])
+                case Published(version):
+                    self._recorder.published(now, version)
+                case LeaseEnded(task, end):
+                    self._recorder.note(
+                        now, "lease_ended", client=task.client_id, task=task.task_id, end=end.value
+                    )
+                case Finished(why):
+                    self._recorder.note(now, "finished", why=why)
+
+    def _granted(self, now: float, task: Task, holds: int | None) -> None:
+        recorder, engine, version = self._recorder, self._engine, task.base_version
+        recorder.granted(now, task.client_id, task.task_id, version)
+        recorder.compressed(now, version, task.uplink, self._codec_at(version))
+        if holds == version:  # nothing to fetch
+            return
+        codecs = engine.ledger.clients[task.client_id].capability.codecs
+        make = self._downloads.offer(engine, version, holds, codecs)
+        assert make is not None, "the current version is always held"
+        recorder.downloaded(now, task.client_id, len(make().data), self._full_bytes)
+
+    def _decided(self, now: float, client: str, receipt: Receipt, examples: int, payload: Record) -> None:
+        spec = self._engine.spec
+        raw_bytes = (payload["values"] or spec.size) * spec.vector_dtype.itemsize
+        up = int(payload["size_bytes"])
+        self._recorder.decided(now, client, receipt.version, receipt.decision, up, examples, raw_bytes)
