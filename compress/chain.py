@@ -10,9 +10,9 @@ import numpy as np
 from anabranch.compress import wire
 from anabranch.compress.layout import MAIN, Group, Layout
 from anabranch.compress.quantisers import BFloat16
-from anabranch.compress.stage import Coded, Context, Dense, Sparse, Stage, Value
+from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Sparse, Stage, Value
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.params import BLOCK, Delta, SparseVector, Vector
+from anabranch.core.params import Delta, SparseVector, Vector
 
 SMALL_STAGES: tuple[Stage, ...] = (BFloat16(),)
 
@@ -67,8 +67,10 @@ class Chain:
 
     def bytes_max(self, layout: Layout) -> int:
         """See `Codec`."""
-        return wire.HEAD.size + wire.CRC.size + sum(
-            wire.bytes_max(self._stages(group), group.size) for group in layout.groups
+        return (
+            wire.HEAD.size
+            + wire.CRC.size
+            + sum(wire.bytes_max(self._stages(group), group.size) for group in layout.groups)
         )
 
     def _stages(self, group: Group) -> tuple[Stage, ...]:
@@ -108,8 +110,9 @@ def _decoded(part: wire.Part, group: Group) -> Dense | Sparse:
         names = ", ".join(role.name.lower() for role in part.coded.streams)
         raise InvalidUpdate(f"payload has streams that its codec does not know: {names}")
     assert not isinstance(value, Coded), "decoding ends in values"
-    if isinstance(value, Dense) and value.size != group.size:
-        raise InvalidUpdate(f"payload has {value.size} values, the manifest needs {group.size}")
+    needed = value.indices.size if isinstance(value, Sparse) else group.size
+    if value.size != needed:
+        raise InvalidUpdate(f"payload has {value.size} values, the manifest needs {needed}")
     return value
 
 

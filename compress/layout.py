@@ -68,8 +68,8 @@ class Group:
         """Where the group's elements `indices`, increasing, lie in the covered vector; a new array."""
         places = indices.copy()
         bounds = [*np.searchsorted(indices, self.begins), indices.size]
-        for (start, _), begin, low, high in zip(self.runs, self.begins, bounds, bounds[1:], strict=True):
-            places[low:high] += start - begin
+        for (start, _), begin, own in zip(self.runs, self.begins, itertools.pairwise(bounds), strict=True):
+            places[slice(*own)] += start - begin
         return places
 
 

@@ -20,14 +20,17 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.compress.seeds import random_words, read_seed, write_seed
-from anabranch.compress.stage import Coded, Context, Dense, Role, Sparse, Stream, take
+from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Role, Sparse, Stream, take
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import BLOCK, Vector
+from anabranch.core.params import Vector
 
 BLOCKS = (32, 64, 128, 256)
 TINY = np.float32(1e-30)  # blocks under this share its scale: their own would not be a normal number
+HUGE_BITS = 0x7F000000  # of 2^127: from there on the scale of a block may have to be cut
 INFINITY_BITS = 0x7F800000  # of float32; what is not a number has more
-BF16_TOP_BITS = 0x7F7F0000  # the largest finite bf16
+BF16_TOP_BITS = 0x7F7F0000  # of the largest finite bf16
+BF16_TOP = np.array(BF16_TOP_BITS, np.uint32).view(np.float32)
+NOT_SENT = "values that are not finite are not sent: the training has diverged"
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.uint16]
 Bits = npt.NDArray[np.int32]
@@ -42,7 +45,7 @@ def magnitude_bits(block: Vector, scratch: Vector) -> Bits:
 def check_sendable(top_bits: int) -> None:
     """Raises `InvalidUpdate` where the largest of `magnitude_bits` is not of a finite number."""
     if top_bits >= INFINITY_BITS:
-        raise InvalidUpdate("values that are not finite are not sent: the training has diverged")
+        raise InvalidUpdate(NOT_SENT)
 
 
 def from_bf16(halves: Halves) -> Vector:
@@ -75,11 +78,12 @@ class _Quantiser:
         return coded
 
     def decode(self, coded: Coded, context: Context) -> Dense | Sparse:
-        seed = read_seed(coded) if Role.SEED in coded.streams else None
         values = self._read(coded)
         if coded.indices is not None:
             return Sparse(coded.indices, values.gather())
-        return values if seed is None else Sparse(np.empty(0, np.int64), values.gather(), seed)
+        if Role.SEED in coded.streams:
+            return Sparse(np.empty(0, np.int64), values.gather(), read_seed(coded))
+        return values
 
     def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
         raise NotImplementedError
@@ -99,9 +103,9 @@ class Float32(_Quantiser):
 
     def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
         out = np.empty(coded.k, "<f4")
-        for start, block in enumerate(value.blocks()):
-            _check_finite(block, "values that are not finite are not sent: the training has diverged")
-            out[start * BLOCK : start * BLOCK + block.size] = block
+        for start, block in zip(range(0, coded.k, BLOCK), value.blocks(), strict=True):
+            _check_finite(block, NOT_SENT)
+            out[start : start + block.size] = block
         coded.streams[Role.VALUES] = Stream.of(out.data.cast("B"))
 
     def _read(self, coded: Coded) -> Dense:
@@ -126,19 +130,16 @@ class BFloat16(_Quantiser):
     def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
         out = np.empty(coded.k, "<u2")
         scratch = np.empty(min(BLOCK, coded.k), np.float32)
-        for start, block in enumerate(value.blocks()):
+        for start, block in zip(range(0, coded.k, BLOCK), value.blocks(), strict=True):
             top = int(magnitude_bits(block, scratch).max())
             check_sendable(top)
-            if top > BF16_TOP_BITS:
-                limit = np.array(BF16_TOP_BITS, np.int32).view(np.float32)
-                block = np.clip(block, -limit, limit)
-            bits, rounded = block.view(np.uint32), scratch[: block.size].view(np.uint32)
+            finite = np.clip(block, -BF16_TOP, BF16_TOP) if top > BF16_TOP_BITS else block
+            bits, rounded = finite.view(np.uint32), scratch[: block.size].view(np.uint32)
             np.right_shift(bits, 16, out=rounded)
             rounded &= np.uint32(1)
             rounded += bits
             rounded += np.uint32(0x7FFF)
-            rounded >>= np.uint32(16)
-            np.copyto(out[start * BLOCK : start * BLOCK + block.size], rounded, casting="unsafe")
+            np.right_shift(rounded, 16, out=out[start : start + block.size], casting="unsafe")
         coded.streams[Role.VALUES] = Stream.of(out.data.cast("B"))
 
     def _read(self, coded: Coded) -> Dense:
@@ -161,6 +162,7 @@ class BlockIntegers(_Quantiser):
 
     def __init__(self, block: int = 256, stochastic: bool = False) -> None:
         self.block, self.stochastic = block, stochastic
+        self._starts = np.arange(0, BLOCK, block)
         # A block of the largest float32 has to come back finite.
         self._scale_max = int(np.array(np.finfo(np.float32).max / self.top, np.float32).view(np.uint32) >> 16)
 
@@ -181,25 +183,30 @@ class BlockIntegers(_Quantiser):
                 draws = words.random_raw(-(-block.size // 8)).astype("<u8", copy=False).view(np.uint8)
                 levels += (draws[: block.size].astype(np.float32) + np.float32(0.5)) / np.float32(256)
                 np.floor(levels, out=levels)
-            if own.max() == self._scale_max:
-                np.clip(levels, -self.top, self.top, out=levels)
             self._pack(scratch, block.size, packed[self._packed_len(start) :])
         coded.streams[Role.CODES] = Stream.of(packed.data)
         coded.streams[Role.SCALES] = Stream.of(halves.data.cast("B"))
 
     def _levels(self, block: Vector, halves: Halves, scratch: Vector) -> Vector:
-        """x / s of a block of values, in scratch; the scales s go to `halves`."""
+        """The quotients x / s of a block of values, in scratch; the scales s go to `halves`."""
         bits = magnitude_bits(block, scratch)
-        tops = np.maximum.reduceat(bits, np.arange(0, block.size, self.block))
-        check_sendable(int(tops.max()))
-        scales = np.maximum(tops.view(np.float32), TINY) / np.float32(self.top)
-        halves[:] = np.minimum((scales.view(np.uint32) + np.uint32(0xFFFF)) >> 16, self._scale_max)
-        inverse = 1 / from_bf16(halves)
+        tops = np.maximum.reduceat(bits, self._starts[: halves.size])
+        top = int(tops.max())
+        check_sendable(top)
+        scales = np.maximum(tops.view(np.float32), TINY)
+        scales /= np.float32(self.top)
+        scale_bits = scales.view(np.uint32)
+        scale_bits += np.uint32(0xFFFF)
+        scale_bits &= np.uint32(0xFFFF0000)
+        if top >= HUGE_BITS:
+            np.minimum(scale_bits, self._scale_max << 16, out=scale_bits)
+        np.right_shift(scale_bits, 16, out=halves, casting="unsafe")
+        inverse = np.reciprocal(scales, out=scales)
         levels, whole = scratch[: block.size], block.size // self.block * self.block
         rows = levels[:whole].reshape(-1, self.block)
         np.multiply(block[:whole].reshape(-1, self.block), inverse[: len(rows), None], out=rows)
         np.multiply(block[whole:], inverse[-1], out=levels[whole:])
-        return levels
+        return np.clip(levels, -self.top, self.top, out=levels) if top >= HUGE_BITS else levels
 
     def _read(self, coded: Coded) -> Dense:
         halves = np.frombuffer(take(coded, Role.SCALES, 2 * -(-coded.k // self.block)), "<u2")
