@@ -25,7 +25,7 @@ from anabranch.compress.quantisers import check_sendable, magnitude_bits
 from anabranch.compress.seeds import SEED_MASK, random_words
 from anabranch.compress.stage import BLOCK, Context, Dense, Sparse
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.params import Indices
+from anabranch.core.params import Indices, Vector
 
 Flags = npt.NDArray[np.bool_]
 Ranks = npt.NDArray[np.integer[Any]]
@@ -104,10 +104,10 @@ def _places(flags: Flags) -> Indices:
 
 def _guess(dense: Dense, k: int) -> int:
     """The bits of a threshold that hopefully a few more than k values reach."""
-    stride = dense.size // SAMPLE | 1
-    if stride == 1:
+    stride = dense.size // SAMPLE
+    if stride < 2:
         return SMALLEST
-    sample = np.abs(np.concatenate([block[::stride] for block in dense.blocks()])).view(np.int32)
+    sample = np.abs(np.concatenate([_sampled(block, stride) for block in dense.blocks()])).view(np.int32)
     share = k / dense.size
     expected = share * sample.size
     rank = int(expected + SIGMAS * np.sqrt(expected * (1 - share)) + SIGMAS)
@@ -115,6 +115,13 @@ def _guess(dense: Dense, k: int) -> int:
         return SMALLEST
     at = sample.size - 1 - rank
     return max(SMALLEST, int(np.partition(sample, at)[at]))
+
+
+def _sampled(block: Vector, stride: int) -> Vector:
+    """One value of every `stride`, not always the same one: tensors have periods of their own."""
+    i = np.arange(block.size // stride, dtype=np.uint64)
+    jitter = (i * np.uint64(2654435761) % np.uint64(1 << 32) * np.uint64(stride)) >> np.uint64(32)
+    return block[(i * np.uint64(stride) + jitter).astype(np.int64)]
 
 
 class _Selector:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from anabranch.reports.charts import Bar, Series, bar_chart, histogram, line_chart
+from anabranch.reports.compression import compression_cards, saving
 from anabranch.reports.devices import PARTS, devices_card
 from anabranch.reports.page import (
     ACCURACY,
@@ -55,6 +56,7 @@ def report_html(result: Result) -> str:
         header(title, about),
         tiles(_key_figures(result)),
         grid(_accuracy_cards(result)),
+        *compression_cards(result),
         columns(
             [_loss_card(result), _rejections_card(result)],
             [_staleness_card(result)],
@@ -96,8 +98,8 @@ def _key_figures(r: Result) -> list[str]:
             count_text(r.updates_rejected),
             f"{percent_text(r.updates_rejected / decided)} of all" if decided else "",
         ),
-        tile("Uplink", bytes_text(r.uplink_bytes), _per_update(r.uplink_bytes, decided)),
-        tile("Downlink", bytes_text(r.downlink_bytes), _per_update(r.downlink_bytes, decided)),
+        tile("Uplink", *_traffic(r.uplink_bytes, r.uplink_bytes_raw, decided)),
+        tile("Downlink", *_traffic(r.downlink_bytes, r.downlink_bytes_full_equivalent, decided)),
         tile("Mean staleness", number_text(s.mean) if judged else NOTHING, "versions"),
         tile("Greatest staleness", count_text(s.max) if judged else NOTHING, "versions"),
         tile(
@@ -113,8 +115,9 @@ def _devices_text(r: Result) -> str:
     return f"{count_text(giving)} of {count_text(len(r.clients))} devices"
 
 
-def _per_update(total: int, updates: int) -> str:
-    return f"{bytes_text(total / updates)} an update" if updates else ""
+def _traffic(total: int, whole: int, updates: int) -> tuple[str, str]:
+    each = f"{bytes_text(total / updates)} an update" if updates else ""
+    return bytes_text(total), ", ".join(remark for remark in (each, saving(total, whole)) if remark)
 
 
 def _accuracy_cards(r: Result) -> list[str]:

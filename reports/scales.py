@@ -14,13 +14,18 @@ _NEGLIGIBLE = 1e-12  # no axis resolves less
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows. `whole` keeps the ticks at whole numbers; `from_zero` starts at 0."""
+    """What an axis shows.
+
+    `whole` keeps the ticks at whole numbers; `from_zero` starts at 0. A `log` axis shows what is
+    positive; the rest lies at its start.
+    """
 
     label: str
     units: tuple[Unit, ...] = COUNT
     from_zero: bool = True
     whole: bool = False
     ticks_about: int = 5
+    log: bool = False
 
     def scale(self, values: Iterable[float], start: float, end: float, snug: bool = False) -> Scale:
         """A scale over the values (base units) from pixel `start` to pixel `end`.
@@ -28,6 +33,8 @@ class Axis:
         The range ends at a round tick; a `snug` one ends at the largest value.
         """
         known = list(values) or [0.0, 1.0]
+        if self.log and any(v > 0 for v in known):
+            return self._log_scale([v for v in known if v > 0], start, end)
         low, high = (min(0.0, *known) if self.from_zero else min(known)), max(known)
         unit = unit_for(high, self.units)
         low, high = _widened(low / unit.size, high / unit.size)
@@ -40,6 +47,19 @@ class Axis:
             ticks, top = [t for t in ticks if t <= high + 1e-9 * step], high
         return Scale(unit, tuple(ticks), step, (ticks[0], top), (start, end))
 
+    def _log_scale(self, known: list[float], start: float, end: float) -> Scale:
+        """From a power of ten, or twice or five times one, to the largest value."""
+        unit = unit_for(max(known), self.units)
+        low, high = min(known) / unit.size, max(known) / unit.size
+        first, last = math.floor(math.log10(low)), math.ceil(math.log10(high) + 1e-9)
+        fine = [m * 10.0**power for power in range(first, last + 1) for m in (1, 2, 5)]
+        low = max(t for t in fine if t <= low * (1 + 1e-9))
+        within = [t for t in fine if low <= t <= high * (1 + 1e-9)]
+        powers = [t for t in within if math.log10(t).is_integer()]
+        ticks = within if len(within) <= self.ticks_about + 1 else powers
+        high = max(high, 1.01 * low)
+        return Scale(unit, tuple(ticks), ticks[0], (low, high), (start, end), log=True)
+
     def title(self, unit: Unit) -> str:
         """`uplink + downlink (MB)`."""
         return f"{self.label} ({unit.name})" if unit.name else self.label
@@ -47,18 +67,22 @@ class Axis:
 
 @dataclass(frozen=True)
 class Scale:
-    """A linear map from base units to pixels. `ticks`, `step` and `domain` are in `unit`."""
+    """A map from base units to pixels, linear or logarithmic. `ticks`, `step` and `domain` are in `unit`."""
 
     unit: Unit
     ticks: tuple[float, ...]
     step: float
     domain: tuple[float, float]
     pixels: tuple[float, float]
+    log: bool = False
 
     def __call__(self, value: float) -> float:
         """The pixel of a value in base units."""
         (low, high), (start, end) = self.domain, self.pixels
-        return start + (value / self.unit.size - low) / (high - low) * (end - start)
+        at = value / self.unit.size
+        if self.log:
+            low, at, high = (math.log10(max(x, low)) for x in (low, at, high))
+        return start + (at - low) / (high - low) * (end - start)
 
     def tick_pixel(self, tick: float) -> float:
         """The pixel of a tick."""
@@ -66,7 +90,7 @@ class Scale:
 
     def tick_text(self, tick: float) -> str:
         """The label of a tick, with as many decimals as the step needs."""
-        if abs(tick) >= 1e6 or self.step < 1e-5:
+        if abs(tick) >= 1e6 or self.step < 1e-5 or self.log:
             return f"{tick:.4g}"
         decimals = 0
         while decimals < 6 and abs(round(self.step, decimals) - self.step) > 1e-9 * self.step:

@@ -144,7 +144,6 @@ class Simulation:
         downlink = downlink_at(strategy, config.downlink.codec)
         self.world = World(self.clock, self.engine, versions, journal, recorder, downlink)
         self.devices = self._devices(executor)
-        self._by_id = {device.client_id: device for device in self.devices}
         tell = partial(_tell, progress, self.clock, self.engine)
         self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, tell)
         self.world.observers.append(self._evaluator.observe)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.snapshot import Snapshot, restore, state_digest, take_snapshot
 from anabranch.core.updates import Reason, Verdict
 
+GOLDEN = Path(__file__).parents[1] / "golden" / "delta_log.json"
 LAYOUT = Layout.of(SPEC)
 START = SPEC.flatten(tensors())
 MAIN_GROUP, SMALL_GROUP = LAYOUT.groups
@@ -61,6 +63,18 @@ def test_a_grid_follows_from_its_values_alone() -> None:
     assert fine.levels.tolist() == coarse.levels.tolist() == [2, -5, 0, 12]
     assert bits(fine.values()) == bits(values)
     assert Grid.of(np.zeros(3, np.float32), -7).levels.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(("form", "data"), enumerate(json.loads(GOLDEN.read_text())))
+def test_messages_of_every_form_decode_for_ever(form: int, data: str) -> None:
+    spec = ParamSpec.of({"w": np.zeros((20, 25), np.float32), "b": np.zeros(3, np.float32)})
+    main, small = read_message(bytes.fromhex(data), Layout.of(spec))
+    i = np.arange(500)
+    expected = (i * 7919 % 11 - 5) * (i % 7 == 0) * (1 + 299 * (i % 5 == 0))
+    assert bytes.fromhex(data)[0] == form
+    assert (main.exponent, small.exponent) == (-12, -15)
+    assert np.array_equal(main.levels, expected)
+    assert small.levels.tolist() == [-3, 0, 70000]
 
 
 @pytest.mark.parametrize("levels", [LEVEL_MAX + 1, -LEVEL_MAX - 1])
