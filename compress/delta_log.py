@@ -178,7 +178,8 @@ class DeltaLog:
             top = math.ceil(math.log2(max(float(np.abs(values).max()), 2.0 ** (EXPONENT_MIN + 30))))
             floor.append(max(EXPONENT_MIN, min(top + HEADROOM - MANTISSA, EXPONENT_MAX)))
             finest.append(max(floor[-1], top - FIRST_PLACES))
-            group.scatter(np.ldexp(np.rint(np.ldexp(values, -finest[-1])), finest[-1]), replica)
+            # Adding 0 makes -0 of what rounds to nothing 0, as the devices decode it.
+            group.scatter(np.ldexp(np.rint(np.ldexp(values, -finest[-1])), finest[-1]) + 0.0, replica)
         return DeltaLogState(replica, version, version, floor, finest)
 
     def _surplus(self, entries: Sequence[npt.NDArray[np.uint8]], first: int, needed: Collection[int]) -> int:
