@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from anabranch.reports.charts import Bar, Series, bar_chart, histogram, line_chart
+from anabranch.reports.compression import compression_card, less
 from anabranch.reports.devices import PARTS, devices_card
 from anabranch.reports.page import (
     ACCURACY,
@@ -60,6 +61,7 @@ def report_html(result: Result) -> str:
             [_staleness_card(result)],
             [devices_card(result.clients)],
         ),
+        compression_card(result),
         _config_card(result),
         _digests_card(result),
     ]
@@ -96,8 +98,17 @@ def _key_figures(r: Result) -> list[str]:
             count_text(r.updates_rejected),
             f"{percent_text(r.updates_rejected / decided)} of all" if decided else "",
         ),
-        tile("Uplink", bytes_text(r.uplink_bytes), _per_update(r.uplink_bytes, decided)),
-        tile("Downlink", bytes_text(r.downlink_bytes), _per_update(r.downlink_bytes, decided)),
+        tile(
+            "Uplink",
+            bytes_text(r.uplink_bytes),
+            less(r.uplink_bytes, r.uplink_bytes_raw) or _per_update(r.uplink_bytes, decided),
+        ),
+        tile(
+            "Downlink",
+            bytes_text(r.downlink_bytes),
+            less(r.downlink_bytes, r.downlink_bytes_full_equivalent)
+            or _per_update(r.downlink_bytes, decided),
+        ),
         tile("Mean staleness", number_text(s.mean) if judged else NOTHING, "versions"),
         tile("Greatest staleness", count_text(s.max) if judged else NOTHING, "versions"),
         tile(
