@@ -7,7 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -155,10 +155,11 @@ def _build(cls: type[T], data: object, where: str) -> T:
     if not isinstance(data, Mapping):
         raise DataError(f"{where} must be an object, not {_shown(data)}")
     hints = typing.get_type_hints(cls)
-    names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
-    for name in names:
-        if name not in data:
-            raise DataError(f"{where}: {name!r} is missing")
+    known = fields(cls)  # type: ignore[arg-type]
+    for f in known:
+        if f.name not in data and f.default is MISSING:  # what has a default came later
+            raise DataError(f"{where}: {f.name!r} is missing")
+    names = [f.name for f in known if f.name in data]
     return cls(**{name: _value(hints[name], data[name], f"{where}: {name}") for name in names})
 
 
