@@ -77,6 +77,7 @@ def test_a_device_trains_from_the_replica_that_the_server_computes_with(name: st
             for effect in effects:
                 if isinstance(effect, Granted):
                     model = simulation.world.versions.offer(None).model
+                    assert engine.broadcast is not None
                     replica = engine.broadcast.replica(engine.broadcast_state, effect.task.base_version)
                     if replica is not None:
                         assert np.array_equal(model.vector, replica)
@@ -96,8 +97,8 @@ def test_the_log_costs_a_fraction_of_whole_models() -> None:
 
 
 def test_raw_said_aloud_changes_nothing() -> None:
-    said = {"uplink": {"codec": "raw"}, "downlink": {"codec": "raw"}}
-    assert simulate(config(**said)).model_sha256 == simulate(config()).model_sha256
+    said = config(uplink={"codec": "raw"}, downlink={"codec": "raw"})
+    assert simulate(said).model_sha256 == simulate(config()).model_sha256
 
 
 def test_a_diverged_training_is_given_up_and_the_run_goes_on(tmp_path: Path) -> None:
