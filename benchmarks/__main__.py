@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import simulator, throughput
+from benchmarks import codecs, simulator, throughput
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
@@ -33,7 +33,8 @@ same messages and throws them away; the durable server checks digests and finite
 training at a time.
 
 {simulator.table(simulator.run_all())}
-"""
+
+{codecs.section()}"""
     PAGE.write_text(text, encoding="utf-8")
     print(text)
 

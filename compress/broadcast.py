@@ -33,7 +33,7 @@ def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str) -> Broadcast
         return None
     stages = parse_chain(first)
     if stages[0].name == LOG:
-        return DeltaLog(spec, *_log_arguments(stages))
+        return DeltaLog(spec, *_log_arguments(stages), keeps_replicas=strategy.needs_base)
     for text in (first, last):
         make_codec(text)
     return Direct(spec, codec_at, strategy.needs_base)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from anabranch.compress import wire
 from anabranch.compress.layout import MAIN, Group, Layout
 from anabranch.compress.quantisers import BFloat16
-from anabranch.compress.stage import Coded, Context, Dense, Sparse, Stage, Value
+from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Sparse, Stage, Value
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.params import Delta, SparseVector, Vector
 
@@ -28,7 +28,11 @@ class Chain:
         kind: type[Any] = Dense
         for stage in stages:
             if kind not in stage.accepts:
-                raise UnknownCodec(f"codec {text!r}: {stage.name} cannot come after {_words(kind)}")
+                wanted = " or ".join(_WORDS[accepted] for accepted in stage.accepts)
+                raise UnknownCodec(
+                    f"codec {text!r}: {stage.name} needs {wanted} and would get {_WORDS[kind]}: "
+                    "write selection, values, indices, entropy coder, in this order"
+                )
             kind = stage.emits(kind)
         if kind is not Coded:
             raise UnknownCodec(f"codec {text!r} does not end in bytes: add a quantiser such as int8(256)")
@@ -41,11 +45,9 @@ class Chain:
             raise InvalidUpdate(f"values have shape {x.shape}, the manifest needs ({layout.size},)")
         parts = []
         for group in layout.groups:
-            values = np.asarray(group.gather(x), np.float32)
-            _check_finite(values)
             stages = self._stages(group)
             context = Context(group.size, seed, {} if notes is None else notes)
-            value: Value = Dense(values)
+            value: Value = _dense(x, group)
             for stage in stages:
                 value = stage.encode(value, context)
             assert isinstance(value, Coded), "a chain ends in bytes"
@@ -55,54 +57,81 @@ class Chain:
     def decode(self, data: bytes | memoryview, layout: Layout) -> Delta:
         """See `Codec`."""
         parts = wire.read(data, layout, [self._stages(group) for group in layout.groups])
-        values = [self._decode(p, group) for p, group in zip(parts, layout.groups, strict=True)]
+        values = [_decoded(p, group) for p, group in zip(parts, layout.groups, strict=True)]
         if any(isinstance(value, Sparse) for value in values):
-            return _merged(values, layout)
+            return _sparse(values, layout)
         out = np.empty(layout.size, layout.dtype)
         for value, group in zip(values, layout.groups, strict=True):
-            group.scatter(value.values, out)
+            _scatter(value, group, out)
         return out
 
     def bytes_max(self, layout: Layout) -> int:
         """See `Codec`."""
-        groups = sum(wire.bytes_max(self._stages(group), group.size) for group in layout.groups)
-        return wire.HEAD.size + wire.CRC.size + groups
+        return (
+            wire.HEAD.size
+            + wire.CRC.size
+            + sum(wire.bytes_max(self._stages(group), group.size) for group in layout.groups)
+        )
 
     def _stages(self, group: Group) -> tuple[Stage, ...]:
         return self.stages if group.name == MAIN else SMALL_STAGES
 
-    def _decode(self, part: wire.Part, group: Group) -> Dense | Sparse:
-        value: Value = part.coded
-        context = Context(group.size)
-        for stage in reversed(part.stages):
-            value = stage.decode(value, context)
-        if part.coded.streams:
-            names = ", ".join(role.name.lower() for role in part.coded.streams)
-            raise InvalidUpdate(f"payload has streams that its codec does not know: {names}")
-        assert not isinstance(value, Coded), "decoding ends in values"
-        if isinstance(value, Dense) and value.values.size != group.size:
-            raise InvalidUpdate(f"payload has {value.values.size} values, the manifest needs {group.size}")
-        return value
+
+_WORDS = {Dense: "all values", Sparse: "chosen values", Coded: "bytes"}
 
 
-def _merged(values: list[Dense | Sparse], layout: Layout) -> SparseVector:
+def _dense(x: Vector, group: Group) -> Dense:
+    """The group's elements of x as float32: views of x where they can be, copies of a block elsewhere."""
+
+    def blocks() -> Iterator[Vector]:
+        scratch = np.empty(min(BLOCK, group.size), np.float32)
+        for start in range(0, group.size, BLOCK):
+            stop = min(start + BLOCK, group.size)
+            first, *rest = group.pieces(start, stop)
+            if not rest and x.dtype == np.float32:
+                yield x[first]
+                continue
+            at = 0
+            with np.errstate(over="ignore"):  # of float64; what is infinite then is refused by the quantiser
+                for piece in (first, *rest):
+                    scratch[at : at + piece.stop - piece.start] = x[piece]
+                    at += piece.stop - piece.start
+            yield scratch[:at]
+
+    return Dense(group.size, blocks)
+
+
+def _decoded(part: wire.Part, group: Group) -> Dense | Sparse:
+    value: Value = part.coded
+    context = Context(group.size)
+    for stage in reversed(part.stages):
+        value = stage.decode(value, context)
+    if part.coded.streams:
+        names = ", ".join(role.name.lower() for role in part.coded.streams)
+        raise InvalidUpdate(f"payload has streams that its codec does not know: {names}")
+    assert not isinstance(value, Coded), "decoding ends in values"
+    needed = value.indices.size if isinstance(value, Sparse) else group.size
+    if value.size != needed:
+        raise InvalidUpdate(f"payload has {value.size} values, the manifest needs {needed}")
+    return value
+
+
+def _sparse(values: list[Dense | Sparse], layout: Layout) -> SparseVector:
     """One sparse vector of all groups; the values of a dense one are all there."""
-    places, found = [], []
+    total = sum(value.size for value in values)
+    indices, found, at = np.empty(total, np.int64), np.empty(total, layout.dtype), 0
     for value, group in zip(values, layout.groups, strict=True):
-        indices = value.indices if isinstance(value, Sparse) else np.arange(group.size)
-        places.append(group.places(indices))
-        found.append(value.values)
-    merged = found[0] if len(found) == 1 else np.concatenate(found)
-    where = places[0] if len(places) == 1 else np.concatenate(places)
-    return SparseVector(where, merged.astype(layout.dtype, copy=False), layout.size)
+        own = slice(at, at + value.size)
+        chosen = value.indices if isinstance(value, Sparse) else np.arange(group.size)
+        indices[own] = group.places(chosen)
+        found[own] = value.values if isinstance(value, Sparse) else value.gather()
+        at = own.stop
+    return SparseVector(indices, found, layout.size)
 
 
-def _check_finite(values: Vector) -> None:
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = values.sum() if values.size else np.float32(0)
-    if not np.isfinite(total) and not np.isfinite(values).all():
-        raise InvalidUpdate("values that are not finite are not sent: the training has diverged")
-
-
-def _words(kind: type[Any]) -> str:
-    return {Dense: "all values", Sparse: "chosen values", Coded: "bytes"}[kind]
+def _scatter(value: Dense | Sparse, group: Group, out: Vector) -> None:
+    for start, block in zip(range(0, value.size, BLOCK), value.blocks(), strict=True):
+        at = 0
+        for piece in group.pieces(start, start + block.size):
+            out[piece] = block[at : at + piece.stop - piece.start]
+            at += piece.stop - piece.start

@@ -6,16 +6,19 @@
 | p_v    | replica       | what every device has of version v                                 |
 | e      | exponent      | the unit of a message is 2^e                                       |
 | q      | levels        | whole numbers                                                      |
+| f      | floor         | no e is below it: all p are whole multiples of 2^f                 |
 
     d = w - p                       what devices lack, the rounding of all earlier messages included
-    2^e ~ step * rms(d)             for each group of the layout
+    2^e ~ step * rms(d)             for each group of the layout, e >= f
     q = sign(d) floor(|d| / 2^e + 0.4)
     p <- p + q 2^e
 
-All p lie on one grid of powers of two and stay below 2^24 of its units, so float32 adds them exactly: in any
-order, squashed into one message or one by one, on any machine, the same bits come out, and subtracting
-goes back. That is error feedback on the downlink without any state for a device: w - p is the error.
-The small group (biases, norms) gets a finer unit: its few numbers matter more than they weigh.
+All p of a lineage lie on one grid, 2^f, and stay below 2^23 of its units, so any two of them differ by
+less than 2^24: float32 has every p and every difference exactly. In any order, squashed into one message
+or one by one, on any machine, the same bits come out, and subtracting goes back. A model that outgrows
+its grid starts a new lineage on a coarser one. That is error feedback on the downlink without any state
+for a device: w - p is the error. The small group (biases, norms) gets a finer unit: a rounding there
+moves a whole channel, and its few numbers cost next to nothing.
 
 Sources: EF21-P (Gruntkowska et al.) and the hidden state of QAFeL (arXiv 2308.00263) have p; the
 grid, the log and the dead zone of 0.6 are ours.
@@ -26,14 +29,12 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from anabranch.compress.grid import (
-    EXPONENT_MAX,
     EXPONENT_MIN,
     LEVEL_MAX,
     Grid,
@@ -41,104 +42,127 @@ from anabranch.compress.grid import (
     write_message,
 )
 from anabranch.compress.layout import MAIN, Layout
-from anabranch.core.errors import ConfigError
+from anabranch.compress.recent import Recent
+from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.params import ParamSpec, Vector
+
+Entry = npt.NDArray[np.uint8]
 
 ROUND = 0.4  # 1 - theta: a move of less than 0.6 units waits
 FINER = 3  # binary places that the small group has more
-FIRST_PLACES = 10  # binary places of version 0, below its largest magnitude
+FIRST_PLACES = 10  # binary places of the first version of a lineage, below its largest magnitude
 HEADROOM = 3  # binary places that a magnitude may grow before the grid gets coarser
-MANTISSA = 24
+MAGNITUDE = 23  # |p| < 2^(23 + f)
+LARGEST, SMALLEST = 2.0**80, 2.0**-70  # magnitudes beyond are brought within
 LOG_BYTES_PER_VALUE = 8  # the log may take as much memory as two models
-CACHED_SIZE_MAX = 1 << 18  # messages of larger models are decoded each time
+RECENT_BYTES_MAX = 64 << 20  # of replicas that are remembered rather than rebuilt
 
 
 @dataclass(frozen=True)
 class DeltaLogState:
     """`replica` is p, float32 (size,), of `version`.
 
-    `entries[i]` are the bytes of the message that leads to version `first + i + 1`, as uint8. For each
-    group: `floor` is the exponent that no message may go below, `finest` the lowest that was used,
-    so p is a whole multiple of 2^finest.
+    `entries[i]` are the bytes of the message that leads to version `first + i + 1`, as uint8. `floor` is
+    f, for each group. `kept` has replicas, by version as text, that the log does not lead to any more
+    and tasks still train from.
     """
 
     replica: Vector
     version: int
     first: int
     floor: list[int]
-    finest: list[int]
-    entries: list[npt.NDArray[np.uint8]] = field(default_factory=list)
+    entries: list[Entry] = field(default_factory=list)
+    kept: dict[str, Vector] = field(default_factory=dict)
 
 
 class DeltaLog:
     """A `Broadcast`; see the module. Computes in float32, for a float64 model too.
 
-    `step` is the unit in root mean squares of what devices lack; `versions_max` bounds the log. Raises
+    `step` is the unit in root mean squares of what devices lack; `versions_max` bounds the log;
+    `keeps_replicas`: the strategy mixes models, so no base of a live task may get lost. Raises
     `ConfigError`.
     """
 
     state_type: ClassVar[type[Any]] = DeltaLogState
 
-    def __init__(self, spec: ParamSpec, step: float = 1.0, versions_max: int = 128) -> None:
+    def __init__(
+        self, spec: ParamSpec, step: float = 1.0, versions_max: int = 128, keeps_replicas: bool = False
+    ) -> None:
         if not 0 < step <= 2:
             raise ConfigError(f"downlink.codec log({step:g}): the step must be in (0, 2]")
         if versions_max < 1:
             raise ConfigError(f"downlink.codec log: the log must hold at least 1 version, not {versions_max}")
         self.spec, self.step, self.versions_max = spec, step, versions_max
+        self.keeps_replicas = keeps_replicas
         self.layout = Layout.of(spec)
+        self._recent = Recent[tuple[Entry, Vector]](RECENT_BYTES_MAX)
 
     def init(self, vector: Vector) -> DeltaLogState:
         """Version 0, rounded to the grid."""
-        return self._lineage(0, np.asarray(vector, np.float32))
+        return self._lineage(0, _bounded(vector))
 
     def publish(
         self, state: DeltaLogState, version: int, vector: Vector, needed: Collection[int]
     ) -> DeltaLogState:
-        """One message more; the oldest go where the log is long or dearer than a snapshot."""
-        w = np.asarray(vector, np.float32)
+        """One message more; the oldest go where the log is long or takes much memory."""
+        w = _bounded(vector)
+        needed = needed if self.keeps_replicas else ()
         grids = self._message(state, w)
-        replica = self._moved(state.replica, grids)
-        finest = [
-            min(f, g.exponent) if g.levels.any() else f for f, g in zip(state.finest, grids, strict=True)
-        ]
-        if not self._fits(replica, finest):
-            return self._lineage(version, w)
-        entry = np.frombuffer(write_message(grids, self.layout), np.uint8)
-        entries = [*state.entries, entry]
-        surplus = self._surplus(entries, state.first, needed)
-        return DeltaLogState(replica, version, state.first + surplus, state.floor, finest, entries[surplus:])
+        replica = moved(state.replica, grids, self.layout)
+        if not self._fits(replica, state.floor):
+            fresh = self._lineage(version, w)
+            return DeltaLogState(
+                fresh.replica, version, version, fresh.floor, [], self._kept(state, version, needed)
+            )
+        entries = [*state.entries, np.frombuffer(write_message(grids, self.layout), np.uint8)]
+        first = state.first + self._surplus(entries, state.first, needed)
+        self._remember(version, entries[-1], replica)
+        return DeltaLogState(
+            replica,
+            version,
+            first,
+            state.floor,
+            entries[first - state.first :],
+            self._kept(state, first, needed),
+        )
 
     def replica(self, state: DeltaLogState, version: int) -> Vector | None:
-        """P of a version that the log leads from, by going back; None for others."""
+        """P of a version that the log leads from, by going back, or that was kept; None for others."""
         p = self.replica32(state, version)
         return None if p is None else p.astype(self.spec.vector_dtype, copy=False)
 
     def replica32(self, state: DeltaLogState, version: int) -> Vector | None:
         """The same in float32."""
         if not state.first <= version <= state.version:
-            return None
-        p = state.replica
-        for entry in reversed(state.entries[version - state.first :]):
-            p = self._moved(p, self._grids(entry), back=True)
+            return state.kept.get(str(version))
+        later = range(version, state.version)
+        known = ((v, p) for v in later if (p := self._remembered(state, v)) is not None)
+        start, p = next(known, (state.version, state.replica))
+        for entry in reversed(state.entries[version - state.first : start - state.first]):
+            p = moved(p, read_message(entry.data, self.layout), self.layout, back=True)
+        if version > state.first and start > version:
+            self._remember(version, state.entries[version - state.first - 1], p)
         return p
 
     def squash(self, state: DeltaLogState, version: int, holds: int) -> bytes:
-        """One message for all that lead from `holds` to `version`; both must be in the log."""
-        start, stop = holds - state.first, version - state.first
-        messages = [self._grids(entry) for entry in state.entries[start:stop]]
-        return write_message([_sum(parts) for parts in zip(*messages, strict=True)], self.layout)
+        """One message for all that lead from `holds` to `version`; both must be in the log.
 
-    def snapshot(self, state: DeltaLogState, replica: Vector) -> bytes:
-        """A whole replica as one message, from nothing."""
-        grids = [
-            Grid(np.rint(np.ldexp(group.gather(replica).astype(np.float64), -e)).astype(np.int64), e)
-            for group, e in zip(self.layout.groups, state.finest, strict=True)
-        ]
-        return write_message(grids, self.layout)
+        The sum of the messages between is the difference of the replicas, to the bit.
+        """
+        new, old = self.replica32(state, version), self.replica32(state, holds)
+        assert new is not None, "the version is in the log"
+        assert old is not None, "the version that the device holds is in the log"
+        return self._written(new - old, state.floor)
 
-    def apply(self, held: Vector, message: bytes | memoryview) -> Vector:
-        """The float32 vector after a message; a new array. Raises `InvalidUpdate` or `TooLarge`."""
-        return self._moved(held, read_message(message, self.layout))
+    def snapshot(self, state: DeltaLogState, version: int) -> bytes:
+        """A whole replica as one message, from nothing; the version must be in the log."""
+        replica = self.replica32(state, version)
+        assert replica is not None, "the version is in the log"
+        return self._written(replica, state.floor)
+
+    def _written(self, values: Vector, floor: Sequence[int]) -> bytes:
+        pairs = zip(self.layout.groups, floor, strict=True)
+        return write_message([Grid.of(group.gather(values), f) for group, f in pairs], self.layout)
 
     def _message(self, state: DeltaLogState, w: Vector) -> list[Grid]:
         grids = []
@@ -147,42 +171,36 @@ class DeltaLog:
             rms = math.sqrt(float(np.einsum("i,i->", d, d, dtype=np.float64)) / d.size)
             finer = 0 if group.name == MAIN else FINER
             e = floor if rms == 0 else max(floor, round(math.log2(self.step * rms)) - finer)
-            levels = np.minimum(np.floor(np.ldexp(np.abs(d), -e) + np.float32(ROUND)), LEVEL_MAX)
-            levels = levels.astype(np.int64)
-            grids.append(Grid(np.where(d < 0, -levels, levels), e))
+            levels = np.abs(d) * np.float32(2.0**-e)
+            levels += np.float32(ROUND)
+            np.minimum(np.floor(levels, out=levels), LEVEL_MAX, out=levels)
+            grids.append(Grid(np.copysign(levels, d, out=levels).astype(np.int32), e))
         return grids
 
-    def _moved(self, p: Vector, grids: Sequence[Grid], back: bool = False) -> Vector:
-        out = p.copy()
-        for group, grid in zip(self.layout.groups, grids, strict=True):
-            values = grid.values().astype(np.float32)
-            at = 0
-            for start, stop in group.runs:
-                part = values[at : at + stop - start]
-                out[start:stop] += -part if back else part
-                at += stop - start
-        return out
-
-    def _fits(self, replica: Vector, finest: Sequence[int]) -> bool:
-        """Whether every sum on the way here and from here is exact."""
+    def _fits(self, replica: Vector, floor: Sequence[int]) -> bool:
+        """Whether p is below 2^23 units of its grid."""
         return all(
-            float(np.abs(group.gather(replica)).max()) < 2.0 ** (MANTISSA + e)
-            for group, e in zip(self.layout.groups, finest, strict=True)
+            float(np.abs(group.gather(replica)).max()) < 2.0 ** (MAGNITUDE + f)
+            for group, f in zip(self.layout.groups, floor, strict=True)
         )
 
     def _lineage(self, version: int, w: Vector) -> DeltaLogState:
         """A grid that fits w, and no log: devices need a snapshot."""
-        replica, floor, finest = w.copy(), [], []
+        replica, floor, least = w.copy(), [], SMALLEST
         for group in self.layout.groups:
             values = group.gather(w)
-            top = math.ceil(math.log2(max(float(np.abs(values).max()), 2.0 ** (EXPONENT_MIN + 30))))
-            floor.append(max(EXPONENT_MIN, min(top + HEADROOM - MANTISSA, EXPONENT_MAX)))
-            finest.append(max(floor[-1], top - FIRST_PLACES))
-            # Adding 0 makes -0 of what rounds to nothing 0, as the devices decode it.
-            group.scatter(np.ldexp(np.rint(np.ldexp(values, -finest[-1])), finest[-1]) + 0.0, replica)
-        return DeltaLogState(replica, version, version, floor, finest)
+            largest = float(np.abs(values).max())
+            # Biases start from zero: they get room to grow to the size of the weights, which come first.
+            least = max(least, largest)
+            f = max(EXPONENT_MIN, math.ceil(math.log2(least)) + HEADROOM - MAGNITUDE)
+            places = math.ceil(math.log2(max(largest, SMALLEST))) - FIRST_PLACES
+            unit = 2.0 ** max(f, places)
+            rounded = np.rint(values * np.float32(1 / unit)) * np.float32(unit)
+            group.scatter(rounded + np.float32(0.0), replica)  # whole numbers have no -0.0
+            floor.append(f)
+        return DeltaLogState(replica, version, version, floor)
 
-    def _surplus(self, entries: Sequence[npt.NDArray[np.uint8]], first: int, needed: Collection[int]) -> int:
+    def _surplus(self, entries: Sequence[Entry], first: int, needed: Collection[int]) -> int:
         """How many of the oldest entries may go."""
         surplus = max(0, len(entries) - self.versions_max)
         oldest = min(needed, default=first + len(entries))
@@ -196,18 +214,49 @@ class DeltaLog:
             surplus += 1
         return surplus
 
-    def _grids(self, entry: npt.NDArray[np.uint8]) -> list[Grid]:
-        if self.layout.size > CACHED_SIZE_MAX:
-            return read_message(entry.data, self.layout)
-        return _cached(entry.tobytes(), self.layout)
+    def _kept(self, state: DeltaLogState, first: int, needed: Collection[int]) -> dict[str, Vector]:
+        """The replicas of needed versions that a log from `first` on does not lead to."""
+        pairs = ((v, self.replica32(state, v)) for v in sorted(needed) if v < first)
+        return {str(v): p for v, p in pairs if p is not None}
+
+    def _remember(self, version: int, entry: Entry, replica: Vector) -> None:
+        self._recent.put(version, (entry, replica), replica.nbytes)
+
+    def _remembered(self, state: DeltaLogState, version: int) -> Vector | None:
+        """P where it is remembered from this very log: the entry that led to it is the same object."""
+        found = self._recent.get(version)
+        if found is None or version <= state.first:
+            return None
+        return found[1] if found[0] is state.entries[version - state.first - 1] else None
 
 
-@lru_cache(maxsize=64)
-def _cached(entry: bytes, layout: Layout) -> list[Grid]:
-    return read_message(entry, layout)
+def apply(held: Vector, message: bytes | memoryview, layout: Layout) -> Vector:
+    """The float32 vector after a message; a new array. Raises `InvalidUpdate` or `TooLarge`."""
+    grids = read_message(message, layout)
+    with np.errstate(over="ignore"):
+        out = moved(held, grids, layout)
+    if not np.isfinite(out).all():
+        raise InvalidUpdate("a message of the delta log leads to values that are not finite")
+    return out
 
 
-def _sum(grids: Sequence[Grid]) -> Grid:
-    """The sum of messages of one group, in the finest of their units."""
-    e = min(grid.exponent for grid in grids)
-    return Grid(sum((g.levels << (g.exponent - e) for g in grids), np.zeros_like(grids[0].levels)), e)
+def moved(p: Vector, grids: Sequence[Grid], layout: Layout, back: bool = False) -> Vector:
+    """P + q 2^e, or p - q 2^e on the way back; a new array."""
+    out = p.copy()
+    for group, grid in zip(layout.groups, grids, strict=True):
+        values = grid.values()
+        at = 0
+        for start, stop in group.runs:
+            part = values[at : at + stop - start]
+            (np.subtract if back else np.add)(out[start:stop], part, out=out[start:stop])
+            at += stop - start
+    return out
+
+
+def _bounded(vector: Vector) -> Vector:
+    """W in float32; what is not finite, or too large for a grid, is brought within."""
+    with np.errstate(over="ignore"):
+        w = np.asarray(vector, np.float32)
+    if w.size == 0 or (float(w.min()) >= -LARGEST and float(w.max()) <= LARGEST):
+        return w
+    return np.clip(np.nan_to_num(w, nan=0.0), -LARGEST, LARGEST)

@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.compress.codec import Raw
-from anabranch.compress.delta_log import DeltaLog, DeltaLogState
+from anabranch.compress.delta_log import DeltaLog, DeltaLogState, apply
 from anabranch.compress.direct import Direct
 from anabranch.compress.grid import message_bytes_max
 from anabranch.compress.layout import Layout
-from anabranch.compress.model import decode_model, encode_model, frozen_tail, full_bytes, split_tail
+from anabranch.compress.model import decode_model, encode_model, frozen_tail, split_tail
+from anabranch.compress.recent import Recent, remembered
 from anabranch.compress.registry import make_codec
 from anabranch.core.chains import RAW, lacks
 from anabranch.core.engine import Engine
@@ -35,7 +36,8 @@ from anabranch.core.params import ParamSpec, Tensors, Vector, digest
 
 SNAPSHOT, SUM, LIST = "logsnapshot", "logsum", "loglist"
 LENGTH = struct.Struct("<I")
-MESSAGES_MAX = 1 << 16
+MESSAGES_MAX = 1 << 10
+RECENT_BYTES_MAX = 64 << 20  # of encoded payloads
 
 Array = npt.NDArray[Any]
 
@@ -64,7 +66,7 @@ class Downloads:
         self.spec = spec
         self._frozen = dict(frozen)
         self._tail = frozen_tail(spec, frozen)
-        self._snapshots: dict[int, bytes] = {}
+        self._made: Recent[bytes] = Recent(RECENT_BYTES_MAX)
 
     def offer(
         self, engine: Engine, version: int, holds: int | None, codecs: Collection[str] | None = None
@@ -77,11 +79,7 @@ class Downloads:
         """
         broadcast, state = engine.broadcast, engine.broadcast_state
         if isinstance(broadcast, DeltaLog):
-            if not state.first <= version <= state.version:
-                return None
-            if codecs is not None and lacks(codecs, "log"):
-                return lambda: self._raw(version, _known(broadcast.replica(state, version)))
-            return lambda: self._from_log(broadcast, state, version, holds)
+            return self._log(broadcast, state, version, holds, codecs)
         if isinstance(broadcast, Direct):
             return self._direct(engine, broadcast, version, codecs)
         vector = engine.vector if version == engine.version else engine.history.get(version)
@@ -109,7 +107,7 @@ class Downloads:
         vector = engine.vector.copy()
 
         def make() -> Download:
-            data = broadcast.encoded(version, vector)
+            data = remembered(self._made, version, lambda: broadcast.encoded(version, vector))
             decoded = broadcast.decoded(version, data)
             if codecs is not None and lacks(codecs, text):
                 return self._raw(version, decoded)
@@ -117,39 +115,45 @@ class Downloads:
 
         return make
 
+    def _log(
+        self,
+        log: DeltaLog,
+        state: DeltaLogState,
+        version: int,
+        holds: int | None,
+        codecs: Collection[str] | None,
+    ) -> Make | None:
+        if not state.first <= version <= state.version:
+            kept = log.replica(state, version)
+            return None if kept is None else lambda: self._raw(version, kept)
+        if codecs is not None and lacks(codecs, "log"):
+            return lambda: self._raw(version, _known(log.replica(state, version)))
+        return lambda: self._from_log(log, state, version, holds)
+
     def _from_log(self, log: DeltaLog, state: DeltaLogState, version: int, holds: int | None) -> Download:
-        replica = log.replica32(state, version)
-        assert replica is not None, "the version is in the log"
-        sha256 = digest(replica.astype(self.spec.vector_dtype, copy=False))
+        sha256 = digest(_known(log.replica(state, version)))
         if holds is not None and state.first <= holds < version:
             codec, data = self._delta(log, state, version, holds)
             # A snapshot is hardly ever under half a byte a value, so most are not made to be compared.
-            if len(data) <= self.spec.size // 2 or len(data) <= len(
-                self._snapshot(log, state, replica, version)
-            ):
+            if 2 * len(data) <= self.spec.size or len(data) <= len(self._snapshot(log, state, version)):
                 return Download(version, codec, data, holds, sha256)
-        return Download(version, SNAPSHOT, self._snapshot(log, state, replica, version), None, sha256)
+        return Download(version, SNAPSHOT, self._snapshot(log, state, version), None, sha256)
 
     def _delta(self, log: DeltaLog, state: DeltaLogState, version: int, holds: int) -> tuple[str, bytes]:
         entries = state.entries[holds - state.first : version - state.first]
         if len(entries) == 1:
             return SUM, entries[0].tobytes()
-        squashed = log.squash(state, version, holds)
-        if len(squashed) <= LENGTH.size * (1 + len(entries)) + sum(entry.size for entry in entries):
+        squashed = remembered(self._made, (version, holds), lambda: log.squash(state, version, holds))
+        listed = LENGTH.size * (1 + len(entries)) + sum(entry.size for entry in entries)
+        if len(squashed) <= listed or len(entries) > MESSAGES_MAX:
             return SUM, squashed
         parts = [LENGTH.pack(len(entries))]
         for entry in entries:
             parts += [LENGTH.pack(entry.size), entry.tobytes()]
         return LIST, b"".join(parts)
 
-    def _snapshot(self, log: DeltaLog, state: DeltaLogState, replica: Vector, version: int) -> bytes:
-        made = self._snapshots.get(version)
-        if made is None:
-            made = log.snapshot(state, replica) + self._tail
-            # A version is of one lineage and one grid only while it is the newest; older ones are rare.
-            if version == state.version:
-                self._snapshots = {version: made}
-        return made
+    def _snapshot(self, log: DeltaLog, state: DeltaLogState, version: int) -> bytes:
+        return remembered(self._made, version, lambda: log.snapshot(state, version) + self._tail)
 
 
 def downloads_lead_from(engine: Engine, version: int, holds: int) -> bool:
@@ -170,29 +174,26 @@ def apply_download(
     `held` is the version that the device has, with its vector. Raises `InvalidUpdate`, `TooLarge` or
     `UnknownCodec`. That the vector has the announced digest is for the caller to check.
     """
+    layout, frozen = Layout.of(spec), None
     if codec in (SUM, LIST):
         if held is None or held[0] != from_version:
             raise InvalidUpdate(f"payload leads from version {from_version}, which is not held")
-        messages = [memoryview(data)] if codec == SUM else _messages(data, spec)
+        if held[1].shape != (spec.size,):
+            raise InvalidUpdate(
+                f"the held vector has shape {held[1].shape}, the manifest needs ({spec.size},)"
+            )
         vector = held[1].astype(np.float32)
-        for message in messages:
-            vector = _log(spec).apply(vector, message)
-        return vector.astype(spec.vector_dtype, copy=False), None
-    if codec == SNAPSHOT:
+        for message in [memoryview(data)] if codec == SUM else _messages(data, spec):
+            vector = apply(vector, message, layout)
+    elif codec == SNAPSHOT:
         message, frozen = split_tail(spec, data)
-        vector = _log(spec).apply(np.zeros(spec.size, np.float32), message)
-        return vector.astype(spec.vector_dtype, copy=False), frozen
-    decoded, frozen = decode_model(make_codec(codec), spec, data)
-    return np.array(decoded), frozen
-
-
-def download_bytes_max(spec: ParamSpec) -> int:
-    """More bytes than this cannot be a payload of the model."""
-    return 2 * full_bytes(spec) + 2 * message_bytes_max(Layout.of(spec))
-
-
-def _log(spec: ParamSpec) -> DeltaLog:
-    return DeltaLog(spec)
+        vector = apply(np.zeros(spec.size, np.float32), message, layout)
+    else:
+        decoded, frozen = decode_model(make_codec(codec), spec, data)
+        vector = np.array(decoded)
+        if not np.isfinite(vector).all():
+            raise InvalidUpdate("the model has values that are not finite")
+    return vector.astype(spec.vector_dtype, copy=False), frozen
 
 
 def _messages(data: bytes | memoryview, spec: ParamSpec) -> list[memoryview]:

@@ -23,22 +23,33 @@ from anabranch.compress.stage import Coded, Context, Role, Stage, Stream, take
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import Vector
 
-EXPONENT_MIN, EXPONENT_MAX = -100, 100
-LEVEL_MAX = 1 << 26  # over what any replica needs; q 2^e of such a level is exact in float64
+EXPONENT_MIN, EXPONENT_MAX = -100, 100  # 2^e is a normal float32, and so is every level of it
+LEVEL_MAX = 1 << 24  # up to here float32 has every whole number
 PLANES = (Role.PLANE_0, Role.PLANE_1, Role.PLANE_2, Role.PLANE_3)
-Integers = npt.NDArray[np.int64]
+Integers = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Grid:
-    """One group of a message: `levels` (n,), and the exponent of their unit."""
+    """One group of a message: `levels` (n,), at most `LEVEL_MAX`, and the exponent of their unit."""
 
     levels: Integers
     exponent: int
 
+    @classmethod
+    def of(cls, values: Vector, floor: int) -> Grid:
+        """Values (n,) that are whole multiples of 2^floor, in the coarsest unit that has them all.
+
+        So the levels follow from the values alone, whichever grid these have been on.
+        """
+        levels = (values * np.float32(2.0**-floor)).astype(np.int32)
+        bits = int(np.bitwise_or.reduce(levels))
+        spare = (bits & -bits).bit_length() - 1 if bits else 0
+        return cls(levels >> spare, floor + spare)
+
     def values(self) -> Vector:
-        """Levels * 2^exponent in float64, exact."""
-        return np.ldexp(self.levels.astype(np.float64), self.exponent)
+        """Levels * 2^exponent in float32, exact."""
+        return self.levels.astype(np.float32) * np.float32(2.0**self.exponent)
 
 
 class _Levels:
@@ -74,9 +85,12 @@ class SparseLevels(_Levels):
 
     def decode(self, coded: Coded, context: Context) -> Grid:
         assert coded.indices is not None, "the gaps come before"
-        levels = np.zeros(context.n, np.int64)
-        levels[coded.indices] = read_levels(coded)
-        return _checked(Grid(levels, _read_exponent(coded)))
+        found = read_levels(coded)
+        if found.size and int(np.abs(found).max()) > LEVEL_MAX:
+            raise InvalidUpdate(f"a level is over {LEVEL_MAX}")
+        levels = np.zeros(context.n, np.int32)
+        levels[coded.indices] = found
+        return Grid(levels, _read_exponent(coded))
 
 
 class DenseLevels(_Levels):
@@ -89,10 +103,9 @@ class DenseLevels(_Levels):
         return 4 + len(PLANES) * n
 
     def encode(self, grid: Grid, context: Context) -> Coded:
-        levels = grid.levels
         coded = Coded(context.n)
         _write_exponent(coded, grid.exponent)
-        folded = np.where(levels < 0, -2 * levels - 1, 2 * levels).astype("<u4")
+        folded = ((grid.levels << 1) ^ (grid.levels >> 31)).astype("<u4")
         planes = folded.view(np.uint8).reshape(-1, 4)
         top = int(folded.max()) if folded.size else 0
         for i in range(max(1, (top.bit_length() + 7) // 8)):
@@ -100,13 +113,17 @@ class DenseLevels(_Levels):
         return coded
 
     def decode(self, coded: Coded, context: Context) -> Grid:
+        if coded.k != context.n:
+            raise InvalidUpdate(f"payload has {coded.k} levels, the manifest needs {context.n}")
         planes = np.zeros((context.n, 4), np.uint8)
         for i, role in enumerate(PLANES):
             if role in coded.streams:
                 planes[:, i] = np.frombuffer(take(coded, role, context.n), np.uint8)
-        folded = planes.reshape(-1).view("<u4").astype(np.int64)
-        levels = np.where(folded & 1, -((folded + 1) >> 1), folded >> 1)
-        return _checked(Grid(levels, _read_exponent(coded)))
+        folded = planes.reshape(-1).view("<u4")
+        if folded.size and int(folded.max()) > 2 * LEVEL_MAX:
+            raise InvalidUpdate(f"a level is over {LEVEL_MAX}")
+        levels = (folded >> 1).astype(np.int32) ^ -(folded & 1).astype(np.int32)
+        return Grid(levels, _read_exponent(coded))
 
 
 # The streams of a sparse message differ: matches help gaps, not magnitudes. zstd takes what it can.
@@ -169,9 +186,3 @@ def _read_exponent(coded: Coded) -> int:
     if not EXPONENT_MIN <= exponent <= EXPONENT_MAX:
         raise InvalidUpdate(f"the exponent {exponent} is not within {EXPONENT_MIN}..{EXPONENT_MAX}")
     return exponent
-
-
-def _checked(grid: Grid) -> Grid:
-    if grid.levels.size and int(np.abs(grid.levels).max()) > LEVEL_MAX:
-        raise InvalidUpdate(f"a level is over {LEVEL_MAX}")
-    return grid

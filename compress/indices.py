@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anabranch.compress.stage import Coded, Context, Role, Stream, check_increasing, take
+from anabranch.compress.stage import BLOCK, Coded, Context, Role, Stream, check_increasing, take
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import Indices
 
@@ -121,16 +121,26 @@ def gaps_max(k: int, n: int) -> int:
 
 def write_gaps(indices: Indices) -> bytes:
     """The gaps of strictly increasing indices (k,)."""
-    if not indices.size:
-        return b""
-    gaps = np.diff(indices, prepend=-1) - 1
+    parts, before = [], -1
+    for start in range(0, indices.size, BLOCK):
+        part = indices[start : start + BLOCK]
+        gaps = np.empty(part.size, np.int64)
+        gaps[0] = part[0] - before
+        np.subtract(part[1:], part[:-1], out=gaps[1:])
+        gaps -= 1
+        parts.append(_gap_bytes(gaps))
+        before = part[-1]
+    return b"".join(parts)
+
+
+def _gap_bytes(gaps: Indices) -> memoryview:
     if int(gaps.max()) < MORE:
-        return gaps.astype(np.uint8).tobytes()
+        return gaps.astype(np.uint8).data
     more, rest = np.divmod(gaps, MORE)
     ends = np.cumsum(more + 1) - 1
     out = np.full(int(ends[-1]) + 1, MORE, np.uint8)
     out[ends] = rest
-    return out.tobytes()
+    return out.data
 
 
 def read_gaps(data: bytes | memoryview, k: int, n: int) -> Indices:

@@ -8,6 +8,9 @@ and costs next to nothing. Frozen tensors (integers, booleans) never travel in a
 from __future__ import annotations
 
 import hashlib
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -34,6 +37,21 @@ class Group:
         """Elements."""
         return sum(stop - start for start, stop in self.runs)
 
+    @cached_property
+    def begins(self) -> tuple[int, ...]:
+        """The place of each run's first element within the group."""
+        lengths = [stop - start for start, stop in self.runs]
+        return tuple(itertools.accumulate(lengths[:-1], initial=0))
+
+    def pieces(self, start: int, stop: int) -> Iterator[slice]:
+        """Where the group's elements `start` to `stop - 1` lie in the covered vector, run by run."""
+        i = bisect_right(self.begins, start) - 1
+        while start < stop:
+            first = self.runs[i][0] + start - self.begins[i]
+            last = min(first + stop - start, self.runs[i][1])
+            yield slice(first, last)
+            start, i = start + last - first, i + 1
+
     def gather(self, x: Vector) -> Vector:
         """The group's elements of x, shape (size,); a view where the group is one run."""
         parts = [x[start:stop] for start, stop in self.runs]
@@ -47,13 +65,11 @@ class Group:
             at += stop - start
 
     def places(self, indices: Indices) -> Indices:
-        """Where the group's elements `indices` (any order) lie in the covered vector."""
-        if len(self.runs) == 1:
-            return indices + self.runs[0][0]
-        lengths = np.array([stop - start for start, stop in self.runs])
-        begins = np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        shifts = np.array([start for start, _ in self.runs]) - begins
-        places: Indices = indices + shifts[np.searchsorted(begins, indices, "right") - 1]
+        """Where the group's elements `indices`, increasing, lie in the covered vector; a new array."""
+        places = indices.copy()
+        bounds = [*np.searchsorted(indices, self.begins), indices.size]
+        for (start, _), begin, own in zip(self.runs, self.begins, itertools.pairwise(bounds), strict=True):
+            places[slice(*own)] += start - begin
         return places
 
 

@@ -5,6 +5,8 @@ A magnitude of 256 or more has the byte 255 and its excess, magnitude - 256, amo
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -12,7 +14,7 @@ from anabranch.compress.stage import Coded, Role, Stream, take
 from anabranch.core.errors import InvalidUpdate
 
 ESCAPE = 255
-Levels = npt.NDArray[np.int64]
+Levels = npt.NDArray[np.signedinteger[Any]]
 
 
 def levels_max(k: int) -> int:

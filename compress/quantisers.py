@@ -1,56 +1,56 @@
-"""Stages that make bytes of values: as they are, bf16, block integers, dead-zone levels.
+"""Stages that make bytes of values: as they are, bf16, block integers.
 
-| stage              | a value takes      | scale                                    | error                |
-|--------------------|--------------------|------------------------------------------|----------------------|
-| f32                | 32 bits            |                                          | none                 |
-| bf16               | 16 bits            |                                          | 2^-9 relative        |
-| int8(B), int8(B,sr)| 8 bits + 16/B      | s = max abs(x) / 127 of a block of B     | s/2 nearest, s random |
-| int4(B), int4(B,sr)| 4 bits + 16/B      | s = max abs(x) / 7                       | s/2 nearest, s random |
-| deadzone(rho)      | by entropy         | one step s for the group                 | below 0.6 s          |
+| stage              | a value takes | scale                                     | error                  |
+|--------------------|---------------|-------------------------------------------|------------------------|
+| f32                | 32 bits       |                                           | none                   |
+| bf16               | 16 bits       |                                           | 2^-9 relative          |
+| int8(B), int8(B,sr)| 8 + 16/B bits | s = max abs(x) / 127 of a block of B      | s/2 nearest, s random  |
+| int4(B), int4(B,sr)| 4 + 16/B bits | s = max abs(x) / 7                        | s/2 nearest, s random  |
 
-`sr` rounds at random, without bias. Block scales are bf16, rounded up, so that codes stay in range.
-`deadzone` is q = sign(x) floor(abs(x)/s + 1 - theta) with theta = 0.6 and zeros dropped; s is chosen so that
-the fraction rho survives. One step for the whole group is reverse water-filling: small layers get
-few bits, not the same as large ones.
+`sr` rounds at random, without bias. Block scales are bf16, rounded up, so that codes stay in range. Values
+are read and written block by block (`Dense`), each pass over one that is still in the cache.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+from anabranch.compress.seeds import random_words, read_seed, write_seed
 
-from anabranch.compress.levels import levels_max, read_levels, write_levels
-from anabranch.compress.selectors import kept_count, largest, read_seed, write_seed
-from anabranch.compress.stage import Coded, Context, Dense, Role, Sparse, Stream, take
+from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Role, Sparse, Stream, take
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import Vector
 
 BLOCKS = (32, 64, 128, 256)
-TINY = 1e-30  # blocks under this are sent as zeros: their scale would not be a normal number
-ROUNDER = np.float32(12582912.0)  # 1.5 * 2^23: adding it rounds to the nearest integer, in the low bits
-THETA = 0.6
-LEVELS_MAX = 1 << 22
-Codes = npt.NDArray[np.int8]
+TINY = np.float32(1e-30)  # blocks under this share its scale: their own would not be a normal number
+HUGE_BITS = 0x7F000000  # of 2^127: from there on the scale of a block may have to be cut
+INFINITY_BITS = 0x7F800000  # of float32; what is not a number has more
+BF16_TOP_BITS = 0x7F7F0000  # of the largest finite bf16
+BF16_TOP = np.array(BF16_TOP_BITS, np.uint32).view(np.float32)
+NOT_SENT = "values that are not finite are not sent: the training has diverged"
 Bytes = npt.NDArray[np.uint8]
+Halves = npt.NDArray[np.uint16]
+Bits = npt.NDArray[np.int32]
 
 
-def to_bf16(x: Vector) -> npt.NDArray[np.uint16]:
-    """Round float32 to the nearest bf16, ties to even: the upper halves."""
-    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
-    rounded = bits + (np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1)))
-    return (rounded >> np.uint32(16)).astype("<u2")
+def magnitude_bits(block: Vector, scratch: Vector) -> Bits:
+    """The bits of abs(block), (n,), in scratch: integers in the order of the magnitudes."""
+    bits: Bits = np.abs(block, out=scratch[: block.size]).view(np.int32)
+    return bits
 
 
-def from_bf16(halves: npt.NDArray[Any]) -> Vector:
-    """The float32 of bf16's upper halves."""
+def check_sendable(top_bits: int) -> None:
+    """Raises `InvalidUpdate` where the largest of `magnitude_bits` is not of a finite number."""
+    if top_bits >= INFINITY_BITS:
+        raise InvalidUpdate(NOT_SENT)
+
+
+def from_bf16(halves: Halves) -> Vector:
+    """The float32 values of bf16, which is their upper halves."""
     return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
-
-
-def _bf16_up(scales: Vector) -> Vector:
-    bits = scales.view(np.uint32)
-    return ((bits + np.uint32(0xFFFF)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 class _Quantiser:
@@ -68,27 +68,27 @@ class _Quantiser:
         return n
 
     def encode(self, value: Dense | Sparse, context: Context) -> Coded:
-        coded = Coded(value.values.size)
+        coded = Coded(value.size)
         if isinstance(value, Sparse):
-            coded.indices, coded.seed = value.indices, value.seed
-        if coded.seed is not None:
-            write_seed(coded, coded.seed)
-            coded.indices = None
-        self._write(value.values, coded, context)
+            if value.seed is None:
+                coded.indices = value.indices
+            else:
+                write_seed(coded, value.seed)
+        self._write(value, coded, context)
         return coded
 
     def decode(self, coded: Coded, context: Context) -> Dense | Sparse:
-        seed = read_seed(coded) if Role.SEED in coded.streams else None
-        values = self._read(coded, context)
-        if coded.indices is not None or seed is not None:
-            indices = np.empty(0, np.int64) if coded.indices is None else coded.indices
-            return Sparse(indices, values, seed)
-        return Dense(values)
+        values = self._read(coded)
+        if coded.indices is not None:
+            return Sparse(coded.indices, values.gather())
+        if Role.SEED in coded.streams:
+            return Sparse(np.empty(0, np.int64), values.gather(), read_seed(coded))
+        return values
 
-    def _write(self, values: Vector, coded: Coded, context: Context) -> None:
+    def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
         raise NotImplementedError
 
-    def _read(self, coded: Coded, context: Context) -> Vector:
+    def _read(self, coded: Coded) -> Dense:
         raise NotImplementedError
 
 
@@ -101,16 +101,25 @@ class Float32(_Quantiser):
     def raw_max(self, k: int, n: int) -> int:
         return 4 * k
 
-    def _write(self, values: Vector, coded: Coded, context: Context) -> None:
-        coded.streams[Role.VALUES] = Stream.of(values.astype("<f4", copy=False).tobytes())
+    def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
+        out = np.empty(coded.k, "<f4")
+        for start, block in zip(range(0, coded.k, BLOCK), value.blocks(), strict=True):
+            _check_finite(block, NOT_SENT)
+            out[start : start + block.size] = block
+        coded.streams[Role.VALUES] = Stream.of(out.data.cast("B"))
 
-    def _read(self, coded: Coded, context: Context) -> Vector:
-        data = take(coded, Role.VALUES, 4 * coded.k)
-        return _finite(np.frombuffer(data, "<f4").astype(np.float32, copy=False))
+    def _read(self, coded: Coded) -> Dense:
+        values = np.frombuffer(take(coded, Role.VALUES, 4 * coded.k), "<f4").astype(np.float32, copy=False)
+
+        def blocks() -> Iterator[Vector]:
+            for start in range(0, values.size, BLOCK):
+                yield _check_finite(values[start : start + BLOCK])
+
+        return Dense(coded.k, blocks)
 
 
 class BFloat16(_Quantiser):
-    """See the module."""
+    """See the module. Rounds to the nearest, ties to even; nothing finite becomes infinite."""
 
     name: ClassVar[str] = "bf16"
     number: ClassVar[int] = 11
@@ -118,11 +127,32 @@ class BFloat16(_Quantiser):
     def raw_max(self, k: int, n: int) -> int:
         return 2 * k
 
-    def _write(self, values: Vector, coded: Coded, context: Context) -> None:
-        coded.streams[Role.VALUES] = Stream.of(to_bf16(values).tobytes())
+    def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
+        out = np.empty(coded.k, "<u2")
+        scratch = np.empty(min(BLOCK, coded.k), np.float32)
+        for start, block in zip(range(0, coded.k, BLOCK), value.blocks(), strict=True):
+            top = int(magnitude_bits(block, scratch).max())
+            check_sendable(top)
+            finite = np.clip(block, -BF16_TOP, BF16_TOP) if top > BF16_TOP_BITS else block
+            bits, rounded = finite.view(np.uint32), scratch[: block.size].view(np.uint32)
+            np.right_shift(bits, 16, out=rounded)
+            rounded &= np.uint32(1)
+            rounded += bits
+            rounded += np.uint32(0x7FFF)
+            np.right_shift(rounded, 16, out=out[start : start + block.size], casting="unsafe")
+        coded.streams[Role.VALUES] = Stream.of(out.data.cast("B"))
 
-    def _read(self, coded: Coded, context: Context) -> Vector:
-        return _finite(from_bf16(np.frombuffer(take(coded, Role.VALUES, 2 * coded.k), "<u2")))
+    def _read(self, coded: Coded) -> Dense:
+        halves = np.frombuffer(take(coded, Role.VALUES, 2 * coded.k), "<u2")
+
+        def blocks() -> Iterator[Vector]:
+            scratch = np.empty(min(BLOCK, coded.k), np.uint32)
+            for start in range(0, coded.k, BLOCK):
+                part = halves[start : start + BLOCK]
+                np.left_shift(part, np.uint32(16), out=scratch[: part.size], dtype=np.uint32)
+                yield _check_finite(scratch[: part.size].view(np.float32))
+
+        return Dense(coded.k, blocks)
 
 
 class BlockIntegers(_Quantiser):
@@ -132,55 +162,81 @@ class BlockIntegers(_Quantiser):
 
     def __init__(self, block: int = 256, stochastic: bool = False) -> None:
         self.block, self.stochastic = block, stochastic
+        self._starts = np.arange(0, BLOCK, block)
+        # A block of the largest float32 has to come back finite.
+        self._scale_max = int(np.array(np.finfo(np.float32).max / self.top, np.float32).view(np.uint32) >> 16)
 
     def raw_max(self, k: int, n: int) -> int:
         return self._packed_len(k) + 2 * -(-k // self.block)
 
-    def _write(self, values: Vector, coded: Coded, context: Context) -> None:
-        rows = _in_rows(values, self.block)
-        top = np.maximum(rows.max(axis=1), -rows.min(axis=1)) if rows.size else np.empty(0, np.float32)
-        scales = _bf16_up(np.where(top < TINY, 0, top / self.top).astype(np.float32))
-        inverse = np.divide(1, scales, out=np.zeros_like(scales), where=scales > 0)
-        draw = np.random.Generator(np.random.Philox(key=context.seed & 0xFFFFFFFFFFFFFFFF))
-        codes = np.empty(rows.shape, np.int8)
-        step = max(1, (1 << 15) // self.block)
-        scratch = np.empty((step, self.block), np.float32)
-        for start in range(0, len(rows), step):
-            part = rows[start : start + step]
-            scaled = np.multiply(part, inverse[start : start + step, None], out=scratch[: len(part)])
-            if self.stochastic:
-                scaled += draw.integers(0, 256, scaled.shape, np.uint8).astype(np.float32) / 256 + np.float32(
-                    1 / 512 - 0.5
-                )
-            scaled += ROUNDER
-            codes[start : start + step] = scaled.view(np.int8)[:, ::4]
-        coded.streams[Role.CODES] = Stream.of(self._pack(codes.reshape(-1)[: values.size]))
-        coded.streams[Role.SCALES] = Stream.of((scales.view(np.uint32) >> 16).astype("<u2").tobytes())
+    def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
+        packed = np.empty(self._packed_len(coded.k), np.uint8)
+        halves = np.empty(-(-coded.k // self.block), "<u2")
+        scratch = np.empty(min(BLOCK, coded.k) + 1, np.float32)
+        words = random_words(context.seed, self.number) if self.stochastic else None
+        for start, block in zip(range(0, coded.k, BLOCK), value.blocks(), strict=True):
+            own = halves[start // self.block : -(-(start + block.size) // self.block)]
+            levels = self._levels(block, own, scratch)
+            if words is None:
+                np.rint(levels, out=levels)
+            else:
+                draws = words.random_raw(-(-block.size // 8)).astype("<u8", copy=False).view(np.uint8)
+                levels += (draws[: block.size].astype(np.float32) + np.float32(0.5)) / np.float32(256)
+                np.floor(levels, out=levels)
+            self._pack(scratch, block.size, packed[self._packed_len(start) :])
+        coded.streams[Role.CODES] = Stream.of(packed.data)
+        coded.streams[Role.SCALES] = Stream.of(halves.data.cast("B"))
 
-    def _read(self, coded: Coded, context: Context) -> Vector:
-        blocks = -(-coded.k // self.block)
-        halves = np.frombuffer(take(coded, Role.SCALES, 2 * blocks), "<u2")
-        if halves.size and int(halves.max()) >= 0x7F80:  # negative, infinite or not a number
-            raise InvalidUpdate("scales must be finite and not negative")
-        codes = self._unpack(take(coded, Role.CODES, self._packed_len(coded.k)), coded.k)
-        if coded.k and int(codes.min()) < -self.top:
-            raise InvalidUpdate(f"codes must be within -{self.top}..{self.top}")
-        values = codes.astype(np.float32)
-        scales = from_bf16(halves)
-        whole = coded.k // self.block * self.block
-        rows = values[:whole].reshape(-1, self.block)
-        np.multiply(rows, scales[: len(rows), None], out=rows)
-        values[whole:] *= scales[-1] if whole < coded.k else np.float32(1)
-        return values
+    def _levels(self, block: Vector, halves: Halves, scratch: Vector) -> Vector:
+        """The quotients x / s of a block of values, in scratch; the scales s go to `halves`."""
+        bits = magnitude_bits(block, scratch)
+        tops = np.maximum.reduceat(bits, self._starts[: halves.size])
+        top = int(tops.max())
+        check_sendable(top)
+        scales = np.maximum(tops.view(np.float32), TINY)
+        scales /= np.float32(self.top)
+        scale_bits = scales.view(np.uint32)
+        scale_bits += np.uint32(0xFFFF)
+        scale_bits &= np.uint32(0xFFFF0000)
+        if top >= HUGE_BITS:
+            np.minimum(scale_bits, self._scale_max << 16, out=scale_bits)
+        np.right_shift(scale_bits, 16, out=halves, casting="unsafe")
+        inverse = np.reciprocal(scales, out=scales)
+        levels, whole = scratch[: block.size], block.size // self.block * self.block
+        rows = levels[:whole].reshape(-1, self.block)
+        np.multiply(block[:whole].reshape(-1, self.block), inverse[: len(rows), None], out=rows)
+        np.multiply(block[whole:], inverse[-1], out=levels[whole:])
+        return np.clip(levels, -self.top, self.top, out=levels) if top >= HUGE_BITS else levels
+
+    def _read(self, coded: Coded) -> Dense:
+        halves = np.frombuffer(take(coded, Role.SCALES, 2 * -(-coded.k // self.block)), "<u2")
+        if halves.size and int(halves.max()) > self._scale_max:  # negative, infinite or no number, too
+            raise InvalidUpdate("scales must be finite, not negative, and of finite values")
+        packed = np.frombuffer(take(coded, Role.CODES, self._packed_len(coded.k)), np.uint8)
+
+        def blocks() -> Iterator[Vector]:
+            scratch = np.empty(min(BLOCK, coded.k), np.float32)
+            for start in range(0, coded.k, BLOCK):
+                size = min(BLOCK, coded.k - start)
+                values, whole = scratch[:size], size // self.block * self.block
+                self._unpack(packed[self._packed_len(start) : self._packed_len(start + size)], values)
+                scales = from_bf16(halves[start // self.block : -(-(start + size) // self.block)])
+                rows = values[:whole].reshape(-1, self.block)
+                np.multiply(rows, scales[: len(rows), None], out=rows)
+                values[whole:] *= scales[-1]
+                yield values
+
+        return Dense(coded.k, blocks)
 
     def _packed_len(self, k: int) -> int:
-        return k
+        raise NotImplementedError
 
-    def _pack(self, codes: Codes) -> bytes:
-        return codes.tobytes()
+    def _pack(self, levels: Vector, k: int, out: Bytes) -> None:
+        """The codes of levels[:k], whole numbers; levels[k] is free."""
+        raise NotImplementedError
 
-    def _unpack(self, data: bytes | memoryview, k: int) -> Codes:
-        return np.frombuffer(data, np.int8)
+    def _unpack(self, packed: Bytes, out: Vector) -> None:
+        raise NotImplementedError
 
 
 class Int8(BlockIntegers):
@@ -190,9 +246,21 @@ class Int8(BlockIntegers):
     number: ClassVar[int] = 12
     top: ClassVar[int] = 127
 
+    def _packed_len(self, k: int) -> int:
+        return k
+
+    def _pack(self, levels: Vector, k: int, out: Bytes) -> None:
+        np.copyto(out[:k].view(np.int8), levels[:k], casting="unsafe")
+
+    def _unpack(self, packed: Bytes, out: Vector) -> None:
+        codes = packed.view(np.int8)
+        if int(codes.min()) < -self.top:
+            raise InvalidUpdate(f"codes must be within -{self.top}..{self.top}")
+        np.copyto(out, codes)
+
 
 class Int4(BlockIntegers):
-    """See the module. Two codes a byte, biased by 8: the first of each pair in the low half."""
+    """See the module. Two codes a byte, each plus 8: the first of a pair in the lower half."""
 
     name: ClassVar[str] = "int4"
     number: ClassVar[int] = 13
@@ -201,82 +269,28 @@ class Int4(BlockIntegers):
     def _packed_len(self, k: int) -> int:
         return -(-k // 2)
 
-    def _pack(self, codes: Codes) -> bytes:
-        biased = (codes + np.int8(8)).view(np.uint8)
-        if biased.size % 2:
-            biased = np.append(biased, np.uint8(0))
-        return (biased[::2] | (biased[1::2] << np.uint8(4))).tobytes()
+    def _pack(self, levels: Vector, k: int, out: Bytes) -> None:
+        even = k + k % 2
+        levels[k:even] = -8
+        pairs = (levels[:even].astype(np.int8) + np.int8(8)).view("<u2")
+        pairs |= pairs >> 4
+        np.copyto(out[: even // 2], pairs, casting="unsafe")
 
-    def _unpack(self, data: bytes | memoryview, k: int) -> Codes:
-        packed = np.frombuffer(data, np.uint8)
-        pairs = np.empty((packed.size, 2), np.uint8)
-        np.bitwise_and(packed, 15, out=pairs[:, 0])
-        np.right_shift(packed, 4, out=pairs[:, 1])
-        if k % 2 and pairs[-1, 1]:
+    def _unpack(self, packed: Bytes, out: Vector) -> None:
+        pairs = packed.astype("<u2")
+        pairs |= pairs << 4
+        codes = (pairs & 0x0F0F).view(np.uint8)
+        if codes[out.size :].any():
             raise InvalidUpdate("the padding of the last code is not zero")
-        return pairs.reshape(-1)[:k].view(np.int8) - np.int8(8)
+        codes = codes[: out.size]
+        if not codes.all():
+            raise InvalidUpdate(f"codes must be within -{self.top}..{self.top}")
+        np.subtract(codes, np.float32(8), out=out, dtype=np.float32)
 
 
-class DeadZone(_Quantiser):
-    """See the module. The levels are streams of `levels.py`."""
-
-    name: ClassVar[str] = "deadzone"
-    number: ClassVar[int] = 14
-    accepts: ClassVar[tuple[type[Any], ...]] = (Dense,)
-
-    def __init__(self, rho: float) -> None:
-        self.rho = rho
-
-    def values_max(self, n: int) -> int:
-        return kept_count(self.rho, n)
-
-    def raw_max(self, k: int, n: int) -> int:
-        return 4 + levels_max(k)
-
-    def encode(self, value: Dense | Sparse, context: Context) -> Coded:
-        x = value.values
-        chosen = largest(x, kept_count(self.rho, context.n))
-        found = np.abs(x[chosen])
-        step = self._step(found)
-        levels = np.floor(found / step + np.float32(1 - THETA)).astype(np.int64)
-        alive = levels > 0
-        chosen, levels = chosen[alive], levels[alive]
-        coded = Coded(chosen.size, indices=chosen)
-        coded.streams[Role.STEP] = Stream.of(np.array([step], "<f4").tobytes())
-        write_levels(coded, np.where(np.signbit(x[chosen]), -levels, levels))
-        return coded
-
-    def decode(self, coded: Coded, context: Context) -> Sparse:
-        if coded.indices is None:
-            raise InvalidUpdate("payload of levels without indices")
-        (step,) = np.frombuffer(take(coded, Role.STEP, 4), "<f4")
-        if not (np.isfinite(step) and step > 0):
-            raise InvalidUpdate("the step must be finite and positive")
-        with np.errstate(over="ignore"):
-            values = read_levels(coded).astype(np.float32) * step
-        return Sparse(coded.indices, _finite(values))
-
-    def _step(self, found: Vector) -> np.float32:
-        """The smallest survivor shall be just over the dead zone, theta s; levels stay below 2^22."""
-        if not found.size:
-            return np.float32(1)
-        return np.float32(max(float(found.min()) / THETA, float(found.max()) / LEVELS_MAX, TINY))
-
-
-def _in_rows(values: Vector, block: int) -> Vector:
-    """Shape (blocks, block), the last row filled up with zeros."""
-    values = np.ascontiguousarray(values, np.float32)
-    blocks = -(-values.size // block)
-    if values.size == blocks * block:
-        return values.reshape(blocks, block)
-    rows = np.zeros(blocks * block, np.float32)
-    rows[: values.size] = values
-    return rows.reshape(blocks, block)
-
-
-def _finite(values: Vector) -> Vector:
+def _check_finite(block: Vector, text: str = "payload has values that are not finite") -> Vector:
     with np.errstate(over="ignore", invalid="ignore"):
-        total = float(values.sum(dtype=np.float32)) if values.size else 0.0
-    if not np.isfinite(total) and not np.isfinite(values).all():
-        raise InvalidUpdate("payload has values that are not finite")
-    return values
+        total = float(block.sum())
+    if not np.isfinite(total) and not np.isfinite(block).all():
+        raise InvalidUpdate(text)
+    return block

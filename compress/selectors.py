@@ -2,35 +2,49 @@
 
 | stage             | keeps                                         | source                                 |
 |-------------------|-----------------------------------------------|----------------------------------------|
-| topk(rho)         | exactly the ceil(rho n) largest by magnitude  | top-k; a sample guesses the threshold  |
+| topk(rho)         | the ceil(rho n) largest by magnitude, exactly | top-k; a sample guesses the threshold  |
 | threshold(rho,L)  | magnitudes of at least tau                    | DCT-DP, Gupta et al., arXiv 2010.08899 |
 | mask(rho)         | coordinates drawn from a seed: no index bytes | random-k with shared randomness        |
 
-tau of `threshold` is the (1 - rho) quantile of a device's first update and stays: it is taken anew after L
-tasks (32) or when the kept share leaves 0.7 to 1.3 times rho, and follows it by a square root in between.
-The paper's L is in thousands of iterations; the rule in between is ours.
+Of equal magnitudes `topk` keeps the first ones, and none that are zero. tau of `threshold` is the magnitude
+of a device's k-th largest value; it is taken anew after L tasks (32) or when the kept share leaves 0.7 to
+1.3 times rho, and follows the share by a square root in between. The paper's L is in thousands of
+iterations; the rule in between is ours. `mask` keeps the ceil(rho n) largest of n draws of 32 bits, of
+equal ones the first; its values are as they are, not scaled by 1 / rho.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
+from anabranch.compress.seeds import SEED_MASK, random_words
 
-from anabranch.compress.stage import Coded, Context, Dense, Role, Sparse, Stream, take
+from anabranch.compress.quantisers import check_sendable, magnitude_bits
+from anabranch.compress.stage import BLOCK, Context, Dense, Sparse
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.params import Indices, Vector
+from anabranch.core.params import Indices
 
-SAMPLE = 1 << 14  # values that the first guess of a threshold is made of, at most 1 % of a large vector
+Flags = npt.NDArray[np.bool_]
+Ranks = npt.NDArray[np.integer[Any]]
+SAMPLE = 1 << 14  # values that the first guess of a threshold is made of
 SIGMAS = 4.0  # the guess lies so far under the sampled quantile that it is too high almost never
+SMALLEST = 1  # the bits of the smallest magnitude that is not zero
+
+
+def number(text: str) -> float:
+    """The number that an argument is; NaN where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
 
 
 def fraction(text: str, stage: str) -> float:
     """A kept fraction in (0, 1]. Raises `UnknownCodec`."""
-    try:
-        rho = float(text)
-    except ValueError:
-        rho = 0.0
+    rho = number(text)
     if not 0.0 < rho <= 1.0:
         raise UnknownCodec(f"{stage}({text}): the kept fraction is a number in (0, 1], such as {stage}(0.1)")
     return rho
@@ -41,38 +55,66 @@ def kept_count(rho: float, n: int) -> int:
     return min(n, max(1, int(np.ceil(rho * n - 1e-9))))
 
 
-def largest(x: Vector, k: int) -> Indices:
-    """The indices (k,), increasing, of the k largest magnitudes; of equal ones the first."""
-    n = x.size
-    if k >= n:
-        return np.arange(n, dtype=np.int64)
-    magnitudes = np.abs(x)
-    candidates = _candidates(magnitudes, k)
-    found = magnitudes[candidates]
-    tau = np.partition(found, found.size - k)[found.size - k]
-    above = found > tau
-    spare = k - int(np.count_nonzero(above))
-    ties = np.flatnonzero(found == tau)[:spare]
-    above[ties] = True
-    chosen: Indices = candidates[above]
-    return chosen
+def largest(dense: Dense, k: int) -> Sparse:
+    """The k values of the largest magnitudes; of equal ones the first, and none that are zero."""
+    found = over(dense, _guess(dense, k))
+    if found.size < k:
+        found = over(dense, SMALLEST)
+    if found.size <= k:
+        return found
+    bits = np.abs(found.values).view(np.int32)
+    kept = np.flatnonzero(_k_largest(bits, k))
+    return Sparse(found.indices[kept], found.values[kept])
 
 
-def _candidates(magnitudes: Vector, k: int) -> Indices:
-    """At least k indices, hopefully few more: all over a threshold that a sample gives."""
-    n = magnitudes.size
-    stride = max(1, n // SAMPLE)
-    if stride > 1:
-        sample = magnitudes[::stride]
-        share = k / n
-        expected = share * sample.size
-        rank = int(expected + SIGMAS * np.sqrt(expected * (1 - share)) + SIGMAS)
-        if rank < sample.size:
-            guess = np.partition(sample, sample.size - 1 - rank)[sample.size - 1 - rank]
-            found = np.flatnonzero(magnitudes >= guess)
-            if found.size >= k:
-                return found
-    return np.arange(n, dtype=np.int64)
+def _k_largest(ranks: Ranks, k: int) -> Flags:
+    """Which k of the ranks (n,) are the largest; of equal ones the first."""
+    tau = np.partition(ranks, ranks.size - k)[ranks.size - k]
+    kept: Flags = ranks > tau
+    kept[np.flatnonzero(ranks == tau)[: k - int(np.count_nonzero(kept))]] = True
+    return kept
+
+
+def over(dense: Dense, bits_min: int) -> Sparse:
+    """The values whose `magnitude_bits` are at least so many. Raises `InvalidUpdate` if any is not finite."""
+    indices, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    scratch, flags = np.empty(BLOCK, np.float32), np.zeros(BLOCK, bool)
+    for start, block in zip(range(0, dense.size, BLOCK), dense.blocks(), strict=True):
+        np.greater_equal(magnitude_bits(block, scratch), bits_min, out=flags[: block.size])
+        flags[block.size :] = False
+        places = _places(flags)
+        values.append(block[places])
+        indices.append(places + start)
+    found = Sparse(np.concatenate(indices), np.concatenate(values))
+    # What is not finite has the largest bits of all, so it is among what was found.
+    check_sendable(int(np.abs(found.values).view(np.int32).max(initial=0)))
+    return found
+
+
+def _places(flags: Flags) -> Indices:
+    """Where flags (a multiple of 8) are set. Few are found sooner by looking at eight at a time."""
+    if np.count_nonzero(flags) * 32 > flags.size:
+        return np.flatnonzero(flags)
+    words = flags.view(np.uint64)
+    filled = np.flatnonzero(words != 0)
+    places = np.flatnonzero(words[filled].view(bool))
+    found: Indices = filled[places >> 3] * 8 + (places & 7)
+    return found
+
+
+def _guess(dense: Dense, k: int) -> int:
+    """The bits of a threshold that hopefully a few more than k values reach."""
+    stride = dense.size // SAMPLE | 1
+    if stride == 1:
+        return SMALLEST
+    sample = np.abs(np.concatenate([block[::stride] for block in dense.blocks()])).view(np.int32)
+    share = k / dense.size
+    expected = share * sample.size
+    rank = int(expected + SIGMAS * np.sqrt(expected * (1 - share)) + SIGMAS)
+    if rank >= sample.size:
+        return SMALLEST
+    at = sample.size - 1 - rank
+    return max(SMALLEST, int(np.partition(sample, at)[at]))
 
 
 class _Selector:
@@ -106,8 +148,7 @@ class TopK(_Selector):
     number: ClassVar[int] = 1
 
     def encode(self, value: Dense, context: Context) -> Sparse:
-        indices = largest(value.values, kept_count(self.rho, context.n))
-        return Sparse(indices, value.values[indices])
+        return largest(value, kept_count(self.rho, context.n))
 
 
 class Threshold(_Selector):
@@ -121,23 +162,24 @@ class Threshold(_Selector):
         self.every = every
 
     def encode(self, value: Dense, context: Context) -> Sparse:
-        x, notes, wanted = value.values, context.notes, kept_count(self.rho, context.n)
+        notes, wanted = context.notes, kept_count(self.rho, context.n)
         tau, tasks = notes.get("tau", 0.0), int(notes.get("tasks", 0))
-        indices = np.flatnonzero(np.abs(x) >= tau) if tau > 0.0 and tasks < self.every else None
-        if indices is None or not 0.7 * wanted <= indices.size <= 1.3 * wanted:
-            indices = largest(x, wanted)
-            tau, tasks = float(np.abs(x[indices]).min()), 0
+        bits = int(np.array(tau, np.float32).view(np.int32))
+        found = over(value, bits) if bits >= SMALLEST and tasks < self.every else None
+        if found is None or not 0.7 * wanted <= found.size <= 1.3 * wanted:
+            found = largest(value, wanted)
+            tau, tasks = float(np.abs(found.values).min(initial=np.inf)), 0
         else:
-            tau *= float(np.clip(np.sqrt(indices.size / wanted), 0.5, 2.0))
-        notes.update(tau=tau, tasks=tasks + 1)
-        return Sparse(indices, x[indices])
+            tau *= float(np.clip(np.sqrt(found.size / wanted), 0.5, 2.0))
+        notes.update(tau=tau if found.size else 0.0, tasks=tasks + 1)
+        return found
 
     def values_max(self, n: int) -> int:
         return min(n, int(1.3 * kept_count(self.rho, n)) + 1)
 
 
 class Mask(_Selector):
-    """See the module. The generator is Philox 4x64 of numpy, keyed with the seed: the same everywhere."""
+    """See the module."""
 
     name: ClassVar[str] = "mask"
     number: ClassVar[int] = 3
@@ -146,28 +188,27 @@ class Mask(_Selector):
         return 8  # the seed
 
     def encode(self, value: Dense, context: Context) -> Sparse:
-        seed = context.seed & 0xFFFFFFFFFFFFFFFF
+        seed = context.seed & SEED_MASK
         indices = self._indices(seed, context.n)
-        return Sparse(indices, value.values[indices], seed)
+        scratch, chosen = np.empty(min(BLOCK, value.size), np.float32), np.empty(indices.size, np.float32)
+        for start, block in zip(range(0, value.size, BLOCK), value.blocks(), strict=True):
+            check_sendable(int(magnitude_bits(block, scratch).max()))
+            first, last = np.searchsorted(indices, (start, start + block.size))
+            chosen[first:last] = block[indices[first:last] - start]
+        return Sparse(indices, chosen, seed)
 
-    def decode(self, value: Sparse, context: Context) -> Sparse:
+    def decode(self, value: Dense | Sparse, context: Context) -> Sparse:
         """The indices come of the seed, which the quantiser before could not know."""
-        assert value.seed is not None
+        if not isinstance(value, Sparse) or value.seed is None:
+            raise InvalidUpdate("payload lacks the stream seed")
         indices = self._indices(value.seed, context.n)
-        if indices.size != value.values.size:
-            raise InvalidUpdate(f"payload has {value.values.size} values, its mask has {indices.size}")
+        if indices.size != value.size:
+            raise InvalidUpdate(f"payload has {value.size} values, its mask has {indices.size}")
         return Sparse(indices, value.values, value.seed)
 
     def _indices(self, seed: int, n: int) -> Indices:
-        draw = np.random.Generator(np.random.Philox(key=seed)).random(n, np.float32)
-        return largest(draw, kept_count(self.rho, n))
-
-
-def write_seed(coded: Coded, seed: int) -> None:
-    """The stream of a seed."""
-    coded.streams[Role.SEED] = Stream.of(seed.to_bytes(8, "little"))
-
-
-def read_seed(coded: Coded) -> int:
-    """The inverse of `write_seed`. Raises `InvalidUpdate`."""
-    return int.from_bytes(take(coded, Role.SEED, 8), "little")
+        """The places (k,) of the largest draws, increasing."""
+        k = kept_count(self.rho, n)
+        words = random_words(seed, self.number).random_raw(-(-n // 2))
+        draws = words.astype("<u8", copy=False).view("<u4")[:n]
+        return np.flatnonzero(_k_largest(draws, k))

@@ -12,7 +12,7 @@ that makes no sense is refused when it is built.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, ClassVar, Protocol
@@ -21,6 +21,8 @@ import numpy as np
 
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import Indices, Vector
+
+BLOCK = 1 << 17  # values that are worked on at a time; a multiple of every block of a quantiser
 
 
 class Role(IntEnum):
@@ -56,9 +58,21 @@ class Stream:
 
 @dataclass(frozen=True)
 class Dense:
-    """Float32 values, shape (n,)."""
+    """`size` float32 values, that is n, in arrays of `BLOCK` (the last may be shorter).
 
-    values: Vector
+    An array of `blocks()` is valid until the next is asked for: what works block by block stays in a
+    core's own cache, and nothing of the model's size is made.
+    """
+
+    size: int
+    blocks: Callable[[], Iterator[Vector]]
+
+    def gather(self) -> Vector:
+        """All of them, shape (size,); a new array."""
+        out = np.empty(self.size, np.float32)
+        for start, block in zip(range(0, self.size, BLOCK), self.blocks(), strict=True):
+            out[start : start + block.size] = block
+        return out
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,15 @@ class Sparse:
     indices: Indices
     values: Vector
     seed: int | None = None
+
+    def blocks(self) -> Iterator[Vector]:
+        """The values as `Dense` has them."""
+        return (self.values[start : start + BLOCK] for start in range(0, self.values.size, BLOCK))
+
+    @property
+    def size(self) -> int:
+        """The number k."""
+        return self.values.size
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """An encoded vector as bytes: a head, then each group of the layout with its stages and streams.
 
     head    2 magic "aB", 1 format, 1 groups, 8 fingerprint of the layout, 4 CRC-32 of all that follows
-    group   1 number (0 main, 1 small), 1 stages, 1 streams, 4 k
+    group   1 number (0 main, 1 small), 1 stages, 1 streams, 4 n, 4 k
             stages times:  1 number, 1 version
             streams times: 1 role, 1 coder (0 none), 4 length before it, 4 length
     streams back to back, in the order of their heads
@@ -22,7 +22,7 @@ from anabranch.core.errors import InvalidUpdate, TooLarge
 
 MAGIC, FORMAT = b"aB", 1
 HEAD, CRC = struct.Struct("<2sBB8s"), struct.Struct("<I")
-GROUP, STAGE, STREAM = struct.Struct("<BBBI"), struct.Struct("<BB"), struct.Struct("<BBII")
+GROUP, STAGE, STREAM = struct.Struct("<BBBII"), struct.Struct("<BB"), struct.Struct("<BBII")
 STREAMS_MAX = 8
 _ROLES = frozenset(int(role) for role in Role)
 
@@ -41,12 +41,12 @@ class Part:
 
 def bytes_max(stages: tuple[Stage, ...], n: int) -> int:
     """The most bytes that a group of n values can take on the wire."""
-    return GROUP.size + STAGE.size * len(stages) + STREAM.size * STREAMS_MAX + raw_max(stages, n)
+    heads = GROUP.size + STAGE.size * len(stages) + STREAM.size * STREAMS_MAX
+    return heads + raw_max(stages, k_max(stages, n), n)
 
 
-def raw_max(stages: tuple[Stage, ...], n: int) -> int:
-    """The most bytes that the streams of a group of n values can have, expanded."""
-    k = k_max(stages, n)
+def raw_max(stages: tuple[Stage, ...], k: int, n: int) -> int:
+    """The most bytes that the streams of k values of n can have, expanded."""
     return sum(stage.raw_max(k, n) for stage in stages)
 
 
@@ -60,12 +60,14 @@ def write(parts: list[Part], layout: Layout) -> bytes:
     body: list[bytes | memoryview] = []
     for group, part in zip(layout.groups, parts, strict=True):
         streams = part.coded.streams
-        body.append(GROUP.pack(group.name != MAIN, len(part.stages), len(streams), part.coded.k))
+        body.append(GROUP.pack(group.name != MAIN, len(part.stages), len(streams), group.size, part.coded.k))
         body += [STAGE.pack(stage.number, stage.version) for stage in part.stages]
         body += [STREAM.pack(role, s.coder, s.raw_len, len(s.data)) for role, s in streams.items()]
     body += [stream.data for part in parts for stream in part.coded.streams.values()]
-    rest = b"".join(body)
-    return HEAD.pack(MAGIC, FORMAT, len(parts), layout.fingerprint) + CRC.pack(zlib.crc32(rest)) + rest
+    crc = 0
+    for part_of_body in body:
+        crc = zlib.crc32(part_of_body, crc)
+    return b"".join([HEAD.pack(MAGIC, FORMAT, len(parts), layout.fingerprint), CRC.pack(crc), *body])
 
 
 def read(data: bytes | memoryview, layout: Layout, stages: list[tuple[Stage, ...]]) -> list[Part]:
@@ -105,9 +107,11 @@ StreamHead = tuple[int, int, int, int]
 def _read_group(
     cursor: _Cursor, number: int, n: int, wanted: tuple[Stage, ...]
 ) -> tuple[int, list[StreamHead]]:
-    found_number, stage_count, stream_count, k = cursor.take(GROUP)
-    if found_number != number:
-        raise InvalidUpdate(f"payload has group {found_number} where the manifest has {number}")
+    found_number, stage_count, stream_count, found_n, k = cursor.take(GROUP)
+    if (found_number, found_n) != (number, n):
+        raise InvalidUpdate(
+            f"payload has group {found_number} of {found_n} values, the manifest has {number} of {n}"
+        )
     if stage_count != len(wanted) or stream_count > STREAMS_MAX:
         raise InvalidUpdate(f"payload has {stage_count} stages and {stream_count} streams in a group")
     for stage in wanted:
@@ -117,7 +121,7 @@ def _read_group(
     if k > k_max(wanted, n):
         raise TooLarge(f"payload has {k} values of a group, its codec keeps at most {k_max(wanted, n)}")
     streams = [cursor.take(STREAM) for _ in range(stream_count)]
-    _check_streams(streams, raw_max(wanted, n))
+    _check_streams(streams, raw_max(wanted, k, n))
     return k, streams
 
 

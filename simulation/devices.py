@@ -30,7 +30,7 @@ from anabranch.core.updates import Ask, Capability, Decision, Task, Verdict
 from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.simulation.executors.base import Executor, Job, LocalResult, Pending
 from anabranch.simulation.network import Link
-from anabranch.simulation.versions import Model, Offer
+from anabranch.simulation.versions import Offer
 from anabranch.workloads.batches import planned_steps
 from anabranch.workloads.profiles import DeviceProfiles
 
@@ -85,7 +85,7 @@ class Device:
         self._heartbeat = 0
         self._tasks = 0
         self._offer: Offer | None = None
-        self._holds: Model | None = None  # the newest model that it has whole: it is on the device's disk
+        self._holds: int | None = None  # the newest version that it has whole: it is on the device's disk
         self._memory: Memory | None = None  # of its uplink, on its disk too
         self._training: Pending[LocalResult] | None = None
         self._outbox: Outbox | None = None
@@ -199,8 +199,7 @@ class Device:
         """The ask is at the server."""
         if call != self._call:
             return
-        holds = None if self._holds is None else self._holds.version
-        answer = self._server.ask(Ask(self.client_id, task_id, holds))
+        answer = self._server.ask(Ask(self.client_id, task_id, self._holds))
         if isinstance(answer, Refused):
             at = self._clock.now + self.link.latency_s
             self._handle(ev.TaskRefused(at, answer.retry_after_s, answer.detail, answer.final))
@@ -221,7 +220,7 @@ class Device:
 
     def _fetched(self) -> None:
         assert self._offer is not None
-        self._holds = self._offer.model
+        self._holds = self._offer.model.version
         self._server.downloaded(self.client_id, self._offer.payload_bytes)
         self._handle(ev.ModelFetched(self._clock.now))
 
@@ -239,17 +238,7 @@ class Device:
             self._after(moment_s, partial(self._drop_out, self._tasks))
             return
         due_s = self._clock.now + train_s
-        job = Job(
-            self.index,
-            model.vector,
-            task.local,
-            task.seed,
-            task.uplink,
-            task.base_version,
-            self._memory,
-            due_s,
-        )
-        self._training = around.executor.train(job)
+        self._training = around.executor.train(Job(self.index, model.vector, task, self._memory, due_s))
         self._after(train_s, partial(self._trained, order))
 
     def _trained(self, order: ef.Train) -> None:

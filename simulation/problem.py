@@ -71,10 +71,12 @@ class Problem:
 
     def train(self, job: Job) -> LocalResult:
         """Local training, encoded as it would travel. Raises `InvalidUpdate` where it has diverged."""
-        result = self.trainer.train(job.vector, self.frozen, self.examples(job.device), job.plan, job.seed)
-        uplink = make_uplink(job.codec)
+        task, examples = job.task, self.examples(job.device)
+        result = self.trainer.train(job.vector, self.frozen, examples, task.local, task.seed)
+        covered = result.delta if task.submodel is None else result.delta[task.submodel.indices]
+        uplink = make_uplink(task.uplink)
         payload, memory = uplink.encode(
-            result.delta, self.spec, None, job.memory, seed_of(job.seed, "codec"), job.base_version
+            covered, self.spec, task.submodel, job.memory, seed_of(task.seed, "codec"), task.base_version
         )
         sha256 = hashlib.sha256(payload).hexdigest()
         return LocalResult(payload, uplink.codec.text, sha256, result.steps, dict(result.metrics), memory)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
@@ -114,7 +115,10 @@ def open_simulation(
         )
         executor = ProcessesExecutor(source, workers) if workers else SerialExecutor(problem)
         stack.callback(executor.close)
-        yield Simulation(config, problem, executor, journal, recorder, progress)
+        simulation = Simulation(config, problem, executor, journal, recorder, progress)
+        # What a run holds is large, and Python frees circles of objects late.
+        stack.callback(simulation.clock.clear)
+        yield simulation
 
 
 class Simulation:
@@ -129,7 +133,7 @@ class Simulation:
         recorder: Recorder,
         progress: Tell | None,
     ) -> None:
-        self._config, self._problem, self._progress = config, problem, progress
+        self._config, self._problem = config, problem
         self._journal, self._recorder = journal, recorder
         self.clock = VirtualClock()
         self.frozen = problem.frozen
@@ -146,7 +150,8 @@ class Simulation:
         self.world = World(self.clock, self.engine, versions, journal, recorder, downlink)
         self.devices = self._devices(executor)
         self._by_id = {device.client_id: device for device in self.devices}
-        self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, self._tell)
+        tell = partial(_tell, progress, self.clock, self.engine)
+        self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, tell)
         self.world.observers.append(self._evaluator.observe)
 
     def run(self) -> None:
@@ -177,11 +182,11 @@ class Simulation:
             for i in range(config.fleet.clients)
         ]
 
-    def _tell(self, measured: Measured) -> None:
-        if self._progress is not None:
-            applied = self.engine.counters.applied
-            accuracy, loss = measured.accuracy, measured.loss
-            self._progress(Progress(self.clock.now, self.engine.version, applied, accuracy, loss))
+
+def _tell(progress: Tell | None, clock: VirtualClock, engine: Engine, measured: Measured) -> None:
+    if progress is not None:
+        applied = engine.counters.applied
+        progress(Progress(clock.now, engine.version, applied, measured.accuracy, measured.loss))
 
 
 def _need_budget(config: Config) -> None:

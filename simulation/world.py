@@ -16,6 +16,7 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
+from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.effects import (
     Decided,
     Effect,
@@ -26,9 +27,9 @@ from anabranch.core.effects import (
     Refused,
 )
 from anabranch.core.engine import Engine
-from anabranch.core.errors import WireError
+from anabranch.core.errors import InvalidUpdate, WireError
 from anabranch.core.journal import Record, to_record
-from anabranch.core.params import Delta
+from anabranch.core.params import Delta, ParamSpec
 from anabranch.core.updates import Ask, Capability, Decision, Task, TaskState, Update, find_flaw
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
@@ -65,7 +66,6 @@ class World:
         self._journal = journal
         self._recorder = recorder
         self._full_bytes = full_bytes(engine.spec)
-        self._vector_bytes = engine.spec.size * engine.spec.vector_dtype.itemsize
         self._downlink_at = downlink_at
         self._tick_at = math.inf
 
@@ -89,8 +89,8 @@ class World:
         result, task, spec = outbox.result, outbox.task, self.engine.spec
         delta: Delta = np.empty(0, spec.vector_dtype)
         try:
-            delta = make_codec(result.codec).decode(result.payload, Layout.of(spec))
-            flaw = find_flaw(spec, delta, outbox.examples, None) or ""
+            delta = _decoded(result.codec, result.payload, task, spec)
+            flaw = find_flaw(spec, delta, outbox.examples, task.submodel) or ""
         except WireError as error:
             flaw = str(error)
         update = Update(
@@ -100,11 +100,13 @@ class World:
             base_version=task.base_version,
             examples=outbox.examples,
             delta=np.empty(0, spec.vector_dtype) if flaw else delta,
+            submodel=task.submodel,
             local_steps=result.steps,
             # A record is strict JSON: a metric that is not finite says nothing.
             metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)},
         )
-        reference = ev.Payload(result.sha256, len(result.payload), result.codec)
+        values = 0 if task.submodel is None else task.submodel.indices.size
+        reference = ev.Payload(result.sha256, len(result.payload), result.codec, values)
         arrived = ev.UpdateArrived(self.clock.now, update, reference, flaw)
         effects = self._handle(arrived, result.payload)
         return next(e for e in effects if isinstance(e, Decided)).receipt.decision
@@ -160,14 +162,10 @@ class World:
                 self._recorder.note(now, "resent", client=client_id, update=receipt.update_id)
             case Decided(client_id, receipt, examples):
                 assert isinstance(event, ev.UpdateArrived), "only an update is decided"
+                size_bytes, spec = event.payload.size_bytes, self.engine.spec
+                raw_bytes = (event.payload.values or spec.size) * spec.vector_dtype.itemsize
                 self._recorder.decided(
-                    now,
-                    client_id,
-                    receipt.version,
-                    receipt.decision,
-                    event.payload.size_bytes,
-                    examples,
-                    self._vector_bytes,
+                    now, client_id, receipt.version, receipt.decision, size_bytes, examples, raw_bytes
                 )
             case Published(version):
                 self._recorder.published(now, version)
@@ -192,3 +190,11 @@ class World:
             self._handle(ev.Ticked(self.clock.now))
         else:
             self._plan_tick()
+
+
+def _decoded(codec: str, payload: bytes, task: Task, spec: ParamSpec) -> Delta:
+    """The delta of a payload, of the task's codec or raw. Raises what the live server would find."""
+    wanted = payload_codec(task.uplink)
+    if codec not in (wanted, RAW):
+        raise InvalidUpdate(f"payload is of codec {codec!r}, the task asked for {wanted!r}")
+    return make_codec(codec).decode(payload, Layout.of(spec, task.submodel))

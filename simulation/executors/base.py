@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from anabranch.compress.feedback import Memory
 from anabranch.core.params import Vector
-from anabranch.core.updates import LocalPlan
+from anabranch.core.updates import Task
 
 Result_co = TypeVar("Result_co", covariant=True)
 
@@ -27,10 +27,7 @@ class Job:
 
     device: int
     vector: Vector
-    plan: LocalPlan
-    seed: int
-    codec: str
-    base_version: int
+    task: Task
     memory: Memory | None
     due_s: float
 

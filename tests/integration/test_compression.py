@@ -31,7 +31,7 @@ CHAIN = "topk(0.1)|int8(64)|gaps|zstd"
 def manifest(tmp_path: Path) -> Manifest:
     """A model whose first weights are not zero."""
     values = np.random.default_rng(0).standard_normal((1000, 100)).astype(np.float32)
-    tensors = {"layer.weight": values, "layer.seen": np.asarray([7], np.int64)}
+    tensors: dict[str, Any] = {"layer.weight": values, "layer.seen": np.asarray([7], np.int64)}
     return write_manifest(tmp_path / "model", "test", tensors)
 
 
@@ -177,7 +177,7 @@ BAD: dict[str, tuple[str, str, Callable[[Device, devices.Task, bytes], Any]]] = 
     ),
     "an unknown stage": (
         "UNIMPLEMENTED",
-        "unknown codec stage",
+        "unknown stage 'magic'",
         lambda d, t, data: d.send(t, data, codec="magic(1)"),
     ),
     "no chain": ("UNIMPLEMENTED", "write stages", lambda d, t, data: d.send(t, data, codec="int8||")),

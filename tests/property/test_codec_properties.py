@@ -1,0 +1,113 @@
+"""Any vector comes back within its codec's error; any damaged payload is refused or of finite values."""
+
+from __future__ import annotations
+
+import logging
+import tracemalloc
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from deltas import CHAINS, damaged, laplace, model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from anabranch.compress.chain import Chain
+from anabranch.compress.codec import Codec
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import make_codec
+from anabranch.core.errors import InvalidUpdate, TooLarge
+from anabranch.core.params import ParamSpec, SparseVector, dense
+
+SPEC = model()
+LAYOUT = Layout.of(SPEC)
+PAYLOADS = {text: make_codec(text).encode(laplace(SPEC.size), LAYOUT, 3) for text in CHAINS}
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+MEMORY_BYTES_MAX = 16_000_000
+
+
+def verdict(codec: Codec, data: bytes, layout: Layout) -> str:
+    """What becomes of a payload. Only the two errors of a decoder may come out; values are checked."""
+    try:
+        decoded = codec.decode(data, layout)
+    except (InvalidUpdate, TooLarge) as error:
+        return type(error).__name__
+    values = decoded.values if isinstance(decoded, SparseVector) else decoded
+    assert np.isfinite(values).all()
+    if isinstance(decoded, SparseVector):
+        indices = np.sort(decoded.indices)
+        assert decoded.indices.shape == decoded.values.shape
+        assert (np.diff(indices) > 0).all()
+        assert 0 <= indices[0] <= indices[-1] < layout.size
+    assert dense(decoded).shape == (layout.size,)
+    return "taken"
+
+
+@given(st.data())
+def test_any_vector_survives_any_chain(data: Any) -> None:
+    text = data.draw(st.sampled_from(CHAINS))
+    rows, columns = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 40))
+    spec = ParamSpec.of({"w": np.zeros((rows, columns), np.float32), "b": np.zeros(rows, np.float32)})
+    x = np.zeros(spec.size, np.float32)
+    values = data.draw(st.lists(FINITE, max_size=spec.size))
+    x[: len(values)] = values
+    x = np.random.default_rng(data.draw(st.integers(0, 99))).permutation(x)
+    layout, codec = Layout.of(spec), make_codec(text)
+    payload = codec.encode(x, layout, data.draw(st.integers(-(2**63), 2**64)))
+    assert len(payload) <= codec.bytes_max(layout)
+    assert verdict(codec, payload, layout) == "taken"
+    found = dense(codec.decode(payload, layout)).astype(np.float64)
+    # A dead zone's step covers 2^22 levels at least, so the rest can be far below it.
+    assert (np.abs(found - x) <= np.abs(x).astype(np.float64).max() + 1e-30).all()
+
+
+@given(st.sampled_from(CHAINS), st.binary(max_size=300))
+def test_noise_is_refused(text: str, noise: bytes) -> None:
+    assert verdict(make_codec(text), noise, LAYOUT) in ("InvalidUpdate", "TooLarge")
+    grafted = PAYLOADS[text][: len(PAYLOADS[text]) // 2] + noise
+    assert verdict(make_codec(text), grafted, LAYOUT) in ("InvalidUpdate", "TooLarge")
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(CHAINS), st.integers(0, 2**32))
+def test_damaged_payloads_are_refused_or_of_finite_values(text: str, seed: int) -> None:
+    payload = damaged(PAYLOADS[text], np.random.default_rng(seed))
+    verdict(make_codec(text), payload, LAYOUT)
+
+
+def batter(layout: Layout, payloads: dict[str, bytes], count: int) -> tuple[Counter[str], int]:
+    """What became of so many damaged payloads, and the most memory that any of them took."""
+    draw, texts, verdicts = np.random.default_rng(20_260_101), list(payloads), Counter[str]()
+    tracemalloc.start()
+    try:
+        for i in range(count):
+            text = texts[i % len(texts)]
+            verdicts[verdict(make_codec(text), damaged(payloads[text], draw), layout)] += 1
+        return verdicts, tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_two_thousand_damaged_payloads() -> None:
+    verdicts, peak = batter(LAYOUT, PAYLOADS, 2_000)
+    assert set(verdicts) == {"InvalidUpdate", "TooLarge", "taken"}
+    assert verdicts["InvalidUpdate"] > 1_000
+    assert peak < MEMORY_BYTES_MAX
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+def test_a_hundred_thousand_damaged_payloads() -> None:
+    """With `--log-cli-level=info` it says what became of them."""
+    spec = ParamSpec.of({"w": np.zeros((99, 1000), np.float32), "b": np.zeros(1000, np.float32)})
+    layout = Layout.of(spec)
+    payloads = {text: make_codec(text).encode(laplace(spec.size), layout, 3) for text in CHAINS}
+    verdicts, peak = batter(layout, payloads, 100_000)
+    logging.getLogger(__name__).info("%s, at most %.2f MB", dict(verdicts), peak / 1e6)
+    assert verdicts["InvalidUpdate"] + verdicts["TooLarge"] > 50_000
+    assert peak < MEMORY_BYTES_MAX
+
+
+def test_every_chain_of_these_tests_is_a_chain() -> None:
+    assert all(isinstance(make_codec(text), Chain) for text in CHAINS)
