@@ -46,7 +46,13 @@ class Raw:
 
     text = "raw"
 
-    def encode(self, x: Vector, layout: Layout, seed: int = 0, notes: Memory | None = None) -> bytes:  # noqa: ARG002
+    def encode(
+        self,
+        x: Vector,
+        layout: Layout,  # noqa: ARG002
+        seed: int = 0,  # noqa: ARG002
+        notes: Memory | None = None,  # noqa: ARG002
+    ) -> bytes:
         """See `Codec`."""
         return x.astype(x.dtype.newbyteorder("<"), copy=False).tobytes()
 

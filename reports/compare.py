@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -48,6 +49,7 @@ _AT: dict[Against, Callable[[Point], float]] = {
     "updates": lambda p: p.updates,
     "bytes": lambda p: p.uplink_bytes + p.downlink_bytes,
 }
+UNLIKE = 4
 _TITLES: dict[Against, str] = {"time": "time", "updates": "updates", "bytes": "traffic"}
 
 
@@ -90,10 +92,16 @@ def _cards(by_strategy: Groups, kind: Kind, colours: dict[str, int]) -> list[str
 
 
 def _chart(by_strategy: Groups, kind: Kind, against: Against, colours: dict[str, int]) -> str:
-    axes: dict[Against, Axis] = {"time": time_axis(kind), "updates": UPDATES, "bytes": TRAFFIC}
+    wide = against == "bytes" and _are_unlike([r for runs in by_strategy.values() for r in runs])
+    axes: dict[Against, Axis] = {
+        "time": time_axis(kind),
+        "updates": UPDATES,
+        "bytes": replace(TRAFFIC, log=True) if wide else TRAFFIC,
+    }
     at, lines = _AT[against], []
     for strategy, runs in by_strategy.items():
-        curves = [[(at(p), p.accuracy) for p in r.history] for r in runs if r.history]
+        curves = [[(at(p), p.accuracy) for p in r.history if at(p) > 0 or not wide] for r in runs]
+        curves = [curve for curve in curves if curve]
         if not curves:
             continue
         if len(curves) > 1:
@@ -102,6 +110,12 @@ def _chart(by_strategy: Groups, kind: Kind, against: Against, colours: dict[str,
     targets = {r.target_accuracy for runs in by_strategy.values() for r in runs}
     target = targets.pop() if len(targets) == 1 else 0.0
     return line_chart(lines, axes[against], ACCURACY, target if target > 0 else None)
+
+
+def _are_unlike(runs: Sequence[Result]) -> bool:
+    """Whether the run of the least traffic would be lost on a linear axis."""
+    known = [total for r in runs if (total := r.uplink_bytes + r.downlink_bytes) > 0]
+    return bool(known) and max(known) > UNLIKE * min(known)
 
 
 def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
@@ -126,7 +140,8 @@ _HEAD = (
     "seeds",
     "reached",
     "time to target",
-    "traffic to target",
+    "uplink to target",
+    "downlink to target",
     "final accuracy",
     "best accuracy",
     "updates",
@@ -143,7 +158,8 @@ def _cells(row: Row, colours: dict[str, int]) -> tuple[str, ...]:
         count_text(len(row.seeds)),
         f"{row.reached} of {len(row.seeds)}",
         _spread_cell(row.time_to_target_s, SECONDS),
-        _spread_cell(row.bytes_to_target, BYTES),
+        _spread_cell(row.uplink_to_target, BYTES),
+        _spread_cell(row.downlink_to_target, BYTES),
         _spread_cell(row.final_accuracy, PERCENT),
         _spread_cell(row.best_accuracy, PERCENT),
         _spread_cell(row.updates_applied),

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from anabranch.reports.page import flat
-from anabranch.reports.result import Kind, Result
+from anabranch.reports.result import Kind, Point, Result
 
 # Settings that runs of one group may differ in without being different experiments.
 _FREE = {"run.seed", "run.name"}
@@ -28,7 +28,7 @@ class Spread:
 class Row:
     """The runs of one strategy on one workload. A spread is None where no run has the figure.
 
-    `reached` counts the runs that reached the target: `time_to_target_s` and `bytes_to_target` are
+    `reached` counts the runs that reached the target: `time_to_target_s` and the bytes to the target are
     over those alone. `differing` names the settings that vary within the row besides the seed:
     its spread then is not one over seeds only.
     """
@@ -41,6 +41,8 @@ class Row:
     reached: int
     time_to_target_s: Spread | None
     bytes_to_target: Spread | None
+    uplink_to_target: Spread | None
+    downlink_to_target: Spread | None
     final_accuracy: Spread | None
     best_accuracy: Spread | None
     updates_applied: Spread
@@ -79,6 +81,7 @@ def _spread_of_known(values: Iterable[float | None]) -> Spread | None:
 def _row(runs: Sequence[Result]) -> Row:
     first = runs[0]
     targets = {r.target_accuracy for r in runs}
+    reached = [p for r in runs if r.time_to_target_s is not None and (p := _reaching(r)) is not None]
     return Row(
         workload=first.workload,
         kind=first.kind,
@@ -88,6 +91,8 @@ def _row(runs: Sequence[Result]) -> Row:
         reached=sum(r.time_to_target_s is not None for r in runs),
         time_to_target_s=_spread_of_known(r.time_to_target_s for r in runs),
         bytes_to_target=_spread_of_known(r.bytes_to_target for r in runs),
+        uplink_to_target=_spread_of_known(p.uplink_bytes for p in reached),
+        downlink_to_target=_spread_of_known(p.downlink_bytes for p in reached),
         final_accuracy=_spread_of_known(r.final_accuracy for r in runs),
         best_accuracy=_spread_of_known(r.best_accuracy for r in runs),
         updates_applied=spread([r.updates_applied for r in runs]),
@@ -98,6 +103,11 @@ def _row(runs: Sequence[Result]) -> Row:
         wall_s=spread([r.wall_s for r in runs]),
         differing=_differing(runs),
     )
+
+
+def _reaching(r: Result) -> Point | None:
+    """The first evaluation at the target."""
+    return next((p for p in r.history if p.accuracy >= r.target_accuracy), None)
 
 
 def _differing(runs: Sequence[Result]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from anabranch.compress.feedback import make_uplink
 from anabranch.core.config import Config
+from anabranch.core.params import Tensors
 from anabranch.core.rng import seed_of
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
@@ -21,28 +22,33 @@ from anabranch.workloads.trainer import trainer_for
 
 @dataclass(frozen=True)
 class ProblemSource:
-    """Where the problem comes from. `app` stands for itself; without it `[run] workload` names one."""
+    """Where the problem comes from. `app` stands for itself; without it `[run] workload` names one.
+
+    `start`: the first weights, in the place of the App's own.
+    """
 
     config: Config
     app: App | None = None
+    start: Tensors | None = None
 
     def open(self) -> Problem:
         """The problem. Raises `AppError` or `DataError`."""
         run = self.config.run
-        return Problem(self.config, self.app or load_app(run.workload, run.data_path))
+        return Problem(self.config, self.app or load_app(run.workload, run.data_path), self.start)
 
 
 class Problem:
     """See the module. Examples are loaded when they are first needed, and kept."""
 
-    def __init__(self, config: Config, app: App) -> None:
+    def __init__(self, config: Config, app: App, start: Tensors | None = None) -> None:
         self.config = config
         self.app = app
         # A simulation repeats itself to the bit: a GPU, which may not, has to be asked for by name.
         device = "cpu" if config.client.device == "auto" else config.client.device
         self.trainer = trainer_for(app, device, config.client.precision)
         self.spec = self.trainer.spec
-        self.initial: dict[str, Array] = self.trainer.initial(seed_of(config.run.seed, "initial"))
+        own = self.trainer.initial(seed_of(config.run.seed, "initial"))
+        self.initial: dict[str, Array] = own if start is None else dict(start)
         self.frozen = self.spec.frozen(self.initial)
         self._groups = tuple(speed_profile(config.fleet, config.run.seed).group.tolist())
         self._examples: dict[int, Examples] = {}

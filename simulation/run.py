@@ -14,7 +14,7 @@ from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.core.config import Config
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import digest
+from anabranch.core.params import Tensors, digest
 from anabranch.core.session import Session, SessionSettings
 from anabranch.core.settings import EngineSettings
 from anabranch.reports.html import write_report
@@ -88,10 +88,14 @@ def open_simulation(
     app: App | None = None,
     workers: int = 0,
     progress: Tell | None = None,
+    start: Tensors | None = None,
 ) -> Iterator[Simulation]:
-    """A run that is set up and has not begun; what it holds is released at the end. As `simulate`."""
+    """A run that is set up and has not begun; what it holds is released at the end. As `simulate`.
+
+    `start`: the first weights, in the place of the App's own.
+    """
     _need_budget(config)
-    source = ProblemSource(config, app)
+    source = ProblemSource(config, app, start)
     problem = source.open()
     with ExitStack() as stack:
         if out is None:
@@ -132,6 +136,7 @@ class Simulation:
         self._config, self._problem = config, problem
         self._journal, self._recorder = journal, recorder
         self.clock = VirtualClock()
+        self.frozen = problem.frozen
         strategy = make_strategy(config.strategy.name, config.strategy.params)
         self.engine = Engine(
             problem.spec,

@@ -80,6 +80,43 @@ def test_a_killed_device_goes_on_from_its_outbox(moment: str, tmp_path: Path) ->
     assert pushed[0]["duplicate"] == (moment == "pushed")
 
 
+TEASQ = {"name": "teasq", "cache_size": 1, "concurrency_fraction": 1.0, "kept": 0.25, "decay_every": 0}
+
+
+@pytest.mark.parametrize("moment", ["trained", "pushed"])
+def test_a_killed_device_keeps_its_residual(moment: str, tmp_path: Path) -> None:
+    """TEASQ over the wire: compressed both ways; killed with a memory pending, or just committed."""
+    memory = tmp_path / "a" / "memory"
+    with live_server(tmp_path, first_weights(), config(strategy=TEASQ)) as info:
+        first = subprocess.run(
+            device(info.address, tmp_path / "a", 0, moment, 3), capture_output=True, text=True, timeout=60
+        )
+        assert first.returncode == -signal.SIGKILL, first.stderr
+        (held,) = Outbox(tmp_path / "a" / "outbox").pending()
+        pending = memory / f"pending-{held}.safetensors"
+        assert pending.exists() == (moment == "trained")
+        residual = (pending if moment == "trained" else memory / "kept.safetensors").read_bytes()
+        # The same device, which only sends what it has: what was pending then counts, to the bit.
+        second = subprocess.run(
+            device(info.address, tmp_path / "a", 1), capture_output=True, text=True, timeout=60
+        )
+        assert second.returncode == 0, second.stderr
+        assert [p.name for p in memory.iterdir()] == ["kept.safetensors"]
+        assert (memory / "kept.safetensors").read_bytes() == residual
+        third = subprocess.run(
+            device(info.address, tmp_path / "a", 2), capture_output=True, text=True, timeout=60
+        )
+        with OperatorClient(info.admin_address) as operator:
+            status = operator.status()
+    before, after = ([e for e in events(life.stdout) if e["kind"] == "fetched"] for life in (first, third))
+    assert before[0]["from_version"] is None
+    assert after[0]["from_version"] == before[-1]["version"], "a restart costs no snapshot"
+    assert (status.updates_applied, status.updates_rejected) == (5, 0)
+    assert status.uplink_bytes < status.uplink_bytes_raw
+    assert status.downlink_bytes < status.downlink_bytes_full_equivalent
+    assert (memory / "kept.safetensors").read_bytes() != residual
+
+
 def test_sigterm_ends_a_device_in_the_midst_of_training(tmp_path: Path) -> None:
     endless = config(client={"steps": 10**9})
     with live_server(tmp_path, first_weights(), endless) as info:

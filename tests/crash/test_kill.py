@@ -42,6 +42,11 @@ def test_blobs_keep_their_promises(tmp_path: Path) -> None:
     check(run(tmp_path, plan), plan)
 
 
+def test_compressed_runs_keep_their_promises(tmp_path: Path) -> None:
+    plan = Plan(seed=5, kills=5, updates=400, compressed=True)
+    check(run(tmp_path, plan), plan)
+
+
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_a_store_that_acknowledges_early_is_caught(
     database: str, tmp_path: Path, request: pytest.FixtureRequest

@@ -62,9 +62,9 @@ BAD_PUSHES: dict[str, tuple[str, str, str, Call]] = {
         lambda d, t, data: push(d, t, data[:-4]),
     ),
     "too many values": (
-        "INVALID_ARGUMENT",
-        "InvalidUpdate",
-        "need 400000",
+        "OUT_OF_RANGE",
+        "TooLarge",
+        "needs at most 400000 for",
         lambda d, t, data: push(d, t, data + data[:4]),
     ),
     "no examples": (
@@ -124,7 +124,7 @@ BAD_PUSHES: dict[str, tuple[str, str, str, Call]] = {
     "over the cap": (
         "OUT_OF_RANGE",
         "TooLarge",
-        "no update of this model",
+        "needs at most 400000 for 100000 values",
         lambda d, t, data: push(d, t, data, size_bytes=1 << 40),
     ),
     "a chunk over the cap": (

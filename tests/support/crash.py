@@ -24,6 +24,7 @@ import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from wire import QUICK, Device
 
+from anabranch.compress.registry import STAGES
 from anabranch.core.journal import Record
 from anabranch.core.params import ParamSpec, Vector, digest
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -48,6 +49,7 @@ class Plan:
     database: str = ""
     inline_bytes_max: int = 256 * 1024
     broken: bool = False
+    compressed: bool = False
 
 
 @dataclass
@@ -73,7 +75,13 @@ class ServerProcess:
         self.data_dir = folder / "data"
         self._log = folder / "server.log"
         arguments = [folder / "model", self.data_dir, plan.database, self.address, plan.inline_bytes_max]
-        self._command = [sys.executable, str(SCRIPT), *map(str, arguments), *["broken"][: plan.broken]]
+        self._command = [
+            sys.executable,
+            str(SCRIPT),
+            *map(str, arguments),
+            *["broken"][: plan.broken],
+            *["compressed"][: plan.compressed],
+        ]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
@@ -128,7 +136,7 @@ class Writer(threading.Thread):
         """Push until the share is acknowledged."""
         try:
             with grpc.insecure_channel(self._address, options=QUICK) as channel:
-                device = Device(channel, self._spec, self._client_id)
+                device = Device(channel, self._spec, self._client_id, STAGES)
                 self._insist(device.enrol)
                 while len(self.acknowledged) < self._share:
                     self._one(device)

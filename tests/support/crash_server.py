@@ -1,8 +1,9 @@
 """A server process for the crash tests.
 
-    python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX [broken]
+    python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX [broken] [compressed]
 
-`broken` puts a store in its place that acknowledges before it commits: the tests must notice.
+`broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
+`compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
 
 BATCHES_LATE = 4
+COMPRESSED = {"uplink": {"codec": "f32|zstd"}, "downlink": {"codec": "log(1,64)"}}
 
 
 class AcknowledgesEarly(SqlStore):
@@ -55,14 +57,14 @@ class AcknowledgesEarly(SqlStore):
         super().close()
 
 
-def main(model: str, data_dir: str, database: str, address: str, inline: str, broken: str = "") -> int:
+def main(model: str, data_dir: str, database: str, address: str, inline: str, *words: str) -> int:
     """Serve until a signal comes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     limits = replace(DEFAULT_LIMITS, inline_bytes_max=int(inline), free_disk_bytes_min=1)
     server = {"address": address, "database": database, "snapshot_every_versions": 100}
-    config = server_config(Path(data_dir), server=server)
+    config = server_config(Path(data_dir), server=server, **(COMPRESSED if "compressed" in words else {}))
     store = open_store(database, Path(data_dir), limits)
-    if broken:
+    if "broken" in words:
         assert isinstance(store, SqlStore)
         store.__class__ = AcknowledgesEarly
     return asyncio.run(serve(config, read_manifest(Path(model)), limits=limits, store=store))

@@ -13,6 +13,9 @@ from typing import Any
 import grpc
 import numpy as np
 
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import make_codec
+from anabranch.core.chains import payload_codec
 from anabranch.core.config import Config, merge
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector
@@ -56,13 +59,23 @@ def server_config(data_dir: Path, **tables: Mapping[str, Any]) -> Config:
 class Device:
     """One device; every call is one call on the wire."""
 
-    def __init__(self, channel: grpc.Channel, spec: ParamSpec, client_id: str = "device-1") -> None:
-        self.stub, self.spec, self.client_id = DevicesStub(channel), spec, client_id
+    def __init__(
+        self,
+        channel: grpc.Channel,
+        spec: ParamSpec,
+        client_id: str = "device-1",
+        codecs: tuple[str, ...] = (),
+    ) -> None:
+        self.stub, self.spec, self.client_id, self.codecs = DevicesStub(channel), spec, client_id, codecs
         self.manifest_sha256 = bytes.fromhex(spec.layout_hash)
 
     def enrol(self) -> devices.EnrolResponse:
         """Become known."""
-        request = devices.EnrolRequest(client_id=self.client_id, protocol_version=PROTOCOL_VERSION)
+        request = devices.EnrolRequest(
+            client_id=self.client_id,
+            protocol_version=PROTOCOL_VERSION,
+            capability=devices.Capability(codecs=self.codecs),
+        )
         return self.stub.Enrol(request, timeout=CALL_S)
 
     def ask(self, task_id: str = "") -> devices.AskTaskResponse:
@@ -88,8 +101,13 @@ class Device:
         return messages[0].header, b"".join(m.data for m in messages)
 
     def push(self, task: devices.Task, delta: Vector, update_id: str = "", **more: Any) -> Any:
-        """Send a result; `more` has fields of the header, and `offset` to begin at."""
-        data, offset = delta.tobytes(), more.pop("offset", 0)
+        """Send a result as the task wants it; `more` has fields of the header, and `offset` to begin at."""
+        codec = more.setdefault("codec", payload_codec(task.uplink.codec))
+        data, offset = make_codec(codec).encode(delta, Layout.of(self.spec)), more.pop("offset", 0)
+        return self.send(task, data, update_id, offset, **more)
+
+    def send(self, task: devices.Task, data: bytes, update_id: str = "", offset: int = 0, **more: Any) -> Any:
+        """Send these very bytes."""
         header = self.header(task, data, update_id, **more)
         return self.stub.PushUpdate(requests(header, chunks(data, offset)), timeout=CALL_S)
 
@@ -187,9 +205,9 @@ class Served:
             channel.close()
         return self.exit_code
 
-    def device(self, client_id: str = "device-1") -> Device:
-        """A device that is enrolled."""
-        device = Device(self.channel(), self.manifest.spec, client_id)
+    def device(self, client_id: str = "device-1", codecs: tuple[str, ...] = ()) -> Device:
+        """A device that is enrolled, and has these stages."""
+        device = Device(self.channel(), self.manifest.spec, client_id, codecs)
         device.enrol()
         return device
 
@@ -205,8 +223,8 @@ class Served:
         return self._channels[-1]
 
     def model(self) -> Vector:
-        """The newest model's vector."""
-        _, data = Device(self.channel(), self.manifest.spec, "reader").fetch()
+        """The newest model's vector, the server's own."""
+        _, data = Device(self.channel(), self.manifest.spec, "reader").fetch(exact=True)
         return np.frombuffer(data, self.manifest.spec.vector_dtype, self.manifest.spec.size)
 
     def _main(self) -> None:

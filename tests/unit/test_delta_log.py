@@ -65,7 +65,7 @@ def test_a_grid_follows_from_its_values_alone() -> None:
     assert Grid.of(np.zeros(3, np.float32), -7).levels.tolist() == [0, 0, 0]
 
 
-@pytest.mark.parametrize(("form", "data"), enumerate(json.loads(GOLDEN.read_text())))
+@pytest.mark.parametrize(("form", "data"), list(enumerate(json.loads(GOLDEN.read_text()))))
 def test_messages_of_every_form_decode_for_ever(form: int, data: str) -> None:
     spec = ParamSpec.of({"w": np.zeros((20, 25), np.float32), "b": np.zeros(3, np.float32)})
     main, small = read_message(bytes.fromhex(data), Layout.of(spec))

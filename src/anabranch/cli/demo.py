@@ -114,6 +114,8 @@ def _presets(workload: str, strategy: str, clients: int) -> list[Layer]:
         "fedbuff": {"buffer_size": max(1, clients // 2)},
         "fedavg": {"clients_per_round": cohort, "deadline_s": 30.0},
         "fedprox": {"clients_per_round": cohort, "deadline_s": 30.0},
+        "qafel": {"buffer_size": cohort},
+        "teasq": {"concurrency_fraction": 0.75, "cache_size": cohort, "decay_every": 20},
     }
     server = {"address": "127.0.0.1:0", "admin_address": "127.0.0.1:0", "lease_s": 120.0}
     tables = {**base, "run": run, "fleet": fleet, "server": server}

@@ -14,6 +14,7 @@ from anabranch.cli.admin import admin_app, config_app, health
 from anabranch.cli.demo import demo
 from anabranch.cli.live import client, evaluate, init, server
 from anabranch.cli.runs import compare, replay, report, verify
+from anabranch.cli.search import search
 from anabranch.cli.simulate import simulate
 from anabranch.core.errors import AnabranchError, outcome_of
 
@@ -45,6 +46,7 @@ def root(
 for command in (
     demo,
     simulate,
+    search,
     init,
     server,
     client,

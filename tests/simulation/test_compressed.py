@@ -1,0 +1,123 @@
+"""Compressed runs: the same digests however they are run, and devices that have what the server thinks."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleets import Ones, events
+from fleets import config as plain
+
+from anabranch.core.config import Config, merge
+from anabranch.core.effects import Granted
+from anabranch.core.snapshot import state_digest
+from anabranch.reports.result import Result
+from anabranch.simulation.replay import replay_run
+from anabranch.simulation.run import open_simulation, simulate
+
+
+def config(strategy: str = "fedbuff", params: Any = None, **tables: Any) -> Config:
+    return merge([("base", plain(strategy, **tables).to_json()), ("params", {"strategy": params or {}})])
+
+
+TEASQ = {"concurrency_fraction": 0.8, "cache_size": 2, "decay_every": 3, "kept": 0.25}
+ROUGH = {
+    "clients": 6,
+    "examples_per_client": 64,
+    "dropout": 0.2,
+    "availability": 0.8,
+    "availability_period_s": 20.0,
+}
+CASES: dict[str, Any] = {
+    "robust": config("teasq", TEASQ),
+    "paper": config("teasq", {**TEASQ, "mode": "paper"}),
+    "robust, mixing": config("teasq", {**TEASQ, "alpha": 0.5}),
+    "a rough fleet": config("teasq", TEASQ, fleet=ROUGH),
+    "qafel": config("qafel", {"buffer_size": 2}),
+    "fedasync on the log": config(
+        "fedasync",
+        uplink={"codec": "ef(0.9)|topk(0.1)|int8|gaps|zstd"},
+        downlink={"codec": "log(1,8)"},
+    ),
+    "a threshold": config("fedbuff", uplink={"codec": "ef(0.9)|threshold(0.1,4)|bf16|gaps|zstd"}),
+}
+
+
+def digests(result: Result) -> tuple[str, str]:
+    return result.model_sha256, result.journal_sha256
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_seed_has_one_history(name: str, tmp_path: Path) -> None:
+    settings = CASES[name]
+    result = simulate(settings, tmp_path)
+    assert result.updates_applied > 10
+    assert digests(simulate(settings, workers=1)) == digests(result)
+    assert 0 < result.uplink_bytes < result.uplink_bytes_raw
+    with open_simulation(settings) as simulation:
+        simulation.run()
+        expected = state_digest(simulation.engine)
+    outcome = replay_run(tmp_path)
+    assert outcome.matches
+    assert outcome.state_sha256 == expected
+    (tmp_path / "payloads.zip").unlink()
+    assert replay_run(tmp_path).matches
+
+
+@pytest.mark.parametrize("name", ["robust", "paper", "fedasync on the log"])
+def test_a_device_trains_from_the_replica_that_the_server_computes_with(name: str) -> None:
+    seen = []
+    with open_simulation(CASES[name]) as simulation:
+        engine = simulation.engine
+
+        def observe(event: Any, effects: Any) -> None:
+            for effect in effects:
+                if isinstance(effect, Granted):
+                    model = simulation.world.versions.offer(None).model
+                    assert engine.broadcast is not None
+                    replica = engine.broadcast.replica(engine.broadcast_state, effect.task.base_version)
+                    if replica is not None:
+                        assert np.array_equal(model.vector, replica)
+                        seen.append(effect.task.task_id)
+
+        simulation.world.observers.append(observe)
+        simulation.run()
+    assert len(seen) > 10 or (name == "paper" and not engine.strategy.needs_base)
+
+
+def test_the_log_costs_a_fraction_of_whole_models() -> None:
+    result = simulate(config("teasq", TEASQ, run={"virtual_s_max": 200.0}))
+    assert result.downlink_bytes < result.downlink_bytes_full_equivalent / 3
+    kept = [step.uplink.split("|")[1] for step in result.compression]
+    assert kept == ["topk(0.25)", "topk(0.5)"]
+    assert [step.why for step in result.compression] == ["start", "schedule"]
+
+
+def test_raw_said_aloud_changes_nothing() -> None:
+    said = config(uplink={"codec": "raw"}, downlink={"codec": "raw"})
+    assert simulate(said).model_sha256 == simulate(config()).model_sha256
+
+
+def test_a_diverged_training_is_given_up_and_the_run_goes_on(tmp_path: Path) -> None:
+    class Diverging(Ones):
+        def train(self, model: Any, examples: Any, plan: Any, seed: int) -> Any:
+            model["w"] += np.inf if seed % 4 == 0 else 1.0
+            return {}
+
+    settings = config("teasq", TEASQ)
+    result = simulate(settings, tmp_path, app=Diverging())
+    assert result.updates_applied > 5
+    assert result.updates_rejected == 0
+    assert any(e["end"] == "superseded" for e in events(tmp_path, "lease_ended"))
+
+
+def test_results_without_the_new_fields_are_still_read(tmp_path: Path) -> None:
+    data = simulate(config()).to_json()
+    for name in ("uplink_bytes_raw", "downlink_bytes_full_equivalent", "compression"):
+        del data[name]
+    old = Result.from_json(data)
+    assert (old.uplink_bytes_raw, old.compression) == (0, ())
+    assert dataclasses.replace(old, seed=1).seed == 1
