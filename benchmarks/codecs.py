@@ -182,12 +182,13 @@ def main_memory_copy() -> float:
 
 def section() -> str:
     """The part of `docs/benchmarks.md` that is about codecs."""
+    copy = main_memory_copy()
     text = f"""## Codecs
 
 One core. GB/s of float32 input, and the same as a share of a copy of the same vector (`numpy.copyto`) in the
-same run; a small vector is copied within the cache, and a copy of 128 MiB makes {main_memory_copy():.1f} GB/s.
-NMSE is the squared error over the squared length. Decoding adds to a dense vector. All sizes include the
-framing and the biases and norms, which are bf16 whatever the chain.
+same run; a small vector is copied within the cache; the copy of 128 MiB: {copy:.1f} GB/s. NMSE is
+the squared error over the squared length. Decoding adds to a dense vector. All sizes include the framing
+and the biases and norms, which are bf16 whatever the chain.
 """
     for name, (spec, x) in {
         f"A delta of the Fashion-MNIST CNN after {STEPS} local steps": trained(),

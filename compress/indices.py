@@ -134,12 +134,15 @@ def write_gaps(indices: Indices) -> bytes:
 
 
 def _gap_bytes(gaps: Indices) -> memoryview:
-    if int(gaps.max()) < MORE:
+    long = np.flatnonzero(gaps >= MORE)
+    if not long.size:
         return gaps.astype(np.uint8).data
-    more, rest = np.divmod(gaps, MORE)
-    ends = np.cumsum(more + 1) - 1
-    out = np.full(int(ends[-1]) + 1, MORE, np.uint8)
-    out[ends] = rest
+    lengths = np.ones(gaps.size, np.int64)
+    lengths[long] += gaps[long] // MORE
+    gaps[long] %= MORE
+    ends = np.cumsum(lengths)
+    out = np.full(int(ends[-1]), MORE, np.uint8)
+    out[ends - 1] = gaps
     return out.data
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from anabranch.core.chains import RAW, parse_chain, payload_codec
+from anabranch.core.chains import RAW, StageText, parse_chain, payload_codec
 from anabranch.core.errors import UnknownCodec
 from anabranch.reports.page import card, table
 from anabranch.reports.result import CompressionStep, Result
@@ -29,8 +29,9 @@ from anabranch.reports.svg import (
 from anabranch.reports.text import NOTHING, PERCENT, bytes_text, count_text, duration_text, number_text, safe
 
 VERSIONS, KEPT = Axis("version", whole=True), Axis("values that travel", PERCENT)
-SELECTIONS = ("topk", "threshold", "mask", "deadzone")
-BITS = {"int4": 4, "int8": 8, "bf16": 16}
+SELECTIONS = ("topk", "threshold", "mask")
+BITS = {"int4": 4, "int8": 8, "bf16": 16, "f32": 32}
+OTHERS = ("u32", "gaps", "bitmap", "zstd", "huffman")  # these change neither
 STEPS_SHOWN_MAX = 12
 
 
@@ -43,15 +44,10 @@ class Strength:
 
 
 def compression_cards(r: Result) -> list[str]:
-    """None for a run whose traffic was not compressed."""
-    if saving(r.uplink_bytes, r.uplink_bytes_raw) == saving(
-        r.downlink_bytes, r.downlink_bytes_full_equivalent
-    ) == "":
-        return []
-    cards = [_bytes_card(r)]
-    if len(r.compression) > 1:
-        cards.append(_steps_card(r))
-    return cards
+    """What was saved, and a picture where the compression changed; none where nothing was compressed."""
+    up = saving(r.uplink_bytes, r.uplink_bytes_raw)
+    down = saving(r.downlink_bytes, r.downlink_bytes_full_equivalent)
+    return [_bytes_card(r), *_steps_cards(r)] if up or down else []
 
 
 def saving(sent: int, whole: int) -> str:
@@ -69,37 +65,40 @@ def strength_of(codec: str) -> Strength | None:
         return None
     kept, bits = 1.0, 32
     for stage in stages:
-        if stage.name == "log":
-            return None
         if stage.name in SELECTIONS:
-            try:
-                kept = float(stage.arguments[0])
-            except (IndexError, ValueError):
-                return None
-        bits = BITS.get(stage.name, bits)
+            kept = _fraction(stage)
+        elif stage.name in BITS:
+            bits = BITS[stage.name]
+        elif stage.name not in OTHERS:
+            return None
     return Strength(kept, bits) if 0 < kept <= 1 else None
 
 
+def _fraction(stage: StageText) -> float:
+    try:
+        return float(stage.arguments[0])
+    except (IndexError, ValueError):
+        return 0.0
+
+
 def _bytes_card(r: Result) -> str:
-    last = r.compression[-1] if r.compression else None
     rows = [
-        _bytes_row("uplink", r.uplink_bytes, r.uplink_bytes_raw, last.uplink if last else ""),
-        _bytes_row("downlink", r.downlink_bytes, r.downlink_bytes_full_equivalent, last.downlink if last else ""),
+        _bytes_row("uplink", r.uplink_bytes, r.uplink_bytes_raw),
+        _bytes_row("downlink", r.downlink_bytes, r.downlink_bytes_full_equivalent),
     ]
-    figures = table(("", "sent", "uncompressed", "saved", "codec at the end"), rows)
-    steps = _steps_table(r.compression)
+    figures = table(("", "sent", "uncompressed", "saved"), rows)
+    steps = _steps_table(r.compression) if r.compression else ""
     if len(r.compression) > STEPS_SHOWN_MAX:
         steps = f"<details><summary>All {len(r.compression)} decisions</summary>{steps}</details>"
     caption = (
         "Uncompressed are the same updates as they are, and the whole model for each download. A device "
         "that holds the version already downloads nothing; that is not counted as saved."
     )
-    return card("Compression", figures + "<h3>Decisions</h3>" + steps, caption)
+    return card("Compression", figures + steps, caption)
 
 
-def _bytes_row(name: str, sent: int, whole: int, codec: str) -> tuple[str, ...]:
-    code = f"<code>{safe(codec)}</code>" if codec else NOTHING
-    return name, bytes_text(sent), bytes_text(whole) if whole else NOTHING, saving(sent, whole) or NOTHING, code
+def _bytes_row(name: str, sent: int, whole: int) -> tuple[str, ...]:
+    return name, bytes_text(sent), bytes_text(whole) if whole else NOTHING, saving(sent, whole) or NOTHING
 
 
 def _steps_table(steps: Sequence[CompressionStep]) -> str:
@@ -116,7 +115,7 @@ def _steps_table(steps: Sequence[CompressionStep]) -> str:
     return table(("from version", "at", "uplink", "downlink", "why"), rows)
 
 
-def _steps_card(r: Result) -> str:
+def _steps_cards(r: Result) -> list[str]:
     ways: tuple[tuple[str, int, Callable[[CompressionStep], str]], ...] = (
         ("uplink", 0, lambda s: s.uplink),
         ("downlink", 1, lambda s: s.downlink),
@@ -128,9 +127,9 @@ def _steps_card(r: Result) -> str:
         if len({s for _, s in points}) > 1
     ]
     if not lines:
-        return ""
+        return []
     caption = "The fraction of the values that travel, and the bits of each of them, by version."
-    return card("Compression over versions", steps_chart(lines, r.versions), caption)
+    return [card("Compression over versions", steps_chart(lines, r.versions), caption)]
 
 
 Line = tuple[str, int, Sequence[tuple[int, Strength]]]  # its name, its colour, and from which version on
@@ -140,7 +139,8 @@ def steps_chart(lines: Sequence[Line], last: int) -> str:
     """The kept fraction as steps, each with its bits. Every line has a step at least."""
     key, top = legend([(name, colour) for name, colour, _ in lines] if len(lines) > 1 else [])
     height = HEIGHT + top - TOP
-    xs = VERSIONS.scale([0.0, float(max(last, *(v for *_, s in lines for v, _ in s)))], LEFT, WIDTH - RIGHT, snug=True)
+    end = float(max([last, *(version for *_, steps in lines for version, _ in steps)]))
+    xs = VERSIONS.scale([0.0, end], LEFT, WIDTH - RIGHT, snug=True)
     ys = KEPT.scale([s.kept for *_, steps in lines for _, s in steps], height - BOTTOM, top)
     parts = [*frame(VERSIONS, KEPT, xs, ys, height), *key]
     for line in lines:

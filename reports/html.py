@@ -56,7 +56,7 @@ def report_html(result: Result) -> str:
         header(title, about),
         tiles(_key_figures(result)),
         grid(_accuracy_cards(result)),
-        *compression_cards(result),
+        grid(compression_cards(result)),
         columns(
             [_loss_card(result), _rejections_card(result)],
             [_staleness_card(result)],

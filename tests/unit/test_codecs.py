@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import time
+import timeit
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -296,3 +299,21 @@ def test_gaps() -> None:
         assert read_gaps(write_gaps(given), given.size, 70_001).tolist() == indices
     many = np.flatnonzero(np.random.default_rng(0).random(3 * BLOCK) < 0.7)
     assert np.array_equal(read_gaps(write_gaps(many), many.size, 3 * BLOCK), many)
+
+
+@pytest.mark.prove
+def test_no_kernel_has_become_slow() -> None:
+    """Floors of half of what is measured, as shares of a copy: a kernel that lost its vector form is far below."""
+    n = 8_000_000
+    layout, x = Layout.of(ParamSpec.of({"w": np.zeros((8, n // 8), np.float32)})), laplace(n)
+    out = np.empty_like(x)
+
+    def least_s(work: Callable[[], object]) -> float:
+        return min(timeit.repeat(work, number=1, repeat=7, timer=time.thread_time))
+
+    copy = least_s(lambda: np.copyto(out, x))
+    for text, encode, decode in (("int8", 0.09, 0.07), ("topk(0.01)|int8(256)|gaps|zstd", 0.09, 1.0)):
+        codec = make_codec(text)
+        data = codec.encode(x, layout)
+        assert copy / least_s(lambda c=codec: c.encode(x, layout)) > encode  # type: ignore[misc]
+        assert copy / least_s(lambda c=codec, d=data: accumulate(c, d, layout, out, 0.5)) > decode  # type: ignore[misc]
