@@ -44,9 +44,11 @@ class Strength:
 
 def compression_cards(r: Result) -> list[str]:
     """None for a run whose traffic was not compressed."""
-    if saving(r.uplink_bytes, r.uplink_bytes_raw) == saving(
-        r.downlink_bytes, r.downlink_bytes_full_equivalent
-    ) == "":
+    if (
+        saving(r.uplink_bytes, r.uplink_bytes_raw)
+        == saving(r.downlink_bytes, r.downlink_bytes_full_equivalent)
+        == ""
+    ):
         return []
     cards = [_bytes_card(r)]
     if len(r.compression) > 1:
@@ -84,7 +86,9 @@ def _bytes_card(r: Result) -> str:
     last = r.compression[-1] if r.compression else None
     rows = [
         _bytes_row("uplink", r.uplink_bytes, r.uplink_bytes_raw, last.uplink if last else ""),
-        _bytes_row("downlink", r.downlink_bytes, r.downlink_bytes_full_equivalent, last.downlink if last else ""),
+        _bytes_row(
+            "downlink", r.downlink_bytes, r.downlink_bytes_full_equivalent, last.downlink if last else ""
+        ),
     ]
     figures = table(("", "sent", "uncompressed", "saved", "codec at the end"), rows)
     steps = _steps_table(r.compression)
@@ -99,7 +103,13 @@ def _bytes_card(r: Result) -> str:
 
 def _bytes_row(name: str, sent: int, whole: int, codec: str) -> tuple[str, ...]:
     code = f"<code>{safe(codec)}</code>" if codec else NOTHING
-    return name, bytes_text(sent), bytes_text(whole) if whole else NOTHING, saving(sent, whole) or NOTHING, code
+    return (
+        name,
+        bytes_text(sent),
+        bytes_text(whole) if whole else NOTHING,
+        saving(sent, whole) or NOTHING,
+        code,
+    )
 
 
 def _steps_table(steps: Sequence[CompressionStep]) -> str:
@@ -140,7 +150,9 @@ def steps_chart(lines: Sequence[Line], last: int) -> str:
     """The kept fraction as steps, each with its bits. Every line has a step at least."""
     key, top = legend([(name, colour) for name, colour, _ in lines] if len(lines) > 1 else [])
     height = HEIGHT + top - TOP
-    xs = VERSIONS.scale([0.0, float(max(last, *(v for *_, s in lines for v, _ in s)))], LEFT, WIDTH - RIGHT, snug=True)
+    xs = VERSIONS.scale(
+        [0.0, float(max(last, *(v for *_, s in lines for v, _ in s)))], LEFT, WIDTH - RIGHT, snug=True
+    )
     ys = KEPT.scale([s.kept for *_, steps in lines for _, s in steps], height - BOTTOM, top)
     parts = [*frame(VERSIONS, KEPT, xs, ys, height), *key]
     for line in lines:
