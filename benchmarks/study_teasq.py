@@ -133,9 +133,13 @@ def study(
     finals = {m: compare(pool, t.best, seeds) for m, t in tuned.items()}
     return {
         "tuned": {m: [[dict(p.chosen), s, p == t.best] for p, s in t.scores] for m, t in tuned.items()},
-        # What each device gave and the configuration would be most of the file.
-        "runs": {m: [{**r.to_json(), "clients": {}, "config": {}} for r in rs] for m, rs in finals.items()},
+        "runs": {m: _plain(rs) for m, rs in finals.items()},
     }
+
+
+def _plain(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Without what each device gave and the configuration, which would be most of the file."""
+    return [{**r.to_json(), "clients": {}, "config": {}} for r in results]
 
 
 def main() -> None:
@@ -164,6 +168,24 @@ def _run(data_file: Path, quick: bool) -> None:
             data["splits"][split] = study(pool, split, TUNING_SEEDS, SEEDS[:1] if quick else SEEDS)
             data["minutes"] = (time.monotonic() - started) / 60
             data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
+
+
+def _repeat(data_file: Path, methods: Sequence[str]) -> None:
+    data, started = json.loads(data_file.read_text(encoding="utf-8")), time.monotonic()
+    with _pool() as pool:
+        for split, method in itertools.product(data["splits"], methods):
+            found = data["splits"][split]
+            (chosen,) = (values for values, _, best in found["tuned"][method] if best)
+            (point,) = (p for p in grid(method, split) if p.chosen == chosen)
+            found["runs"][method] = _plain(compare(pool, point, SEEDS))
+            data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
+    data["minutes"] += (time.monotonic() - started) / 60
+    data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
+
+
+def _pool(start: str = "spawn") -> ProcessPoolExecutor:
+    one_thread()
+    return ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context(start))
 
 
 # --- what is read -----------------------------------------------------------------------------------
