@@ -1,11 +1,12 @@
 """What compression of both directions costs and saves: TEASQ-Fed, its ablations, and the baselines.
 
-    python -m benchmarks.study_teasq [--quick]
+    python -m benchmarks.study_teasq [--quick | --render | --again METHOD]
 
 100 unequal devices on narrow links, Fashion-MNIST, two splits. Each method gets the same tuning budget on
 each split: six points, judged by the time to the target on the validation part, on a seed that the
 comparison does not use. The tuned methods then run on five paired seeds and are measured on the
-test part. Writes `docs/study-teasq.md`, `.json` and a picture for each split.
+test part. Writes `docs/study-teasq.md`, `.json` and a picture for each split. `--again` repeats the comparison,
+not the tuning, for a method whose code has changed.
 """
 
 from __future__ import annotations
@@ -132,9 +133,13 @@ def study(
     finals = {m: compare(pool, t.best, seeds) for m, t in tuned.items()}
     return {
         "tuned": {m: [[dict(p.chosen), s, p == t.best] for p, s in t.scores] for m, t in tuned.items()},
-        # What each device gave and the configuration would be most of the file.
-        "runs": {m: [{**r.to_json(), "clients": {}, "config": {}} for r in rs] for m, rs in finals.items()},
+        "runs": {m: _plain(rs) for m, rs in finals.items()},
     }
+
+
+def _plain(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """Without what each device gave and the configuration, which would be most of the file."""
+    return [{**r.to_json(), "clients": {}, "config": {}} for r in results]
 
 
 def main() -> None:
@@ -142,26 +147,45 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed each, a short horizon, docs untouched")
     parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
+    parser.add_argument("--again", action="append", choices=list(METHODS), default=[], metavar="METHOD")
     arguments = parser.parse_args()
     data_file = Path("/tmp/study-teasq.json") if arguments.quick else DOCS / f"{NAME}.json"
-    if not arguments.render:
+    if arguments.again:
+        _repeat(data_file, arguments.again)
+    elif not arguments.render:
         _run(data_file, arguments.quick)
     data = json.loads(data_file.read_text(encoding="utf-8"))
     _write(data, data_file.parent)
 
 
 def _run(data_file: Path, quick: bool) -> None:
-    one_thread()
     started = time.monotonic()
     if quick:
         BASE["run"]["virtual_s_max"] = 12.0
-    context = multiprocessing.get_context("fork" if quick else "spawn")
     data: dict[str, Any] = {"splits": {}}
-    with ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+    with _pool("fork" if quick else "spawn") as pool:
         for split in SPLITS:
             data["splits"][split] = study(pool, split, TUNING_SEEDS, SEEDS[:1] if quick else SEEDS)
             data["minutes"] = (time.monotonic() - started) / 60
             data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
+
+
+def _repeat(data_file: Path, methods: Sequence[str]) -> None:
+    data, started = json.loads(data_file.read_text(encoding="utf-8")), time.monotonic()
+    with _pool() as pool:
+        for split, method in itertools.product(data["splits"], methods):
+            found = data["splits"][split]
+            (chosen,) = (values for values, _, best in found["tuned"][method] if best)
+            (point,) = (p for p in grid(method, split) if p.chosen == chosen)
+            found["runs"][method] = _plain(compare(pool, point, SEEDS))
+            data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
+    data["minutes"] += (time.monotonic() - started) / 60
+    data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
+
+
+def _pool(start: str = "spawn") -> ProcessPoolExecutor:
+    one_thread()
+    return ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context(start))
 
 
 # --- what is read -----------------------------------------------------------------------------------

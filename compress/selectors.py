@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from anabranch.compress.seeds import SEED_MASK, random_words
 
 from anabranch.compress.quantisers import check_sendable, magnitude_bits
+from anabranch.compress.seeds import SEED_MASK, random_words
 from anabranch.compress.stage import BLOCK, Context, Dense, Sparse
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.params import Indices, Vector

@@ -22,6 +22,9 @@ When K updates are in the cache:
     adding:  w_{t+1} = w_t + eta S(tau_mean) sum_c s_c n_c Delta_c / sum_c s_c n_c
     alpha_t  = alpha S(tau_mean)
 
+In the robust mode an update longer than `clip` times the median length of the last 51 is shortened to that:
+one device whose training has exploded would otherwise end the run. It is said in the decision.
+
 A device has one update of each base version in the cache, the newest. A cache that is not full is applied
 `flush_s` after its oldest update. An update of more than `staleness_max` versions is not used. A device
 that died gives its place back with its lease.
@@ -48,6 +51,7 @@ update for each version; the flush; the lease.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -65,15 +69,20 @@ from anabranch.strategies.staleness import Staleness, make_staleness
 
 MODES = ("robust", "paper")
 PAPER_ALPHA = 0.6
+LENGTHS_KEPT, LENGTHS_NEEDED = 51, 10
 
 
 @dataclass(frozen=True)
 class TeasqState:
-    """`cache`: the updates that wait, oldest first, as plain data; `bases`: w_base by version (as text)."""
+    """`cache`: the updates that wait, oldest first, as plain data; `bases`: w_base by version (as text).
+
+    `lengths`: Euclidean, of the newest updates, as they came.
+    """
 
     cache: list[dict[str, Any]] = field(default_factory=list)
     bases: dict[str, Vector] = field(default_factory=dict)
     since: float | None = None
+    lengths: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -93,6 +102,7 @@ class Teasq(AsyncStrategy):
     mu: float = 0.005
     staleness_max: int = 50
     flush_s: float = 0.0
+    clip: float = 4.0
     kept: float = 0.05
     bits: int = 4
     feedback_decay: float = 0.9
@@ -123,7 +133,7 @@ class Teasq(AsyncStrategy):
         for key in ("alpha", "feedback_decay"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ConfigError(f"strategy.{key} must be in [0, 1], not {getattr(self, key)!r}")
-        for key in ("cache_size", "mu", "staleness_max", "flush_s"):
+        for key in ("cache_size", "mu", "staleness_max", "flush_s", "clip"):
             if getattr(self, key) < 0:
                 raise ConfigError(f"strategy.{key} must not be negative, not {getattr(self, key)!r}")
 
@@ -180,12 +190,16 @@ class Teasq(AsyncStrategy):
         if self.staleness_max and context.staleness > self.staleness_max:
             detail = f"staleness {context.staleness} is over the bound of {self.staleness_max} versions"
             return Step(state, None, rejected(context.staleness, Reason.STALE, detail))
-        state, dropped = self._cached(state, update, context)
+        scale, lengths = self._clipped(state, update)
+        state, dropped = self._cached(replace(state, lengths=lengths), update, scale, context)
         weight = self.s(context.staleness)
+        detail = f"shortened to {scale:.3g} of its length" if scale < 1.0 else ""
         if len(state.cache) < self._size(context):
-            return Step(state, None, held(context.staleness, weight), dropped)
+            decision = replace(held(context.staleness, weight), detail=detail)
+            return Step(state, None, decision, dropped)
         step = self._apply(state, vector, context)
-        return replace(step, decision=published(context.staleness, weight), dropped=dropped)
+        decision = replace(published(context.staleness, weight), detail=detail)
+        return replace(step, decision=decision, dropped=dropped)
 
     def timer(self, state: TeasqState) -> float | None:
         """When the oldest update in the cache has waited for `flush_s`."""
@@ -198,8 +212,18 @@ class Teasq(AsyncStrategy):
     def _size(self, context: Context) -> int:
         return self.cache_size or max(1, math.ceil(self.cache_fraction * len(context.clients)))
 
+    def _clipped(self, state: TeasqState, update: Update) -> tuple[float, list[float]]:
+        """What the update is multiplied by, and the lengths with its own."""
+        x = update.delta.values if isinstance(update.delta, SparseVector) else update.delta
+        length = math.sqrt(float(np.einsum("i,i->", x, x, dtype=np.float64)))
+        lengths = [*state.lengths, length][-LENGTHS_KEPT:]
+        if not self.clip or self.mode == "paper" or len(state.lengths) < LENGTHS_NEEDED:
+            return 1.0, lengths
+        longest = self.clip * statistics.median(state.lengths)
+        return (longest / length if length > longest else 1.0), lengths
+
     def _cached(
-        self, state: TeasqState, update: Update, context: Context
+        self, state: TeasqState, update: Update, scale: float, context: Context
     ) -> tuple[TeasqState, tuple[str, ...]]:
         """The state with the update in its cache, and the update whose place it took."""
         key = (update.client_id, update.base_version)
@@ -209,6 +233,7 @@ class Teasq(AsyncStrategy):
             "client": update.client_id,
             "base_version": update.base_version,
             "examples": update.examples,
+            "scale": scale,
             "delta": _stored(update.delta),
         }
         bases = state.bases
@@ -217,7 +242,7 @@ class Teasq(AsyncStrategy):
             bases = {**bases, str(update.base_version): context.base.copy()}
         since = context.now if state.since is None else state.since
         cache = [*(c for c in state.cache if c not in older), entry]
-        return TeasqState(cache, bases, since), tuple(c["update_id"] for c in older)
+        return TeasqState(cache, bases, since, state.lengths), tuple(c["update_id"] for c in older)
 
     def _apply(self, state: TeasqState, vector: Vector, context: Context) -> Step:
         taus = [context.version - c["base_version"] for c in state.cache]
@@ -229,8 +254,8 @@ class Teasq(AsyncStrategy):
             weight = pull * (share / sum(shares))
             if self.mixing:
                 add_scaled(vector, weight, state.bases[str(c["base_version"])])
-            add_scaled(vector, weight, _loaded(c["delta"]))
-        return Step(TeasqState(), vector)
+            add_scaled(vector, weight * c["scale"], _loaded(c["delta"]))
+        return Step(TeasqState(lengths=state.lengths), vector)
 
 
 def _stored(delta: Delta) -> dict[str, Any]:
