@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -147,8 +148,8 @@ def measure(spec: ParamSpec, x: Vector) -> Table:
         codec, notes = make_codec(text), dict[str, float]()
         data = codec.encode(x, layout, 1, notes)
         error = float(np.sum((dense(codec.decode(data, layout)) - x).astype(np.float64) ** 2))
-        encode = least_s(lambda c=codec, n=notes: c.encode(x, layout, 1, n))  # type: ignore[misc]
-        decode = least_s(lambda c=codec, d=data: accumulate(c, d, layout, target, 0.5))  # type: ignore[misc]
+        encode = least_s(partial(codec.encode, x, layout, 1, notes))
+        decode = least_s(partial(accumulate, codec, data, layout, target, 0.5))
         copied.append(least_s(lambda: np.copyto(target, x)))
         own = 0.0 if text == "raw" else small / x.size
         rows.append(

@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from anabranch.compress.seeds import random_words, read_seed, write_seed
 
+from anabranch.compress.seeds import random_words, read_seed, write_seed
 from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Role, Sparse, Stream, take
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import Vector

@@ -12,7 +12,6 @@ from anabranch.reports.result import CompressionStep, Result
 from anabranch.reports.scales import Axis, Scale
 from anabranch.reports.svg import (
     BOTTOM,
-    CHAR_WIDTH,
     HEIGHT,
     LEFT,
     RIGHT,
@@ -28,7 +27,7 @@ from anabranch.reports.svg import (
 )
 from anabranch.reports.text import NOTHING, PERCENT, bytes_text, count_text, duration_text, number_text, safe
 
-VERSIONS, KEPT = Axis("version", whole=True), Axis("values that travel", PERCENT)
+VERSIONS, KEPT = Axis("version", whole=True), Axis("values that travel", PERCENT, log=True)
 SELECTIONS = ("topk", "threshold", "mask")
 BITS = {"int4": 4, "int8": 8, "bf16": 16, "f32": 32}
 OTHERS = ("u32", "gaps", "bitmap", "zstd", "huffman")  # these change neither
@@ -151,7 +150,7 @@ def steps_chart(lines: Sequence[Line], last: int) -> str:
 def _step_line(line: Line, last: int, xs: Scale, ys: Scale) -> list[str]:
     name, colour, steps = line
     corners: list[XY] = []
-    dots, labels, free = [], [], -1.0
+    dots, labels, bits = [], [], 0
     for version, strength in steps:
         x, y = xs(version), ys(strength.kept)
         corners += [(x, corners[-1][1])] if corners else []
@@ -159,8 +158,9 @@ def _step_line(line: Line, last: int, xs: Scale, ys: Scale) -> list[str]:
         shown = f"{strength.bits} bits"
         tip = safe(f"{name} from version {version}: {100 * strength.kept:g} % of the values, {shown}")
         dots.append(f'<circle class="dot {hue(colour)}" cx="{x:.1f}" cy="{y:.1f}" r="3" data-tip="{tip}"/>')
-        if free <= x <= WIDTH - RIGHT - CHAR_WIDTH * len(shown):
-            labels.append(text(x + 4, y - 6, shown, "tick"))
-            free = x + CHAR_WIDTH * len(shown) + 8
+        if strength.bits != bits:
+            side = "tick end" if x > WIDTH / 2 else "tick"
+            labels.append(text(x, y - 7, shown, side))
+        bits = strength.bits
     corners.append((xs(max(last, steps[-1][0])), corners[-1][1]))
     return [f'<path class="line {hue(colour)}" d="{path(corners)}"/>', *dots, *labels]

@@ -10,6 +10,7 @@ from anabranch.reports.text import COUNT, Unit, unit_for
 
 _ROUND = (1.0, 2.0, 2.5, 5.0, 10.0)
 _NEGLIGIBLE = 1e-12  # no axis resolves less
+LOG_LEAST = 2.0  # times that the largest value on a logarithmic axis is the smallest
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,7 @@ class Axis:
     """What an axis shows.
 
     `whole` keeps the ticks at whole numbers; `from_zero` starts at 0. A `log` axis shows what is
-    positive; the rest lies at its start.
+    positive, and the rest at its start; over values that are nearly equal it is linear.
     """
 
     label: str
@@ -33,8 +34,9 @@ class Axis:
         The range ends at a round tick; a `snug` one ends at the largest value.
         """
         known = list(values) or [0.0, 1.0]
-        if self.log and any(v > 0 for v in known):
-            return self._log_scale([v for v in known if v > 0], start, end)
+        positive = [v for v in known if v > 0]
+        if self.log and positive and max(positive) > LOG_LEAST * min(positive):
+            return self._log_scale(positive, start, end)
         low, high = (min(0.0, *known) if self.from_zero else min(known)), max(known)
         unit = unit_for(high, self.units)
         low, high = _widened(low / unit.size, high / unit.size)
@@ -57,7 +59,6 @@ class Axis:
         within = [t for t in fine if low <= t <= high * (1 + 1e-9)]
         powers = [t for t in within if math.log10(t).is_integer()]
         ticks = within if len(within) <= self.ticks_about + 1 else powers
-        high = max(high, 1.01 * low)
         return Scale(unit, tuple(ticks), ticks[0], (low, high), (start, end), log=True)
 
     def title(self, unit: Unit) -> str:

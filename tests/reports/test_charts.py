@@ -186,3 +186,24 @@ def test_clipped_names_keep_both_ends() -> None:
 
 def test_safe_text_has_nothing_that_html_or_xml_minds() -> None:
     assert safe("a<b>&\"'\x00\ud800") == "a&lt;b&gt;&amp;&quot;&#x27;\ufffd\ufffd"
+
+
+@given(st.lists(st.floats(1e-6, 1e12), min_size=1, max_size=20))
+def test_a_logarithmic_scale_keeps_the_order_and_puts_the_rest_at_its_start(values: list[float]) -> None:
+    scale = Axis("x", BYTES, log=True).scale([0.0, *values], 0.0, 100.0)
+    pixels = [scale(v) for v in sorted(values)]
+    assert pixels == sorted(pixels)
+    assert all(-1e-6 <= x <= 100 + 1e-6 for x in (*pixels, *(scale.tick_pixel(t) for t in scale.ticks)))
+    assert scale.ticks
+    if scale.log:
+        assert scale(0.0) == 0.0
+        assert len({scale.tick_text(t) for t in scale.ticks}) == len(scale.ticks)
+
+
+def test_ticks_of_a_logarithmic_axis_are_powers_of_ten_or_between() -> None:
+    def ticks(*values: float) -> tuple[float, ...]:
+        return Axis("x", log=True).scale(values, 0.0, 1.0).ticks
+
+    assert ticks(0.02, 1.0) == (0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    assert ticks(3.0, 90_000.0) == (10.0, 100.0, 1000.0, 10_000.0)
+    assert ticks(3.0, 5.0) == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)

@@ -13,7 +13,8 @@ from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.compress.downloads import Downloads
 from anabranch.compress.layout import Layout
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import make_codec
+from anabranch.compress.registry import STAGES, make_codec
+from anabranch.core.chains import RAW
 from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnded, Published
 from anabranch.core.engine import Engine
 from anabranch.core.events import Payload
@@ -105,10 +106,11 @@ class _Teller:
     def _granted(self, now: float, task: Task, holds: int | None) -> None:
         recorder, engine, version = self._recorder, self._engine, task.base_version
         recorder.granted(now, task.client_id, task.task_id, version)
-        recorder.compressed(now, version, task.uplink, self._codec_at(version))
+        codecs = engine.ledger.clients[task.client_id].capability.codecs
+        if task.uplink != RAW or set(STAGES) <= set(codecs):  # raw may be all that the device can do
+            recorder.compressed(now, version, task.uplink, self._codec_at(version))
         if holds == version:  # nothing to fetch
             return
-        codecs = engine.ledger.clients[task.client_id].capability.codecs
         make = self._downloads.offer(engine, version, holds, codecs)
         assert make is not None, "the current version is always held"
         recorder.downloaded(now, task.client_id, len(make().data), self._full_bytes)

@@ -34,16 +34,7 @@ def compare(
     rows = compare_runs(results)
     out.write_text(compare_html(results), encoding="utf-8")
     output.result({"page": str(out), "rows": [asdict(r) for r in rows]})
-    columns = [
-        "strategy",
-        "seeds",
-        "final accuracy",
-        "best",
-        "time to target",
-        "updates",
-        "uplink",
-        "downlink",
-    ]
+    columns = ["strategy", "seeds", "final accuracy", "time to target", "updates", "uplink", "downlink"]
     output.table(
         "mean ± standard deviation over seeds",
         columns,
@@ -52,7 +43,6 @@ def compare(
                 f"{r.strategy} ({r.workload})",
                 str(len(r.seeds)),
                 _cell(r.final_accuracy, percent_text),
-                _cell(r.best_accuracy, percent_text),
                 _cell(r.time_to_target_s, duration_text),
                 _cell(r.updates_applied, lambda n: f"{n:.0f}"),
                 _cell(r.uplink_bytes, bytes_text),
