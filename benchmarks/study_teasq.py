@@ -5,8 +5,8 @@
 100 unequal devices on narrow links, Fashion-MNIST, two splits. Each method gets the same tuning budget on
 each split: six points, judged by the time to the target on the validation part, on a seed that the
 comparison does not use. The tuned methods then run on five paired seeds and are measured on the
-test part. Writes `docs/study-teasq.md`, `.json` and a picture for each split. `--again` repeats the comparison,
-not the tuning, for a method whose code has changed.
+test part. Writes `docs/study-teasq.md`, `.json` and a picture for each split. `--again` repeats the
+comparison, not the tuning, for a method whose code has changed.
 """
 
 from __future__ import annotations

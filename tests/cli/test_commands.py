@@ -159,3 +159,15 @@ def test_bad_input_has_an_exit_code_and_says_what_to_do(
 def test_help_is_quick_and_needs_no_torch() -> None:
     code = "import sys, anabranch.cli.main; sys.exit('torch' in sys.modules or 'sqlalchemy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def test_search_finds_a_pair_and_writes_why(config: Path, tmp_path: Path) -> None:
+    options = ("--updates", 12, "--warm-up-updates", 6, "--loss-max", 0.5, "--out", tmp_path, "--json")
+    done = anabranch("search", config, *options)
+    found = answer(done)
+    assert {json.loads(line)["kind"] for line in done.stdout.splitlines()} == {"trial", "found"}
+    search = json.loads((tmp_path / "search.json").read_text())
+    assert (search["kept"], search["bits"]) == (found["kept"], found["bits"])
+    assert sum(d["taken"] for d in search["decisions"]) > 2, "half the accuracy may go"
+    shown = answer(anabranch("config", "show", tmp_path / "found.toml", "--json"))
+    assert shown["strategy.kept"] == {"value": found["kept"], "source": str(tmp_path / "found.toml")}

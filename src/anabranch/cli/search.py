@@ -14,7 +14,7 @@ import typer
 from anabranch.cli.configuration import load_config
 from anabranch.cli.options import AsJson, ConfigFile, Overrides
 from anabranch.cli.output import Output
-from anabranch.core.config import Config
+from anabranch.core.config import Config, StrategyTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Tensors
 from anabranch.core.rng import seed_of
@@ -46,7 +46,8 @@ def search(
     output = Output(as_json)
     settings = load_config(config, overrides or (), presets=[("search", {"strategy": {"name": "teasq"}})])
     if settings.strategy.name != "teasq":
-        raise ConfigError(f"strategy.name is {settings.strategy.name!r}: the search is for 'teasq'")
+        output.say(f"the configuration is for {settings.strategy.name}: searching with teasq in its place")
+        settings = replace(settings, strategy=StrategyTable("teasq"))
     if not 0 <= loss_max < 1:
         raise ConfigError(f"--loss-max must be in [0, 1), not {loss_max!r}")
     start = _warm(settings, warm_up_updates, output) if warm_up_updates else None
