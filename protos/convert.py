@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 
 PROTOCOL_VERSION = 1
+CODECS_MAX, CODEC_CHARS_MAX = 64, 64  # stages that a device may name, letters of each
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
@@ -52,6 +54,15 @@ def checked_count(value: int, name: str, most: int = 2**53) -> int:
     if value > most:
         raise InvalidUpdate(f"{name} must be at most {most}, not {value}")
     return value
+
+
+def checked_codecs(names: Collection[str], name: str) -> tuple[str, ...]:
+    """The stages that a device has, as `name:version`. Raises `InvalidUpdate`, naming the field."""
+    if len(names) > CODECS_MAX or any(not 0 < len(codec) <= CODEC_CHARS_MAX for codec in names):
+        raise InvalidUpdate(
+            f"{name}: at most {CODECS_MAX} stages, names of 1 to {CODEC_CHARS_MAX} letters, such as 'topk:1'"
+        )
+    return tuple(names)
 
 
 # --- the model ---------------------------------------------------------------------------------
@@ -106,7 +117,7 @@ def submodel_from_proto(message: model.SubmodelMap, size: int) -> Submodel:
 
 
 def capability_from_proto(message: devices.Capability) -> Capability:
-    """What a device says of itself. Raises `InvalidUpdate` for bandwidths that are no numbers."""
+    """What a device says of itself. Raises `InvalidUpdate` for what is no number or no list of stages."""
     if not (math.isfinite(message.up_bps) and math.isfinite(message.down_bps)):
         raise InvalidUpdate("capability.up_bps and down_bps must be finite: send 0 where unknown")
     return Capability(
@@ -115,7 +126,7 @@ def capability_from_proto(message: devices.Capability) -> Capability:
         up_bps=max(0.0, message.up_bps),
         down_bps=max(0.0, message.down_bps),
         accelerator=message.accelerator[:32] or "cpu",
-        codecs=tuple(c[:64] for c in message.codecs[:64]),
+        codecs=checked_codecs(message.codecs, "capability.codecs"),
     )
 
 

@@ -141,7 +141,7 @@ class Intake:
         self._limits = uploads.limits
         # What the updates that were decided would have been without compression, since the start.
         self.bytes_raw = 0
-        vector_bytes = max(1, spec.size * spec.vector_dtype.itemsize)
+        vector_bytes = max(1, self._raw_bytes(spec.size))
         self._decoding = asyncio.Semaphore(max(2, DECODED_BYTES_MAX // vector_bytes))
 
     async def push(self, requests: Requests) -> Verdict:
@@ -213,9 +213,11 @@ class Intake:
 
     async def _decide(self, header: Header, upload: Upload) -> Verdict:
         await upload.complete()
+        raw_bytes = self._raw_bytes(header.payload.values or self.spec.size)
         self.writer.coming += 1
         try:
-            if upload.inline:
+            # A few compressed bytes may be many values: what comes out tells how long it takes.
+            if upload.inline and raw_bytes <= self._limits.inline_bytes_max:
                 checked = self._checked(header, upload)
             else:
                 checked = await self.uploads.in_thread(lambda: self._checked(header, upload))
@@ -227,9 +229,11 @@ class Intake:
         if checked.flaw and not decided.duplicate:
             raise InvalidUpdate(f"update {checked.update.update_id}: {checked.flaw}")
         if not decided.duplicate:
-            covered = header.payload.values or self.spec.size
-            self.bytes_raw += covered * self.spec.vector_dtype.itemsize
+            self.bytes_raw += raw_bytes
         return Verdict(decided.receipt, decided.duplicate, answer.seq or 0)
+
+    def _raw_bytes(self, values: int) -> int:
+        return values * self.spec.vector_dtype.itemsize
 
     def _checked(self, header: Header, upload: Upload) -> Checked:
         """Decode and check; a large update without a flaw becomes durable."""

@@ -19,6 +19,7 @@ from anabranch.protos.convert import (
     PROTOCOL_VERSION,
     capability_from_proto,
     check_manifest,
+    checked_codecs,
     checked_id,
     decision_to_proto,
     manifest_to_proto,
@@ -91,6 +92,7 @@ class Devices(DevicesServicer):
     ) -> AsyncIterator[devices.FetchModelResponse]:
         """Stream a model from an offset on."""
         check_manifest(request.manifest_sha256, self.run.spec)
+        checked_codecs(request.codecs, "codecs")  # before the writer's thread looks at them
         if request.part_id:
             raise UnknownVersion(f"part {request.part_id} is not there: this run's model is one part, 0")
         wanted, finished = await self.run.writer.look(lambda engine: self._wanted(engine, request))

@@ -34,6 +34,7 @@ from anabranch.server.verify import verify
 
 SCRIPT = Path(__file__).with_name("crash_server.py")
 VALUES = 300
+ROWS = 15  # of the one tensor: what has a single dimension is too small for a chain
 SERVING_S = 60.0  # a hung server fails the test by itself
 RESENDS = 0.1
 
@@ -197,7 +198,7 @@ class Writer(threading.Thread):
 def run(folder: Path, plan: Plan) -> Outcome:
     """Serve, write, kill and restart as planned; then check every promise."""
     first = np.random.default_rng(plan.seed).integers(-100, 101, VALUES).astype(np.float32)
-    spec = write_manifest(folder / "model", "crash", {"w": first}).spec
+    spec = write_manifest(folder / "model", "crash", {"w": first.reshape(ROWS, -1)}).spec
     server, outcome = ServerProcess(folder, plan), Outcome()
     server.start()
     shares = [len(range(n, plan.updates, plan.writers)) for n in range(plan.writers)]

@@ -27,7 +27,7 @@ from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
 
 BATCHES_LATE = 4
-COMPRESSED = {"uplink": {"codec": "f32|zstd"}, "downlink": {"codec": "log(1,64)"}}
+COMPRESSED = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
 
 
 class AcknowledgesEarly(SqlStore):

@@ -113,6 +113,12 @@ def test_a_capability_there_and_back() -> None:
     assert convert.capability_from_proto(convert.capability_to_proto(capability)) == capability
 
 
+@pytest.mark.parametrize("codecs", [("int8:1",) * 65, ("x" * 65,), ("",)])
+def test_stages_that_are_none(codecs: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidUpdate, match=r"capability.codecs: at most 64 stages"):
+        convert.capability_from_proto(devices.Capability(codecs=codecs))
+
+
 @pytest.mark.parametrize("good", ["a", "device-3", "A.b_c-9", "x" * 64])
 def test_ids(good: Any) -> None:
     assert convert.checked_id(good, "client_id") == good

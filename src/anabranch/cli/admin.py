@@ -57,12 +57,13 @@ def status(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
     updates = (
         f"{s.updates_applied} updates applied, {s.updates_rejected} rejected, {s.updates_duplicate} resent"
     )
-    traffic = f"{bytes_text(s.uplink_bytes)} up, {bytes_text(s.downlink_bytes)} down"
+    up = f"{bytes_text(s.uplink_bytes)} up ({bytes_text(s.uplink_bytes_raw)} raw)"
+    down = f"{bytes_text(s.downlink_bytes)} down ({bytes_text(s.downlink_bytes_full_equivalent)} raw)"
     lines = [
         f"{s.run} ({s.strategy}): version {count_text(s.version)}, {state}",
         f"  {updates}",
         f"  {s.clients} clients, {s.live_tasks} in training, {s.leases_lost} leases lost",
-        f"  {traffic}; up for {duration_text(s.uptime_s)}",
+        f"  {up}, {down}; up for {duration_text(s.uptime_s)}",
     ]
     Output(as_json).result(s.to_json(), "\n".join(lines))
 
