@@ -1,4 +1,4 @@
-"""Stages one after the other: a codec. The `main` group goes through them, the `small` one is bf16."""
+"""Stages one after the other: a codec. `main` goes through them, `small` is rounded at most."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import numpy as np
 
 from anabranch.compress import wire
 from anabranch.compress.layout import MAIN, Group, Layout
-from anabranch.compress.quantisers import BFloat16
+from anabranch.compress.quantisers import BFloat16, Float32
 from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Sparse, Stage, Value
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.params import Delta, SparseVector, Vector
 
-SMALL_STAGES: tuple[Stage, ...] = (BFloat16(),)
+ROUNDED: tuple[Stage, ...] = (BFloat16(),)
+EXACT: tuple[Stage, ...] = (Float32(),)
 
 
 class Chain:
@@ -25,6 +26,8 @@ class Chain:
 
     def __init__(self, text: str, stages: tuple[Stage, ...]) -> None:
         self.text, self.stages = text, stages
+        # Values that main has as they are stay so in the small group: `f32` alone is the identity.
+        self._small = EXACT if any(isinstance(stage, Float32) for stage in stages) else ROUNDED
         kind: type[Any] = Dense
         for stage in stages:
             if kind not in stage.accepts:
@@ -74,7 +77,7 @@ class Chain:
         )
 
     def _stages(self, group: Group) -> tuple[Stage, ...]:
-        return self.stages if group.name == MAIN else SMALL_STAGES
+        return self.stages if group.name == MAIN else self._small
 
 
 _WORDS = {Dense: "all values", Sparse: "chosen values", Coded: "bytes"}

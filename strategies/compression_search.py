@@ -86,4 +86,5 @@ def _why(taken: bool, reference: Trial, trial: Trial, loss_max: float) -> str:
     loss = 100 * (reference.accuracy - trial.accuracy)
     if loss > 100 * loss_max:
         return f"loses {loss:.2f} points, more than {100 * loss_max:g}"
-    return f"loses {loss:.2f} points" + (", saves most" if taken else ", saves less than the other step")
+    change = f"loses {loss:.2f}" if loss > 0 else f"gains {-loss:.2f}"
+    return f"{change} points" + (", saves most" if taken else ", saves less")

@@ -169,5 +169,7 @@ def test_search_finds_a_pair_and_writes_why(config: Path, tmp_path: Path) -> Non
     search = json.loads((tmp_path / "search.json").read_text())
     assert (search["kept"], search["bits"]) == (found["kept"], found["bits"])
     assert sum(d["taken"] for d in search["decisions"]) > 2, "half the accuracy may go"
+    page = (tmp_path / "search.html").read_text()
+    assert page.count("<tr>") == 1 + len(search["decisions"])
     shown = answer(anabranch("config", "show", tmp_path / "found.toml", "--json"))
     assert shown["strategy.kept"] == {"value": found["kept"], "source": str(tmp_path / "found.toml")}

@@ -45,8 +45,9 @@ def stages(text: str) -> tuple[Any, ...]:
 def payload(text: str, k: int, streams: dict[Role, bytes | Stream]) -> bytes:
     """A sealed payload of these streams, whatever they are; the small group is all zeros."""
     of = {role: s if isinstance(s, Stream) else Stream.of(s) for role, s in streams.items()}
-    small = Coded(SMALL.size, {Role.VALUES: Stream.of(bytes(2 * SMALL.size))})
-    parts = [wire.Part(stages(text), Coded(k, of)), wire.Part(stages("bf16"), small)]
+    exact = any(stage.name == "f32" for stage in stages(text))
+    small = Coded(SMALL.size, {Role.VALUES: Stream.of(bytes((4 if exact else 2) * SMALL.size))})
+    parts = [wire.Part(stages(text), Coded(k, of)), wire.Part(stages("f32" if exact else "bf16"), small)]
     return wire.write(parts, LAYOUT)
 
 

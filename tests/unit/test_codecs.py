@@ -8,6 +8,7 @@ import timeit
 from collections.abc import Callable
 from functools import partial
 
+import codec_golden as golden
 import numpy as np
 import pytest
 from deltas import CHAINS, laplace, model, with_density
@@ -320,3 +321,11 @@ def test_no_kernel_has_become_slow() -> None:
         decoded_s = least_s(partial(accumulate, codec, data, layout, out, 0.5))
         assert copy / encoded_s > encode, text
         assert copy / decoded_s > decode, text
+
+
+@pytest.mark.parametrize("text", ["f32", "f32|zstd", "topk(1)|f32|bitmap"])
+def test_the_identity_chain_is_no_chain(text: str) -> None:
+    x = golden.vector()
+    decoded = dense(make_codec(text).decode(make_codec(text).encode(x, golden.LAYOUT), golden.LAYOUT))
+    raw = make_codec("raw").decode(make_codec("raw").encode(x, golden.LAYOUT), golden.LAYOUT)
+    assert decoded.tobytes() == dense(raw).tobytes()

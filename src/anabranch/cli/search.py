@@ -18,6 +18,7 @@ from anabranch.core.config import Config, StrategyTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Tensors
 from anabranch.core.rng import seed_of
+from anabranch.reports.search import search_html
 from anabranch.reports.text import bytes_text, percent_text
 from anabranch.simulation.run import open_simulation
 from anabranch.strategies.compression_schedule import Strength
@@ -29,7 +30,7 @@ LAST_SHARE = 0.25  # of a trial's evaluations: their mean is its accuracy
 def search(
     config: ConfigFile = None,
     out: Annotated[
-        Path, typer.Option(help="The folder for found.toml and search.json.", metavar="DIR")
+        Path, typer.Option(help="The folder for found.toml, search.json and search.html.", metavar="DIR")
     ] = Path("runs/search"),
     loss_max: Annotated[float, typer.Option(help="Accuracy that may be lost: 0.01 is a point.")] = 0.01,
     updates: Annotated[int, typer.Option(help="Updates of each trial.", min=1)] = 200,
@@ -41,7 +42,7 @@ def search(
 ) -> None:
     """Search kept fraction and bits for `teasq`: short simulated runs, judged on the validation part.
 
-    The pair that is found is written as a configuration, every decision beside it.
+    The pair that is found is written as a configuration, with every decision and a page of them beside it.
     """
     output = Output(as_json)
     settings = load_config(config, overrides or (), presets=[("search", {"strategy": {"name": "teasq"}})])
@@ -66,7 +67,7 @@ def search(
         return trial
 
     found = search_compression(measure, loss_max)
-    _write(out, found)
+    _write(out, found, loss_max)
     _show(output, found, out)
 
 
@@ -106,14 +107,16 @@ def _warm(config: Config, updates: int, output: Output) -> Tensors:
         return engine.spec.unflatten(engine.vector, simulation.frozen)
 
 
-def _write(folder: Path, found: Search) -> None:
+def _write(folder: Path, found: Search, loss_max: float) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     data: Mapping[str, Any] = {
         "kept": found.found.kept,
         "bits": found.found.bits,
+        "loss_max": loss_max,
         "decisions": [decision.to_json() for decision in found.decisions],
     }
     (folder / "search.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (folder / "search.html").write_text(search_html(data), encoding="utf-8")
     toml = f'[strategy]\nname = "teasq"\nkept = {found.found.kept!r}\nbits = {found.found.bits}\n'
     (folder / "found.toml").write_text(toml, encoding="utf-8")
 
@@ -133,5 +136,6 @@ def _show(output: Output, found: Search, folder: Path) -> None:
     output.table("decisions", ["kept", "bits", "accuracy", "an update", "taken", "why"], rows)
     output.result(
         {"kind": "found", "kept": found.found.kept, "bits": found.found.bits, "folder": str(folder)},
-        f"found: kept = {found.found.kept:g}, bits = {found.found.bits}; {folder / 'found.toml'} has it",
+        f"found: kept = {found.found.kept:g}, bits = {found.found.bits}; {folder / 'found.toml'} has it,"
+        f" {folder / 'search.html'} why",
     )
