@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
+from anabranch.core.units import UnitGroup, check_groups
 
 Vector = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]
@@ -46,13 +47,32 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """Every tensor of a model, in the order in which the vector holds them."""
+    """Every tensor of a model, in the order in which the vector holds them.
+
+    `groups`: the units that a sub-model may leave out (`units.py`); none where that is not known. They
+    are no part of the layout: models with the same tensors can be averaged.
+    """
 
     tensors: tuple[TensorSpec, ...]
+    groups: tuple[UnitGroup, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.groups:
+            check_groups(self.groups, {t.name: t.shape for t in self.tensors if t.aggregated})
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tensors, self.groups))
+
+    def __hash__(self) -> int:
+        return self._hash  # it keys caches, and a large model has many tensors
 
     @classmethod
-    def of(cls, tensors: Tensors) -> ParamSpec:
-        """The spec of named arrays. Raises `InvalidUpdate` for a dtype that cannot travel."""
+    def of(cls, tensors: Tensors, groups: Iterable[UnitGroup] = ()) -> ParamSpec:
+        """The spec of named arrays. Raises `InvalidUpdate` for a dtype that cannot travel.
+
+        Raises `ConfigError` for groups of units that do not fit the arrays.
+        """
         specs = []
         for name, array in tensors.items():
             if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
@@ -60,7 +80,7 @@ class ParamSpec:
                     f"tensor {name!r} is {array.dtype}: use floats, integers or booleans of at most 64 bits"
                 )
             specs.append(TensorSpec(name, tuple(int(n) for n in array.shape), array.dtype.name))
-        return cls(tuple(specs))
+        return cls(tuple(specs), tuple(groups))
 
     @cached_property
     def vector_dtype(self) -> np.dtype[Any]:
@@ -86,16 +106,24 @@ class ParamSpec:
     @cached_property
     def layout_hash(self) -> str:
         """SHA-256 over names, shapes and dtypes: two models with one hash can be averaged."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(self._layout, sort_keys=True).encode()).hexdigest()
 
-    def to_json(self) -> list[list[Any]]:
-        """A list of [name, shape, dtype]."""
+    @property
+    def _layout(self) -> list[list[Any]]:
         return [[t.name, list(t.shape), t.dtype] for t in self.tensors]
 
+    def to_json(self) -> Any:
+        """A list of [name, shape, dtype]; with groups of units a dict of `tensors` and `groups`."""
+        if not self.groups:
+            return self._layout
+        return {"tensors": self._layout, "groups": [group.to_json() for group in self.groups]}
+
     @classmethod
-    def from_json(cls, data: list[list[Any]]) -> ParamSpec:
-        """The inverse of `to_json`."""
-        return cls(tuple(TensorSpec(str(n), tuple(int(k) for k in s), str(d)) for n, s, d in data))
+    def from_json(cls, data: Any) -> ParamSpec:
+        """The inverse of `to_json`. Raises `ConfigError` for groups that do not fit the tensors."""
+        layout, groups = (data["tensors"], data["groups"]) if isinstance(data, dict) else (data, [])
+        tensors = tuple(TensorSpec(str(n), tuple(int(k) for k in s), str(d)) for n, s, d in layout)
+        return cls(tensors, tuple(UnitGroup.from_json(group) for group in groups))
 
     def flatten(self, tensors: Tensors) -> Vector:
         """The vector of named arrays. Raises `ManifestMismatch` on other names or shapes."""
