@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +37,9 @@ from anabranch.core.errors import (
     TooLarge,
     outcome_of,
 )
+from anabranch.core.ledger import TRAIN_S
 from anabranch.core.session import Phase, Session, SessionSettings
+from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Task, Verdict
 from anabranch.workloads.app import App, Shard
 
@@ -108,6 +110,7 @@ class Agent:
         self._memories: Memories | None = None
         self._run_id = ""
         self._base: BaseModel | None = None
+        self._start_model: BaseModel | None = None  # what the task at hand is trained from
         self._fatal: AnabranchError | None = None
 
     def stop(self) -> None:
@@ -213,7 +216,7 @@ class Agent:
             self._settings.retry_cap_s,
             lambda error: self._tell("failed", call="enrol", error=type(error).__name__, detail=str(error)),
         )
-        self._local.check(seen.spec)
+        self._local.adopt(seen.spec)
         if seen.run_id != self._run_id:
             self._base = kept_model(self._state_dir, seen.run_id, self._local.spec)
         self._run_id = seen.run_id
@@ -242,28 +245,33 @@ class Agent:
 
     def _fetch(self, task: Task) -> Effects:
         make_uplink(task.uplink)  # a codec that is not here: better known before the training
-        if self._base is None or self._base.version != task.base_version:
-            self._base = self._fetched(task.base_version)
+        if self._base is not None and self._base.version == task.base_version:
+            self._start_model = self._base
+        else:
+            self._start_model = self._fetched(task.base_version, task.submodel)
             self.summary.downlink_bytes_full_equivalent += full_bytes(self._local.spec)
+        if self._start_model.submodel is None and self._start_model is not self._base:
+            self._base = self._start_model
             keep_model(self._state_dir, self._base, self._run_id, self._local.spec)
         return self._handle(ev.ModelFetched(self._bell.now()))
 
-    def _fetched(self, version: int) -> BaseModel:
-        """A version, by what leads there from the one that the device has, or else whole."""
+    def _fetched(self, version: int, submodel: Submodel | None) -> BaseModel:
+        """A version, by what leads there from the one that the device has, or else whole or a part."""
         began, held = self._bell.now(), self._base
         holds = None if held is None else held.version
-        fetched = self._transport.fetch(self._local.spec.layout_hash, version, holds=holds)
+        layout_hash = self._local.spec.layout_hash
+        fetched = self._transport.fetch(layout_hash, version, holds=holds, submodel=submodel)
         size = len(fetched.data)
         self.summary.downlink_bytes += size
         try:
-            model = self._local.decode(fetched, held)
+            model = self._local.decode(fetched, held, submodel)
         except (InvalidUpdate, TooLarge) as error:
             if held is None:
                 raise
             # What the device has is not what it was: it goes on from nothing.
             self._tell("failed", call="decode", error=type(error).__name__, detail=str(error), again=True)
             self._base = None
-            return self._fetched(version)
+            return self._fetched(version, submodel)
         took_s = self._bell.now() - began
         self._tell(
             "fetched", version=version, size_bytes=size, took_s=took_s, from_version=fetched.from_version
@@ -271,7 +279,7 @@ class Agent:
         return model
 
     def _train(self, order: ef.Train) -> Effects:
-        assert self._base is not None
+        assert self._start_model is not None
         assert self._outbox is not None
         assert self._memories is not None
         task_id, lease, began = order.task.task_id, self._lease, self._bell.now()
@@ -285,9 +293,11 @@ class Agent:
 
         lease.progress.begin()
         try:
-            entry, pending = self._local.train(order.task, order.update_id, self._base, memory, each_step)
+            entry, pending = self._local.train(
+                order.task, order.update_id, self._start_model, memory, each_step
+            )
             lease.progress.begin()
-            self._emulate(began + entry.local_steps * self._step_time_s, task_id)
+            self._emulate(began + entry.local_steps * self._step_s(order.task), task_id)
             lease.check(task_id)
         except Cancelled:
             return []  # the loop tells the session
@@ -296,12 +306,17 @@ class Agent:
             raise
         took_s = self._bell.now() - began
         self.summary.training_s += took_s
+        entry = replace(entry, metrics={**entry.metrics, TRAIN_S: took_s})
         if pending is not None:
             self._memories.put(order.update_id, pending, self._run_id, layout_hash)
         self._outbox.put(entry)
         metrics = dict(entry.metrics)
         self._tell("trained", task=task_id, steps=entry.local_steps, took_s=took_s, metrics=metrics)
         return self._handle(ev.Trained(self._bell.now(), order.update_id))
+
+    def _step_s(self, task: Task) -> float:
+        """How long the emulated device needs for a step of the task, seconds; 0 emulates nothing."""
+        return self._step_time_s and self._step_time_s * self._local.step_cost(task)
 
     def _emulate(self, until: float, task_id: str) -> None:
         """Rest while the emulated device would still compute."""
@@ -319,8 +334,7 @@ class Agent:
         self.summary.rejected += rejected
         self.summary.applied += not rejected
         self.summary.uplink_bytes += len(entry.payload)
-        covered = self._local.spec.size if entry.submodel is None else entry.submodel.indices.size
-        self.summary.uplink_bytes_raw += covered * self._local.spec.vector_dtype.itemsize
+        self.summary.uplink_bytes_raw += entry.values * self._local.spec.vector_dtype.itemsize
         if not rejected and self._memories is not None:
             self._memories.commit(update_id)
         self._tell(

@@ -14,6 +14,7 @@ from anabranch.client.transport import Transport
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, Unavailable
 from anabranch.core.params import ParamSpec
+from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Capability, Task
 
 T = TypeVar("T")
@@ -60,10 +61,11 @@ class FaultyTransport:
         newer_than: int | None = None,
         holds: int | None = None,
         exact: bool = False,
+        submodel: Submodel | None = None,
     ) -> FetchedModel:
         """See `Transport`."""
         return self._pass(
-            "fetch", lambda: self._inner.fetch(manifest_sha256, version, newer_than, holds, exact)
+            "fetch", lambda: self._inner.fetch(manifest_sha256, version, newer_than, holds, exact, submodel)
         )
 
     def push(self, entry: UpdateEntry) -> PushAnswer:

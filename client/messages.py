@@ -29,6 +29,7 @@ class FetchedModel:
     `modified` is False when there is none above the one asked about: `data` is empty then. `final`:
     the run has ended, and `version` is its last. `from_version`: the payload leads from that one.
     `vector_sha256` (hex) is the digest of the decoded vector, empty where the payload's own says as much.
+    `part_only`: it is a model of the wanted sub-model's shapes.
     """
 
     version: int
@@ -39,6 +40,7 @@ class FetchedModel:
     modified: bool = True
     from_version: int | None = None
     vector_sha256: str = ""
+    part_only: bool = False
 
 
 @dataclass(frozen=True)

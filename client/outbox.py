@@ -26,19 +26,18 @@ from pathlib import Path
 from anabranch.client.records import sync_folder
 from anabranch.core.errors import AnabranchError, StoreCorrupt, StoreError, StoreFull, TooLarge
 from anabranch.core.limits import GIB
-from anabranch.core.updates import Submodel
-from anabranch.protos.convert import checked_id, submodel_from_proto, submodel_to_proto
+from anabranch.protos.convert import checked_id
 from anabranch.protos.v1.model_pb2 import SubmodelMap
 
 log = logging.getLogger(__name__)
 
 SUFFIX, UNFINISHED = ".update", ".tmp"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, eq=False)
 class UpdateEntry:
-    """The result of a task as it travels: the header, and the encoded delta."""
+    """The result of a task as it travels: the header, and the encoded delta of `values` coordinates."""
 
     update_id: str
     task_id: str
@@ -48,7 +47,8 @@ class UpdateEntry:
     local_steps: int
     codec: str
     payload: bytes | memoryview = field(repr=False)
-    submodel: Submodel | None = field(default=None, repr=False)
+    values: int
+    submodel: SubmodelMap | None = field(default=None, repr=False)
     metrics: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
@@ -67,7 +67,8 @@ class UpdateEntry:
             "examples": self.examples,
             "local_steps": self.local_steps,
             "codec": self.codec,
-            "submodel": _runs(self.submodel),
+            "values": self.values,
+            "submodel": None if self.submodel is None else self.submodel.SerializeToString().hex(),
             "metrics": dict(self.metrics),
             "size_bytes": len(self.payload),
             "sha256": self.sha256,
@@ -170,17 +171,8 @@ class Outbox:
             oldest.unlink(missing_ok=True)
 
 
-def _runs(submodel: Submodel | None) -> list[list[int]] | None:
-    message = submodel_to_proto(submodel)
-    return None if message is None else [list(message.starts), list(message.lengths)]
-
-
-def _submodel(runs: list[list[int]] | None) -> Submodel | None:
-    if runs is None:
-        return None
-    starts, lengths = runs
-    message = SubmodelMap(starts=starts, lengths=lengths)
-    return submodel_from_proto(message, size=starts[-1] + lengths[-1])
+def _submodel(packed: str | None) -> SubmodelMap | None:
+    return None if packed is None else SubmodelMap.FromString(bytes.fromhex(packed))
 
 
 def _store_error(path: Path, error: OSError) -> AnabranchError:

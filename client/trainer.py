@@ -24,20 +24,33 @@ from anabranch.core.config import ClientTable, FleetTable, build
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.params import ParamSpec, Vector, digest
 from anabranch.core.rng import seed_of
+from anabranch.core.submodels import Submodel, UnitMap
 from anabranch.core.updates import Capability, Task
+from anabranch.protos.convert import submodel_to_proto
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import watched
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import trainer_for
+from anabranch.workloads.trainer import cut, smaller, trainer_for
 
 
 @dataclass(frozen=True, eq=False)
 class BaseModel:
-    """A decoded version: `vector` (spec.size,), and the tensors that are not aggregated."""
+    """A decoded version: `vector` (spec.size,), and the tensors that are not aggregated.
+
+    With a `submodel` the vector is that part of it, (submodel.size,).
+    """
 
     version: int
     vector: Vector
     frozen: Mapping[str, npt.NDArray[Any]]
+    submodel: UnitMap | None = None
+
+    def part(self, submodel: Submodel | None) -> Vector:
+        """What is trained in a task of this sub-model: its own tensors' values, or the whole vector."""
+        if not isinstance(submodel, UnitMap) or self.submodel == submodel:
+            return self.vector
+        assert self.submodel is None, "a part was fetched for another task"
+        return self.vector[submodel.indices]
 
 
 class LocalTrainer:
@@ -72,9 +85,19 @@ class LocalTrainer:
         count = 0 if self.examples is None else len(self.examples)
         return Capability(count, memory_bytes, accelerator=self.accelerator, codecs=STAGES)
 
-    def check(self, served: ParamSpec) -> None:
-        """Raises `ManifestMismatch`, naming the first difference, unless the run is of this App's model."""
+    def step_cost(self, task: Task) -> float:
+        """Operations of a step of the task relative to one of the whole model, in (0, 1]."""
+        assert self.examples is not None, "load a shard first"
+        submodel = smaller(task)
+        return 1.0 if submodel is None else self._trainer.step_cost(submodel, self.examples)
+
+    def adopt(self, served: ParamSpec) -> None:
+        """Take the run's model as ours: its units are those that the server speaks of.
+
+        Raises `ManifestMismatch`, naming the first difference, unless the run is of this App's model.
+        """
         if served.layout_hash == self.spec.layout_hash:
+            self.spec = served
             return
         ours, theirs = self.spec.tensors, served.tensors
         differ = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
@@ -84,18 +107,24 @@ class LocalTrainer:
             detail = f"the App has {a.name} {a.shape} {a.dtype}, the server {b.name} {b.shape} {b.dtype}"
         raise ManifestMismatch(f"the server's run is of another model than {self._app.name}: {detail}")
 
-    def decode(self, fetched: FetchedModel, held: BaseModel | None = None) -> BaseModel:
-        """A fetched version as weights; `held` is the one that the device has.
+    def decode(
+        self, fetched: FetchedModel, held: BaseModel | None = None, submodel: Submodel | None = None
+    ) -> BaseModel:
+        """A fetched version as weights; `held` is the one that the device has, `submodel` its task's.
 
         Raises `InvalidUpdate`, `TooLarge` and `UnknownCodec`.
         """
+        part = submodel if fetched.part_only and isinstance(submodel, UnitMap) else None
+        if fetched.part_only and part is None:
+            raise InvalidUpdate(f"a part of version {fetched.version} came, the whole was asked for")
         known = None if held is None else (held.version, held.vector)
         data = memoryview(fetched.data)
-        vector, frozen = apply_download(self.spec, fetched.codec, data, fetched.from_version, known)
+        spec = self.spec if part is None else part.small
+        vector, frozen = apply_download(spec, fetched.codec, data, fetched.from_version, known)
         if fetched.vector_sha256 and digest(vector) != fetched.vector_sha256:
             raise InvalidUpdate(f"version {fetched.version} does not decode to what the server has")
         if frozen is not None:
-            return BaseModel(fetched.version, vector, frozen)
+            return BaseModel(fetched.version, vector, frozen, part)
         assert held is not None, "what leads from a version needs it"
         return BaseModel(fetched.version, vector, held.frozen)
 
@@ -114,8 +143,10 @@ class LocalTrainer:
         """
         assert self.examples is not None, "load a shard first"
         with watched(each_step):
-            result = self._trainer.train(base.vector, base.frozen, self.examples, task.local, task.seed)
-        covered = result.delta if task.submodel is None else result.delta[task.submodel.indices]
+            result = self._trainer.train(
+                base.part(task.submodel), base.frozen, self.examples, task.local, task.seed, smaller(task)
+            )
+        covered = cut(task, result.delta)
         uplink = make_uplink(task.uplink)
         payload, pending = uplink.encode(
             covered, self.spec, task.submodel, memory, seed_of(task.seed, "codec"), task.base_version
@@ -129,7 +160,8 @@ class LocalTrainer:
             local_steps=result.steps,
             codec=uplink.codec.text,
             payload=payload,
-            submodel=task.submodel,
+            values=covered.size,
+            submodel=submodel_to_proto(task.submodel),
             metrics=finite(result.metrics),
         )
         return entry, pending

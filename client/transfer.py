@@ -48,6 +48,7 @@ class Download:
             head.final,
             from_version=head.from_version if head.HasField("from_version") else None,
             vector_sha256=head.vector_sha256.hex(),
+            part_only=head.part_only,
         )
 
 
@@ -71,7 +72,7 @@ def update_messages(
             base_kind=model.BASE_KIND_VERSION,
             examples=entry.examples,
             local_steps=entry.local_steps,
-            submodel=convert.submodel_to_proto(entry.submodel),
+            submodel=entry.submodel,
             parts=[part],
             metrics=entry.metrics,
         )

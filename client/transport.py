@@ -35,6 +35,7 @@ from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, InvalidUpdate, Unavailable, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec
+from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Capability, Reason, Task
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -69,12 +70,13 @@ class Transport(Protocol):
         newer_than: int | None = None,
         holds: int | None = None,
         exact: bool = False,
+        submodel: Submodel | None = None,
     ) -> FetchedModel:
         """A version, or the newest one, or (`newer_than`) the newest if it is above that.
 
         For a device that holds a version, perhaps only what leads from there. `exact`: the server's
-        own vector, which an observer wants. Raises `UnknownVersion`. A transfer that broke off goes on
-        where it stopped.
+        own vector, which an observer wants. For a task of a `submodel` perhaps only that part. Raises
+        `UnknownVersion`. A transfer that broke off goes on where it stopped.
         """
         ...
 
@@ -111,7 +113,7 @@ class GrpcTransport:
         self._channel = open_channel(address, limits, reconnect_max_s)
         self._stub = DevicesStub(self._channel)
         self._partial: Download | None = None
-        self._partial_holds: int | None = None
+        self._partial_for: tuple[int | None, Submodel | None] = (None, None)
 
     def __enter__(self) -> GrpcTransport:
         return self
@@ -147,7 +149,7 @@ class GrpcTransport:
         if answer.WhichOneof("answer") == "task":
             if answer.task.task_id != ask.task_id:
                 raise InvalidUpdate(f"asked for task {ask.task_id!r}, was given {answer.task.task_id!r}")
-            return convert.task_from_proto(answer.task, self.client_id, spec.size)
+            return convert.task_from_proto(answer.task, self.client_id, spec)
         refusal = answer.refusal
         known = refusal.reason in {r.value for r in Reason}
         return Refused(
@@ -165,17 +167,23 @@ class GrpcTransport:
         newer_than: int | None = None,
         holds: int | None = None,
         exact: bool = False,
+        submodel: Submodel | None = None,
     ) -> FetchedModel:
         """See `Transport`. Goes on until two attempts in a row bring nothing."""
-        if self._partial is not None and (self._partial.version, self._partial_holds) != (version, holds):
+        if self._partial is not None and (self._partial.version, *self._partial_for) != (
+            version,
+            holds,
+            submodel,
+        ):
             self._partial = None
-        self._partial_holds = holds
+        self._partial_for = holds, submodel
         request = devices.FetchModelRequest(
             client_id=self.client_id,
             manifest_sha256=bytes.fromhex(manifest_sha256),
             holds_version=holds,
             codecs=() if exact else STAGES,
             exact=exact,
+            submodel=convert.submodel_to_proto(submodel),
         )
         had, idle_attempts = -1, 0
         while True:

@@ -22,15 +22,20 @@ def downlink_at(strategy: Strategy, codec: str) -> Callable[[int], str]:
     return strategy.downlink if codec == AUTO else lambda _: codec
 
 
+def is_exact(codec_at: Callable[[int], str]) -> bool:
+    """Whether every version travels as it is."""
+    return codec_at(0) == codec_at(FAR) == RAW
+
+
 def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str) -> Broadcast | None:
     """What `[downlink] codec` means for a model; None: versions travel as they are.
 
     Raises `ConfigError` or `UnknownCodec`.
     """
     codec_at = downlink_at(strategy, codec)
-    first, last = codec_at(0), codec_at(FAR)
-    if first == last == RAW:
+    if is_exact(codec_at):
         return None
+    first, last = codec_at(0), codec_at(FAR)
     stages = parse_chain(first)
     if stages[0].name == LOG:
         return DeltaLog(spec, *_log_arguments(stages), keeps_replicas=strategy.needs_base)

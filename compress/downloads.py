@@ -33,6 +33,7 @@ from anabranch.core.chains import RAW, lacks
 from anabranch.core.engine import Engine
 from anabranch.core.errors import InvalidUpdate, TooLarge
 from anabranch.core.params import ParamSpec, Tensors, Vector, digest
+from anabranch.core.submodels import UnitMap
 
 SNAPSHOT, SUM, LIST = "logsnapshot", "logsum", "loglist"
 LENGTH = struct.Struct("<I")
@@ -47,6 +48,7 @@ class Download:
     """A payload and how to read it.
 
     `vector_sha256` is the digest of the decoded vector, empty where the payload's own says as much.
+    `part_only`: it is a model of the wanted sub-model's shapes.
     """
 
     version: int
@@ -54,6 +56,7 @@ class Download:
     data: bytes
     from_version: int | None
     vector_sha256: str
+    part_only: bool = False
 
 
 Make = Callable[[], Download]
@@ -69,11 +72,17 @@ class Downloads:
         self._made: Recent[bytes] = Recent(RECENT_BYTES_MAX)
 
     def offer(
-        self, engine: Engine, version: int, holds: int | None, codecs: Collection[str] | None = None
+        self,
+        engine: Engine,
+        version: int,
+        holds: int | None,
+        codecs: Collection[str] | None = None,
+        submodel: UnitMap | None = None,
     ) -> Make | None:
         """How to make the cheapest payload of a version for a device that holds another; None: not held.
 
-        `codecs` are the stages that it can decode; None stands for all that there are. To be called where
+        `codecs` are the stages that it can decode; None stands for all that there are. Of a `submodel` only
+        that part is sent, unless versions are encoded: what is encoded once serves everybody. To be called where
         the engine may be read; what comes back may be called in any thread. Equal arguments make equal
         bytes.
         """
@@ -85,6 +94,9 @@ class Downloads:
         vector = engine.vector if version == engine.version else engine.history.get(version)
         if vector is None:
             return None
+        if submodel is not None:
+            part = vector[submodel.indices]
+            return lambda: self._part(version, submodel, part)
         held = vector.copy()  # the engine may write on its own
         return lambda: self._raw(version, held)
 
@@ -96,6 +108,10 @@ class Downloads:
     def _raw(self, version: int, vector: Vector) -> Download:
         data = encode_model(Raw(), self.spec, vector, self._frozen)
         return Download(version, RAW, data, None, "")
+
+    def _part(self, version: int, submodel: UnitMap, part: Vector) -> Download:
+        data = encode_model(Raw(), submodel.small, part, self._frozen)
+        return Download(version, RAW, data, None, "", part_only=True)
 
     def _direct(
         self, engine: Engine, broadcast: Direct, version: int, codecs: Collection[str] | None

@@ -32,7 +32,7 @@ from anabranch.compress.registry import make_codec
 from anabranch.core.chains import FEEDBACK, parse_chain
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.params import ParamSpec, SparseVector, Vector
-from anabranch.core.updates import Submodel
+from anabranch.core.submodels import Submodel
 
 AGE_MAX = 50  # versions
 LENGTH_MAX = 10.0  # lengths of a mean update

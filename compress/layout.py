@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from anabranch.core.params import Indices, ParamSpec, Vector
-from anabranch.core.updates import Submodel
+from anabranch.core.submodels import Submodel
 
 MAIN, SMALL = "main", "small"
 # A tensor is large from 1/256 of its model on, and from this many elements in any case.
@@ -109,7 +109,7 @@ def _layout(spec: ParamSpec, submodel: Submodel | None) -> Layout:
     hashed = hashlib.blake2b(bytes.fromhex(spec.layout_hash), digest_size=8)
     if submodel is not None:
         hashed.update(submodel.indices.astype("<i8").tobytes())
-    size = spec.size if submodel is None else submodel.indices.size
+    size = spec.size if submodel is None else submodel.size
     return Layout(spec.vector_dtype, size, groups, hashed.digest())
 
 

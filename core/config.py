@@ -75,9 +75,19 @@ class StrategyTable:
 
 @dataclass(frozen=True)
 class SubmodelTable:
-    """`[submodel]`: how a device's part of the model is chosen; `none` trains it whole."""
+    """`[submodel]`: how a device's part of the model is chosen.
 
-    name: str = "none"
+    `auto` is the strategy's own choice, `none` the whole model. `drop` is for `random` and `hetero`: the
+    fraction of the units of each group that are left out. `widths` are for `heterofl`, `fedrolex` and `fjord`:
+    the fractions that are kept, by the device's speed. `parts` is for `ist`. A unit that no update has touched
+    for more than `coverage_versions` versions goes into every sub-model (0: no such guard).
+    """
+
+    name: str = AUTO
+    drop: float = 0.25
+    widths: list[float] = field(default_factory=lambda: [1.0, 0.875, 0.75, 0.625, 0.5])
+    parts: int = 4
+    coverage_versions: int = 50
 
 
 @dataclass(frozen=True)
@@ -180,7 +190,7 @@ TABLES: dict[str, type[Any]] = {
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
-    "submodel.name": ("none",),
+    "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
@@ -305,7 +315,11 @@ def _check_ranges(config: Config) -> None:
 
 
 def _check_relations(config: Config) -> None:
-    fleet, server = config.fleet, config.server
+    fleet, server, submodel = config.fleet, config.server, config.submodel
+    if not submodel.drop < 1:
+        raise ConfigError(f"submodel.drop must be less than 1, not {submodel.drop!r}")
+    if not submodel.widths or not all(isinstance(w, float | int) and 0 < w <= 1 for w in submodel.widths):
+        raise ConfigError(f"submodel.widths must be fractions in (0, 1], not {submodel.widths!r}")
     if fleet.speed_ratio < 1:
         raise ConfigError(f"fleet.speed_ratio must be at least 1, not {fleet.speed_ratio!r}")
     if fleet.availability == 0:

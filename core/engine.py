@@ -29,9 +29,11 @@ from anabranch.core.effects import (
 )
 from anabranch.core.ledger import ClientRecord, Ledger
 from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.planner import Applicant, Planner, PlannerState
 from anabranch.core.rng import seed_of
 from anabranch.core.settings import EngineSettings
 from anabranch.core.strategy import Context, Refusal, State, Step, Strategy, rejected
+from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Decision, Reason, Receipt, Task, TaskState, Update, Verdict
 
 
@@ -56,6 +58,7 @@ class Engine:
         settings: EngineSettings,
         vector: Vector,
         broadcast: Broadcast | None = None,
+        planner: Planner | None = None,
     ) -> None:
         self.spec = spec
         self.strategy = strategy
@@ -66,6 +69,9 @@ class Engine:
         # With a lossy downlink the bases come from it, without one from the history.
         self.broadcast = broadcast
         self.broadcast_state: BroadcastState = None if broadcast is None else broadcast.init(self.vector)
+        # Without a planner every task is of the whole model.
+        self.planner = planner
+        self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
         self.history: dict[int, Vector] = {}
         self.ledger = Ledger(settings.receipts_max)
         self.pending: list[str] = []
@@ -155,6 +161,7 @@ class Engine:
         effects = self._make_room(ask, now)
         plan = self.strategy.plan(self.state, ask, self.settings.local, self._context(now))
         self.state = plan.state
+        submodel = self._submodel(ask)
         lease_s = self._lease_s(self.ledger.clients[ask.client_id])
         task = Task(
             task_id=ask.task_id,
@@ -166,7 +173,7 @@ class Engine:
             seed=seed_of(self.settings.seed, "task", ask.client_id, self.counters.granted),
             local=plan.local,
             uplink=self._uplink(ask, plan.uplink),
-            submodel=plan.submodel,
+            submodel=submodel,
         )
         self.counters.granted += 1
         self.ledger.open(task)
@@ -185,6 +192,15 @@ class Engine:
         """The codec of the task's update: raw for a device that cannot do what is wanted."""
         text = wanted if self.settings.uplink == AUTO else self.settings.uplink
         return RAW if lacks(self.ledger.clients[ask.client_id].capability.codecs, text) else text
+
+    def _submodel(self, ask: Ask) -> Submodel | None:
+        """The part of the model that the next task is of."""
+        if self.planner is None:
+            return None
+        seed = seed_of(self.settings.seed, "submodel", ask.client_id, self.counters.granted)
+        applicant = Applicant(self.ledger.slowness(ask.client_id), self.version, seed)
+        self.planner_state, submodel = self.planner.plan(self.planner_state, self.vector, applicant)
+        return submodel
 
     def _lease_s(self, client: ClientRecord) -> float:
         s = self.settings
@@ -261,6 +277,8 @@ class Engine:
             )
         if update.submodel is not None and not self.strategy.supports_submodels:
             return no(Reason.NO_SUBMODELS, f"strategy {self.strategy.name!r} takes whole models only")
+        if update.submodel != task.submodel and not self.settings.any_submodel:
+            return no(Reason.WRONG_SUBMODEL, "the update covers another part of the model than its task")
         if bound and staleness > bound:
             return no(Reason.STALE, f"staleness {staleness} is over the bound of {bound} versions")
         return None
@@ -283,7 +301,8 @@ class Engine:
         if task is None or not owned:
             return
         self._close(task)
-        self.ledger.finished_task(task, event.now, rejection)
+        self._tell_planner(task, applied=not rejection)
+        self.ledger.finished_task(task, event.now, update, rejection)
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -329,10 +348,19 @@ class Engine:
             self._close(task)
         if not was_live:
             return []
+        self._tell_planner(task, applied=False)
         self.counters.leases_lost += 1
         if not self.finished:
             self.state = self.strategy.on_lost(self.state, task, self._context(now))
         return [LeaseEnded(task, end)]
+
+    def _tell_planner(self, task: Task, applied: bool) -> None:
+        if self.planner is None:
+            return
+        if applied:
+            self.planner_state = self.planner.applied(self.planner_state, task.submodel, self.version)
+        elif task.state is TaskState.LEASED:
+            self.planner_state = self.planner.released(self.planner_state, task.submodel)
 
     def _close(self, task: Task) -> None:
         self.ledger.close(task)
@@ -343,7 +371,9 @@ class Engine:
     def _context(self, now: float, update: Update | None = None) -> Context:
         staleness = 0 if update is None else self.version - update.base_version
         clients = self.ledger.client_ids
-        return Context(now, self.version, self.settings.seed, clients, self.ledger.live, staleness)
+        return Context(
+            now, self.version, self.settings.seed, clients, self.ledger.live, staleness, spec=self.spec
+        )
 
     def _donated(self, base: Vector | None = None) -> Vector:
         """The vector for a strategy to write on: a copy where a live task may need the old one."""

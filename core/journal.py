@@ -19,9 +19,10 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Effect
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ReplayMismatch
-from anabranch.core.params import Delta
+from anabranch.core.params import Delta, ParamSpec
 from anabranch.core.snapshot import capability_of
-from anabranch.core.updates import Ask, Submodel, Update
+from anabranch.core.submodels import Submodel, submodel_from_json
+from anabranch.core.updates import Ask, Update
 
 Record = dict[str, Any]
 LoadDelta = Callable[[ev.Payload, Submodel | None], Delta]
@@ -49,8 +50,8 @@ def to_record(event: ev.Event) -> Record:
             return {"kind": _KIND[type(event)], **asdict(event)}
 
 
-def from_record(record: Record, load_delta: LoadDelta) -> ev.Event:
-    """The event of a record; `load_delta` brings the values of an update."""
+def from_record(record: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Event:
+    """The event of a record; `load_delta` brings the values of an update of the model `spec`."""
     data = {k: v for k, v in record.items() if k != "kind"}
     kind = record["kind"]
     if kind == "enrolled":
@@ -58,7 +59,7 @@ def from_record(record: Record, load_delta: LoadDelta) -> ev.Event:
     if kind == "asked":
         return ev.TaskAsked(data.pop("now"), Ask(**data))
     if kind == "update":
-        return _update_event(data, load_delta)
+        return _update_event(data, spec, load_delta)
     event: ev.Event = _PLAIN[kind](**data)
     return event
 
@@ -94,7 +95,7 @@ def replay(
     """
     for number, record in enumerate(records):
         try:
-            event = from_record(record, load_delta)
+            event = from_record(record, engine.spec, load_delta)
         except (KeyError, TypeError, ValueError) as error:
             raise ReplayMismatch(f"record {number} of the journal is not an event: {error!r}") from error
         yield record, engine.handle(event)
@@ -112,15 +113,15 @@ def _update_record(event: ev.UpdateArrived) -> Record:
         "examples": u.examples,
         "local_steps": u.local_steps,
         "metrics": dict(u.metrics),
-        "submodel": None if u.submodel is None else u.submodel.indices.tolist(),
+        "submodel": None if u.submodel is None else u.submodel.to_json(),
         "payload": asdict(event.payload),
         "flaw": event.flaw,
     }
 
 
-def _update_event(data: Record, load_delta: LoadDelta) -> ev.UpdateArrived:
+def _update_event(data: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.UpdateArrived:
     now, flaw, payload = data.pop("now"), data.pop("flaw"), ev.Payload(**data.pop("payload"))
-    indices = data.pop("submodel")
-    submodel = None if indices is None else Submodel(np.asarray(indices, np.int64))
+    found = data.pop("submodel")
+    submodel = None if found is None else submodel_from_json(found, spec)
     delta = np.empty(0, np.float32) if flaw else load_delta(payload, submodel)
     return ev.UpdateArrived(now, Update(delta=delta, submodel=submodel, **data), payload, flaw)

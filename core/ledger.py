@@ -6,23 +6,36 @@ version while somebody may still return to it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right, insort
 from collections import Counter
 from dataclasses import dataclass, replace
 
-from anabranch.core.updates import Capability, Receipt, Task, TaskState
+from anabranch.core.submodels import UnitMap
+from anabranch.core.updates import Capability, Receipt, Task, TaskState, Update
 
-EWMA_WEIGHT = 0.3  # of the newest task time
+EWMA_WEIGHT = 0.3  # of the newest time
+TRAIN_S = "train_s"  # the metric in which a device says how many seconds it trained
 
 
 @dataclass(frozen=True)
 class ClientRecord:
-    """What the server knows of a device. `task_s_ewma`: mean time from grant to update, seconds."""
+    """What the server knows of a device.
+
+    Mean times in seconds: `task_s_ewma` from grant to update, `step_s_ewma` of a local step, as if it were of
+    the whole model.
+    """
 
     client_id: str
     capability: Capability
     accepted: int = 0
     rejected: int = 0
     task_s_ewma: float | None = None
+    step_s_ewma: float | None = None
+
+    @property
+    def step_s(self) -> float | None:
+        """The mean time of a local step to two digits, so that devices of one kind are equals."""
+        return None if self.step_s_ewma is None else float(f"{self.step_s_ewma:.1e}")
 
 
 class Ledger:
@@ -38,6 +51,7 @@ class Ledger:
         self._by_client: dict[str, list[str]] = {}
         self._answered: dict[str, str] = {}
         self._client_ids: tuple[str, ...] | None = ()
+        self._steps_s: list[float] = []  # of all clients whose step time is known, increasing
 
     # --- clients -----------------------------------------------------------------------------
 
@@ -57,17 +71,37 @@ class Ledger:
         else:
             self.clients[client_id] = replace(known, capability=capability)
 
-    def finished_task(self, task: Task, now: float, rejection: bool) -> None:
+    def finished_task(self, task: Task, now: float, update: Update, rejection: bool) -> None:
         """Count an answered task for its client and learn the client's speed from it."""
         client = self.clients[task.client_id]
         took_s = now - task.granted_at
-        ewma = client.task_s_ewma
-        self.clients[task.client_id] = replace(
+        known = replace(
             client,
             accepted=client.accepted + (not rejection),
             rejected=client.rejected + rejection,
-            task_s_ewma=took_s if ewma is None else (1 - EWMA_WEIGHT) * ewma + EWMA_WEIGHT * took_s,
+            task_s_ewma=_ewma(client.task_s_ewma, took_s),
+            step_s_ewma=_ewma(client.step_s_ewma, _step_s(update, took_s)),
         )
+        self._rank(client.step_s, known.step_s)
+        self.clients[task.client_id] = known
+
+    def slowness(self, client_id: str) -> float | None:
+        """A client's place among those whose step time is known: 0 the fastest, 1 the slowest."""
+        step_s = self.clients[client_id].step_s
+        if step_s is None:
+            return None
+        faster = bisect_left(self._steps_s, step_s)
+        slower = len(self._steps_s) - bisect_right(self._steps_s, step_s)
+        return faster / (faster + slower) if faster + slower else 0.5
+
+    def _rank(self, before_s: float | None, now_s: float | None) -> None:
+        """Keep the order of the step times."""
+        if before_s == now_s:
+            return
+        if before_s is not None:
+            del self._steps_s[bisect_left(self._steps_s, before_s)]
+        if now_s is not None:
+            insort(self._steps_s, now_s)
 
     # --- tasks -------------------------------------------------------------------------------
 
@@ -134,6 +168,7 @@ class Ledger:
         """Fill empty books, in the given order."""
         for client in clients:
             self.clients[client.client_id] = client
+            self._rank(None, client.step_s)
         self._client_ids = None
         for task in tasks:
             self.open(task)
@@ -143,3 +178,21 @@ class Ledger:
     def answers_task(self, receipt: Receipt) -> bool:
         """Whether this receipt is the one that used up its task."""
         return self._answered.get(receipt.task_id) == receipt.update_id
+
+
+def _ewma(mean: float | None, newest: float | None) -> float | None:
+    if mean is None or newest is None:
+        return mean if newest is None else newest
+    return (1 - EWMA_WEIGHT) * mean + EWMA_WEIGHT * newest
+
+
+def _step_s(update: Update, took_s: float) -> float | None:
+    """Seconds of one of the update's steps, as if of the whole model; the way there and back counts as little.
+
+    A device says how long it trained (`TRAIN_S`); without that the whole task's time stands in for it.
+    """
+    train_s = update.metrics.get(TRAIN_S, took_s)
+    if update.local_steps < 1 or not train_s > 0:
+        return None
+    part = update.submodel.size / update.submodel.spec.size if isinstance(update.submodel, UnitMap) else 1.0
+    return train_s / update.local_steps / part

@@ -14,7 +14,8 @@ from anabranch.core.updates import LocalPlan
 class EngineSettings:
     """Zero means no bound. Times in seconds, the retry window as (earliest, latest).
 
-    `uplink`: the codec chain of updates; `auto` leaves it to the strategy.
+    `uplink`: the codec chain of updates; `auto` leaves it to the strategy. `any_submodel`: an update may
+    cover another part of the model than its task, which is for those who aggregate by hand.
     """
 
     seed: int = 0
@@ -30,6 +31,7 @@ class EngineSettings:
     receipts_max: int = DEFAULT_LIMITS.receipts_max
     local: LocalPlan = field(default_factory=LocalPlan)
     uplink: str = AUTO
+    any_submodel: bool = False
 
     @classmethod
     def of(cls, config: Config, limits: Limits = DEFAULT_LIMITS) -> EngineSettings:

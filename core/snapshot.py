@@ -20,15 +20,16 @@ from anabranch.core.broadcast import Broadcast
 from anabranch.core.engine import Counters, Engine
 from anabranch.core.ledger import ClientRecord
 from anabranch.core.params import ParamSpec
+from anabranch.core.planner import Planner
 from anabranch.core.settings import EngineSettings
 from anabranch.core.strategy import Strategy
+from anabranch.core.submodels import Coordinates, Submodel, UnitMap, submodel_from_json
 from anabranch.core.updates import (
     Capability,
     Decision,
     LocalPlan,
     Reason,
     Receipt,
-    Submodel,
     Task,
     TaskState,
     Verdict,
@@ -63,6 +64,7 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
         "receipts": [[*_receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()],
         "strategy": _pack(engine.state, "strategy", arrays),
         "broadcast": _pack(engine.broadcast_state, "broadcast", arrays),
+        "planner": _pack(engine.planner_state, "planner", arrays),
         "layout": engine.spec.layout_hash,
     }
     if copy:
@@ -87,10 +89,11 @@ def restore(
     strategy: Strategy,
     settings: EngineSettings,
     broadcast: Broadcast | None = None,
+    planner: Planner | None = None,
 ) -> Engine:
     """An engine that goes on where the snapshot was taken. The snapshot stays as it is."""
     meta, arrays = snapshot.meta, {name: a.copy() for name, a in snapshot.arrays.items() if name != "vector"}
-    engine = Engine(spec, strategy, settings, snapshot.arrays["vector"], broadcast)
+    engine = Engine(spec, strategy, settings, snapshot.arrays["vector"], broadcast, planner)
     engine.version = meta["version"]
     engine.paused, engine.finished = meta["paused"], meta["finished"]
     engine.pending = list(meta["pending"])
@@ -98,10 +101,12 @@ def restore(
     engine.state = strategy.state_type(**_unpack(meta["strategy"], arrays))
     if broadcast is not None:
         engine.broadcast_state = broadcast.state_type(**_unpack(meta["broadcast"], arrays))
+    if planner is not None:
+        engine.planner_state = planner.state_type(**_unpack(meta["planner"], arrays))
     engine.history = {int(k.split("/")[1]): a for k, a in arrays.items() if k.startswith("history/")}
     engine.ledger.restore(
         clients=[_client(c) for c in meta["clients"]],
-        tasks=[_task(_unpack(t, arrays)) for t in meta["tasks"]],
+        tasks=[_task(_unpack(t, arrays), spec) for t in meta["tasks"]],
         receipts=[(_receipt(row), answers) for *row, answers in meta["receipts"]],
     )
     engine._deadlines = [(t.expires_at, t.task_id) for t in engine.ledger.tasks.values()]
@@ -111,6 +116,8 @@ def restore(
 
 def _pack(value: Any, path: str, arrays: dict[str, Array]) -> Any:
     """JSON of a value; every array in it moves to `arrays`, its path stays behind."""
+    if isinstance(value, UnitMap):
+        return value.to_json()
     if isinstance(value, np.ndarray):
         arrays[path] = value
         return {"$array": path}
@@ -137,13 +144,17 @@ def _client(data: dict[str, Any]) -> ClientRecord:
     return ClientRecord(**{**data, "capability": capability_of(data["capability"])})
 
 
-def _task(data: dict[str, Any]) -> Task:
+def _submodel(data: dict[str, Any], spec: ParamSpec) -> Submodel:
+    return Coordinates(data["indices"]) if "indices" in data else submodel_from_json(data, spec)
+
+
+def _task(data: dict[str, Any], spec: ParamSpec) -> Task:
     submodel = data["submodel"]
     return Task(
         **{
             **data,
             "local": LocalPlan(**data["local"]),
-            "submodel": None if submodel is None else Submodel(submodel["indices"]),
+            "submodel": None if submodel is None else _submodel(submodel, spec),
             "state": TaskState(data["state"]),
         }
     )

@@ -19,15 +19,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from anabranch.core.chains import RAW
-from anabranch.core.params import Vector
-from anabranch.core.updates import Ask, Decision, LocalPlan, Reason, Submodel, Task, Update, Verdict
+from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.updates import Ask, Decision, LocalPlan, Reason, Task, Update, Verdict
 
 State = Any
 
 
 @dataclass(frozen=True)
 class Context:
-    """What the engine knows at the time of a call. `base` is w_base where the strategy needs it."""
+    """What the engine knows at the time of a call. `base` is w_base where the strategy needs it.
+
+    `spec` is the model's; it is never None in a run.
+    """
 
     now: float
     version: int
@@ -36,6 +39,7 @@ class Context:
     live_tasks: int = 0
     staleness: int = 0
     base: Vector | None = None
+    spec: ParamSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,6 @@ class Plan:
 
     state: State
     local: LocalPlan
-    submodel: Submodel | None = None
     uplink: str = RAW
 
 
@@ -73,12 +76,16 @@ class Step:
 
 
 class Strategy(Protocol):
-    """One paper's rules. One that mixes models needs the base: w_base of every live task is kept."""
+    """One paper's rules. One that mixes models needs the base: w_base of every live task is kept.
+
+    `submodel` names the planner of its tasks where `[submodel] name` leaves that to the strategy.
+    """
 
     name: ClassVar[str]
     state_type: ClassVar[type[Any]]
     synchronous: ClassVar[bool]
     supports_submodels: ClassVar[bool]
+    submodel: ClassVar[str]
 
     @property
     def needs_base(self) -> bool:
@@ -126,6 +133,7 @@ class AsyncStrategy:
 
     synchronous: ClassVar[bool] = False
     supports_submodels: ClassVar[bool] = False
+    submodel: ClassVar[str] = "none"
 
     @property
     def needs_base(self) -> bool:

@@ -7,6 +7,7 @@ aggregated, but only be trained as a whole model of which the rest is not sent.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -119,7 +120,7 @@ def unit_map(spec: ParamSpec, kept: Iterable[Iterable[int]]) -> UnitMap:
             f"submodel: {len(found)} groups of units were given, the model has {len(spec.groups)}"
         )
     for group, units in zip(spec.groups, found, strict=True):
-        increasing = all(a < b for a, b in zip(units, units[1:], strict=False))
+        increasing = all(a < b for a, b in itertools.pairwise(units))
         if not units or not increasing or units[0] < 0 or units[-1] >= group.size:
             raise InvalidUpdate(
                 f"submodel, group {group.name!r}: units must be strictly increasing, at least one, "

@@ -48,8 +48,9 @@ class UnitGroup:
     @classmethod
     def from_json(cls, data: list[Any]) -> UnitGroup:
         """The inverse of `to_json`."""
-        name, size, members = data
-        return cls(str(name), int(size), tuple(Member(str(t), int(a), int(o), int(i)) for t, a, o, i in members))
+        name, size, rows = data
+        members = tuple(Member(str(t), int(a), int(o), int(i)) for t, a, o, i in rows)
+        return cls(str(name), int(size), members)
 
 
 def check_groups(groups: tuple[UnitGroup, ...], shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -67,7 +68,8 @@ def check_groups(groups: tuple[UnitGroup, ...], shapes: Mapping[str, tuple[int, 
         names.add(group.name)
         if not 1 <= group.size <= UNITS_MAX or not 1 <= len(group.members) <= MEMBERS_MAX:
             raise ConfigError(
-                f"units of group {group.name!r}: 1 to {UNITS_MAX} units and 1 to {MEMBERS_MAX} members are needed"
+                f"units of group {group.name!r}: 1 to {UNITS_MAX} units and 1 to {MEMBERS_MAX} members "
+                "are needed"
             )
         for m in group.members:
             _check_member(group, m, shapes)

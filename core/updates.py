@@ -13,6 +13,7 @@ import numpy.typing as npt
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Delta, Indices, ParamSpec, SparseVector
+from anabranch.core.submodels import Submodel
 
 Json = Any
 
@@ -49,23 +50,6 @@ class LocalPlan:
     momentum: float = 0.0
     weight_decay: float = 0.0
     proximal_mu: float = 0.0
-
-
-@dataclass(frozen=True)
-class Submodel:
-    """The coordinates of the vector a task covers, sorted and unique; the rest is not touched."""
-
-    indices: Indices
-
-    def check(self, spec: ParamSpec) -> None:
-        """Raises `InvalidUpdate` unless the indices are sorted, unique and in range."""
-        i = self.indices
-        if i.ndim != 1 or i.size == 0:
-            raise InvalidUpdate("submodel: indices must be one non-empty list of coordinates")
-        if i[0] < 0 or i[-1] >= spec.size or bool(np.any(np.diff(i) <= 0)):
-            raise InvalidUpdate(
-                f"submodel: indices must be strictly increasing and within 0..{spec.size - 1}"
-            )
 
 
 class TaskState(StrEnum):
@@ -137,6 +121,7 @@ class Reason(StrEnum):
     UNKNOWN_TASK = "unknown_task"
     INVALID = "invalid"
     NO_SUBMODELS = "no_submodels"
+    WRONG_SUBMODEL = "wrong_submodel"
     ROUND_OVER = "round_over"
     RUN_FINISHED = "run_finished"
     PAUSED = "paused"
@@ -186,7 +171,7 @@ def find_flaw(
             submodel.check(spec)
     except InvalidUpdate as error:
         return str(error)
-    expected = spec.size if submodel is None else submodel.indices.size
+    expected = spec.size if submodel is None else submodel.size
     shape = (delta.size,) if isinstance(delta, SparseVector) else delta.shape
     if shape != (expected,):
         return f"delta has shape {shape}, the manifest needs ({expected},)"

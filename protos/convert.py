@@ -12,15 +12,16 @@ from collections.abc import Collection
 
 import numpy as np
 
-from anabranch.core.errors import InvalidUpdate, ManifestMismatch, TooLarge, WireError
+from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch, TooLarge, WireError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, TensorSpec
+from anabranch.core.submodels import Coordinates, Submodel, UnitMap, unit_map_of_bits
+from anabranch.core.units import Member, UnitGroup
 from anabranch.core.updates import (
     Capability,
     Decision,
     LocalPlan,
     Reason,
-    Submodel,
     Task,
     Verdict,
 )
@@ -71,12 +72,33 @@ def checked_codecs(names: Collection[str], name: str) -> tuple[str, ...]:
 def manifest_to_proto(spec: ParamSpec) -> model.Manifest:
     """The manifest of a spec."""
     tensors = [model.Tensor(name=t.name, shape=t.shape, dtype=t.dtype) for t in spec.tensors]
-    return model.Manifest(tensors=tensors, sha256=bytes.fromhex(spec.layout_hash))
+    groups = [
+        model.UnitGroup(
+            name=g.name,
+            size=g.size,
+            members=[
+                model.UnitMember(tensor=m.tensor, axis=m.axis, outer=m.outer, inner=m.inner)
+                for m in g.members
+            ],
+        )
+        for g in spec.groups
+    ]
+    return model.Manifest(tensors=tensors, sha256=bytes.fromhex(spec.layout_hash), groups=groups)
 
 
 def manifest_from_proto(message: model.Manifest) -> ParamSpec:
-    """The spec of a manifest. Raises `ManifestMismatch` if its hash is not that of its tensors."""
-    spec = ParamSpec(tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in message.tensors))
+    """The spec of a manifest.
+
+    Raises `ManifestMismatch` if its hash is not that of its tensors, or its groups do not fit them.
+    """
+    groups = tuple(
+        UnitGroup(g.name, g.size, tuple(Member(m.tensor, m.axis, m.outer, m.inner) for m in g.members))
+        for g in message.groups
+    )
+    try:
+        spec = ParamSpec(tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in message.tensors), groups)
+    except ConfigError as error:
+        raise ManifestMismatch(f"the manifest was damaged on the way: {error}") from error
     if spec.layout_hash != message.sha256.hex():
         raise ManifestMismatch("the manifest's hash is not that of its tensors: it was damaged on the way")
     return spec
@@ -91,17 +113,27 @@ def check_manifest(sha256: bytes, spec: ParamSpec) -> None:
 
 
 def submodel_to_proto(submodel: Submodel | None) -> model.SubmodelMap | None:
-    """Runs of coordinates."""
+    """Bits of the kept units, or runs of coordinates."""
     if submodel is None:
         return None
+    if isinstance(submodel, UnitMap):
+        return model.SubmodelMap(kept=submodel.bits)
     i = submodel.indices
     first = np.flatnonzero(np.diff(i, prepend=i[0] - 2) != 1)
     lengths = np.diff(np.append(first, i.size))
     return model.SubmodelMap(starts=i[first].tolist(), lengths=lengths.tolist())
 
 
-def submodel_from_proto(message: model.SubmodelMap, size: int) -> Submodel:
-    """The coordinates of the runs; `size` is the vector's. Raises `InvalidUpdate`."""
+def submodel_from_proto(message: model.SubmodelMap, spec: ParamSpec) -> Submodel:
+    """The sub-model of a message about the model `spec`. Raises `InvalidUpdate`."""
+    if not message.kept:
+        return _coordinates(message, spec.size)
+    if message.starts or message.lengths:
+        raise InvalidUpdate("submodel: give kept units or runs of coordinates, not both")
+    return unit_map_of_bits(spec, message.kept)
+
+
+def _coordinates(message: model.SubmodelMap, size: int) -> Coordinates:
     if len(message.starts) != len(message.lengths) or not message.starts:
         raise InvalidUpdate("submodel: starts and lengths must be equally many, at least one")
     if max(message.starts) >= size or max(message.lengths) > size:  # before numpy sees uint64 values
@@ -110,7 +142,7 @@ def submodel_from_proto(message: model.SubmodelMap, size: int) -> Submodel:
     ends = starts + lengths
     if bool(np.any(lengths < 1)) or int(ends[-1]) > size or bool(np.any(starts[1:] <= ends[:-1])):
         raise InvalidUpdate("submodel: runs must be sorted, not empty, not touching, and in range")
-    return Submodel(np.concatenate([np.arange(s, e) for s, e in zip(starts, ends, strict=True)]))
+    return Coordinates(np.concatenate([np.arange(s, e) for s, e in zip(starts, ends, strict=True)]))
 
 
 # --- tasks -------------------------------------------------------------------------------------
@@ -185,11 +217,11 @@ def task_to_proto(task: Task, part: model.Part) -> devices.Task:
     )
 
 
-def task_from_proto(message: devices.Task, client_id: str, size: int) -> Task:
-    """The task as the device keeps it; `size` is the vector's. Raises `InvalidUpdate`."""
+def task_from_proto(message: devices.Task, client_id: str, spec: ParamSpec) -> Task:
+    """The task as the device keeps it, of the model `spec`. Raises `InvalidUpdate`."""
     if message.base_kind != model.BASE_KIND_VERSION:
         raise InvalidUpdate(f"task {message.task_id!r}: base_kind {message.base_kind} is not known here")
-    submodel = submodel_from_proto(message.submodel, size) if message.HasField("submodel") else None
+    submodel = submodel_from_proto(message.submodel, spec) if message.HasField("submodel") else None
     return Task(
         task_id=message.task_id,
         client_id=client_id,

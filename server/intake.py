@@ -22,7 +22,8 @@ from anabranch.core.effects import Decided
 from anabranch.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownTask
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from anabranch.core.params import Delta, ParamSpec
-from anabranch.core.updates import Receipt, Submodel, Update, find_flaw
+from anabranch.core.submodels import Submodel
+from anabranch.core.updates import Receipt, Update, find_flaw
 from anabranch.protos.convert import (
     check_manifest,
     check_payload_size,
@@ -88,7 +89,7 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         raise InvalidUpdate("an update of this run has one part, and a published version as its base")
     part = message.parts[0]
     codec = make_codec(part.encoding.codec)
-    submodel = submodel_from_proto(message.submodel, spec.size) if message.HasField("submodel") else None
+    submodel = submodel_from_proto(message.submodel, spec) if message.HasField("submodel") else None
     update = Update(
         update_id=checked_id(message.update_id, "update_id", limits),
         task_id=checked_id(message.task_id, "task_id", limits),
@@ -101,7 +102,7 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         metrics=checked_metrics(dict(message.metrics)),
     )
     size_bytes = _checked_size(part.size_bytes, codec, Layout.of(spec, submodel), limits)
-    values = 0 if submodel is None else submodel.indices.size
+    values = 0 if submodel is None else submodel.size
     sha256 = checked_digest(part.sha256, "parts[0].sha256")
     return Header(update, ev.Payload(sha256, size_bytes, part.encoding.codec, values))
 

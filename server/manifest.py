@@ -24,6 +24,7 @@ from anabranch.compress.registry import make_codec
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.units import UnitGroup
 
 FORMAT = 1
 MANIFEST, INITIAL = "manifest.json", "initial.safetensors"
@@ -57,9 +58,16 @@ class Manifest:
         return hashlib.sha256(model).hexdigest()
 
 
-def write_manifest(folder: Path, app: str, tensors: Mapping[str, Array]) -> Manifest:
-    """Write the manifest of an app's first weights. Raises `InvalidUpdate` for weights not finite."""
-    manifest = Manifest(app, ParamSpec.of(tensors), {n: np.asarray(a, order="C") for n, a in tensors.items()})
+def write_manifest(
+    folder: Path, app: str, tensors: Mapping[str, Array], groups: tuple[UnitGroup, ...] = ()
+) -> Manifest:
+    """Write the manifest of an app's first weights, and of the units that a sub-model may leave out.
+
+    Raises `InvalidUpdate` for weights that are not finite.
+    """
+    manifest = Manifest(
+        app, ParamSpec.of(tensors, groups), {n: np.asarray(a, order="C") for n, a in tensors.items()}
+    )
     if not np.isfinite(manifest.vector).all():
         raise InvalidUpdate(f"the first weights of {app} are not finite: mend its model()")
     folder.mkdir(parents=True, exist_ok=True)
@@ -85,7 +93,7 @@ def keep_manifest(folder: Path, manifest: Manifest) -> None:
         return
     temporary = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    write_manifest(temporary, manifest.app, manifest.tensors)
+    write_manifest(temporary, manifest.app, manifest.tensors, manifest.spec.groups)
     temporary.rename(folder)
 
 

@@ -18,12 +18,14 @@ from typing import IO, Any
 
 import numpy.typing as npt
 
+from anabranch.compress.broadcast import is_exact
 from anabranch.compress.downloads import Downloads as Payloads
 from anabranch.compress.downloads import Make, downloads_lead_from
 from anabranch.core.chains import RAW, lacks
 from anabranch.core.engine import Engine
 from anabranch.core.errors import UnknownVersion
 from anabranch.core.params import ParamSpec
+from anabranch.core.submodels import Submodel, UnitMap
 
 _NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})\.bin\Z")
 # Vectors up to this size get the digest of every version on record, larger ones that of snapshots only:
@@ -37,17 +39,19 @@ class Wanted:
     """What somebody wants of a version.
 
     `form`: `exact` (the server's own vector), `replica` (what devices train from, raw) or `encoded` (the
-    same, as cheap as can be; with `holds` from the version that the device has).
+    same, as cheap as can be; with `holds` from the version that the device has). Of a `submodel` that part of
+    the exact vector.
     """
 
     version: int
     form: str
     holds: int | None = None
+    submodel: UnitMap | None = None
 
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A payload on disk. `vector_sha256` (hex) may be empty where `sha256`, the payload's, says as much."""
+    """A payload on disk, as `compress.downloads.Download` describes it."""
 
     version: int
     path: Path
@@ -56,6 +60,7 @@ class ModelFile:
     codec: str
     from_version: int | None = None
     vector_sha256: str = ""
+    part_only: bool = False
 
     def open(self) -> IO[bytes]:
         """The file, without a buffer; it stays readable when it is removed. Raises `UnknownVersion`."""
@@ -97,8 +102,12 @@ class Models:
         """When a version was published, in seconds since 1970; 0 where that is not known any more."""
         return self._published_at.get(version, 0.0)
 
-    def for_device(self, version: int, holds: int | None, codecs: Collection[str]) -> Wanted:
-        """What a device gets that holds another version and can decode these stages."""
+    def for_device(
+        self, version: int, holds: int | None, codecs: Collection[str], submodel: Submodel | None = None
+    ) -> Wanted:
+        """What a device gets that holds another version, can decode these stages and has a task of `submodel`."""
+        if isinstance(submodel, UnitMap) and is_exact(self._codec_at):
+            return Wanted(version, "exact", submodel=submodel)
         text = self._codec_at(version)
         if text == RAW:
             return Wanted(version, "exact")
@@ -150,6 +159,8 @@ class Models:
         return wanted
 
     def _make(self, engine: Engine, wanted: Wanted) -> Make | None:
+        if wanted.submodel is not None:
+            return self._payloads.offer(engine, wanted.version, None, None, wanted.submodel)
         if wanted.form == "exact" and wanted.version == engine.version:
             return self._payloads.exact(engine)
         if wanted.form == "exact" and engine.broadcast is not None:
@@ -161,7 +172,8 @@ class Models:
         made = make()
         sha256 = hashlib.sha256(made.data).hexdigest()
         start = "" if made.from_version is None else f"from{made.from_version}-"
-        path = self._folder / f"v{wanted.version}-{start}{wanted.form}-{sha256}.bin"
+        form = "part" if made.part_only else wanted.form
+        path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}.bin"
         path.write_bytes(made.data)
         return ModelFile(
             wanted.version,
@@ -171,6 +183,7 @@ class Models:
             made.codec,
             made.from_version,
             made.vector_sha256,
+            made.part_only,
         )
 
     def _check(self, wanted: Wanted, path: Path, sha256: str) -> ModelFile:

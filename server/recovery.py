@@ -19,13 +19,14 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Delta, digest
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore
-from anabranch.core.updates import Submodel
+from anabranch.core.submodels import Submodel
 from anabranch.server.books import Saved
 from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.store.base import Projection, RunInfo, Store
 from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.submodels.registry import make_planner
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +53,10 @@ def make_engine(
     strategy = make_strategy(config.strategy.name, config.strategy.params)
     settings = EngineSettings.of(config, limits)
     broadcast = make_broadcast(manifest.spec, strategy, config.downlink.codec)
+    planner = make_planner(manifest.spec, strategy, config)
     if snapshot is not None:
-        return restore(snapshot, manifest.spec, strategy, settings, broadcast)
-    return Engine(manifest.spec, strategy, settings, manifest.vector, broadcast)
+        return restore(snapshot, manifest.spec, strategy, settings, broadcast, planner)
+    return Engine(manifest.spec, strategy, settings, manifest.vector, broadcast, planner)
 
 
 def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = DEFAULT_LIMITS) -> Recovered:
@@ -96,7 +98,7 @@ def replay(
 
     for seq, record in tail:
         try:
-            event = from_record(record, load)
+            event = from_record(record, engine.spec, load)
         except (KeyError, TypeError, ValueError) as error:
             raise ReplayMismatch(f"event {seq} of the log cannot be read: {error!r}") from error
         yield seq, record, engine.handle(event)

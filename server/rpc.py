@@ -14,6 +14,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, Refused
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
+from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Task
 from anabranch.protos.convert import (
     PROTOCOL_VERSION,
@@ -23,6 +24,7 @@ from anabranch.protos.convert import (
     checked_id,
     decision_to_proto,
     manifest_to_proto,
+    submodel_from_proto,
     task_to_proto,
 )
 from anabranch.protos.v1 import devices_pb2 as devices
@@ -95,7 +97,10 @@ class Devices(DevicesServicer):
         checked_codecs(request.codecs, "codecs")  # before the writer's thread looks at them
         if request.part_id:
             raise UnknownVersion(f"part {request.part_id} is not there: this run's model is one part, 0")
-        wanted, finished = await self.run.writer.look(lambda engine: self._wanted(engine, request))
+        submodel = None
+        if request.HasField("submodel"):
+            submodel = submodel_from_proto(request.submodel, self.run.spec)
+        wanted, finished = await self.run.writer.look(lambda engine: self._wanted(engine, request, submodel))
         version = wanted.version
         header = devices.ModelHeader(
             version=version,
@@ -113,6 +118,7 @@ class Devices(DevicesServicer):
         if file.from_version is not None:
             header.from_version = file.from_version
         header.vector_sha256 = bytes.fromhex(file.vector_sha256)
+        header.part_only = file.part_only
         if request.offset > file.size_bytes:
             raise InvalidUpdate(f"offset {request.offset} is past the model's {file.size_bytes} bytes")
         sent = self.run.sent_to_observers if request.exact else self.run.sent_to_devices
@@ -192,7 +198,8 @@ class Devices(DevicesServicer):
     async def _grant(self, task: Task, holds: int | None) -> devices.AskTaskResponse:
         codecs = self.run.writer.engine.ledger.clients[task.client_id].capability.codecs
         try:
-            file = await self.run.models.get(self.run.models.for_device(task.base_version, holds, codecs))
+            wanted = self.run.models.for_device(task.base_version, holds, codecs, task.submodel)
+            file = await self.run.models.get(wanted)
         except UnknownVersion as gone:  # lost with a crash: give the task back, the device asks anew
             now, ask = self.run.writer.now(), Ask(task.client_id, task.task_id)
             await self.run.writer.submit(ev.TaskDropped(now, task.client_id, task.task_id, str(gone)))
@@ -200,11 +207,13 @@ class Devices(DevicesServicer):
         proto = task_to_proto(task, _part(file))
         return devices.AskTaskResponse(task=proto, server_time_s=self.run.writer.now())
 
-    def _wanted(self, engine: Engine, request: devices.FetchModelRequest) -> tuple[Wanted, bool]:
+    def _wanted(
+        self, engine: Engine, request: devices.FetchModelRequest, submodel: Submodel | None
+    ) -> tuple[Wanted, bool]:
         """What to serve, made if need be, and whether it is the last version. In the writer's thread."""
         version = request.version if request.HasField("version") else engine.version
         holds = request.holds_version if request.HasField("holds_version") else None
-        wanted = self.run.models.for_device(version, holds, request.codecs)
+        wanted = self.run.models.for_device(version, holds, request.codecs, submodel)
         if request.exact:
             wanted = Wanted(version, "exact")
         is_known = request.HasField("newer_than") and version <= request.newer_than

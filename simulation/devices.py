@@ -13,7 +13,8 @@ when the device is back. A message under way when its device vanishes does not a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -24,6 +25,7 @@ from anabranch.core import events as ev
 from anabranch.core.config import FleetTable
 from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate
+from anabranch.core.ledger import TRAIN_S
 from anabranch.core.rng import rank
 from anabranch.core.session import Phase, Session
 from anabranch.core.updates import Ask, Capability, Decision, Task, Verdict
@@ -67,6 +69,7 @@ class Surroundings:
     fleet: FleetTable
     profiles: DeviceProfiles
     seed: int
+    step_cost: Callable[[Task], float]  # relative to the whole model's
 
 
 class Device:
@@ -220,7 +223,8 @@ class Device:
 
     def _fetched(self) -> None:
         assert self._offer is not None
-        self._holds = self._offer.model.version
+        if not self._offer.part_only:
+            self._holds = self._offer.model.version
         self._server.downloaded(self.client_id, self._offer.payload_bytes)
         self._handle(ev.ModelFetched(self._clock.now))
 
@@ -232,16 +236,16 @@ class Device:
         self._tasks += 1
         around, task = self._around, order.task
         steps = planned_steps(task.local, self.examples)
-        train_s = around.profiles.task_time_s(self.index, self._tasks, steps)
+        train_s = around.profiles.task_time_s(self.index, self._tasks, steps) * around.step_cost(task)
         if self._draw("dropout", self._tasks) < around.fleet.dropout:
             moment_s = train_s * self._draw("dropout-moment", self._tasks)
             self._after(moment_s, partial(self._drop_out, self._tasks))
             return
         due_s = self._clock.now + train_s
         self._training = around.executor.train(Job(self.index, model.vector, task, self._memory, due_s))
-        self._after(train_s, partial(self._trained, order))
+        self._after(train_s, partial(self._trained, order, train_s))
 
-    def _trained(self, order: ef.Train) -> None:
+    def _trained(self, order: ef.Train, train_s: float) -> None:
         assert self._training is not None
         try:
             result = self._training.result()
@@ -250,6 +254,7 @@ class Device:
             self._handle(ev.CallFailed(self._clock.now, str(error), retryable=False))
             return
         self._training = None
+        result = replace(result, metrics={**result.metrics, TRAIN_S: train_s})
         self._outbox = Outbox(order.task, order.update_id, self.examples, result)
         self._handle(ev.Trained(self._clock.now, order.update_id))
 

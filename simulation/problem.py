@@ -14,10 +14,11 @@ from anabranch.compress.feedback import make_uplink
 from anabranch.core.config import Config
 from anabranch.core.params import Tensors
 from anabranch.core.rng import seed_of
+from anabranch.core.updates import Task
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import trainer_for
+from anabranch.workloads.trainer import cut, smaller, trainer_for
 
 
 @dataclass(frozen=True)
@@ -72,14 +73,21 @@ class Problem:
     def train(self, job: Job) -> LocalResult:
         """Local training, encoded as it would travel. Raises `InvalidUpdate` where it has diverged."""
         task, examples = job.task, self.examples(job.device)
-        result = self.trainer.train(job.vector, self.frozen, examples, task.local, task.seed)
-        covered = result.delta if task.submodel is None else result.delta[task.submodel.indices]
+        submodel = smaller(task)
+        vector = job.vector if submodel is None else job.vector[submodel.indices]
+        result = self.trainer.train(vector, self.frozen, examples, task.local, task.seed, submodel)
+        covered = cut(task, result.delta)
         uplink = make_uplink(task.uplink)
         payload, memory = uplink.encode(
             covered, self.spec, task.submodel, job.memory, seed_of(task.seed, "codec"), task.base_version
         )
         sha256 = hashlib.sha256(payload).hexdigest()
         return LocalResult(payload, uplink.codec.text, sha256, result.steps, dict(result.metrics), memory)
+
+    def step_cost(self, task: Task) -> float:
+        """Operations of a step of the task relative to one of the whole model, in (0, 1]."""
+        submodel = smaller(task)
+        return 1.0 if submodel is None else self.trainer.step_cost(submodel, self.examples(0))
 
     def evaluate(self, evaluation: Evaluation) -> Mapping[str, float]:
         """The App's metrics on the held-out part that `[run] evaluate_on` names."""

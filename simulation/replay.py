@@ -20,11 +20,12 @@ from anabranch.core.journal import replay
 from anabranch.core.params import Delta, digest
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import state_digest
-from anabranch.core.updates import Submodel
+from anabranch.core.submodels import Submodel
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.run import open_simulation
 from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
 
 
@@ -83,7 +84,8 @@ def _through_payloads(reader: JournalReader) -> Engine:
     config, spec = reader.config, reader.spec
     strategy = make_strategy(config.strategy.name, config.strategy.params)
     vector, broadcast = spec.flatten(reader.initial()), make_broadcast(spec, strategy, config.downlink.codec)
-    engine = Engine(spec, strategy, EngineSettings.of(config), vector, broadcast)
+    planner = make_planner(spec, strategy, config)
+    engine = Engine(spec, strategy, EngineSettings.of(config), vector, broadcast, planner)
     with reader.open_payloads() as read:
 
         def load_delta(payload: Payload, submodel: Submodel | None) -> Delta:

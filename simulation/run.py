@@ -31,6 +31,7 @@ from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.world import World
 from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
 from anabranch.workloads.profiles import speed_profile
 
@@ -144,6 +145,7 @@ class Simulation:
             EngineSettings.of(config),
             problem.spec.flatten(problem.initial),
             make_broadcast(problem.spec, strategy, config.downlink.codec),
+            make_planner(problem.spec, strategy, config),
         )
         versions = Versions(self.engine, problem.frozen)
         downlink = downlink_at(strategy, config.downlink.codec)
@@ -174,6 +176,7 @@ class Simulation:
             fleet=config.fleet,
             profiles=speed_profile(config.fleet, seed),
             seed=seed,
+            step_cost=self._problem.step_cost,
         )
         settings = SessionSettings(config.client.retry_base_s, config.client.retry_cap_s)
         return [

@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from anabranch.compress.downloads import Download, Downloads, apply_download
+from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import STAGES
 from anabranch.core.engine import Engine
 from anabranch.core.params import Tensors, Vector
+from anabranch.core.submodels import Submodel, UnitMap
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,10 +23,14 @@ class Model:
 
 @dataclass(frozen=True, eq=False)
 class Offer:
-    """A model on its way to one device: the bytes that this takes on the wire, 0 where it has it."""
+    """A model on its way to one device: the bytes that this takes on the wire, 0 where it has it.
+
+    `part_only`: the device gets no more of it than its task covers.
+    """
 
     model: Model
     payload_bytes: int
+    part_only: bool = False
 
 
 class Versions:
@@ -45,14 +51,16 @@ class Versions:
         """The engine's."""
         return self._engine.version
 
-    def offer(self, holds: int | None) -> Offer:
-        """The current version for a device that holds another, or none."""
+    def offer(self, holds: int | None, submodel: Submodel | None = None) -> Offer:
+        """The current version for a device that holds another, or none, and has a task of `submodel`."""
         version = self._engine.version
         if self._sized_version != version:
             self._sizes, self._sized_version = {version: 0}, version
         model = self._in_use.get(version)
         if model is None:
             model = self._in_use[version] = self._decoded()
+        if isinstance(submodel, UnitMap) and self._engine.broadcast is None and holds != version:
+            return Offer(model, full_bytes(submodel.small), part_only=True)
         if holds not in self._sizes:
             self._sizes[holds] = len(self._download(holds).data)
         return Offer(model, self._sizes[holds])

@@ -82,7 +82,7 @@ class World:
             return refused
         effects = self._handle(ev.TaskAsked(self.clock.now, ask))
         granted = next(e for e in effects if isinstance(e, Granted))
-        return granted.task, self.versions.offer(ask.holds_version)
+        return granted.task, self.versions.offer(ask.holds_version, granted.task.submodel)
 
     def push(self, client_id: str, outbox: Outbox) -> Decision:
         """What becomes of an update whose last byte is here."""
@@ -105,7 +105,7 @@ class World:
             # A record is strict JSON: a metric that is not finite says nothing.
             metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)},
         )
-        values = 0 if task.submodel is None else task.submodel.indices.size
+        values = 0 if task.submodel is None else task.submodel.size
         reference = ev.Payload(result.sha256, len(result.payload), result.codec, values)
         arrived = ev.UpdateArrived(self.clock.now, update, reference, flaw)
         effects = self._handle(arrived, result.payload)

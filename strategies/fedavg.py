@@ -10,6 +10,9 @@
 
     w_{t+1} = w_t + sum_i n_i Delta_i / sum_i n_i
 
+With sub-models both sums are, for each coordinate, over the devices that cover it; one that nobody covers stays
+as it is. So `[submodel] name = "heterofl"` makes it HeteroFL's rule, and `"ist"` independent subnet training.
+
 The cohort is a uniform draw of the enrolled devices, fixed for the round, whoever asks first; in
 round 0, when the fleet is not known yet, first come is first served. Over-selection and deadline
 make it an honest baseline: a synchronous system in practice has both (Bonawitz et al., MLSys 2019).
@@ -37,7 +40,8 @@ from anabranch.core.updates import Ask, LocalPlan, Reason, Task, Update
 
 @dataclass(frozen=True)
 class FedAvgState:
-    """One round. `total` = sum_i n_i Delta_i, shape (size,).
+    """One round. `total` = sum_i n_i Delta_i, shape (size,); `covered` = sum_i n_i for each coordinate, empty
+    while all updates are of the whole model.
 
     `cohort` may take part (None: anybody, round 0), `members` have got their task, `answered` have
     been counted.
@@ -50,6 +54,7 @@ class FedAvgState:
     draws: int = 0
     deadline: float | None = None
     cohort: list[str] | None = None
+    covered: Vector = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class FedAvg(AsyncStrategy):
     name: ClassVar[str] = "fedavg"
     state_type: ClassVar[type[Any]] = FedAvgState
     synchronous: ClassVar[bool] = True
+    supports_submodels: ClassVar[bool] = True
 
     clients_per_round: int = 10
     over_selection: float = 1.3
@@ -107,9 +113,11 @@ class FedAvg(AsyncStrategy):
         if context.staleness > 0:
             detail = f"round {update.base_version} is over, this is round {context.version}"
             return Step(state, None, rejected(context.staleness, Reason.ROUND_OVER, detail))
-        add_scaled(state.total, update.examples, update.delta)
+        add_scaled(state.total, update.examples, update.delta, update.where)
         answered = [*state.answered, update.client_id]
-        state = replace(state, examples=state.examples + update.examples, answered=answered)
+        covered = self._covered(state, update)
+        examples = state.examples + update.examples
+        state = replace(state, examples=examples, answered=answered, covered=covered)
         if len(answered) < self._quota(state):
             return Step(state, None, held(0, float(update.examples)))
         step = self._end_round(state, vector, context)
@@ -136,10 +144,21 @@ class FedAvg(AsyncStrategy):
         return Step(replace(state, draws=draws, cohort=cohort, deadline=self._deadline(context)))
 
     def _end_round(self, state: FedAvgState, vector: Vector, context: Context) -> Step:
-        add_scaled(vector, 1.0 / state.examples, state.total)
+        if state.covered.size:
+            mean = np.divide(state.total, state.covered, out=state.total, where=state.covered > 0)
+            add_scaled(vector, 1.0, mean.astype(vector.dtype, copy=False))
+        else:
+            add_scaled(vector, 1.0 / state.examples, state.total)
         state.total.fill(0)
         cohort = self._draw(context, context.version + 1, 0, [])
         return Step(FedAvgState(state.total, deadline=self._deadline(context), cohort=cohort), vector)
+
+    def _covered(self, state: FedAvgState, update: Update) -> Vector:
+        if update.submodel is None and not state.covered.size:
+            return state.covered
+        covered = state.covered if state.covered.size else np.full(state.total.size, float(state.examples))
+        covered[update.where] += update.examples
+        return covered
 
     def _deadline(self, context: Context) -> float | None:
         return context.now + self.deadline_s if self.deadline_s else None

@@ -10,15 +10,19 @@ from typing import Any
 from anabranch.core.config import build
 from anabranch.core.errors import ConfigError
 from anabranch.core.strategy import Strategy
+from anabranch.strategies.asyncdrop import AsyncDrop
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.fedprox import FedProx
 from anabranch.strategies.qafel import QAFeL
 from anabranch.strategies.teasq import Teasq
+from anabranch.strategies.teasq_drop import TeasqDrop
 
 GROUP = "anabranch.strategies"
-BUILT_IN: dict[str, type[Any]] = {c.name: c for c in (FedAsync, FedAvg, FedBuff, FedProx, QAFeL, Teasq)}
+BUILT_IN: dict[str, type[Any]] = {
+    c.name: c for c in (AsyncDrop, FedAsync, FedAvg, FedBuff, FedProx, QAFeL, Teasq, TeasqDrop)
+}
 
 
 def strategy_names() -> list[str]:

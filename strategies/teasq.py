@@ -228,7 +228,17 @@ class Teasq(AsyncStrategy):
         """The state with the update in its cache, and the update whose place it took."""
         key = (update.client_id, update.base_version)
         older = [c for c in state.cache if (c["client"], c["base_version"]) == key]
-        entry = {
+        bases = state.bases
+        if self.needs_base and str(update.base_version) not in bases:
+            assert context.base is not None, "mixing needs w_base"
+            bases = {**bases, str(update.base_version): context.base.copy()}
+        since = context.now if state.since is None else state.since
+        cache = [*(c for c in state.cache if c not in older), self._entry(update, scale)]
+        return TeasqState(cache, bases, since, state.lengths), tuple(c["update_id"] for c in older)
+
+    def _entry(self, update: Update, scale: float) -> dict[str, Any]:
+        """What the cache keeps of an update."""
+        return {
             "update_id": update.update_id,
             "client": update.client_id,
             "base_version": update.base_version,
@@ -236,17 +246,14 @@ class Teasq(AsyncStrategy):
             "scale": scale,
             "delta": _stored(update.delta),
         }
-        bases = state.bases
-        if self.needs_base and str(update.base_version) not in bases:
-            assert context.base is not None, "mixing needs w_base"
-            bases = {**bases, str(update.base_version): context.base.copy()}
-        since = context.now if state.since is None else state.since
-        cache = [*(c for c in state.cache if c not in older), entry]
-        return TeasqState(cache, bases, since, state.lengths), tuple(c["update_id"] for c in older)
+
+    def _shares(self, state: TeasqState, context: Context) -> list[float]:
+        """s_c n_c of the updates in the cache."""
+        return [self.s(context.version - c["base_version"]) * c["examples"] for c in state.cache]
 
     def _apply(self, state: TeasqState, vector: Vector, context: Context) -> Step:
         taus = [context.version - c["base_version"] for c in state.cache]
-        shares = [self.s(tau) * c["examples"] for tau, c in zip(taus, state.cache, strict=True)]
+        shares = self._shares(state, context)
         pull = (self.mixing or self.server_lr) * self.s(sum(taus) / len(taus))
         if self.mixing:
             vector *= vector.dtype.type(1.0 - pull)
@@ -254,7 +261,7 @@ class Teasq(AsyncStrategy):
             weight = pull * (share / sum(shares))
             if self.mixing:
                 add_scaled(vector, weight, state.bases[str(c["base_version"])])
-            add_scaled(vector, weight * c["scale"], _loaded(c["delta"]))
+            add_scaled(vector, weight * c["scale"], loaded(c["delta"]))
         return Step(TeasqState(lengths=state.lengths), vector)
 
 
@@ -264,7 +271,8 @@ def _stored(delta: Delta) -> dict[str, Any]:
     return {"values": np.array(delta)}
 
 
-def _loaded(stored: Mapping[str, Any]) -> Delta:
+def loaded(stored: Mapping[str, Any]) -> Delta:
+    """The delta of an update in the cache."""
     if "indices" in stored:
         return SparseVector(stored["indices"], stored["values"], stored["size"])
     values: Vector = stored["values"]

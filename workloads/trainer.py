@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 from anabranch.core.errors import AppError, ManifestMismatch
 from anabranch.core.params import ParamSpec, Tensors, Vector
-from anabranch.core.updates import LocalPlan
+from anabranch.core.submodels import Coordinates, UnitMap
+from anabranch.core.updates import LocalPlan, Task
 from anabranch.workloads.app import App, Array, Examples, Model
 from anabranch.workloads.batches import planned_steps
 
@@ -89,6 +90,16 @@ def build_model(app: App, seed: int) -> Model:
     """`app.model()`, with the seed where it takes one."""
     takes_seed = "seed" in inspect.signature(app.model).parameters
     return app.model(seed=seed) if takes_seed else app.model()  # type: ignore[call-arg]
+
+
+def smaller(task: Task) -> UnitMap | None:
+    """The sub-model that is built and trained for a task; None: the whole model."""
+    return task.submodel if isinstance(task.submodel, UnitMap) else None
+
+
+def cut(task: Task, delta: Vector) -> Vector:
+    """What a task's update covers of what was trained: all of it, unless coordinates were asked for."""
+    return delta[task.submodel.indices] if isinstance(task.submodel, Coordinates) else delta
 
 
 def check_vector(spec: ParamSpec, vector: Vector) -> None:

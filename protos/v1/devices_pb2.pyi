@@ -317,6 +317,7 @@ class FetchModelRequest(_message.Message):
     HOLDS_VERSION_FIELD_NUMBER: _builtins.int
     CODECS_FIELD_NUMBER: _builtins.int
     EXACT_FIELD_NUMBER: _builtins.int
+    SUBMODEL_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     version: _builtins.int
     """The newest version if unset."""
@@ -333,6 +334,10 @@ class FetchModelRequest(_message.Message):
     def codecs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The stages that the caller can decode, as in Capability.codecs."""
 
+    @_builtins.property
+    def submodel(self) -> _model_pb2.SubmodelMap:
+        """The part of the model that is wanted. The answer may still be the whole: see ModelHeader.part_only."""
+
     def __init__(
         self,
         *,
@@ -345,10 +350,11 @@ class FetchModelRequest(_message.Message):
         holds_version: _builtins.int | None = ...,
         codecs: _abc.Iterable[_builtins.str] | None = ...,
         exact: _builtins.bool = ...,
+        submodel: _model_pb2.SubmodelMap | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "holds_version", b"holds_version", "newer_than", b"newer_than", "version", b"version"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "holds_version", b"holds_version", "newer_than", b"newer_than", "submodel", b"submodel", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "client_id", b"client_id", "codecs", b"codecs", "exact", b"exact", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "newer_than", b"newer_than", "offset", b"offset", "part_id", b"part_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "_newer_than", b"_newer_than", "_version", b"_version", "client_id", b"client_id", "codecs", b"codecs", "exact", b"exact", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "newer_than", b"newer_than", "offset", b"offset", "part_id", b"part_id", "submodel", b"submodel", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__holds_version: _TypeAlias = _typing.Literal["holds_version"]  # noqa: Y015
     _WhichOneofArgType__holds_version: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version"]  # noqa: Y015
@@ -377,6 +383,7 @@ class ModelHeader(_message.Message):
     FINAL_FIELD_NUMBER: _builtins.int
     FROM_VERSION_FIELD_NUMBER: _builtins.int
     VECTOR_SHA256_FIELD_NUMBER: _builtins.int
+    PART_ONLY_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     manifest_sha256: _builtins.bytes
     published_at_s: _builtins.float
@@ -388,6 +395,8 @@ class ModelHeader(_message.Message):
     """The payload leads from this version of the device's to the wanted one."""
     vector_sha256: _builtins.bytes
     """SHA-256 of the decoded vector, little-endian: what the device has must hash to this."""
+    part_only: _builtins.bool
+    """The payload is a model of the wanted sub-model's shapes, not the whole."""
     @_builtins.property
     def part(self) -> _model_pb2.Part: ...
     def __init__(
@@ -401,10 +410,11 @@ class ModelHeader(_message.Message):
         final: _builtins.bool = ...,
         from_version: _builtins.int | None = ...,
         vector_sha256: _builtins.bytes = ...,
+        part_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "from_version", b"from_version", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "final", b"final", "from_version", b"from_version", "manifest_sha256", b"manifest_sha256", "not_modified", b"not_modified", "part", b"part", "published_at_s", b"published_at_s", "vector_sha256", b"vector_sha256", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "final", b"final", "from_version", b"from_version", "manifest_sha256", b"manifest_sha256", "not_modified", b"not_modified", "part", b"part", "part_only", b"part_only", "published_at_s", b"published_at_s", "vector_sha256", b"vector_sha256", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__from_version: _TypeAlias = _typing.Literal["from_version"]  # noqa: Y015
     _WhichOneofArgType__from_version: _TypeAlias = _typing.Literal["_from_version", b"_from_version"]  # noqa: Y015

@@ -120,27 +120,32 @@ Global___Part: _TypeAlias = Part  # noqa: Y015
 
 @_typing.final
 class SubmodelMap(_message.Message):
-    """The coordinates of the flat vector that a task or an update covers, as runs
-    (start, length), sorted, not touching: start_i + length_i < start_{i+1}.
+    """What a task or an update covers. Either the kept units, for each group of the manifest, in its order:
+    unit u is bit u % 8 of byte u / 8. Or coordinates of the flat vector as runs (start, length), sorted,
+    not touching: start_i + length_i < start_{i+1}.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STARTS_FIELD_NUMBER: _builtins.int
     LENGTHS_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def lengths(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    @_builtins.property
+    def kept(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]: ...
     def __init__(
         self,
         *,
         starts: _abc.Iterable[_builtins.int] | None = ...,
         lengths: _abc.Iterable[_builtins.int] | None = ...,
+        kept: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lengths", b"lengths", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "lengths", b"lengths", "starts", b"starts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -173,25 +178,89 @@ class Tensor(_message.Message):
 Global___Tensor: _TypeAlias = Tensor  # noqa: Y015
 
 @_typing.final
+class UnitMember(_message.Message):
+    """Where the units of a group lie in a tensor: along `axis`, of length outer * units * inner, unit u has the
+    places (o * units + u) * inner + i.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENSOR_FIELD_NUMBER: _builtins.int
+    AXIS_FIELD_NUMBER: _builtins.int
+    OUTER_FIELD_NUMBER: _builtins.int
+    INNER_FIELD_NUMBER: _builtins.int
+    tensor: _builtins.str
+    axis: _builtins.int
+    outer: _builtins.int
+    inner: _builtins.int
+    def __init__(
+        self,
+        *,
+        tensor: _builtins.str = ...,
+        axis: _builtins.int = ...,
+        outer: _builtins.int = ...,
+        inner: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["axis", b"axis", "inner", b"inner", "outer", b"outer", "tensor", b"tensor"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnitMember: _TypeAlias = UnitMember  # noqa: Y015
+
+@_typing.final
+class UnitGroup(_message.Message):
+    """Units that a sub-model may leave out: hidden neurons, channels, attention heads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SIZE_FIELD_NUMBER: _builtins.int
+    MEMBERS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    size: _builtins.int
+    @_builtins.property
+    def members(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnitMember]: ...
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        size: _builtins.int = ...,
+        members: _abc.Iterable[Global___UnitMember] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["members", b"members", "name", b"name", "size", b"size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnitGroup: _TypeAlias = UnitGroup  # noqa: Y015
+
+@_typing.final
 class Manifest(_message.Message):
-    """The model's layout. `sha256` is the layout hash that every other message carries."""
+    """The model's layout. `sha256` is the layout hash, of the tensors, that every other message carries."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TENSORS_FIELD_NUMBER: _builtins.int
     SHA256_FIELD_NUMBER: _builtins.int
+    GROUPS_FIELD_NUMBER: _builtins.int
     sha256: _builtins.bytes
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
+    @_builtins.property
+    def groups(self) -> _containers.RepeatedCompositeFieldContainer[Global___UnitGroup]: ...
     def __init__(
         self,
         *,
         tensors: _abc.Iterable[Global___Tensor] | None = ...,
         sha256: _builtins.bytes = ...,
+        groups: _abc.Iterable[Global___UnitGroup] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["groups", b"groups", "sha256", b"sha256", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

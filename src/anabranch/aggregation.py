@@ -16,7 +16,8 @@ from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.settings import EngineSettings
 from anabranch.core.strategy import Strategy
-from anabranch.core.updates import Ask, Capability, Submodel, find_flaw
+from anabranch.core.submodels import Coordinates, Submodel
+from anabranch.core.updates import Ask, Capability, find_flaw
 from anabranch.core.updates import Update as CoreUpdate
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.registry import make_strategy
@@ -114,7 +115,7 @@ class _Driver:
             _check_fields(u)
         self.frozen = {name: a.copy() for name, a in self.spec.frozen(tensors).items()}
         self.updates = updates
-        settings = EngineSettings(tasks_per_client=max(1, len(updates)), lease_s=np.inf)
+        settings = EngineSettings(tasks_per_client=max(1, len(updates)), lease_s=np.inf, any_submodel=True)
         vector = self.spec.flatten(tensors)
         if not np.isfinite(vector).all():
             raise InvalidUpdate("model: there are values that are not finite")
@@ -183,7 +184,7 @@ class _Driver:
                 raise InvalidUpdate(f"base_version {u.base_version} does not exist")
             delta = delta - base[indices]
         whole = u.submodel is None
-        return delta, None if whole else Submodel(indices)
+        return delta, None if whole else Coordinates(indices)
 
     def _coordinates(self, u: Update, values: Mapping[str, Array]) -> dict[str, npt.NDArray[np.int64]]:
         """The vector's coordinates that each sent tensor covers."""

@@ -22,6 +22,7 @@ from anabranch.compress.registry import STAGES
 from anabranch.core.config import ClientTable
 from anabranch.core.errors import AnabranchError, DataError, ManifestMismatch, Unavailable
 from anabranch.core.params import ParamSpec
+from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Capability, LocalPlan, Task
 from anabranch.workloads.app import Examples, Shard, load_app
 from anabranch.workloads.synthetic import Synthetic
@@ -69,6 +70,7 @@ class Following(LocalTransport):
         newer_than: int | None = None,
         holds: int | None = None,
         exact: bool = False,
+        submodel: Submodel | None = None,
     ) -> FetchedModel:
         assert exact, "a follower measures the server's own model"
         return self._publisher.fetch(manifest_sha256, version, newer_than)
@@ -156,10 +158,10 @@ def test_a_shard_is_cut_as_the_run_says(split: dict[str, Any]) -> None:
 
 def test_the_first_difference_of_two_models_is_named() -> None:
     local = LocalTrainer(Synthetic(), ClientTable())
-    local.check(ParamSpec.of(first_weights()))
+    local.adopt(ParamSpec.of(first_weights()))
     other = first_weights() | {"hidden.bias": np.zeros(33, np.float32)}
     with pytest.raises(ManifestMismatch, match=r"App has hidden.bias \(32,\) float32, the server .* \(33,\)"):
-        local.check(ParamSpec.of(other))
+        local.adopt(ParamSpec.of(other))
 
 
 def test_a_device_says_what_it_is(tmp_path: Path) -> None:

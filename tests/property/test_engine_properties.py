@@ -17,7 +17,8 @@ from anabranch.core.journal import JournalDigest, from_record, line, to_record
 from anabranch.core.params import ParamSpec
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore, state_digest, take_snapshot
-from anabranch.core.updates import Ask, Capability, Reason, Submodel, Update, Verdict
+from anabranch.core.submodels import Coordinates
+from anabranch.core.updates import Ask, Capability, Reason, Update, Verdict
 from anabranch.strategies.registry import make_strategy
 
 SPEC = ParamSpec.of({"w": np.zeros(3, np.float32), "n": np.zeros((), np.int64)})
@@ -42,7 +43,7 @@ def event(draw: Any, now: Any) -> Any:
         return ev.TaskAsked(now, Ask(client, task))
     if kind == "push":
         delta = np.asarray(draw(st.lists(st.integers(-4, 4), min_size=3, max_size=3)), np.float32)
-        submodel = draw(st.sampled_from([None, None, Submodel(np.array([0, 2]))]))
+        submodel = draw(st.sampled_from([None, None, Coordinates(np.array([0, 2]))]))
         delta = delta if submodel is None else delta[:2]
         update_id = draw(st.sampled_from([f"u-{task}", f"v-{task}"]))
         flaw = draw(st.sampled_from(["", "", "", "delta is broken"]))
@@ -105,9 +106,9 @@ def test_journal_and_snapshot_reproduce_the_run(strategy: Any, events: Any, cut:
         record = json.loads(text)
         assert line(record) == text
         rest.add(record)
-        again.handle(from_record(record, load_delta))
+        again.handle(from_record(record, again.spec, load_delta))
         if resumed is not None and number > cut:
-            resumed.handle(from_record(record, load_delta))
+            resumed.handle(from_record(record, again.spec, load_delta))
     assert rest.hexdigest() == journal.hexdigest()
     assert state_digest(again) == state_digest(engine)
     if resumed is not None:

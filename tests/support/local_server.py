@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from anabranch.client.messages import (
     Enrolment,
@@ -27,23 +27,33 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownTask, UnknownVersion
 from anabranch.core.params import ParamSpec, Tensors
 from anabranch.core.settings import EngineSettings
+from anabranch.core.submodels import Submodel, UnitMap
+from anabranch.core.units import UnitGroup
 from anabranch.core.updates import Ask, Capability, Receipt, Task, TaskState, Update, find_flaw
+from anabranch.protos.convert import submodel_from_proto
 from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.submodels.registry import make_planner
 
 
 class LocalServer:
     """Keeps every version it published. Leases end by `clock`, looked at before each call."""
 
     def __init__(
-        self, tensors: Tensors, config: Config, clock: Callable[[], float], run_id: str = "run-1"
+        self,
+        tensors: Tensors,
+        config: Config,
+        clock: Callable[[], float],
+        run_id: str = "run-1",
+        groups: Iterable[UnitGroup] = (),
     ) -> None:
-        self.spec = ParamSpec.of(tensors)
+        self.spec = ParamSpec.of(tensors, groups)
         self.config, self.clock, self.run_id = config, clock, run_id
         self.frozen = self.spec.frozen(tensors)
         strategy = make_strategy(config.strategy.name, config.strategy.params)
         broadcast = make_broadcast(self.spec, strategy, config.downlink.codec)
         vector = self.spec.flatten(tensors)
-        self.engine = Engine(self.spec, strategy, EngineSettings.of(config), vector, broadcast)
+        planner = make_planner(self.spec, strategy, config)
+        self.engine = Engine(self.spec, strategy, EngineSettings.of(config), vector, broadcast, planner)
         self.downloads = Downloads(self.spec, self.frozen)
         self.lock = threading.Lock()
         self.models = {0: self._encoded()}
@@ -91,6 +101,7 @@ class LocalTransport:
         newer_than: int | None = None,
         holds: int | None = None,
         exact: bool = False,
+        submodel: Submodel | None = None,
     ) -> FetchedModel:
         self._check_manifest(manifest_sha256)
         engine = self.server.engine
@@ -98,9 +109,10 @@ class LocalTransport:
         final = bool(engine.finished) and wanted == engine.version
         if version is None and newer_than is not None and wanted <= newer_than:
             return FetchedModel(wanted, "", b"", final=final, modified=False)
-        if engine.broadcast is not None and not exact:
+        part = submodel if isinstance(submodel, UnitMap) else None
+        if (engine.broadcast is not None or part is not None) and not exact:
             with self.server.lock:
-                make = self.server.downloads.offer(engine, wanted, holds, STAGES)
+                make = self.server.downloads.offer(engine, wanted, holds, STAGES, part)
             if make is None:
                 raise UnknownVersion(f"version {wanted} is not held")
             made = make()
@@ -111,6 +123,7 @@ class LocalTransport:
                 final=final,
                 from_version=made.from_version,
                 vector_sha256=made.vector_sha256,
+                part_only=made.part_only,
             )
         if wanted not in self.server.models:
             raise UnknownVersion(f"version {wanted} is not held")
@@ -156,7 +169,8 @@ class LocalTransport:
             raise ManifestMismatch("this run is of another model")
 
     def _update(self, entry: UpdateEntry) -> tuple[Update, str]:
-        spec, map_ = self.server.spec, entry.submodel
+        spec = self.server.spec
+        map_ = None if entry.submodel is None else submodel_from_proto(entry.submodel, spec)
         try:
             delta = make_codec(entry.codec).decode(memoryview(entry.payload), Layout.of(spec, map_))
             flaw = find_flaw(spec, delta, entry.examples, map_) or ""

@@ -13,7 +13,8 @@ from anabranch.core.engine import Engine
 from anabranch.core.invariants import violations
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.settings import EngineSettings
-from anabranch.core.updates import Ask, Capability, Decision, Submodel, Update
+from anabranch.core.submodels import Coordinates, Submodel
+from anabranch.core.updates import Ask, Capability, Decision, Update
 from anabranch.strategies.registry import make_strategy
 
 SPEC = ParamSpec.of({"w": np.zeros(4, np.float32)})
@@ -97,4 +98,4 @@ def decision(effects: list[Effect]) -> Decision:
 
 def part(*indices: int) -> Submodel:
     """A sub-model of these coordinates."""
-    return Submodel(np.asarray(indices, np.int64))
+    return Coordinates(np.asarray(indices, np.int64))

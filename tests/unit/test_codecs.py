@@ -22,7 +22,7 @@ from anabranch.compress.stage import BLOCK
 from anabranch.core.chains import parse_chain
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.params import ParamSpec, SparseVector, Vector, dense
-from anabranch.core.updates import Submodel
+from anabranch.core.submodels import Coordinates
 
 SPEC = model()
 LAYOUT = Layout.of(SPEC)
@@ -105,7 +105,7 @@ def test_models_of_float64_are_sent_as_float32(text: str) -> None:
 @pytest.mark.parametrize("text", CHAINS)
 def test_a_sub_model_is_its_own_layout_and_costs_no_indices(text: str) -> None:
     covered = np.flatnonzero(np.random.default_rng(1).random(SPEC.size) < 0.4)
-    layout = Layout.of(SPEC, Submodel(covered))
+    layout = Layout.of(SPEC, Coordinates(covered))
     x = laplace(SPEC.size)[covered]
     found, wanted = (group_values(values, layout.groups[0]) for values in (round_trip(text, x, layout), x))
     assert np.abs(found - wanted)[found != 0].max(initial=0) <= tolerance(text, wanted)
@@ -115,7 +115,7 @@ def test_a_sub_model_is_its_own_layout_and_costs_no_indices(text: str) -> None:
 
 def test_one_model_cannot_be_decoded_as_another() -> None:
     data = make_codec("int8").encode(laplace(SPEC.size), LAYOUT)
-    other = Layout.of(SPEC, Submodel(np.arange(1, SPEC.size)))
+    other = Layout.of(SPEC, Coordinates(np.arange(1, SPEC.size)))
     with pytest.raises(InvalidUpdate, match="another layout"):
         make_codec("int8").decode(data, other)
 

@@ -351,7 +351,7 @@ def test_a_restored_and_a_replayed_engine_go_on_with_the_same_digest(strategy: s
     replayed = run.fresh()
     for event in run.events:
         record = json.loads(json.dumps(to_record(event)))
-        replayed.handle(from_record(record, lambda payload, _: run.deltas[payload.sha256]))
+        replayed.handle(from_record(record, run.spec, lambda payload, _: run.deltas[payload.sha256]))
     assert state_digest(resumed) == state_digest(run.engine)
     assert state_digest(replayed) == state_digest(run.engine)
 

@@ -13,7 +13,7 @@ from anabranch.compress.feedback import AGE_MAX, LENGTH_MAX, Memory, make_uplink
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.params import ParamSpec, dense
-from anabranch.core.updates import Submodel
+from anabranch.core.submodels import Coordinates
 
 SPEC = ParamSpec.of({"w": np.zeros((40, 30), np.float32), "b": np.zeros(30, np.float32)})
 LOSSY = "topk(0.1)|int8(64)|gaps|zstd"
@@ -59,7 +59,7 @@ def test_equal_inputs_give_equal_bytes_and_the_memory_is_not_written() -> None:
 
 def test_outside_a_submodel_the_residual_stays() -> None:
     _, memory = encode(f"ef(0.9)|{LOSSY}", delta(1))
-    covered = Submodel(np.arange(0, SPEC.size, 3))
+    covered = Coordinates(np.arange(0, SPEC.size, 3))
     _, after = encode(f"ef(0.9)|{LOSSY}", delta(2, covered.indices.size), memory, submodel=covered)
     outside = np.setdiff1d(np.arange(SPEC.size), covered.indices)
     assert np.array_equal(after.residual[outside], memory.residual[outside])

@@ -15,7 +15,8 @@ from anabranch.compress.model import decode_model, encode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownCodec
 from anabranch.core.params import BLOCK, ParamSpec, add_scaled, digest
-from anabranch.core.updates import Submodel, find_flaw
+from anabranch.core.submodels import Coordinates
+from anabranch.core.updates import find_flaw
 
 MODEL: dict[str, Any] = {
     "conv": np.arange(12, dtype=np.float32).reshape(3, 2, 2),
@@ -98,7 +99,7 @@ def test_the_digest_is_of_the_little_endian_bytes() -> None:
     ("delta", "submodel", "examples", "words"),
     [
         (np.zeros(15, np.float32), None, 1, None),
-        (np.zeros(2, np.float32), Submodel(np.array([3, 9])), 1, None),
+        (np.zeros(2, np.float32), Coordinates(np.array([3, 9])), 1, None),
         (np.full(15, 1e11, np.float32), None, 1, None),
         (np.full(15, 3e38, np.float32), None, 1, "15 values that are over 1e"),
         (np.zeros(15, np.float32), None, 10**9 + 1, "at most 1000000000"),
@@ -107,11 +108,11 @@ def test_the_digest_is_of_the_little_endian_bytes() -> None:
         (np.zeros((15, 1), np.float32), None, 1, r"shape \(15, 1\)"),
         (np.zeros(15, np.float64), None, 1, "float64"),
         (np.zeros(15, np.float32), None, 0, "at least 1 example"),
-        (np.zeros(3, np.float32), Submodel(np.array([3, 9])), 1, r"needs \(2,\)"),
-        (np.array([0, np.inf], np.float32), Submodel(np.array([3, 13])), 1, "tensor 'bias'"),
-        (np.zeros(2, np.float32), Submodel(np.array([9, 3])), 1, "strictly increasing"),
-        (np.zeros(2, np.float32), Submodel(np.array([3, 15])), 1, "within 0..14"),
-        (np.zeros(0, np.float32), Submodel(np.array([], np.int64)), 1, "non-empty"),
+        (np.zeros(3, np.float32), Coordinates(np.array([3, 9])), 1, r"needs \(2,\)"),
+        (np.array([0, np.inf], np.float32), Coordinates(np.array([3, 13])), 1, "tensor 'bias'"),
+        (np.zeros(2, np.float32), Coordinates(np.array([9, 3])), 1, "strictly increasing"),
+        (np.zeros(2, np.float32), Coordinates(np.array([3, 15])), 1, "within 0..14"),
+        (np.zeros(0, np.float32), Coordinates(np.array([], np.int64)), 1, "non-empty"),
     ],
 )
 def test_flaws(delta: Any, submodel: Any, examples: Any, words: str) -> None:

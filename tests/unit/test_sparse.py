@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from anabranch.core.chains import StageText, lacks, parse_chain
 from anabranch.core.errors import UnknownCodec
 from anabranch.core.params import ParamSpec, SparseVector, add_scaled, dense
-from anabranch.core.updates import Submodel, find_flaw
+from anabranch.core.submodels import Coordinates
+from anabranch.core.updates import find_flaw
 
 SPEC = ParamSpec.of({"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)})
 
@@ -79,7 +80,7 @@ def test_flaws_of_sparse_deltas(delta: SparseVector, words: str | None) -> None:
 
 
 def test_a_flaw_of_a_sparse_delta_of_a_submodel_names_the_tensor() -> None:
-    submodel = Submodel(np.array([4, 7, 9], np.int64))
+    submodel = Coordinates(np.array([4, 7, 9], np.int64))
     flaw = find_flaw(SPEC, sparse([1], [np.inf], size=3), 5, submodel)
     assert flaw is not None
     assert "tensor 'b'" in flaw

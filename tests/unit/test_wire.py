@@ -19,12 +19,17 @@ from anabranch.core.errors import (
     outcome_of,
 )
 from anabranch.core.params import ParamSpec
-from anabranch.core.updates import Capability, Decision, LocalPlan, Reason, Submodel, Task, Verdict
+from anabranch.core.submodels import Coordinates
+from anabranch.core.updates import Capability, Decision, LocalPlan, Reason, Task, Verdict
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 
 SPEC = ParamSpec.of({"w": np.zeros((2, 3), np.float32), "n": np.zeros((), np.int64)})
+
+
+def flat(size: int) -> ParamSpec:
+    return ParamSpec.of({"w": np.zeros(size, np.float32)})
 
 
 def test_a_manifest_there_and_back_and_a_damaged_one() -> None:
@@ -43,10 +48,10 @@ def test_a_foreign_manifest() -> None:
 
 @given(st.sets(st.integers(0, 200), min_size=1))
 def test_a_submodel_travels_as_runs(indices: Any) -> None:
-    submodel = Submodel(np.array(sorted(indices), np.int64))
+    submodel = Coordinates(np.array(sorted(indices), np.int64))
     message = convert.submodel_to_proto(submodel)
     assert message is not None
-    assert np.array_equal(convert.submodel_from_proto(message, 201).indices, submodel.indices)
+    assert np.array_equal(convert.submodel_from_proto(message, flat(201)).indices, submodel.indices)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +71,14 @@ def test_a_submodel_travels_as_runs(indices: Any) -> None:
 )
 def test_runs_that_cannot_be(starts: Any, lengths: Any) -> None:
     with pytest.raises(InvalidUpdate, match="submodel"):
-        convert.submodel_from_proto(model.SubmodelMap(starts=starts, lengths=lengths), 10)
+        convert.submodel_from_proto(model.SubmodelMap(starts=starts, lengths=lengths), flat(10))
 
 
-@pytest.mark.parametrize("submodel", [None, Submodel(np.array([0, 1, 4]))])
+@pytest.mark.parametrize("submodel", [None, Coordinates(np.array([0, 1, 4]))])
 def test_a_task_there_and_back(submodel: Any) -> None:
     plan = LocalPlan(2, 7, 64, 0.1, 0.9, 1e-4, 0.3)
     task = Task("t", "c", 5, 100.0, 160.0, 60.0, 2**63 - 1, plan, submodel=submodel)
-    back = convert.task_from_proto(convert.task_to_proto(task, model.Part()), "c", SPEC.size)
+    back = convert.task_from_proto(convert.task_to_proto(task, model.Part()), "c", SPEC)
     assert back.local == plan
     assert (back.task_id, back.base_version, back.expires_at, back.seed) == ("t", 5, 160.0, 2**63 - 1)
     assert (back.submodel is None) == (submodel is None)

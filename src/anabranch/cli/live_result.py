@@ -22,12 +22,14 @@ from anabranch.core.journal import Record
 from anabranch.core.journal import replay as replay_journal
 from anabranch.core.params import Delta, Tensors, digest
 from anabranch.core.settings import EngineSettings
-from anabranch.core.updates import Receipt, Submodel, Task
+from anabranch.core.submodels import Submodel
+from anabranch.core.updates import Receipt, Task
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result
 from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.submodels.registry import make_planner
 
 
 def report_of_data(data_dir: Path, database: str, folder: Path) -> Result:
@@ -47,7 +49,8 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     config, spec, initial = journal.config, journal.spec, journal.initial()
     strategy = make_strategy(config.strategy.name, config.strategy.params)
     broadcast = make_broadcast(spec, strategy, config.downlink.codec)
-    engine = Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast)
+    planner = make_planner(spec, strategy, config)
+    engine = Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast, planner)
     recorder = Recorder(
         strategy=config.strategy.name,
         workload=config.run.workload,

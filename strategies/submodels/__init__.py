@@ -1,0 +1,1 @@
+"""Planners: who trains which part of the model."""

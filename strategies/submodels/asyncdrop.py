@@ -1,0 +1,108 @@
+"""The sub-models of AsyncDrop: random units, or a window of the scores by the device's speed.
+
+| symbol | name      | meaning                                                            |
+|--------|-----------|--------------------------------------------------------------------|
+| n      | size      | units of a group                                                   |
+| d      | dropped   | floor(drop n) units that are left out                              |
+| W_t    | vector    | the model of version t                                             |
+| W_0    | first     | the model of version 0                                             |
+| v_u    | scores    | of unit u: sum of abs(W_t - W_0) over its places in weight tensors |
+| q      | slowness  | 0 for the fastest device, 1 for the slowest                        |
+
+    random:  d units drawn for each task
+    hetero:  units in descending order of v; left out are those of the ranks start to start + d - 1
+             start = round(q (n - d))
+
+So fast devices leave out what has changed most and slow ones what has changed least. A device whose speed is
+not known yet draws q. Equal scores are in the order of a draw that is the same for the whole version: at
+version 0 all are equal.
+
+Source: Dun, Hipolito, Jermaine, Dimitriadis and Kyrillidis, "Efficient and light-weight federated learning via
+asynchronous distributed dropout", AISTATS 2023, algorithms 2 and 3, checked against the published script. There
+the score is over the weights of the two convolutions beside a channel, as here over a unit's places in tensors
+of more than one dimension, and start = r int(n / 8) for speed rank r of 8, cut at n - d: ranks 6 and 7 leave
+out the same. The quantile in the place of the rank is ours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.planner import Applicant
+from anabranch.core.rng import rank, stream
+from anabranch.core.units import Member, UnitGroup
+from anabranch.strategies.submodels.planner import CoverageState, GroupPlanner, Units, dropped_count
+
+
+class RandomUnits(GroupPlanner):
+    """AsyncDrop."""
+
+    name: ClassVar[str] = "random"
+
+    def __init__(self, spec: ParamSpec, drop: float, coverage_versions: int = 0) -> None:
+        super().__init__(spec, coverage_versions)
+        self.drop = drop
+
+    def kept(self, state: Any, vector: Vector, applicant: Applicant) -> list[Units]:
+        """All but d units of each group, drawn from the task's seed."""
+        return [
+            stream(applicant.seed, "units", g).permutation(group.size)[dropped_count(group.size, self.drop) :]
+            for g, group in enumerate(self.spec.groups)
+        ]
+
+
+@dataclass(frozen=True)
+class HeteroState(CoverageState):
+    """`first` is W_0, shape (size,)."""
+
+    first: Vector
+
+
+class HeteroWindows(GroupPlanner):
+    """Hetero AsyncDrop."""
+
+    name: ClassVar[str] = "hetero"
+    state_type: ClassVar[type[Any]] = HeteroState
+
+    def __init__(self, spec: ParamSpec, drop: float, coverage_versions: int = 0) -> None:
+        super().__init__(spec, coverage_versions)
+        self.drop = drop
+
+    def init(self, vector: Vector) -> HeteroState:
+        """W_0 is kept for good."""
+        return HeteroState(super().init(vector).touched, vector.copy())
+
+    def kept(self, state: HeteroState, vector: Vector, applicant: Applicant) -> list[Units]:
+        """All but the window of each group."""
+        q = rank(applicant.seed, "slowness") if applicant.slowness is None else applicant.slowness
+        change = np.abs(vector - state.first)
+        found = []
+        for group in self.spec.groups:
+            d = dropped_count(group.size, self.drop)
+            tie = stream(0, "ties", group.name, applicant.version).permutation(group.size)
+            descending = np.lexsort((tie, -scores(self.spec, group, change)))
+            start = round(q * (group.size - d))
+            found.append(np.delete(descending, slice(start, start + d)))
+        return found
+
+
+def scores(spec: ParamSpec, group: UnitGroup, change: Vector) -> Vector:
+    """V of every unit of a group, float64 (group.size,), of the changes abs(W_t - W_0), (spec.size,)."""
+    shapes = {t.name: t.shape for t in spec.tensors}
+    weights = [m for m in group.members if len(shapes[m.tensor]) > 1]
+    total = np.zeros(group.size, np.float64)
+    for m in weights or group.members:
+        total += _along(change[spec.slices[m.tensor]], shapes[m.tensor], m, group.size)
+    return total
+
+
+def _along(values: Vector, shape: tuple[int, ...], m: Member, size: int) -> Vector:
+    """The values of a tensor, summed for each unit."""
+    before = int(np.prod(shape[: m.axis], dtype=np.int64))
+    cut = values.reshape(before, m.outer, size, -1)
+    found: Vector = cut.sum(axis=(0, 1, 3), dtype=np.float64)
+    return found

@@ -1,0 +1,90 @@
+"""What all planners share: the choice group by group, and the guard that leaves no unit behind.
+
+| symbol | name              | meaning                                                     |
+|--------|-------------------|-------------------------------------------------------------|
+| n      | group.size        | units of a group                                            |
+| t      | version           | version of the model                                        |
+| G      | coverage_versions | a unit that no update has touched for more than G versions  |
+|        |                   | goes into every sub-model until one has (0: no guard)       |
+
+A forced unit takes the place of the kept one that was touched last, so that sub-models stay as small as the
+method makes them. The guard is this project's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.planner import Applicant
+from anabranch.core.submodels import Submodel, UnitMap, unit_map
+
+Units = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CoverageState:
+    """`touched[g][u]`: the newest version that an update of unit u of group g is part of; 0 at the start."""
+
+    touched: list[Units]
+
+
+class GroupPlanner:
+    """A `Planner` that chooses each group by itself: a base class, `kept` is for the method to write."""
+
+    name: ClassVar[str]
+    state_type: ClassVar[type[Any]] = CoverageState
+
+    def __init__(self, spec: ParamSpec, coverage_versions: int = 0) -> None:
+        self.spec, self.coverage_versions = spec, coverage_versions
+
+    def init(self, vector: Vector) -> Any:
+        """Nothing was touched."""
+        return CoverageState([np.zeros(group.size, np.int64) for group in self.spec.groups])
+
+    def plan(self, state: Any, vector: Vector, applicant: Applicant) -> tuple[Any, UnitMap | None]:
+        """The method's choice, with what is overdue forced in. The whole model is no sub-model."""
+        chosen = self.kept(state, vector, applicant)
+        units = [self._guarded(u, t, applicant.version) for u, t in zip(chosen, state.touched, strict=True)]
+        if all(len(u) == group.size for u, group in zip(units, self.spec.groups, strict=True)):
+            return state, None
+        return state, unit_map(self.spec, units)
+
+    def kept(self, state: Any, vector: Vector, applicant: Applicant) -> Sequence[Units]:
+        """The kept units of each group, in any order, at least one."""
+        raise NotImplementedError
+
+    def applied(self, state: Any, submodel: Submodel | None, version: int) -> Any:
+        """Its units are touched."""
+        touched = []
+        for g, versions in enumerate(state.touched):
+            now = versions.copy()
+            now[list(submodel.kept[g]) if isinstance(submodel, UnitMap) else slice(None)] = version
+            touched.append(now)
+        return replace(state, touched=touched)
+
+    def released(self, state: Any, submodel: Submodel | None) -> Any:
+        """Nothing was touched."""
+        return state
+
+    def _guarded(self, chosen: Units, touched: Units, version: int) -> Units:
+        if not self.coverage_versions:
+            return np.sort(chosen)
+        overdue = np.flatnonzero(version - touched > self.coverage_versions)
+        forced = np.setdiff1d(overdue, chosen)
+        if not forced.size:
+            return np.sort(chosen)
+        # The longest untouched first, and of the chosen ones those too that have waited longest.
+        candidates = np.concatenate([forced, chosen])
+        order = np.argsort(touched[candidates], kind="stable")
+        return np.sort(candidates[order[: chosen.size]])
+
+
+def dropped_count(n: int, drop: float) -> int:
+    """floor(drop n), so that at least one unit is kept."""
+    return min(n - 1, int(n * drop))

@@ -1,0 +1,102 @@
+"""TEASQ on sub-models: this project's own combination of TEASQ-Fed and AsyncDrop.
+
+| symbol  | name                | meaning                                                       |
+|---------|---------------------|---------------------------------------------------------------|
+| B_j     |                     | the updates in the cache whose sub-model covers coordinate j  |
+| s_c     | s(t - h_c)          | staleness weight of update c, as in `teasq.py`                |
+| n_c     | update.examples     | its examples                                                  |
+| Delta_c | update.delta        | w_c - w_base on its sub-model                                 |
+| tau_j   |                     | mean staleness of the updates in B_j                          |
+
+When K updates are in the cache, for every coordinate j that is in one of them:
+
+    D_j = sum_{c in B_j} s_c n_c Delta_cj / sum_{c in B_j} s_c n_c
+    adding:  w_j <- w_j + eta S(tau_j) D_j
+    mixing:  w_j <- (1 - alpha_j) w_j + alpha_j (weighted mean of w_base,cj + Delta_cj),  alpha_j = alpha S(tau_j)
+
+All else stays as it is. Admission, cache, cut of exploded updates, codecs, schedule and both modes are TEASQ's.
+Error feedback runs on the covered coordinates: what a device left out of one sub-model waits until a later one
+covers it. With whole models this is TEASQ; with K = 1, S = 1, mixing and alpha = 0.5 it is AsyncDrop; with whole
+models, adding, equal n_c and S = 1 it is FedBuff.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anabranch.core.params import Delta, Indices, SparseVector, Vector
+from anabranch.core.strategy import Context, Step
+from anabranch.core.submodels import submodel_from_json
+from anabranch.core.updates import Update
+from anabranch.strategies.teasq import Teasq, TeasqState, loaded
+
+
+@dataclass(frozen=True)
+class TeasqDrop(Teasq):
+    """See the module for the equations and the symbols."""
+
+    name: ClassVar[str] = "teasq_drop"
+    supports_submodels: ClassVar[bool] = True
+    submodel: ClassVar[str] = "hetero"
+
+    def _entry(self, update: Update, scale: float) -> dict[str, Any]:
+        """As TEASQ's, with the sub-model that it covers."""
+        submodel = None if update.submodel is None else update.submodel.to_json()
+        return {**super()._entry(update, scale), "submodel": submodel}
+
+    def _apply(self, state: TeasqState, vector: Vector, context: Context) -> Step:
+        """Each coordinate by the updates that cover it."""
+        if all(c["submodel"] is None for c in state.cache):
+            return super()._apply(state, vector, context)
+        shares = self._shares(state, context)
+        covers = [_where(c, context) for c in state.cache]
+        total, pull = self._pulls(state, shares, covers, vector, context)
+        if self.mixing:
+            vector *= 1 - pull * total
+        for share, at, c in zip(shares, covers, state.cache, strict=True):
+            if self.mixing:
+                vector[at] += pull[at] * vector.dtype.type(share) * state.bases[str(c["base_version"])][at]
+            _add(vector, at, pull, share * c["scale"], loaded(c["delta"]))
+        return Step(TeasqState(lengths=state.lengths), vector)
+
+    def _pulls(
+        self,
+        state: TeasqState,
+        shares: Sequence[float],
+        covers: Sequence[slice | Indices],
+        vector: Vector,
+        context: Context,
+    ) -> tuple[Vector, Vector]:
+        """For each coordinate the sum of s_c n_c over B_j, and eta S(tau_j) over that sum; 0 without updates."""
+        total, ages, count = (np.zeros_like(vector) for _ in range(3))
+        for share, at, c in zip(shares, covers, state.cache, strict=True):
+            total[at] += vector.dtype.type(share)
+            ages[at] += context.version - c["base_version"]
+            count[at] += 1
+        np.divide(ages, count, out=ages, where=count > 0)
+        pull = (self.mixing or self.server_lr) * (ages + 1) ** -self.a  # S, of a whole vector of ages
+        np.divide(pull, total, out=pull, where=count > 0)
+        pull[count == 0] = 0
+        return total, pull.astype(vector.dtype, copy=False)
+
+
+def _where(entry: Mapping[str, Any], context: Context) -> slice | Indices:
+    """The coordinates that an update in the cache covers."""
+    if entry["submodel"] is None:
+        return slice(None)
+    assert context.spec is not None, "sub-models are those of a model"
+    return submodel_from_json(entry["submodel"], context.spec).indices
+
+
+def _add(vector: Vector, at: slice | Indices, pull: Vector, scale: float, delta: Delta) -> None:
+    """vector_j += scale pull_j delta_j on the coordinates `at`; a sparse delta costs its own length only."""
+    factor = vector.dtype.type(scale)
+    if isinstance(delta, SparseVector):
+        places = delta.indices if isinstance(at, slice) else at[delta.indices]
+        vector[places] += pull[places] * factor * delta.values
+    else:
+        vector[at] += pull[at] * factor * delta
