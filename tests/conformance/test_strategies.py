@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from anabranch.core.params import ParamSpec
 from anabranch.core.snapshot import _pack, _unpack
 from anabranch.core.strategy import Context, State, Step, Strategy
+from anabranch.core.submodels import Coordinates
 from anabranch.core.updates import Ask, LocalPlan, Update, Verdict
 from anabranch.strategies.registry import BUILT_IN, make_strategy
 
 SIZE = 5
+SPEC = ParamSpec.of({"w": np.zeros(SIZE, np.float32)})
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in BUILT_IN),
     ("fedbuff", {"buffer_size": 2, "momentum": 0.9, "flush_s": 3.0}),
@@ -23,6 +26,8 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("fedprox", {"clients_per_round": 1, "over_selection": 2.0}),
     ("teasq", {"cache_size": 3, "flush_s": 3.0, "staleness_max": 4}),
     ("teasq", {"mode": "paper", "cache_size": 2}),
+    ("teasq_drop", {"cache_size": 3, "flush_s": 3.0, "staleness_max": 4, "mu": 0.1}),
+    ("teasq_drop", {"mode": "paper", "cache_size": 2}),
 ]
 
 
@@ -31,16 +36,22 @@ def strategy(request: pytest.FixtureRequest) -> Strategy:
     return make_strategy(*request.param)
 
 
-def update(number: int, staleness: int) -> Update:
+def update(strategy: Strategy, number: int, staleness: int) -> Update:
+    """One of the whole model, or, of every other where the strategy takes sub-models, of a part."""
     rng = np.random.default_rng(number)
-    delta = rng.standard_normal(SIZE).astype(np.float32)
-    return Update(f"u{number}", f"t{number}", f"c{number % 4}", 10 - staleness, 1 + number, delta)
+    part = None
+    if strategy.supports_submodels and number % 2:
+        part = Coordinates(np.flatnonzero(rng.random(SIZE) < 0.5))
+        part = part if part.size else Coordinates(np.array([number % SIZE]))
+    delta = rng.standard_normal(SIZE if part is None else part.size).astype(np.float32)
+    ids = (f"u{number}", f"t{number}", f"c{number % 4}")
+    return Update(*ids, 10 - staleness, 1 + number, delta, part)
 
 
 def context(strategy: Strategy, vector: Any, staleness: int, now: float = 1.0) -> Context:
     clients = ("c0", "c1", "c2", "c3")
     base = vector.copy() if strategy.needs_base else None
-    return Context(now, 10, 7, clients, live_tasks=0, staleness=staleness, base=base)
+    return Context(now, 10, 7, clients, live_tasks=0, staleness=staleness, base=base, spec=SPEC)
 
 
 def start(strategy: Strategy) -> tuple[State, Any]:
@@ -54,7 +65,9 @@ def run(strategy: Strategy, count: int) -> list[Step]:
     steps = []
     for i in range(count):
         staleness = i % 2
-        step = strategy.step(state, vector, update(i, staleness), context(strategy, vector, staleness))
+        step = strategy.step(
+            state, vector, update(strategy, i, staleness), context(strategy, vector, staleness)
+        )
         state, vector = step.state, vector if step.vector is None else step.vector
         steps.append(copy.deepcopy(step))
     return steps
@@ -89,7 +102,7 @@ def test_a_rejection_leaves_state_and_vector_identical(strategy: Strategy) -> No
     state, vector = start(strategy)
     for i in range(12):
         before, was = frozen(strategy, state), vector.copy()
-        step = strategy.step(state, vector, update(i, i), context(strategy, vector, i))
+        step = strategy.step(state, vector, update(strategy, i, i), context(strategy, vector, i))
         assert step.decision is not None
         if step.decision.verdict is Verdict.REJECTED:
             assert frozen(strategy, step.state) == before
@@ -123,7 +136,7 @@ def test_a_timer_that_has_fired_is_over_or_later(strategy: Strategy) -> None:
     state, vector = start(strategy)
     local, here = LocalPlan(), context(strategy, vector, 0)
     state = strategy.plan(state, Ask("c0", "t0"), local, here).state
-    state = strategy.step(state, vector, update(0, 0), here).state
+    state = strategy.step(state, vector, update(strategy, 0, 0), here).state
     due = strategy.timer(state)
     if due is not None:
         step = strategy.on_timer(state, vector, context(strategy, vector, 0, now=due))

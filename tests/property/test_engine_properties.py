@@ -67,7 +67,9 @@ def histories(draw: Any) -> Any:
 
 
 def new_engine(name: Any, params: Any) -> Any:
-    options = EngineSettings(concurrency=2, staleness_max=3, lease_s=5.0, lease_min_s=1.0, versions_max=6)
+    options = EngineSettings(
+        concurrency=2, staleness_max=3, lease_s=5.0, lease_min_s=1.0, versions_max=6, any_submodel=True
+    )
     return Engine(SPEC, make_strategy(name, params), options, np.ones(3, np.float32))
 
 

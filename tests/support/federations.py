@@ -46,6 +46,7 @@ def result_of(task: Task, spec: ParamSpec, update_id: str, value: float = 0.5, *
         "examples": 10,
         "local_steps": 3,
         "codec": "raw",
+        "values": spec.size,
         "payload": make_codec("raw").encode(delta, Layout.of(spec)),
         "metrics": {"loss": 1.5},
     }

@@ -157,11 +157,22 @@ def test_a_submodel_is_refused_by_a_strategy_of_whole_models() -> None:
 
 
 def test_fedasync_leaves_the_coordinates_outside_a_submodel() -> None:
-    bench = Bench("fedasync", vector(1, 2, 3, 4), alpha=0.5, staleness={"name": "constant"})
+    bench = Bench(
+        "fedasync", vector(1, 2, 3, 4), alpha=0.5, staleness={"name": "constant"}, any_submodel=True
+    )
     bench.enrol("a")
     bench.ask("a", "t0")
     bench.push("a", "t0", (2, 2), submodel=part(0, 2))
     assert bench.engine.vector.tolist() == [2, 2, 4, 4]
+
+
+def test_another_part_of_the_model_than_the_task_asked_for_is_refused() -> None:
+    bench = Bench("fedasync", vector(1, 2, 3, 4))
+    bench.enrol("a")
+    bench.ask("a", "t0")
+    found = decision(bench.push("a", "t0", (2, 2), submodel=part(0, 2)))
+    assert (found.verdict, found.reason) == (Verdict.REJECTED, Reason.WRONG_SUBMODEL)
+    assert bench.engine.vector.tolist() == [1, 2, 3, 4]
 
 
 def test_a_lease_expires_and_frees_its_slot() -> None:

@@ -1,0 +1,255 @@
+"""The laws of core/planner.py, for every planner."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections import Counter
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from unit_models import SPEC, line, tensors
+
+from anabranch.core.config import merge
+from anabranch.core.errors import ConfigError
+from anabranch.core.params import ParamSpec
+from anabranch.core.planner import Applicant, Planner
+from anabranch.core.rng import seed_of
+from anabranch.core.snapshot import _pack, _unpack
+from anabranch.core.submodels import UnitMap
+from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.submodels.asyncdrop import scores
+from anabranch.strategies.submodels.registry import make_planner
+
+NAMES = ("random", "hetero", "heterofl", "fedrolex", "fjord", "ist")
+VECTOR = SPEC.flatten(tensors())
+
+
+def planner(name: str, spec: Any = SPEC, strategy: str = "asyncdrop", **table: Any) -> Planner:
+    config = merge([("test", {"submodel": {"name": name, "parts": 3, **table}})])
+    found = make_planner(spec, make_strategy(strategy, {}), config)
+    assert found is not None
+    return found
+
+
+def applicant(number: int, version: int = 0, slowness: float | None = 0.5) -> Applicant:
+    return Applicant(slowness, version, seed_of(0, number))
+
+
+def frozen(of: Planner, state: Any) -> str:
+    arrays: dict[str, Any] = {}
+    meta = _pack(state, "state", arrays)
+    assert isinstance(state, of.state_type)
+    return json.dumps([meta, {k: a.tolist() for k, a in arrays.items()}], sort_keys=True)
+
+
+def life(of: Planner, count: int = 40) -> tuple[Any, list[UnitMap | None]]:
+    """Tasks that are planned, applied or lost in turn; the last state and every sub-model."""
+    state, found = of.init(VECTOR), []
+    drift = VECTOR.copy()
+    for i in range(count):
+        state, part = of.plan(state, drift, applicant(i, version=i, slowness=(i % 8) / 7))
+        found.append(part)
+        state = of.released(state, part) if i % 5 == 4 else of.applied(state, part, i + 1)
+        drift = drift + np.float32(0.01) * np.random.default_rng(i).standard_normal(drift.size).astype("f4")
+    return state, found
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_equal_calls_give_equal_results_and_the_state_is_data(name: str) -> None:
+    of = planner(name)
+    (state, first), (again, second) = life(of), life(planner(name))
+    assert first == second
+    assert frozen(of, state) == frozen(of, again)
+    arrays: dict[str, Any] = {}
+    meta = json.loads(json.dumps(_pack(state, "state", arrays), allow_nan=False))
+    assert frozen(of, of.state_type(**_unpack(meta, arrays))) == frozen(of, state)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_call_writes_to_the_state_or_the_vector(name: str) -> None:
+    of = planner(name)
+    state, _ = life(of, 7)
+    before, vector = frozen(of, state), VECTOR.copy()
+    kept = copy.deepcopy(state)
+    _, part = of.plan(state, vector, applicant(1, 9))
+    of.applied(state, part, 10)
+    of.released(state, part)
+    assert frozen(of, state) == before == frozen(of, kept)
+    assert np.array_equal(vector, VECTOR)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_unit_is_touched_sooner_or_later(name: str) -> None:
+    of = planner(name, coverage_versions=6)
+    _, found = life(of, 60)
+    for g, group in enumerate(SPEC.groups):
+        touched: set[int] = set()
+        for part in found:
+            touched |= set(range(group.size)) if part is None else set(part.kept[g])
+        assert touched == set(range(group.size))
+
+
+@pytest.mark.parametrize("name", ["random", "hetero", "heterofl", "fedrolex", "fjord"])
+@pytest.mark.parametrize("versions", [3, 10])
+def test_no_unit_goes_untouched_for_more_than_g_versions(name: str, versions: int) -> None:
+    # One task at a time, every one applied: what is overdue at a grant is touched by that very update.
+    of = planner(name, line(40), coverage_versions=versions, widths=[0.5], drop=0.5)
+    state, vector = of.init(np.zeros(40, np.float32)), np.zeros(40, np.float32)
+    waits = np.zeros(40, np.int64)
+    for version in range(80):
+        state, part = of.plan(state, vector, applicant(version, version, slowness=0.0))
+        assert part is not None
+        assert len(part.kept[0]) == 20
+        vector[list(part.kept[0])] += 1
+        waits += 1
+        waits[list(part.kept[0])] = 0
+        state = of.applied(state, part, version + 1)
+        assert waits.max() <= versions + 1
+
+
+def test_without_the_guard_the_first_channels_alone_are_trained() -> None:
+    _, found = life(planner("heterofl", coverage_versions=0, widths=[0.5]))
+    assert {part.kept for part in found if part is not None} == {(tuple(range(4)), (0, 1))}
+
+
+def test_random_leaves_out_the_share_that_was_asked_for() -> None:
+    spec = line(128)
+    of = planner("random", spec, drop=0.25, coverage_versions=0)
+    state, counts = of.init(np.zeros(128, np.float32)), Counter[int]()
+    for i in range(400):
+        state, part = of.plan(state, np.zeros(128, np.float32), applicant(i))
+        assert part is not None
+        assert len(part.kept[0]) == 96
+        counts.update(part.kept[0])
+    assert set(counts) == set(range(128))
+    assert min(counts.values()) > 240  # 300 expected, 8.7 is one standard deviation
+    assert max(counts.values()) < 360
+
+
+def test_nothing_left_out_is_the_whole_model() -> None:
+    for name in ("random", "hetero"):
+        of = planner(name, drop=0.0)
+        assert of.plan(of.init(VECTOR), VECTOR, applicant(0))[1] is None
+    of = planner("heterofl", widths=[1.0])
+    assert of.plan(of.init(VECTOR), VECTOR, applicant(0))[1] is None
+
+
+def windows(slownesses: list[float], spec: Any, drop: float = 0.25) -> list[list[int]]:
+    """The ranks (0: changed most) that Hetero AsyncDrop leaves out, by slowness; unit u is of rank u."""
+    of = planner("hetero", spec, drop=drop, coverage_versions=0)
+    n = spec.groups[0].size
+    state, now = of.init(np.zeros(n, np.float32)), np.arange(n, 0, -1, dtype=np.float32)
+    found = []
+    for q in slownesses:
+        _, part = of.plan(state, now, applicant(0, 1, q))
+        assert part is not None
+        found.append(sorted(set(range(n)) - set(part.kept[0])))
+    return found
+
+
+def test_the_windows_are_those_of_the_published_script_up_to_rounding_and_none_coincide() -> None:
+    # specs: n = 128, d = 32, R = 8; the script gives ranks 6 and 7 the same window.
+    published = [(0, 32), (16, 48), (32, 64), (48, 80), (64, 96), (80, 112), (96, 128), (96, 128)]
+    found = windows([r / 7 for r in range(8)], line(128))
+    starts = [window[0] for window in found]
+    for window, start in zip(found, starts, strict=True):
+        assert window == list(range(start, start + 32))
+    assert all(abs(start - low) <= 16 for start, (low, _) in zip(starts, published, strict=True))
+    assert starts[0] == 0
+    assert starts[-1] == 96
+    assert all(b > a for a, b in pairwise(starts))
+
+
+def test_a_device_of_unknown_speed_draws_its_window() -> None:
+    of = planner("hetero", line(64), coverage_versions=0)
+    state, now = of.init(np.zeros(64, np.float32)), np.arange(64, 0, -1, dtype=np.float32)
+    parts = {of.plan(state, now, applicant(i, 1, None))[1] for i in range(12)}
+    assert len(parts) > 6
+
+
+def test_a_score_is_the_sum_of_the_changes_of_a_unit_s_weights() -> None:
+    change = np.abs(np.random.default_rng(1).standard_normal(SPEC.size)).astype(np.float32)
+    arrays = SPEC.unflatten(change)
+    hidden = arrays["hidden.weight"].sum(axis=1) + arrays["out.weight"].reshape(2, 8, 2).sum(axis=(0, 2))
+    np.testing.assert_allclose(scores(SPEC, SPEC.groups[0], change), hidden, rtol=1e-6)
+    w = arrays["lstm.weight_hh"]
+    cells = w.reshape(4, 3, 3).sum(axis=(0, 2)) + w.sum(axis=0)
+    np.testing.assert_allclose(scores(SPEC, SPEC.groups[1], change), cells, rtol=1e-6)
+
+
+def test_widths_go_by_speed_and_the_first_units_are_kept() -> None:
+    of = planner("heterofl", line(16), widths=[0.25, 1.0, 0.5], coverage_versions=0)
+    state, zero = of.init(np.zeros(16, np.float32)), np.zeros(16, np.float32)
+    sizes = []
+    for q in (0.0, 0.3, 0.34, 0.66, 0.67, 1.0, None):
+        _, part = of.plan(state, zero, applicant(0, 0, q))
+        sizes.append(16 if part is None else len(part.kept[0]))
+        assert part is None or part.kept[0] == tuple(range(sizes[-1]))
+    assert sizes == [16, 16, 8, 8, 4, 4, 4]
+
+
+def test_fedrolex_rolls_by_one_a_version_and_goes_round() -> None:
+    of = planner("fedrolex", line(6), widths=[0.5], coverage_versions=0)
+    state, zero = of.init(np.zeros(6, np.float32)), np.zeros(6, np.float32)
+    kept = [of.plan(state, zero, applicant(0, v))[1] for v in (0, 1, 5, 6)]
+    assert [part.kept[0] for part in kept if part is not None] == [(0, 1, 2), (1, 2, 3), (0, 1, 5), (0, 1, 2)]
+
+
+def test_fjord_draws_among_the_widths_up_to_the_device_s_own() -> None:
+    of = planner("fjord", line(8), widths=[1.0, 0.5, 0.25], coverage_versions=0)
+    state, zero = of.init(np.zeros(8, np.float32)), np.zeros(8, np.float32)
+
+    def sizes(q: float) -> set[int]:
+        parts = [of.plan(state, zero, applicant(i, 0, q))[1] for i in range(60)]
+        return {8 if part is None else len(part.kept[0]) for part in parts}
+
+    assert (sizes(0.0), sizes(0.5), sizes(1.0)) == ({8, 4, 2}, {4, 2}, {2})
+
+
+def test_ist_deals_every_unit_once_and_a_lost_part_comes_back() -> None:
+    of = planner("ist", line(10), parts=3)
+    state, zero = of.init(np.zeros(10, np.float32)), np.zeros(10, np.float32)
+    out = []
+    for i in range(3):
+        state, part = of.plan(state, zero, applicant(i))
+        assert part is not None
+        out.append(part)
+    assert sorted(u for part in out for u in part.kept[0]) == list(range(10))
+    state, second = of.plan(state, zero, applicant(3))
+    assert second == out[0]  # all are out: the one that has been for longest gets a second chance
+    state = of.released(state, out[1])
+    state, again = of.plan(state, zero, applicant(4))
+    assert again == out[1]
+    for part in out:
+        state = of.applied(state, part, 1)
+    state = of.applied(state, second, 2)  # of the pass before: nothing comes of it
+    state, fresh = of.plan(state, zero, applicant(5))
+    assert fresh not in out
+    assert frozen(of, state) == frozen(of, of.plan(of.state_type(1), zero, applicant(5))[0])
+
+
+@pytest.mark.parametrize(
+    ("spec", "strategy", "table", "words"),
+    [
+        (line(4), "fedbuff", {"name": "random"}, "strategy 'fedbuff' takes whole models only"),
+        (None, "asyncdrop", {}, "submodel.name is 'hetero', but no units"),
+        (line(2), "fedavg", {"name": "ist", "parts": 3}, "group 'w' has 2 units only"),
+    ],
+)
+def test_what_cannot_be_planned_is_refused(spec: Any, strategy: str, table: Any, words: str) -> None:
+    spec = spec or ParamSpec.of({"w": np.zeros(3)})
+    with pytest.raises(ConfigError, match=words):
+        make_planner(spec, make_strategy(strategy, {}), merge([("test", {"submodel": table})]))
+
+
+def test_auto_is_the_strategy_s_own_choice() -> None:
+    config = merge([("test", {})])
+    assert make_planner(SPEC, make_strategy("fedasync", {}), config) is None
+    found = make_planner(SPEC, make_strategy("asyncdrop", {}), config)
+    assert found is not None
+    assert found.name == "hetero"
+    off = merge([("test", {"submodel": {"name": "none"}})])
+    assert make_planner(SPEC, make_strategy("asyncdrop", {}), off) is None

@@ -1,0 +1,166 @@
+"""Units, and maps of sub-models: which coordinates they cover, how they travel, what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from unit_models import CELLS, GROUPS, HIDDEN, SPEC, line, tensors
+
+from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
+from anabranch.core.params import ParamSpec
+from anabranch.core.submodels import Coordinates, UnitMap, submodel_from_json, unit_map, unit_map_of_bits
+from anabranch.core.units import Member, UnitGroup
+from anabranch.protos import convert
+from anabranch.protos.v1 import model_pb2 as model
+
+FLOATS = {n: a for n, a in tensors().items() if a.dtype.kind == "f"}
+
+
+@st.composite
+def maps(draw: Any) -> UnitMap:
+    kept = [sorted(draw(st.sets(st.integers(0, g.size - 1), min_size=1))) for g in SPEC.groups]
+    return unit_map(SPEC, kept)
+
+
+def by_hand(kept: UnitMap) -> dict[str, Any]:
+    """The smaller tensors, cut with numpy's own indexing."""
+    hidden, cells = (list(k) for k in kept.kept)
+    pixels = [2 * u + i for u in hidden for i in range(2)]
+    gates = [g * CELLS + c for g in range(4) for c in cells]
+    a = FLOATS
+    return {
+        "hidden.weight": a["hidden.weight"][hidden],
+        "hidden.bias": a["hidden.bias"][hidden],
+        "out.weight": a["out.weight"][:, pixels],
+        "lstm.weight_hh": a["lstm.weight_hh"][np.ix_(gates, cells)],
+        "lstm.bias": a["lstm.bias"][gates],
+        "out.bias": a["out.bias"],
+    }
+
+
+@given(maps())
+def test_the_coordinates_are_those_of_the_tensors_cut_by_hand(kept: UnitMap) -> None:
+    vector = SPEC.flatten(tensors())
+    expected = by_hand(kept)
+    small = kept.small.unflatten(vector[kept.indices])
+    assert kept.size == kept.indices.size == kept.small.size
+    for name, array in expected.items():
+        assert np.array_equal(small[name], array), name
+
+
+@given(maps())
+def test_gather_after_scatter_is_the_identity_and_the_rest_stays(kept: UnitMap) -> None:
+    vector, values = SPEC.flatten(tensors()), np.arange(kept.size, dtype=np.float32)
+    after = vector.copy()
+    after[kept.indices] = values
+    assert np.array_equal(after[kept.indices], values)
+    outside = np.setdiff1d(np.arange(SPEC.size), kept.indices)
+    assert np.array_equal(after[outside], vector[outside])
+    kept.check(SPEC)
+    Coordinates(kept.indices).check(SPEC)  # increasing, unique and in range
+
+
+def test_the_union_of_complementary_maps_is_the_whole_model() -> None:
+    first = unit_map(SPEC, [range(5), [0]])
+    second = unit_map(SPEC, [range(5, HIDDEN), [1, 2]])
+    both = np.union1d(first.indices, second.indices)
+    # Only what links a unit of one map with a unit of the other is in neither.
+    links = {"lstm.weight_hh"}
+    for name, where in SPEC.slices.items():
+        covered = np.isin(np.arange(where.start, where.stop), both)
+        assert covered.all() == (name not in links), name
+    whole = unit_map(SPEC, [range(HIDDEN), range(CELLS)])
+    assert np.array_equal(whole.indices, np.arange(SPEC.size))
+    assert whole.small.tensors == SPEC.tensors
+
+
+@given(maps())
+def test_a_map_there_and_back(kept: UnitMap) -> None:
+    assert unit_map_of_bits(SPEC, kept.bits) == kept
+    assert submodel_from_json(json.loads(json.dumps(kept.to_json())), SPEC) == kept
+    message = convert.submodel_to_proto(kept)
+    assert message is not None
+    assert convert.submodel_from_proto(message, SPEC) == kept
+    assert message.ByteSize() <= 2 * len(SPEC.groups) + sum(len(bits) for bits in kept.bits)
+
+
+def test_groups_travel_with_the_manifest_and_are_no_part_of_the_layout() -> None:
+    assert convert.manifest_from_proto(convert.manifest_to_proto(SPEC)) == SPEC
+    assert ParamSpec.from_json(json.loads(json.dumps(SPEC.to_json()))) == SPEC
+    plain = ParamSpec.of(tensors())
+    assert plain.layout_hash == SPEC.layout_hash
+    assert plain != SPEC
+    assert ParamSpec.from_json(plain.to_json()) == plain
+    message = convert.manifest_to_proto(SPEC)
+    message.groups[0].size = 7
+    with pytest.raises(
+        ManifestMismatch, match=r"group 'hidden': axis 0 of tensor 'hidden\.weight' is 8 long"
+    ):
+        convert.manifest_from_proto(message)
+
+
+@pytest.mark.parametrize(
+    ("kept", "words"),
+    [
+        ([[0, 1]], "1 groups of units were given, the model has 2"),
+        ([[], [0]], "group 'hidden': units must be strictly increasing, at least one, within 0..7"),
+        ([[0, 0], [0]], "group 'hidden'.*strictly increasing"),
+        ([[1, 0], [0]], "group 'hidden'.*strictly increasing"),
+        ([[0], [CELLS]], r"group 'lstm'.*within 0\.\.2"),
+        ([[-1], [0]], "group 'hidden'.*within"),
+    ],
+)
+def test_maps_that_cannot_be(kept: Any, words: str) -> None:
+    with pytest.raises(InvalidUpdate, match=words):
+        unit_map(SPEC, kept)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ({"kept": [b"\x01"]}, "1 groups"),
+        ({"kept": [b"\x01", b"\x01", b"\x01"]}, "3 groups"),
+        ({"kept": [b"\x01\x00", b"\x01"]}, "group 'hidden': 8 units need 1 bytes, not 2"),
+        ({"kept": [b"", b"\x01"]}, "group 'hidden': 8 units need 1 bytes, not 0"),
+        ({"kept": [b"\x00", b"\x01"]}, "group 'hidden'.*at least one"),
+        ({"kept": [b"\x01", b"\x08"]}, "group 'lstm'.*within 0..2"),
+        ({"kept": [b"\x01", b"\x01"], "starts": [0], "lengths": [1]}, "not both"),
+    ],
+)
+def test_maps_on_the_wire_that_cannot_be(message: Any, words: str) -> None:
+    with pytest.raises(InvalidUpdate, match=words):
+        convert.submodel_from_proto(model.SubmodelMap(**message), SPEC)
+
+
+def test_a_model_without_units_has_no_maps_and_a_foreign_one_is_refused() -> None:
+    with pytest.raises(InvalidUpdate, match="no groups of units"):
+        unit_map(ParamSpec.of(tensors()), [[0]])
+    with pytest.raises(InvalidUpdate, match="those of another model"):
+        unit_map(line(4), [[0]]).check(SPEC)
+    with pytest.raises(InvalidUpdate, match="those of another model"):
+        unit_map(SPEC, [[0], [0]]).check(ParamSpec.of(tensors()))
+
+
+@pytest.mark.parametrize(
+    ("groups", "words"),
+    [
+        ([UnitGroup("g", 4, (Member("hidden.bias", 0),))], "axis 0 of tensor 'hidden.bias' is 8 long"),
+        ([UnitGroup("g", 8, (Member("hidden.bias", 1),))], "has no Member"),
+        ([UnitGroup("g", 8, (Member("hidden.bias", 0, inner=0),))], "has no Member"),
+        ([UnitGroup("g", 8, (Member("count", 0),))], "no float tensor 'count'"),
+        ([UnitGroup("g", 8, (Member("none", 0),))], "no float tensor 'none'"),
+        ([UnitGroup("g", 8, ())], "1 to .* members"),
+        ([UnitGroup("g", 0, (Member("hidden.bias", 0),))], "1 to .* units"),
+        ([GROUPS[0], GROUPS[0]], "two groups 'hidden'"),
+        ([GROUPS[0], UnitGroup("g", 8, (Member("hidden.bias", 0),))], "'hidden' and 'g' share axis 0"),
+        ([UnitGroup("g", 8, (Member("hidden.bias", 0), Member("hidden.bias", 0)))], "named twice"),
+    ],
+)
+def test_groups_that_do_not_fit_the_model(groups: Any, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        ParamSpec.of(tensors(), groups)
