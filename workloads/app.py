@@ -13,6 +13,7 @@ the cross entropy. The only framework imported here is numpy; torch comes in whe
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +22,7 @@ import numpy.typing as npt
 
 from anabranch.core.config import FleetTable
 from anabranch.core.errors import AppError, DataError
+from anabranch.core.units import UnitGroup
 from anabranch.core.updates import LocalPlan
 from anabranch.workloads.registry import resolve
 
@@ -110,6 +112,14 @@ class App:
             f"{self.name} has no {shard.role} data: write data(self, shard), which returns Examples(x, y)"
         )
 
+    def units(self, model: Model) -> Iterable[UnitGroup] | None:  # noqa: ARG002 - the contract's
+        """The units of `model` that a sub-model may leave out; None: they are found from its graph.
+
+        For a model of numpy arrays, or one that torch.fx cannot trace. `train` is then given a smaller
+        model of the same kind.
+        """
+        return None
+
     def train(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         """Train `model` in place and return metrics. A metric `steps` is the number of local steps.
 
@@ -139,7 +149,7 @@ class _Adapted(App):
         self.name = str(getattr(target, "name", name))
         super().__init__(str(getattr(target, "data_path", "")))
         self._target = target
-        for method in ("model", "train", "evaluate"):
+        for method in ("model", "units", "train", "evaluate"):
             if callable(own := getattr(target, method, None)):
                 setattr(self, method, own)
 

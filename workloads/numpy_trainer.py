@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
-from anabranch.core.errors import AppError
 from anabranch.core.params import ParamSpec, Tensors, Vector
+from anabranch.core.submodels import UnitMap
 from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import App, Array, Examples
-from anabranch.workloads.trainer import TrainResult, build_model, check_vector, result_of
+from anabranch.workloads.trainer import (
+    TrainResult,
+    build_model,
+    check_submodel,
+    check_vector,
+    declared_units,
+    result_of,
+    spec_of,
+)
 
 
 class NumpyTrainer:
-    """Gives the App a copy of the arrays each time, so nothing is carried from task to task."""
+    """Gives the App a copy of the arrays each time, so nothing is carried from task to task.
+
+    For a sub-model they are smaller arrays. Which units there are, the App must declare.
+    """
 
     def __init__(self, app: App) -> None:
         self._app = app
-        self.spec = ParamSpec.of(self.initial(0))
-        if self.spec.size == 0:
-            raise AppError(f"{app.name}: model() has no float array, so there is nothing to learn")
+        built = self.initial(0)
+        groups = declared_units(app, built)
+        self.whole_because = (
+            ""
+            if groups
+            else f"{app.name}: a model of numpy arrays needs units(self, model), which declares them"
+        )
+        self.spec = spec_of(app, built, groups or ())
 
     def initial(self, seed: int) -> dict[str, Array]:
         """The arrays of `app.model(seed)`."""
         return {name: array.copy() for name, array in build_model(self._app, seed).items()}
 
     def train(
-        self, vector: Vector, frozen: Tensors, examples: Examples, plan: LocalPlan, seed: int
+        self,
+        vector: Vector,
+        frozen: Tensors,
+        examples: Examples,
+        plan: LocalPlan,
+        seed: int,
+        submodel: UnitMap | None = None,
     ) -> TrainResult:
         """Local training from `vector`; the App changes the arrays of the dict it gets."""
-        arrays = self._arrays(vector, frozen)
+        spec = self.spec
+        if submodel is not None:
+            check_submodel(self.spec, submodel)
+            spec = submodel.small
+        arrays = _arrays(spec, vector, frozen)
         metrics = self._app.train(arrays, examples, plan, seed)
-        delta = self.spec.flatten(arrays) - vector.astype(self.spec.vector_dtype, copy=False)
+        delta = spec.flatten(arrays) - vector.astype(spec.vector_dtype, copy=False)
         return result_of(delta, metrics, plan, examples, self._app.name)
 
     def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
         """The App's own evaluation."""
-        return dict(self._app.evaluate(self._arrays(vector, frozen), examples))
+        return dict(self._app.evaluate(_arrays(self.spec, vector, frozen), examples))
 
-    def _arrays(self, vector: Vector, frozen: Tensors) -> dict[str, Array]:
-        check_vector(self.spec, vector)
-        return {name: array.copy() for name, array in self.spec.unflatten(vector, frozen).items()}
+    def step_cost(self, submodel: UnitMap, examples: Examples) -> float:  # noqa: ARG002 - the contract's
+        """The share of the parameters: numpy's operations are not counted."""
+        check_submodel(self.spec, submodel)
+        return submodel.size / self.spec.size
+
+
+def _arrays(spec: ParamSpec, vector: Vector, frozen: Tensors) -> dict[str, Array]:
+    check_vector(spec, vector)
+    return {name: array.copy() for name, array in spec.unflatten(vector, frozen).items()}

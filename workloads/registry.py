@@ -15,6 +15,7 @@ from anabranch.core.rng import seed_of
 
 BUILT_IN = {
     "fashion-mnist": "anabranch.workloads.fashion_mnist:FashionMnist",
+    "fashion-mnist-resnet": "anabranch.workloads.fashion_mnist_resnet:FashionMnistResNet",
     "digits": "anabranch.workloads.digits:Digits",
     "synthetic": "anabranch.workloads.synthetic:Synthetic",
 }

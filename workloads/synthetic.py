@@ -14,6 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from anabranch.core.rng import stream
+from anabranch.core.units import Member, UnitGroup
 from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import App, Array, Examples, Shard
 from anabranch.workloads.batches import batches, planned_steps
@@ -39,6 +40,11 @@ class Synthetic(App):
             "output.weight": _normal(draws, HIDDEN, CLASSES),
             "output.bias": np.zeros(CLASSES, np.float32),
         }
+
+    def units(self, model: Arrays) -> list[UnitGroup]:
+        """The hidden units."""
+        members = Member("hidden.weight", 1), Member("hidden.bias", 0), Member("output.weight", 0)
+        return [UnitGroup("hidden", len(model["hidden.bias"]), members)]
 
     def data(self, shard: Shard) -> Examples:
         """`x` float32 (count, 20) standard normal, `y` int64: the teacher's largest output."""

@@ -1,94 +1,136 @@
-"""The trainer of torch Apps: one module stays on the device, and each task loads its weights into it."""
+"""The trainer of torch Apps: a module stays on the device, and each task loads its weights into it."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from anabranch.core.errors import AppError
 from anabranch.core.params import ParamSpec, Tensors, Vector
+from anabranch.core.submodels import UnitMap
+from anabranch.core.units import UnitGroup
 from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import App, Array, Examples
+from anabranch.workloads.resident import Resident
 from anabranch.workloads.torch_loop import TorchRuntime, import_torch
-from anabranch.workloads.trainer import TrainResult, build_model, check_vector, result_of
+from anabranch.workloads.trainer import (
+    NO_UNITS,
+    TrainResult,
+    build_model,
+    check_submodel,
+    declared_units,
+    result_of,
+    spec_of,
+)
 
 if TYPE_CHECKING:
     import torch
+
+SMALLER_MAX = 2  # modules of sub-models that are kept beside the whole one
 
 
 class TorchTrainer:
     """Trains on `device`; on a CPU the same inputs give the same delta, bit for bit.
 
     Weights cross to the device as one flat vector and come back as one. Buffers that are not in the
-    state dict are set back before each task, so nothing is carried from task to task.
+    state dict are set back before each task, so nothing is carried from task to task. A sub-model is
+    trained in a smaller module, which serves all tasks that keep as many units.
     """
 
     def __init__(self, app: App, device: str = "cpu", precision: str = "auto") -> None:
         self._torch = import_torch()
         self.runtime = TorchRuntime(device, precision)
         self._app = app
-        self._module: torch.nn.Module = self._built(0).to(self.runtime.device)
-        built = self._arrays(self._module)
-        self.spec = ParamSpec.of(built)
-        if self.spec.size == 0:
-            raise AppError(f"{app.name}: model() has no float parameters, so there is nothing to learn")
-        self._frozen = self.spec.frozen(built)
-        self._scratch = {n: b.clone() for n, b in self._module.named_buffers() if n not in built}
+        module = self._built(0).to(self.runtime.device)
+        built = self._arrays(module)
+        groups, self.whole_because = self._units(module)
+        self.spec = spec_of(app, built, groups)
+        scratch = {n: b.clone() for n, b in module.named_buffers() if n not in built}
+        self._whole = Resident(module, self.spec, self.spec.frozen(built), scratch)
+        self._smaller: OrderedDict[ParamSpec, Resident] = OrderedDict()
+        self._costs: dict[ParamSpec, float] = {}
 
     def initial(self, seed: int) -> dict[str, Array]:
         """The state dict of a new model, built with torch's generators seeded."""
         return self._arrays(self._built(seed))
 
     def train(
-        self, vector: Vector, frozen: Tensors, examples: Examples, plan: LocalPlan, seed: int
+        self,
+        vector: Vector,
+        frozen: Tensors,
+        examples: Examples,
+        plan: LocalPlan,
+        seed: int,
+        submodel: UnitMap | None = None,
     ) -> TrainResult:
         """Local training from `vector` by the App's `train`, under torch's generators seeded."""
-        given = self._load(vector, frozen)
-        self._module.train()
+        resident = self._whole if submodel is None else self._resident(submodel)
+        given = self._load(resident, vector, frozen)
+        resident.module.train()
         with self.runtime.seeded(seed):
-            metrics = self._app.train(self._module, examples, plan, seed)
-        self._module.zero_grad(set_to_none=True)
-        delta = (self._flat() - given).cpu().numpy()
+            metrics = self._app.train(resident.module, examples, plan, seed)
+        resident.module.zero_grad(set_to_none=True)
+        delta = (resident.flat() - given).cpu().numpy()
         return result_of(delta, metrics, plan, examples, self._app.name)
 
     def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
         """The App's evaluation of the module in evaluation mode."""
-        self._load(vector, frozen)
-        self._module.eval()
-        return dict(self._app.evaluate(self._module, examples))
+        self._load(self._whole, vector, frozen)
+        self._whole.module.eval()
+        return dict(self._app.evaluate(self._whole.module, examples))
+
+    def step_cost(self, submodel: UnitMap, examples: Examples) -> float:
+        """Operations of a training step, counted by torch; of parameters where it cannot count them."""
+        from anabranch.workloads.step_cost import operations
+
+        check_submodel(self.spec, submodel)
+        if submodel.small not in self._costs:
+            resident = self._resident(submodel)
+            part = operations(resident.module, examples, self.runtime)
+            whole = operations(self._whole.module, examples, self.runtime)
+            resident.reset()
+            ratio = part / whole if part and whole else submodel.size / self.spec.size
+            self._costs[submodel.small] = min(1.0, ratio)
+        return self._costs[submodel.small]
+
+    def _load(self, resident: Resident, vector: Vector, frozen: Tensors) -> torch.Tensor:
+        self._app.runtime = self.runtime
+        return resident.load(vector, frozen)
+
+    def _resident(self, submodel: UnitMap) -> Resident:
+        """The module of this size: the whole one, one that is kept, or a new one."""
+        from anabranch.workloads.submodule import smaller
+
+        check_submodel(self.spec, submodel)
+        small = submodel.small
+        if small.tensors == self.spec.tensors:
+            return self._whole
+        if small not in self._smaller:
+            while len(self._smaller) >= SMALLER_MAX:
+                self._smaller.popitem(last=False)
+            self._whole.reset()
+            module = smaller(self._whole.module, submodel)
+            self._smaller[small] = Resident(module, small, self._whole.frozen, self._whole.scratch)
+        self._smaller.move_to_end(small)
+        return self._smaller[small]
+
+    def _units(self, module: torch.nn.Module) -> tuple[tuple[UnitGroup, ...], str]:
+        """The groups of units, declared or found; without any, why."""
+        from anabranch.workloads.model_graph import find_units
+
+        try:
+            groups = declared_units(self._app, module)
+            if groups is None:
+                with self.runtime.seeded(0):
+                    groups = find_units(module)
+        except AppError as error:
+            return (), str(error)
+        return groups, "" if groups else NO_UNITS
 
     def _built(self, seed: int) -> torch.nn.Module:
         with self.runtime.seeded(seed):
             module: torch.nn.Module = build_model(self._app, seed)
         return module
-
-    def _load(self, vector: Vector, frozen: Tensors) -> torch.Tensor:
-        """Puts the weights into the module; returns them as one vector on the device."""
-        check_vector(self.spec, vector)
-        self._app.runtime = self.runtime
-        given: torch.Tensor = self._torch.from_numpy(np.array(vector, self.spec.vector_dtype))
-        given = given.to(self.runtime.device)
-        slices, state = self.spec.slices, self._module.state_dict()
-        with self._torch.no_grad():
-            for name, tensor in state.items():
-                if name in slices:
-                    tensor.copy_(given[slices[name]].view(tensor.shape))
-                else:
-                    tensor.copy_(self._torch.tensor(frozen.get(name, self._frozen[name])))
-            buffers = dict(self._module.named_buffers())
-            for name, start in self._scratch.items():
-                buffers[name].copy_(start)
-        return given
-
-    def _flat(self) -> torch.Tensor:
-        state = self._module.state_dict()
-        dtype = self._torch.float64 if self.spec.vector_dtype == np.float64 else self._torch.float32
-        parts = [state[name].reshape(-1).to(dtype) for name in self.spec.slices]
-        found: torch.Tensor = self._torch.cat(parts)
-        if found.numel() != self.spec.size:
-            raise AppError(f"{self._app.name}: train changed the shape of the model")
-        return found
 
     def _arrays(self, module: torch.nn.Module) -> dict[str, Array]:
         out = {}

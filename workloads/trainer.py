@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from anabranch.core.errors import AppError, ManifestMismatch
+from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
 from anabranch.core.params import ParamSpec, Tensors, Vector
 from anabranch.core.submodels import Coordinates, UnitMap
+from anabranch.core.units import UnitGroup
 from anabranch.core.updates import LocalPlan, Task
 from anabranch.workloads.app import App, Array, Examples, Model
 from anabranch.workloads.batches import planned_steps
@@ -21,7 +22,7 @@ from anabranch.workloads.batches import planned_steps
 
 @dataclass(frozen=True, eq=False)
 class TrainResult:
-    """`delta` = trained - given, over the whole vector, in its dtype; `steps` taken; the App's metrics."""
+    """`delta` = trained - given, in the vector's dtype and shape; `steps` taken; the App's metrics."""
 
     delta: Vector
     steps: int
@@ -32,12 +33,18 @@ class Trainer(Protocol):
     """What the client, the simulator and `evaluate` need of a learning problem.
 
     `vector` is (spec.size,), `frozen` the tensors that are not aggregated; neither is changed. What
-    was trained before has no influence.
+    was trained before has no influence. `whole_because`: why the spec has no groups of units, so that
+    only the whole model can be trained; empty where it has some.
     """
 
     @property
+    def whole_because(self) -> str:
+        """Why there are no sub-models."""
+        ...
+
+    @property
     def spec(self) -> ParamSpec:
-        """Every tensor of the model, in the order of the vector."""
+        """Every tensor of the model, in the order of the vector, and the groups of its units."""
         ...
 
     def initial(self, seed: int) -> dict[str, Array]:
@@ -45,13 +52,32 @@ class Trainer(Protocol):
         ...
 
     def train(
-        self, vector: Vector, frozen: Tensors, examples: Examples, plan: LocalPlan, seed: int
+        self,
+        vector: Vector,
+        frozen: Tensors,
+        examples: Examples,
+        plan: LocalPlan,
+        seed: int,
+        submodel: UnitMap | None = None,
     ) -> TrainResult:
-        """Local training from `vector`. Raises `ManifestMismatch` when it is of another model."""
+        """Local training from `vector`. Raises `ManifestMismatch` when it is of another model.
+
+        With a sub-model the smaller model alone is built and trained: `vector` and the delta are its,
+        (submodel.size,), in the order of `submodel.indices`. Raises `AppError` when a layer is not
+        known to work in a smaller size.
+        """
         ...
 
     def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
         """The App's metrics of a model, at least `accuracy` and `loss`."""
+        ...
+
+    def step_cost(self, submodel: UnitMap, examples: Examples) -> float:
+        """Floating-point operations of a training step of the smaller model, the whole one's being 1.
+
+        In (0, 1]. Where operations cannot be counted, the ratio of the parameters. The same for all
+        sub-models that keep as many units of each group.
+        """
         ...
 
 
@@ -106,6 +132,37 @@ def check_vector(spec: ParamSpec, vector: Vector) -> None:
     """Raises `ManifestMismatch` unless the vector has one value for each coordinate of the spec."""
     if vector.shape != (spec.size,):
         raise ManifestMismatch(f"vector has shape {vector.shape}, this App's model needs ({spec.size},)")
+
+
+NO_UNITS = "every layer of the model must stay whole: none has units that only layers of torch.nn read"
+
+
+def declared_units(app: App, model: Model) -> tuple[UnitGroup, ...] | None:
+    """What the App's `units` says; None where it leaves them to be found."""
+    found = app.units(model)
+    if found is None:
+        return None
+    groups = tuple(found)
+    if not all(isinstance(group, UnitGroup) for group in groups):
+        raise AppError(f"{app.name}: units returned something else than groups: return UnitGroup(...) each")
+    return groups
+
+
+def spec_of(app: App, tensors: Tensors, groups: tuple[UnitGroup, ...]) -> ParamSpec:
+    """The spec of the App's model. Raises `AppError` without float tensors, or for units that do not fit."""
+    try:
+        found = ParamSpec.of(tensors, groups)
+    except ConfigError as error:
+        raise AppError(f"{app.name}: {error}") from error
+    if found.size == 0:
+        raise AppError(f"{app.name}: model() has no float parameters, so there is nothing to learn")
+    return found
+
+
+def check_submodel(spec: ParamSpec, submodel: UnitMap) -> None:
+    """Raises `ManifestMismatch` unless the sub-model is of a model with these tensors."""
+    if submodel.spec.layout_hash != spec.layout_hash:
+        raise ManifestMismatch("the sub-model is of a model with other tensors than this App's")
 
 
 def result_of(delta: Vector, metrics: Any, plan: LocalPlan, examples: Examples, name: str) -> TrainResult:

@@ -1,0 +1,172 @@
+"""From a torch module to the units that a sub-model may leave out of it (`core/units.py`).
+
+torch.fx traces the module, and every value of the graph is followed: which of its axes holds the units of
+which layer, and which weights they meet. Whatever is not understood keeps its units whole, which is always
+right. Whole stay, besides: the model's input and output, the stem (a first convolution) and every width at
+which tensors are added, joined or multiplied with each other.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from anabranch.core.errors import AppError
+from anabranch.core.units import UnitGroup
+from anabranch.workloads.unit_functions import FUNCTIONS, RULES
+from anabranch.workloads.unit_layers import LAYERS, Rule
+from anabranch.workloads.unit_values import Call, Value, Variable, lock, values_in
+
+ROOT = "model"
+
+
+def find_units(module: nn.Module) -> tuple[UnitGroup, ...]:
+    """The groups of units of a module, in the order of its graph; the module stays as it is.
+
+    Empty where every layer must stay whole. Raises `AppError`, naming the place, when torch.fx cannot
+    trace the module, for instance because it branches on values.
+    """
+    traced = copy.deepcopy(module)  # tracing runs `forward`, which may change buffers
+    walk = _Walk(traced, _trace(traced))
+    walk.run()
+    return walk.groups()
+
+
+class _Tracer(fx.Tracer):
+    """Remembers the innermost module in which tracing failed."""
+
+    failed: str | None = None
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return super().call_module(m, forward, args, kwargs)
+        except Exception:
+            self.failed = self.failed or self.path_of_module(m)
+            raise
+
+
+def _trace(module: nn.Module) -> fx.Graph:
+    tracer = _Tracer()
+    root = module
+    if tracer.is_leaf_module(module, ""):
+        root = nn.Sequential(OrderedDict({ROOT: module}))
+    try:
+        return tracer.trace(root)
+    except Exception as error:
+        place = f"module {tracer.failed!r}" if tracer.failed else f"forward of {type(module).__name__}"
+        raise AppError(
+            f"torch.fx cannot trace the model, in {place}: {type(error).__name__}: {error}; "
+            "write units(self, model) in the App, which returns the groups of units"
+        ) from error
+
+
+class _Walk:
+    """Follows the values through the graph of a module."""
+
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        self._module, self._graph = module, graph
+        self._values: dict[fx.Node, Any] = {}
+        self._variables: list[Variable] = []
+        self._whole = _tied(module)
+        self._uses = Counter(node.target for node in graph.nodes if node.op == "call_module")
+
+    def run(self) -> None:
+        """Visits every node. Raises `AppError`, naming the node, for arguments of an unknown form."""
+        for node in self._graph.nodes:
+            unused = not node.users and node.op == "call_function" and node.name.startswith("getitem")
+            if unused:
+                continue
+            try:
+                self._values[node] = self._visit(node)
+            except (TypeError, ValueError, IndexError, AttributeError) as error:
+                raise AppError(
+                    f"the model's node {node.name!r} ({node.target}) is not understood: {error}; "
+                    "write units(self, model) in the App, which returns the groups of units"
+                ) from error
+
+    def groups(self) -> tuple[UnitGroup, ...]:
+        """What is left to cut."""
+        self._lock_shared()
+        return tuple(group for v in self._variables if (group := v.group()) is not None)
+
+    def _start(self, name: str, size: int) -> Variable:
+        self._variables.append(Variable(name, size))
+        return self._variables[-1]
+
+    def _visit(self, node: fx.Node) -> Any:
+        if node.op == "placeholder":
+            return Value(raw=True, batched=True)
+        if node.op == "get_attr":
+            self._whole.add(str(node.target))
+            return Value()
+        args = fx.node.map_arg(node.args, self._value)
+        kwargs = fx.node.map_arg(node.kwargs, self._value)
+        if node.op == "output":
+            return lock(args)
+        rule, module, path = self._rule(node)
+        made = len(self._variables)
+        found = rule(Call(module, path, args, kwargs, self._start)) if rule else None
+        if found is None:
+            for variable in self._variables[made:]:
+                variable.locked = True
+            return self._not_understood((args, kwargs), raw=module is None)
+        return found
+
+    def _value(self, node: fx.Node) -> Any:
+        return self._values[node]
+
+    def _not_understood(self, inputs: Any, raw: bool) -> Value:
+        for part in inputs:
+            for item in part.values() if isinstance(part, dict) else part:
+                lock(item)
+        found = list(values_in(inputs))
+        return Value(raw=raw and bool(found) and all(value.raw for value in found))
+
+    def _rule(self, node: fx.Node) -> tuple[Rule | None, nn.Module | None, str]:
+        if node.op == "call_function":
+            return FUNCTIONS.get(node.target), None, ""  # type: ignore[arg-type]
+        if node.op == "call_method":
+            return RULES.get(str(node.target)), None, ""
+        target = str(node.target)
+        path = "" if target == ROOT and not hasattr(self._module, ROOT) else target
+        module = self._module.get_submodule(path)
+        plain = not any(True for _ in module.parameters())
+        rule = LAYERS.get(type(module)) if plain or self._uses[node.target] == 1 else None
+        return (None if _has_hooks(module) else rule), module, path
+
+    def _lock_shared(self) -> None:
+        """Tensors that are used by other ways too, or are one tensor under two names, stay whole."""
+        owners: defaultdict[tuple[str, int], list[Variable]] = defaultdict(list)
+        for variable in self._variables:
+            for at in variable.members:
+                owners[at].append(variable)
+        for (tensor, _), found in owners.items():
+            if tensor in self._whole or len(found) > 1:
+                _lock_all(found)
+
+
+def _lock_all(variables: Iterable[Variable]) -> None:
+    for variable in variables:
+        variable.locked = True
+
+
+def _tied(module: nn.Module) -> set[str]:
+    """Names of the tensors that have another name too."""
+    names: defaultdict[int, list[str]] = defaultdict(list)
+    for name, tensor in (
+        *module.named_parameters(remove_duplicate=False),
+        *module.named_buffers(remove_duplicate=False),
+    ):
+        names[id(tensor)].append(name)
+    return {name for found in names.values() if len(found) > 1 for name in found}
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    """Whether something else happens at a call, or the weights are computed anew for it."""
+    computed = any(torch.nn.utils.parametrize.is_parametrized(m) for m in module.modules())
+    return computed or bool(module._forward_hooks or module._forward_pre_hooks)

@@ -1,0 +1,69 @@
+"""A torch module that stays on its device while tasks come and go: weights in, weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anabranch.core.errors import AppError
+from anabranch.core.params import ParamSpec, Tensors, Vector
+from anabranch.workloads.torch_loop import import_torch
+from anabranch.workloads.trainer import check_vector
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Resident:
+    """`module` with the `spec` of its state dict; weights cross to its device as one flat vector.
+
+    `frozen`: the tensors that are not aggregated, for tasks that bring none. `scratch`: what buffers
+    outside the state dict start every task with, so that nothing is carried over.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, spec: ParamSpec, frozen: Tensors, scratch: Mapping[str, Any]
+    ) -> None:
+        self._torch = import_torch()
+        self.module, self.spec, self.scratch = module, spec, scratch
+        self.frozen = frozen
+
+    def load(self, vector: Vector, frozen: Tensors) -> torch.Tensor:
+        """Puts the weights into the module; returns them as one vector on the device.
+
+        Raises `ManifestMismatch` for a vector of another size.
+        """
+        check_vector(self.spec, vector)
+        slices, state = self.spec.slices, self.module.state_dict()
+        given: torch.Tensor = self._torch.from_numpy(np.array(vector, self.spec.vector_dtype))
+        given = given.to(next(iter(state.values())).device)
+        with self._torch.no_grad():
+            for name, tensor in state.items():
+                if name in slices:
+                    tensor.copy_(given[slices[name]].view(tensor.shape))
+                else:
+                    tensor.copy_(self._torch.tensor(frozen.get(name, self.frozen[name])))
+        self.reset()
+        return given
+
+    def reset(self) -> None:
+        """Sets the buffers that are not in the state dict back."""
+        buffers = dict(self.module.named_buffers())
+        with self._torch.no_grad():
+            for name, start in self.scratch.items():
+                buffers[name].copy_(start)
+
+    def flat(self) -> torch.Tensor:
+        """The weights as one vector on the device. Raises `AppError` when training changed their shape."""
+        state = self.module.state_dict()
+        dtype = self._torch.float64 if self.spec.vector_dtype == np.float64 else self._torch.float32
+        found: torch.Tensor = self._torch.cat(
+            [state[name].reshape(-1).to(dtype) for name in self.spec.slices]
+        )
+        if found.numel() != self.spec.size:
+            raise AppError(
+                f"train changed the shape of the model: {found.numel()} numbers, not {self.spec.size}"
+            )
+        return found

@@ -1,0 +1,164 @@
+"""What is known of a value on its way through a module: which of its axes hold the units of which layer.
+
+Axes are counted from the end (-1 is the last): whatever comes before them, a linear layer's output has its
+units on the last axis, and a convolution's output on the axis before the picture.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.core.units import Member, UnitGroup
+
+
+@dataclass(eq=False)
+class Variable:
+    """The units that one layer produces, and the tensors they were seen to run through.
+
+    `locked`: something needs all of them. `block`: so many neighbours can only go together.
+    """
+
+    name: str
+    size: int
+    members: dict[tuple[str, int], Member] = field(default_factory=dict)
+    locked: bool = False
+    block: int = 1
+
+    def add(self, tensor: str, axis: int, outer: int = 1, inner: int = 1) -> None:
+        """A tensor that the units run through; two different ways along one axis lock them."""
+        member = Member(tensor, axis, outer, inner)
+        if self.members.setdefault((tensor, axis), member) != member:
+            self.locked = True
+
+    def keep_together(self, units: int) -> None:
+        """Blocks of `units` neighbours, on top of the blocks there are; locks where that does not fit."""
+        self.block = math.lcm(self.block, units)
+        self.locked = self.locked or self.size % self.block != 0
+
+    def group(self) -> UnitGroup | None:
+        """The group of units, or None where none of them can be left out."""
+        units = self.size // self.block
+        if self.locked or units < 2 or not self.members:
+            return None
+        members = (Member(m.tensor, m.axis, m.outer, m.inner * self.block) for m in self.members.values())
+        return UnitGroup(self.name, units, tuple(members))
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An axis of a value holds these units, repeated as a `Member` says; None: the next layer tells."""
+
+    variable: Variable
+    outer: int | None = 1
+    inner: int | None = 1
+
+    def of_length(self, length: int) -> Slot | None:
+        """The same on an axis of this length; None where it does not fit."""
+        known = self.variable.size * (self.outer or 1) * (self.inner or 1)
+        if length % known or (self.outer is None and self.inner is None):
+            return None
+        left = length // known
+        if self.outer is None:
+            return Slot(self.variable, left, self.inner)
+        if self.inner is None:
+            return Slot(self.variable, self.outer, left)
+        return self if left == 1 else None
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor in the graph. `rank` is None where it is not known.
+
+    `raw`: it is the model's input, reshaped or rescaled at most. `batched`: axis 0 counts the examples.
+    """
+
+    slots: Mapping[int, Slot] = field(default_factory=dict)
+    rank: int | None = None
+    raw: bool = False
+    batched: bool = False
+
+    def axis(self, dim: int) -> int | None:
+        """`dim` counted from the end; None where the rank that this needs is not known."""
+        if dim < 0:
+            return dim
+        return None if self.rank is None else dim - self.rank
+
+
+@dataclass(frozen=True)
+class Number:
+    """A size or another plain value; `batch`: how many examples there are."""
+
+    batch: bool = False
+
+
+@dataclass(frozen=True)
+class Shape:
+    """`x.shape`."""
+
+    of: Value
+
+
+@dataclass(frozen=True)
+class Many:
+    """Several results. To take one that is in `guarded` locks that variable."""
+
+    items: tuple[Any, ...]
+    guarded: Mapping[int, Variable] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One node: what is called (a module at `path`, or a function), and with which values.
+
+    `start` makes a new variable and remembers it in the graph's order.
+    """
+
+    module: Any
+    path: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    start: Callable[[str, int], Variable]
+
+    def name(self, tensor: str) -> str:
+        """A tensor of the module, as the state dict calls it."""
+        return f"{self.path}.{tensor}" if self.path else tensor
+
+    def argument(self, place: int, name: str, default: Any = None) -> Any:
+        """An argument by its place or its name."""
+        return self.args[place] if place < len(self.args) else self.kwargs.get(name, default)
+
+    def only_value(self) -> Value | None:
+        """The first argument where it is the only tensor, else None."""
+        found = list(values_in((self.args, self.kwargs)))
+        alone = len(found) == 1 and bool(self.args) and found[0] is self.args[0]
+        return found[0] if alone else None
+
+
+def values_in(found: Any) -> Iterator[Value]:
+    """Every tensor in nested arguments or results."""
+    if isinstance(found, Value):
+        yield found
+    elif isinstance(found, Shape):
+        yield found.of
+    elif isinstance(found, Many):
+        yield from values_in(found.items)
+    elif isinstance(found, Mapping):
+        yield from values_in(tuple(found.values()))
+    elif isinstance(found, tuple | list):
+        for item in found:
+            yield from values_in(item)
+    elif isinstance(found, slice):
+        yield from values_in((found.start, found.stop, found.step))
+
+
+def lock(found: Any) -> None:
+    """Keeps all units of these values: what happens to them is not known, or needs them all."""
+    for value in values_in(found):
+        for slot in value.slots.values():
+            slot.variable.locked = True
+    if isinstance(found, Many):
+        for variable in found.guarded.values():
+            variable.locked = True
