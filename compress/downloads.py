@@ -82,8 +82,8 @@ class Downloads:
         """How to make the cheapest payload of a version for a device that holds another; None: not held.
 
         `codecs` are the stages that it can decode; None stands for all that there are. Of a `submodel` only
-        that part is sent, unless versions are encoded: what is encoded once serves everybody. To be called where
-        the engine may be read; what comes back may be called in any thread. Equal arguments make equal
+        that part is sent, unless versions are encoded: what is encoded once serves everybody. To be called
+        where the engine may be read; what comes back may be called in any thread. Equal arguments make equal
         bytes.
         """
         broadcast, state = engine.broadcast, engine.broadcast_state

@@ -78,9 +78,9 @@ class SubmodelTable:
     """`[submodel]`: how a device's part of the model is chosen.
 
     `auto` is the strategy's own choice, `none` the whole model. `drop` is for `random` and `hetero`: the
-    fraction of the units of each group that are left out. `widths` are for `heterofl`, `fedrolex` and `fjord`:
-    the fractions that are kept, by the device's speed. `parts` is for `ist`. A unit that no update has touched
-    for more than `coverage_versions` versions goes into every sub-model (0: no such guard).
+    fraction of the units of each group that are left out. `widths` are for `heterofl`, `fedrolex` and
+    `fjord`: the fractions that are kept, by the device's speed. `parts` is for `ist`. A unit that no update
+    has touched for more than `coverage_versions` versions goes into every sub-model (0: no such guard).
     """
 
     name: str = AUTO

@@ -28,13 +28,14 @@ from anabranch.core.effects import (
     Refused,
 )
 from anabranch.core.ledger import ClientRecord, Ledger
+from anabranch.core.objections import objection
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.planner import Applicant, Planner, PlannerState
 from anabranch.core.rng import seed_of
 from anabranch.core.settings import EngineSettings
 from anabranch.core.strategy import Context, Refusal, State, Step, Strategy, rejected
 from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Decision, Reason, Receipt, Task, TaskState, Update, Verdict
+from anabranch.core.updates import Ask, Reason, Receipt, Task, TaskState, Update, Verdict
 
 
 @dataclass
@@ -228,7 +229,7 @@ class Engine:
     def _step(self, event: ev.UpdateArrived, task: Task | None, context: Context) -> Step:
         """The strategy's step for a good update; a rejection, state untouched, for any other."""
         update = event.update
-        decision = self._objection(event, task, context)
+        decision = objection(event, task, context, self)
         if decision is not None:
             return Step(self._without(task, event), None, decision)
         if self.strategy.needs_base:
@@ -253,43 +254,6 @@ class Engine:
         if task.client_id != event.update.client_id:
             return self.state
         return self.strategy.on_lost(self.state, task, self._context(event.now))
-
-    def _objection(self, event: ev.UpdateArrived, task: Task | None, context: Context) -> Decision | None:
-        update, staleness, bound = event.update, context.staleness, self.settings.staleness_max
-
-        def no(reason: Reason, detail: str) -> Decision:
-            return rejected(max(staleness, 0), reason, detail)
-
-        if task is None or task.client_id != update.client_id:
-            return no(*self._no_task(update, task))
-        if self.finished:
-            return no(Reason.RUN_FINISHED, self.finished)
-        if event.flaw:
-            return no(Reason.INVALID, event.flaw)
-        if staleness < 0:
-            return no(
-                Reason.FUTURE_BASE, f"base_version {update.base_version} is ahead of version {self.version}"
-            )
-        if update.base_version != task.base_version:
-            return no(
-                Reason.WRONG_BASE,
-                f"the task's base_version is {task.base_version}, not {update.base_version}",
-            )
-        if update.submodel is not None and not self.strategy.supports_submodels:
-            return no(Reason.NO_SUBMODELS, f"strategy {self.strategy.name!r} takes whole models only")
-        if update.submodel != task.submodel and not self.settings.any_submodel:
-            return no(Reason.WRONG_SUBMODEL, "the update covers another part of the model than its task")
-        if bound and staleness > bound:
-            return no(Reason.STALE, f"staleness {staleness} is over the bound of {bound} versions")
-        return None
-
-    def _no_task(self, update: Update, task: Task | None) -> tuple[Reason, str]:
-        """Why the client has no task for this update."""
-        if (used := self.ledger.receipt_of_task(update.task_id)) is not None:
-            return Reason.DUPLICATE_TASK, f"task {update.task_id!r} was answered by update {used.update_id!r}"
-        if task is None and self.strategy.synchronous and update.base_version < self.version:
-            return Reason.ROUND_OVER, f"round {update.base_version} is over, this is round {self.version}"
-        return Reason.UNKNOWN_TASK, f"client {update.client_id!r} holds no task {update.task_id!r}"
 
     def _settle(self, task: Task | None, receipt: Receipt, event: ev.UpdateArrived) -> None:
         update, reason = event.update, receipt.decision.reason

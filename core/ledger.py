@@ -187,7 +187,7 @@ def _ewma(mean: float | None, newest: float | None) -> float | None:
 
 
 def _step_s(update: Update, took_s: float) -> float | None:
-    """Seconds of one of the update's steps, as if of the whole model; the way there and back counts as little.
+    """Seconds of one of the update's steps, as if it were of the whole model.
 
     A device says how long it trained (`TRAIN_S`); without that the whole task's time stands in for it.
     """

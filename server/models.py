@@ -105,7 +105,7 @@ class Models:
     def for_device(
         self, version: int, holds: int | None, codecs: Collection[str], submodel: Submodel | None = None
     ) -> Wanted:
-        """What a device gets that holds another version, can decode these stages and has a task of `submodel`."""
+        """What a device gets that holds another version, can decode these stages and trains `submodel`."""
         if isinstance(submodel, UnitMap) and is_exact(self._codec_at):
             return Wanted(version, "exact", submodel=submodel)
         text = self._codec_at(version)

@@ -11,16 +11,16 @@
     on M_i:       W_{t+1} = (1 - alpha) W_t + alpha (W_base + Delta_i)
     elsewhere:    W_{t+1} = W_t
 
-There is no weight by staleness or by examples, and activations are not scaled for what is left out. Which units
-a task keeps is a planner's choice (`submodels/`): by default Hetero AsyncDrop's, by the device's speed and by
-how far each unit is from its first value; with `[submodel] name = "random"` plain AsyncDrop's; with "none" the
-rule is FedAsync's with a constant S.
+There is no weight by staleness or by examples, and activations are not scaled for what is left out. Which
+units a task keeps is a planner's choice (`submodels/`): by default Hetero AsyncDrop's, by the device's speed
+and by how far each unit is from its first value; with `[submodel] name = "random"` plain AsyncDrop's; with
+"none" the rule is FedAsync's with a constant S.
 
-Source: Dun, Hipolito, Jermaine, Dimitriadis and Kyrillidis, "Efficient and light-weight federated learning via
-asynchronous distributed dropout", AISTATS 2023, algorithms 1 to 3; alpha = 0.5 and a quarter left out are the
-paper's settings. The published script zeroes channels of a full-size model and finds out by comparing what was
-trained; here the sub-model is really smaller and its map travels with the task. Left out: the paper's schedule
-of the learning rate, which goes by the epochs of the fastest device.
+Source: Dun, Hipolito, Jermaine, Dimitriadis and Kyrillidis, "Efficient and light-weight federated learning
+via asynchronous distributed dropout", AISTATS 2023, algorithms 1 to 3; alpha = 0.5 and a quarter left out are
+the paper's settings. The published script zeroes channels of a full-size model and finds out by comparing
+what was trained; here the sub-model is really smaller and its map travels with the task. Left out: the
+paper's schedule of the learning rate, which goes by the epochs of the fastest device.
 """
 
 from __future__ import annotations

@@ -10,8 +10,9 @@
 
     w_{t+1} = w_t + sum_i n_i Delta_i / sum_i n_i
 
-With sub-models both sums are, for each coordinate, over the devices that cover it; one that nobody covers stays
-as it is. So `[submodel] name = "heterofl"` makes it HeteroFL's rule, and `"ist"` independent subnet training.
+With sub-models both sums are, for each coordinate, over the devices that cover it; one that nobody covers
+stays as it is. So `[submodel] name = "heterofl"` makes it HeteroFL's rule, and `"ist"` independent subnet
+training.
 
 The cohort is a uniform draw of the enrolled devices, fixed for the round, whoever asks first; in
 round 0, when the fleet is not known yet, first come is first served. Over-selection and deadline
@@ -40,11 +41,11 @@ from anabranch.core.updates import Ask, LocalPlan, Reason, Task, Update
 
 @dataclass(frozen=True)
 class FedAvgState:
-    """One round. `total` = sum_i n_i Delta_i, shape (size,); `covered` = sum_i n_i for each coordinate, empty
-    while all updates are of the whole model.
+    """One round.
 
-    `cohort` may take part (None: anybody, round 0), `members` have got their task, `answered` have
-    been counted.
+    `total` = sum_i n_i Delta_i, shape (size,). `covered` = sum_i n_i for each coordinate; empty as long as
+    all updates are of the whole model. `cohort` may take part (None: anybody, round 0), `members` have got
+    their task, `answered` have been counted.
     """
 
     total: Vector

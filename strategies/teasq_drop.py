@@ -11,13 +11,14 @@
 When K updates are in the cache, for every coordinate j that is in one of them:
 
     D_j = sum_{c in B_j} s_c n_c Delta_cj / sum_{c in B_j} s_c n_c
-    adding:  w_j <- w_j + eta S(tau_j) D_j
-    mixing:  w_j <- (1 - alpha_j) w_j + alpha_j (weighted mean of w_base,cj + Delta_cj),  alpha_j = alpha S(tau_j)
+    adding:   w_j <- w_j + eta S(tau_j) D_j
+    mixing:   w_j <- (1 - alpha_j) w_j + alpha_j (the same mean of w_base,cj + Delta_cj)
+    alpha_j = alpha S(tau_j)
 
-All else stays as it is. Admission, cache, cut of exploded updates, codecs, schedule and both modes are TEASQ's.
-Error feedback runs on the covered coordinates: what a device left out of one sub-model waits until a later one
-covers it. With whole models this is TEASQ; with K = 1, S = 1, mixing and alpha = 0.5 it is AsyncDrop; with whole
-models, adding, equal n_c and S = 1 it is FedBuff.
+All else stays as it is. Admission, cache, cut of exploded updates, codecs, schedule and both modes are
+TEASQ's. Error feedback runs on the covered coordinates: what a device left out of one sub-model waits until a
+later one covers it. With whole models this is TEASQ; with K = 1, S = 1, mixing and alpha = 0.5 it is
+AsyncDrop; with whole models, adding, equal n_c and S = 1 it is FedBuff.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class TeasqDrop(Teasq):
         vector: Vector,
         context: Context,
     ) -> tuple[Vector, Vector]:
-        """For each coordinate the sum of s_c n_c over B_j, and eta S(tau_j) over that sum; 0 without updates."""
+        """For each coordinate the sum of s_c n_c over B_j, and eta S(tau_j) over it; 0 without updates."""
         total, ages, count = (np.zeros_like(vector) for _ in range(3))
         for share, at, c in zip(shares, covers, state.cache, strict=True):
             total[at] += vector.dtype.type(share)

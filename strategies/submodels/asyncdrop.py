@@ -17,11 +17,11 @@ So fast devices leave out what has changed most and slow ones what has changed l
 not known yet draws q. Equal scores are in the order of a draw that is the same for the whole version: at
 version 0 all are equal.
 
-Source: Dun, Hipolito, Jermaine, Dimitriadis and Kyrillidis, "Efficient and light-weight federated learning via
-asynchronous distributed dropout", AISTATS 2023, algorithms 2 and 3, checked against the published script. There
-the score is over the weights of the two convolutions beside a channel, as here over a unit's places in tensors
-of more than one dimension, and start = r int(n / 8) for speed rank r of 8, cut at n - d: ranks 6 and 7 leave
-out the same. The quantile in the place of the rank is ours.
+Source: Dun, Hipolito, Jermaine, Dimitriadis and Kyrillidis, "Efficient and light-weight federated learning
+via asynchronous distributed dropout", AISTATS 2023, algorithms 2 and 3, checked against the published script.
+There the score is over the weights of the two convolutions beside a channel, as here over a unit's places in
+tensors of more than one dimension, and start = r int(n / 8) for speed rank r of 8, cut at n - d: ranks 6 and
+7 leave out the same. The quantile in the place of the rank is ours.
 """
 
 from __future__ import annotations

@@ -8,12 +8,13 @@ A pass hands out all S parts, then the units are dealt anew. A part is on lease 
 when its update was taken, and is handed out again when its task was lost. A device that asks while all parts
 are out gets the one that has been out for longest, as a second chance of it.
 
-With FedAvg, S devices a round and no over-selection this is independent subnet training: every part comes back
-from one device, and what all parts share (the last bias, norms that no unit runs through) is averaged.
+With FedAvg, S devices a round and no over-selection this is independent subnet training: every part comes
+back from one device, and what all parts share (the last bias, norms that no unit runs through) is averaged.
 
 Source: Yuan, Wolfe, Dun, Tang, Kyrillidis and Jermaine, "Distributed learning of fully connected neural
-networks using independent subnet training", arXiv 1910.02120; the code was read for facts. Its activations are
-not scaled by S here: that hardly changes accuracy, but leaves the logits of the whole model uncalibrated.
+networks using independent subnet training", arXiv 1910.02120; the code was read for facts. The paper's
+scaling of activations by S is not done here: that hardly changes accuracy, but leaves the whole model's
+logits uncalibrated.
 Leases are ours. Theory: Shulgin and Richtarik, arXiv 2306.16484.
 """
 

@@ -13,10 +13,10 @@
     fjord:     the first k units, r drawn for each task from the widths that are not over the device's own
 
 Sources: Diao, Ding and Tarokh, "HeteroFL", ICLR 2021; Alam, Liu, Yan and Zhang, "FedRolex", NeurIPS 2022;
-Horvath, Laskaridis, Almeida, Leontiadis, Venieris and Lane, "FjORD", NeurIPS 2021: all recalled, not read. What
-they add to the choice of units is not here: HeteroFL's scaler, masked loss and static norms, FjORD's
-self-distillation. FedRolex rolls once a round, here once a version. A device whose speed is not known yet gets
-the narrowest width.
+Horvath, Laskaridis, Almeida, Leontiadis, Venieris and Lane, "FjORD", NeurIPS 2021: all recalled, not read.
+What they add to the choice of units is not here: HeteroFL's scaler, masked loss and static norms, FjORD's
+self-distillation. FedRolex rolls once a round, here once a version. A device whose speed is not known yet
+gets the narrowest width.
 """
 
 from __future__ import annotations

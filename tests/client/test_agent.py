@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from anabranch.client.transport import Transport
 from anabranch.core.config import ClientTable
 from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, Overloaded, StoreLocked
+from anabranch.core.ledger import TRAIN_S
 from anabranch.core.params import ParamSpec, digest
 from anabranch.core.updates import Ask, LocalPlan, Task
 from anabranch.workloads.app import App, Examples, Shard
@@ -112,7 +114,9 @@ def test_the_update_is_what_the_trainer_makes_of_the_task(federation: Federation
     weights = local.spec.flatten(first_weights())
     again, memory = local.train(task, sent.update_id, BaseModel(0, weights, {}), None, lambda: None)
     assert memory is None
-    assert whole(again) == whole(sent)
+    timed = replace(again, metrics={**again.metrics, TRAIN_S: sent.metrics[TRAIN_S]})
+    assert whole(timed) == whole(sent)
+    assert sent.metrics[TRAIN_S] >= 0
     assert (again.examples, again.local_steps, set(again.metrics)) == (len(examples), 3, {"loss"})
     assert federation.server.engine.vector == pytest.approx(weights + 0.6 * _values(again), abs=1e-6)
 

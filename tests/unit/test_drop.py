@@ -212,7 +212,7 @@ PLAIN = ParamSpec.of({"w": np.zeros(SIZE)})
 def stepped(strategy: str, params: Any, updates: Any, sparse: bool = False) -> Array:
     """The model after the updates, all at version 5 and in one cache."""
     made = make_strategy(strategy, params)
-    vector = BASES[5].copy()
+    vector: Array = BASES[5].copy()
     state = made.init(vector)
     for i, (base, examples, delta, where) in enumerate(updates):
         submodel = None if where is None else Coordinates(where)
@@ -229,7 +229,7 @@ def stepped(strategy: str, params: Any, updates: Any, sparse: bool = False) -> A
 
 def by_coordinate(updates: Any, alpha: float, server_lr: float, a: float = 0.5) -> Array:
     """The definition of `teasq_drop.py`, one coordinate after the other."""
-    w = BASES[5].copy()
+    w: Array = BASES[5].copy()
     for j in range(SIZE):
         covering = [
             (base, n, (BASES[base][j], delta[j if where is None else int(np.flatnonzero(where == j)[0])]))

@@ -31,17 +31,33 @@ def init(
     data_path: DataPath = "",
     as_json: AsJson = False,
 ) -> None:
-    """Write the manifest and the first weights of an App's model, for a server to start from."""
+    """Write the manifest and the first weights of an App's model, for a server to start from.
+
+    The manifest also says which units (neurons, channels, heads) a sub-model may leave out.
+    """
     from anabranch.server.manifest import write_manifest
     from anabranch.workloads import load_app, trainer_for
 
     trainer = trainer_for(load_app(app, data_path))
-    write_manifest(out, app, trainer.initial(seed))
     spec = trainer.spec
+    write_manifest(out, app, trainer.initial(seed), spec.groups)
     parameters = sum(t.size for t in spec.tensors)
+    units = [{"name": group.name, "units": group.size} for group in spec.groups]
+    layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)
+    parts = (
+        f"sub-models may leave out units: {layers}" if units else f"no sub-models: {trainer.whole_because}"
+    )
     Output(as_json).result(
-        {"folder": str(out), "app": app, "parameters": parameters, "layout_sha256": spec.layout_hash},
-        f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors; start with:\n"
+        {
+            "folder": str(out),
+            "app": app,
+            "parameters": parameters,
+            "layout_sha256": spec.layout_hash,
+            "units": units,
+            "whole_because": trainer.whole_because,
+        },
+        f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors\n"
+        f"{parts}\nstart with:\n"
         f"  anabranch server --model {out}",
     )
 
