@@ -91,7 +91,8 @@ def _bytes_card(r: Result) -> str:
         steps = f"<details><summary>All {len(r.compression)} decisions</summary>{steps}</details>"
     caption = (
         "Uncompressed are the same updates as they are, and the whole model for each download. A device "
-        "that holds the version already downloads nothing; that is not counted as saved."
+        "that holds the version already downloads nothing; that is not counted as saved. A task of a "
+        "sub-model sends that part alone, and the uncompressed update is that part."
     )
     return card("Compression", figures + steps, caption)
 

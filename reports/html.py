@@ -7,6 +7,7 @@ from pathlib import Path
 
 from anabranch.reports.charts import Bar, Series, bar_chart, histogram, line_chart
 from anabranch.reports.compression import compression_cards, saving
+from anabranch.reports.coverage import coverage_cards
 from anabranch.reports.devices import PARTS, devices_card
 from anabranch.reports.page import (
     ACCURACY,
@@ -57,6 +58,7 @@ def report_html(result: Result) -> str:
         tiles(_key_figures(result)),
         grid(_accuracy_cards(result)),
         grid(compression_cards(result)),
+        grid(coverage_cards(result)),
         columns(
             [_loss_card(result), _rejections_card(result)],
             [_staleness_card(result)],

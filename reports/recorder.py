@@ -15,7 +15,10 @@ from typing import Any, NamedTuple, Self, TextIO
 import numpy as np
 
 from anabranch.core.errors import DataError
+from anabranch.core.params import ParamSpec
+from anabranch.core.submodels import Submodel, UnitMap
 from anabranch.core.updates import Decision, Verdict
+from anabranch.reports.coverage_tally import Coverages
 from anabranch.reports.result import ClientShare, CompressionStep, Kind, Point, Result, Staleness
 
 EVENTS_FILE = "events.jsonl"
@@ -76,6 +79,7 @@ class Recorder:
     _rejections: Counter[str] = field(default_factory=Counter, init=False)
     _marks: dict[int, _Mark] = field(default_factory=lambda: {0: _Mark(0.0, 0, 0, 0)}, init=False)
     _compression: list[CompressionStep] = field(default_factory=list, init=False)
+    _coverage: Coverages = field(default_factory=Coverages, init=False)
     _measured: dict[int, tuple[float, float | None]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -162,6 +166,13 @@ class Recorder:
         }
         self._emit(now, "decided", row)
 
+    def trained(self, now: float, client: str, spec: ParamSpec, submodel: Submodel | None) -> None:
+        """An applied update, in a run with sub-models, was of this part of the model (None: the whole)."""
+        part = submodel if isinstance(submodel, UnitMap) else None
+        self._coverage.add(now, client, spec.groups, part)
+        kept = None if part is None else [len(units) for units in part.kept]
+        self._emit(now, "trained", {"client": client, "kept": kept})
+
     def published(self, now: float, version: int) -> None:
         """A new version of the model exists."""
         self._marks[version] = self._mark(now)
@@ -202,6 +213,7 @@ class Recorder:
             uplink_bytes_raw=self._total.uplink_bytes_raw,
             downlink_bytes_full_equivalent=self._total.downlink_bytes_full,
             compression=tuple(self._compression),
+            coverage=self._coverage.coverages(),
             final_accuracy=history[-1].accuracy if history else None,
             best_accuracy=max((p.accuracy for p in history), default=None),
             target_accuracy=target,

@@ -73,6 +73,26 @@ class CompressionStep:
 
 
 @dataclass(frozen=True)
+class Coverage:
+    """Which of a group's units the applied updates trained.
+
+    Neighbouring units share a row: row i stands for `row_units[i]` of them. Column j is from j to j + 1
+    times `slot_s` seconds since the run's start: `updates[j]` were applied in it, and `trained[i][j]` counts,
+    for each of them, the units of row i that it trained. `device_trained` counts the same for the busiest
+    devices, whose applied updates are `device_updates`.
+    """
+
+    group: str
+    units: int
+    row_units: tuple[int, ...]
+    slot_s: float
+    updates: tuple[int, ...]
+    trained: tuple[tuple[int, ...], ...]
+    device_updates: Mapping[str, int]
+    device_trained: Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
 class Result:
     """The contents of `result.json`.
 
@@ -80,7 +100,8 @@ class Result:
     target not reached or not set (`time_to_target_s`, `bytes_to_target`: up and down together),
     no virtual clock (`virtual_s` of a live run). `uplink_bytes_raw` and
     `downlink_bytes_full_equivalent` are what the same updates and downloads would be uncompressed (0:
-    not known, in results of older versions). `history` is in the order of versions.
+    not known, in results of older versions). `coverage` is of runs with sub-models alone. `history` is in
+    the order of versions.
     """
 
     strategy: str
@@ -111,6 +132,7 @@ class Result:
     uplink_bytes_raw: int = 0
     downlink_bytes_full_equivalent: int = 0
     compression: tuple[CompressionStep, ...] = ()
+    coverage: tuple[Coverage, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in the order of the fields."""

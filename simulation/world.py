@@ -30,7 +30,16 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import InvalidUpdate, WireError
 from anabranch.core.journal import Record, to_record
 from anabranch.core.params import Delta, ParamSpec
-from anabranch.core.updates import Ask, Capability, Decision, Task, TaskState, Update, find_flaw
+from anabranch.core.updates import (
+    Ask,
+    Capability,
+    Decision,
+    Task,
+    TaskState,
+    Update,
+    Verdict,
+    find_flaw,
+)
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.devices import Outbox
@@ -167,6 +176,8 @@ class World:
                 self._recorder.decided(
                     now, client_id, receipt.version, receipt.decision, size_bytes, examples, raw_bytes
                 )
+                if self.engine.planner is not None and receipt.decision.verdict is not Verdict.REJECTED:
+                    self._recorder.trained(now, client_id, spec, event.update.submodel)
             case Published(version):
                 self._recorder.published(now, version)
             case LeaseEnded(task, end):

@@ -22,8 +22,8 @@ from anabranch.core.journal import Record
 from anabranch.core.journal import replay as replay_journal
 from anabranch.core.params import Delta, Tensors, digest
 from anabranch.core.settings import EngineSettings
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Receipt, Task
+from anabranch.core.submodels import Submodel, UnitMap, submodel_from_json
+from anabranch.core.updates import Receipt, Task, Verdict
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
@@ -96,7 +96,7 @@ class _Teller:
                 case Granted(task, again) if not again:
                     self._granted(now, task, record["holds_version"])
                 case Decided(client, receipt, examples, duplicate) if not duplicate:
-                    self._decided(now, client, receipt, examples, record["payload"])
+                    self._decided(now, client, receipt, examples, record)
                 case Published(version):
                     self._recorder.published(now, version)
                 case LeaseEnded(task, end):
@@ -114,12 +114,17 @@ class _Teller:
             recorder.compressed(now, version, task.uplink, self._codec_at(version))
         if holds == version:  # nothing to fetch
             return
-        make = self._downloads.offer(engine, version, holds, codecs)
+        part = task.submodel if isinstance(task.submodel, UnitMap) else None
+        make = self._downloads.offer(engine, version, holds, codecs, part)
         assert make is not None, "the current version is always held"
         recorder.downloaded(now, task.client_id, len(make().data), self._full_bytes)
 
-    def _decided(self, now: float, client: str, receipt: Receipt, examples: int, payload: Record) -> None:
-        spec = self._engine.spec
+    def _decided(self, now: float, client: str, receipt: Receipt, examples: int, record: Record) -> None:
+        spec, payload = self._engine.spec, record["payload"]
         raw_bytes = (payload["values"] or spec.size) * spec.vector_dtype.itemsize
         up = int(payload["size_bytes"])
         self._recorder.decided(now, client, receipt.version, receipt.decision, up, examples, raw_bytes)
+        if self._engine.planner is not None and receipt.decision.verdict is not Verdict.REJECTED:
+            packed = record["submodel"]
+            submodel = None if packed is None else submodel_from_json(packed, spec)
+            self._recorder.trained(now, client, spec, submodel)
