@@ -30,6 +30,11 @@ WORKLOADS: dict[str, Tables] = {
         "fleet": {**FLEET, "examples_per_client": 2000, "step_time_s": 0.01},
         "client": {"learning_rate": 0.1, "batch_size": 32, "epochs": 1},
     },
+    "fashion-mnist-resnet": {
+        "run": {"target_accuracy": 0.75, "updates_max": 160},
+        "fleet": {**FLEET, "examples_per_client": 2000, "step_time_s": 0.01},
+        "client": {"learning_rate": 0.1, "batch_size": 32, "epochs": 1},
+    },
     "digits": {
         "run": {"target_accuracy": 0.9, "updates_max": 240},
         "fleet": {**FLEET, "step_time_s": 0.01},
@@ -54,7 +59,8 @@ class Watched:
 
 def demo(
     workload: Annotated[
-        str | None, typer.Option(help="fashion-mnist, digits or synthetic; the first that is there.")
+        str | None,
+        typer.Option(help="fashion-mnist, fashion-mnist-resnet, digits or synthetic; or an App of yours."),
     ] = None,
     strategy: Annotated[str, typer.Option(help="The strategy's name.")] = "fedbuff",
     clients: Annotated[int, typer.Option(help="Device processes.", min=1)] = 8,
@@ -116,6 +122,7 @@ def _presets(workload: str, strategy: str, clients: int) -> list[Layer]:
         "fedprox": {"clients_per_round": cohort, "deadline_s": 30.0},
         "qafel": {"buffer_size": cohort},
         "teasq": {"concurrency_fraction": 0.75, "cache_size": cohort, "decay_every": 20},
+        "teasq_drop": {"concurrency_fraction": 0.75, "cache_size": cohort, "decay_every": 20},
     }
     server = {"address": "127.0.0.1:0", "admin_address": "127.0.0.1:0", "lease_s": 120.0}
     tables = {**base, "run": run, "fleet": fleet, "server": server}
