@@ -34,7 +34,7 @@ def start_of(trainer: Trainer, seed: int = 0) -> Any:
 
 def test_initial_weights_fit_the_spec_and_depend_on_the_seed(app: App, trainer: Trainer) -> None:
     first, again, other = trainer.initial(1), trainer.initial(1), trainer.initial(2)
-    assert ParamSpec.of(first) == trainer.spec
+    assert ParamSpec.of(first).tensors == trainer.spec.tensors
     assert digest(trainer.spec.flatten(first)) == digest(trainer.spec.flatten(again))
     assert digest(trainer.spec.flatten(first)) != digest(trainer.spec.flatten(other))
     assert trainer_for(app).spec == trainer.spec
