@@ -13,8 +13,10 @@ from unit_models import EXACT, NORMED, Attentive, Cnn, Mlp, Recurrent, Transform
 
 from anabranch.core.errors import AppError
 from anabranch.core.params import ParamSpec
+from anabranch.core.submodels import unit_map
 from anabranch.workloads import load_app
 from anabranch.workloads.model_graph import find_units
+from anabranch.workloads.submodule import smaller
 
 Members = set[tuple[str, int, int, int]]
 
@@ -119,14 +121,12 @@ def test_depthwise_and_transposed_convolutions() -> None:
 
 @pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
 @pytest.mark.parametrize("ways", [1, 2])
-def test_a_recurrent_layer_is_one_group(kind: type[nn.RNNBase], gates: int, ways: int) -> None:
-    layer = kind(5, 6, num_layers=2, bidirectional=ways == 2, batch_first=True)  # type: ignore[arg-type]
+def test_a_recurrent_layer_is_one_group(kind: Any, gates: int, ways: int) -> None:
+    layer = kind(5, 6, num_layers=2, bidirectional=ways == 2, batch_first=True)
     groups = found(Recurrent(layer))
     expected = {("out.weight", 1, ways, 1)}
     for end in [f"_l{i}{way}" for i in range(2) for way in ("", "_reverse")[:ways]]:
-        expected |= {
-            (f"rnn.{n}{end}", 0, gates, 1) for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        }
+        expected |= {(f"rnn.{n}{end}", 0, gates, 1) for n in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
         expected.add((f"rnn.weight_hh{end}", 1, 1, 1))
         if "_l1" in end:
             expected.add((f"rnn.weight_ih{end}", 1, ways, 1))
@@ -181,6 +181,7 @@ CUT: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "turned round": lambda m, x: m.take(m.make(x).mean(3).transpose(1, 2)).mean(1),
     "the batch by name": lambda m, x: m.take(m.make(x).mean((2, 3)).view(len_of(x), -1)),
     "scaled": lambda m, x: m.take(m.make(x).div(2).mean((2, 3)) * 3 + 1),
+    "one less it": lambda m, x: m.take(1 - m.make(x).mean((2, 3))),
     "one more axis": lambda m, x: m.take(m.make(x).mean((2, 3)).unsqueeze(1))[:, 0],
 }
 
@@ -194,11 +195,14 @@ def test_units_are_followed_through(name: str) -> None:
     module = Fn(CUT[name], nn.Sequential(nn.Conv2d(1, 2, 1), nn.Conv2d(2, 4, 1)), nn.Linear(4, 3))
     assert module(torch.randn(5, 1, 3, 3)).shape == (5, 3)
     assert set(found(module)) == {"make.1"}
+    spec = ParamSpec.of({n: t.detach().numpy() for n, t in module.state_dict().items()}, find_units(module))
+    small = smaller(module, unit_map(spec, [[0, 3]]))
+    assert small(torch.randn(5, 1, 3, 3)).shape == (5, 3)
 
 
 WHOLE: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "added to another": lambda m, x: m.take(m.make(x) + m.other(x)),
-    "joined to another": lambda m, x: m.take((m.make(x) + torch.cat((m.other(x), m.other2(x)), 1)[:, :4])),
+    "joined to another": lambda m, x: m.take(m.make(x) + torch.cat((m.other(x), m.other2(x)), 1)[:, :4]),
     "multiplied with another": lambda m, x: m.take(torch.sigmoid(m.make(x)) * m.other(x)),
     "a product": lambda m, x: m.take(m.make(x) @ m.other(x).transpose(0, 1) @ m.make2(x)),
     "a choice": lambda m, x: m.take(torch.where(m.make(x) > 0, m.make(x), 0.0)),
@@ -207,6 +211,10 @@ WHOLE: dict[str, Callable[[Any, torch.Tensor], Any]] = {
     "split": lambda m, x: m.take(torch.cat(m.make(x).chunk(2, 1)[::-1], 1)),
     "a constant view": lambda m, x: m.take(m.make(x).view(-1, 4)),
     "the number of units": lambda m, x: m.take(m.make(x) / m.make(x).shape[1]),
+    "the spread over units": lambda m, x: m.take(m.make(x).var(-1, keepdim=True).expand(-1, 4)),
+    "an unusual argument": lambda m, x: m.take(
+        m.make(x).sum((x.dim() - 2,), keepdim=True) * torch.ones(5, 4)
+    ),
     "written to": lambda m, x: m.take(m.make(x).index_fill(1, torch.tensor([0]), 0.0)),
     "used twice": lambda m, x: m.take(m.make(x)) + m.take(m.make(x)),
     "an output too": lambda m, x: {"hidden": [h := m.make(x)], "scores": m.take(h)},
@@ -218,6 +226,16 @@ WHOLE: dict[str, Callable[[Any, torch.Tensor], Any]] = {
 def test_a_width_that_tensors_share_stays_whole(name: str) -> None:
     layers = {name: nn.Linear(6, 4) for name in ("other", "other2", "make2")}
     assert found(Fn(WHOLE[name], nn.Linear(6, 4), nn.Linear(4, 3), **layers)) == {}
+
+
+def test_an_argument_with_a_default_is_as_in_training() -> None:
+    class Masked(Mlp):
+        def forward(self, x: torch.Tensor, mask: Any = None, scale: float = 1.0) -> torch.Tensor:
+            if mask is not None:
+                raise ValueError(mask)
+            return super().forward(x) * scale if scale > 0 else x
+
+    assert set(found(Masked())) == {"first", "second"}
 
 
 def test_tied_and_shared_layers_stay_whole() -> None:
@@ -243,7 +261,9 @@ class Branching(nn.Module):
 
 
 def test_a_model_that_branches_on_values_says_where() -> None:
-    with pytest.raises(AppError, match=r"cannot trace the model, in module '1': TraceError.*control flow.*units"):
+    with pytest.raises(
+        AppError, match=r"cannot trace the model, in module '1': TraceError.*control flow.*units"
+    ):
         find_units(nn.Sequential(nn.Linear(6, 4), Branching()))
     with pytest.raises(AppError, match="in forward of Branching"):
         find_units(Branching())
