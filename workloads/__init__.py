@@ -1,6 +1,7 @@
 """L1, built-in learning problems and the code that runs one: Apps, trainers, data splits, device speeds.
 
-May import numpy and the core; torch and scikit-learn only inside the functions that need them.
+May import numpy and the core; torch and scikit-learn only inside the functions that need them, or in
+modules that only such functions import (`model_graph`, the `unit_*` behind it, `submodule`, `residual`).
 """
 
 from anabranch.workloads.app import App, Examples, Shard, load_app

@@ -1,8 +1,8 @@
 """A small residual network (He et al. 2016) on Fashion-MNIST: inner channels to drop, widths that stay.
 
 Of the norms, those inside the blocks keep no running statistics: they use the batch's, in evaluation too,
-as in the published code of AsyncDrop, because statistics of a dropped channel would lag behind its weights.
-Those of the stem and of the shortcuts, which are never cut, keep them. Running means and variances are
+as in the published code of AsyncDrop (Dun et al. 2023). Those of the stem and of the shortcuts, whose
+channels are never cut, keep them. Running means and variances are
 floats and are averaged like weights; integer buffers (`num_batches_tracked`) never are.
 """
 
@@ -19,7 +19,7 @@ WIDTHS = (16, 32, 64)
 
 
 class FashionMnistResNet(FashionMnist):
-    """A stem, three blocks, a linear layer: 77,562 parameters; the data of `fashion-mnist`."""
+    """A stem, three blocks, a linear layer: 77,978 numbers; the data of `fashion-mnist`."""
 
     name = "fashion-mnist-resnet"
 

@@ -9,6 +9,8 @@ which tensors are added, joined or multiplied with each other.
 from __future__ import annotations
 
 import copy
+import inspect
+import operator
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
 from typing import Any
@@ -26,12 +28,12 @@ ROOT = "model"
 
 
 def find_units(module: nn.Module) -> tuple[UnitGroup, ...]:
-    """The groups of units of a module, in the order of its graph; the module stays as it is.
+    """The groups of units of a module in training, in the order of its graph; it stays as it is.
 
     Empty where every layer must stay whole. Raises `AppError`, naming the place, when torch.fx cannot
     trace the module, for instance because it branches on values.
     """
-    traced = copy.deepcopy(module)  # tracing runs `forward`, which may change buffers
+    traced = copy.deepcopy(module).train()  # tracing runs `forward`, which may change buffers
     walk = _Walk(traced, _trace(traced))
     walk.run()
     return walk.groups()
@@ -56,13 +58,19 @@ def _trace(module: nn.Module) -> fx.Graph:
     if tracer.is_leaf_module(module, ""):
         root = nn.Sequential(OrderedDict({ROOT: module}))
     try:
-        return tracer.trace(root)
+        return tracer.trace(root, _defaults(root))
     except Exception as error:
         place = f"module {tracer.failed!r}" if tracer.failed else f"forward of {type(module).__name__}"
         raise AppError(
             f"torch.fx cannot trace the model, in {place}: {type(error).__name__}: {error}; "
             "write units(self, model) in the App, which returns the groups of units"
         ) from error
+
+
+def _defaults(module: nn.Module) -> dict[str, Any]:
+    """Arguments of `forward` that are not given in training, where the model is called with x alone."""
+    named = inspect.signature(module.forward).parameters.values()
+    return {p.name: p.default for p in named if p.default is not p.empty}
 
 
 class _Walk:
@@ -76,18 +84,11 @@ class _Walk:
         self._uses = Counter(node.target for node in graph.nodes if node.op == "call_module")
 
     def run(self) -> None:
-        """Visits every node. Raises `AppError`, naming the node, for arguments of an unknown form."""
+        """Visits every node."""
         for node in self._graph.nodes:
-            unused = not node.users and node.op == "call_function" and node.name.startswith("getitem")
-            if unused:
-                continue
-            try:
+            unused = not node.users and node.target is operator.getitem
+            if not unused:
                 self._values[node] = self._visit(node)
-            except (TypeError, ValueError, IndexError, AttributeError) as error:
-                raise AppError(
-                    f"the model's node {node.name!r} ({node.target}) is not understood: {error}; "
-                    "write units(self, model) in the App, which returns the groups of units"
-                ) from error
 
     def groups(self) -> tuple[UnitGroup, ...]:
         """What is left to cut."""
@@ -110,7 +111,10 @@ class _Walk:
             return lock(args)
         rule, module, path = self._rule(node)
         made = len(self._variables)
-        found = rule(Call(module, path, args, kwargs, self._start)) if rule else None
+        try:
+            found = rule(Call(module, path, args, kwargs, self._start)) if rule else None
+        except (TypeError, ValueError, IndexError, AttributeError):
+            found = None  # arguments of an unusual form
         if found is None:
             for variable in self._variables[made:]:
                 variable.locked = True

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from anabranch.core.errors import AppError
+from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.params import ParamSpec, Tensors, Vector
 from anabranch.core.submodels import UnitMap
-from anabranch.core.units import UnitGroup
+from anabranch.core.units import UnitGroup, check_groups
 from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import App, Array, Examples
 from anabranch.workloads.resident import Resident
@@ -118,13 +118,14 @@ class TorchTrainer:
         """The groups of units, declared or found; without any, why."""
         from anabranch.workloads.model_graph import find_units
 
-        try:
-            groups = declared_units(self._app, module)
-            if groups is None:
+        groups = declared_units(self._app, module)
+        if groups is None:
+            try:
                 with self.runtime.seeded(0):
                     groups = find_units(module)
-        except AppError as error:
-            return (), str(error)
+                check_groups(groups, {name: tuple(t.shape) for name, t in module.state_dict().items()})
+            except ConfigError as error:
+                return (), str(error)
         return groups, "" if groups else NO_UNITS
 
     def _built(self, seed: int) -> torch.nn.Module:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from anabranch.workloads.unit_layers import Rule, flattened, over_others, same, unit_axes_apart
+from anabranch.workloads.unit_layers import Rule, flattened, over_others, unit_axes_apart
 from anabranch.workloads.unit_values import Call, Many, Number, Shape, Slot, Value, values_in
 
 ACTIVATIONS = """
@@ -21,12 +21,15 @@ exp log log1p sqrt rsqrt square abs neg sin cos erf clamp clamp_min clamp_max cl
 multiply div true_divide add_ sub_ mul_ div_ contiguous clone detach float double half bfloat16 to type
 """
 ARITHMETIC = "add sub mul truediv floordiv mod pow neg iadd isub imul itruediv"
-REDUCTIONS = "mean sum amax amin std var prod logsumexp"
+REDUCTIONS = "mean sum amax amin prod logsumexp"
 
 
 def _elementwise(call: Call) -> Any:
-    """Two tensors: a residual width, which is not cut."""
-    return same(call) if list(values_in((call.args, call.kwargs))) else Number()
+    """Of one tensor and numbers, in any order. Two tensors: a residual width, which is not cut."""
+    found = list(values_in((call.args, call.kwargs)))
+    if not found:
+        return Number()
+    return found[0] if len(found) == 1 and any(x is found[0] for x in call.args) else None
 
 
 def _shapely(call: Call) -> Any:
@@ -108,7 +111,7 @@ def _reduce(call: Call) -> Value | None:
     dims = [dims] if isinstance(dims, int) else list(dims)
     if not over_others(x, dims):
         return None
-    if call.argument(2, "keepdim", False) is True:
+    if call.argument(2, "keepdim", False):
         return x
     first = any(dim == 0 or x.axis(dim) == -(x.rank or 0) for dim in dims)
     return _without(x, dims, x.batched and not first)

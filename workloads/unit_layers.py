@@ -168,8 +168,8 @@ def unit_axes_apart(axes: int) -> Rule:
 
     def rule(call: Call) -> Value | None:
         x = call.only_value()
-        found = call.argument(5, "return_indices", getattr(call.module, "return_indices", False))
-        return None if x is None or found or any(axis >= -axes for axis in x.slots) else x
+        two = call.kwargs.get("return_indices", getattr(call.module, "return_indices", False))
+        return None if x is None or two or any(axis >= -axes for axis in x.slots) else x
 
     return rule
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit_models import SPEC, line, tensors
+from unit_groups import SPEC, line, tensors
 
 from anabranch.core.config import merge
 from anabranch.core.errors import ConfigError

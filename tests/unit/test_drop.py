@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import decision
-from unit_models import GROUPS, SPEC, line, tensors
+from unit_groups import GROUPS, SPEC, line, tensors
 
 import anabranch
 from anabranch.core import events as ev

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_models import CELLS, GROUPS, HIDDEN, SPEC, line, tensors
+from unit_groups import CELLS, GROUPS, HIDDEN, SPEC, line, tensors
 
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
 from anabranch.core.params import ParamSpec

@@ -11,10 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
-from anabranch.core.params import digest
+from anabranch.core.params import Vector, digest
 from anabranch.core.rng import stream
+from anabranch.core.submodels import UnitMap, unit_map
+from anabranch.core.units import Member, UnitGroup
 from anabranch.core.updates import LocalPlan
-from anabranch.workloads import App, Examples, Shard, trainer_for
+from anabranch.workloads import App, Examples, Shard, Trainer, trainer_for
 from anabranch.workloads.batches import batches, planned_steps
 from anabranch.workloads.synthetic import Synthetic, loss_and_gradient
 
@@ -213,3 +215,160 @@ def test_batches_cover_each_epoch_once(count: int, size: int, epochs: int, steps
 def test_a_batch_size_of_zero_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="batch_size must be at least 1"):
         planned_steps(LocalPlan(batch_size=0), 10)
+
+
+PERCEPTRON = (lambda: torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)),)
+
+
+def half(trainer: Trainer, first: int = 0) -> UnitMap:
+    """Every second unit of each group."""
+    return unit_map(trainer.spec, [range(first, group.size, 2) for group in trainer.spec.groups])
+
+
+def start(trainer: Trainer) -> Vector:
+    return trainer.spec.flatten(trainer.initial(0))
+
+
+@pytest.mark.parametrize("app", [Own(*PERCEPTRON), Synthetic()], ids=["torch", "numpy"])
+def test_a_sub_model_with_all_units_trains_as_the_whole(app: App) -> None:
+    trainer, examples = trainer_for(app), app.data(Shard("train"))
+    vector = start(trainer)
+    chosen = unit_map(trainer.spec, [range(g.size) for g in trainer.spec.groups])
+    whole = trainer.train(vector, {}, examples, PLAN, 0)
+    found = trainer.train(vector[chosen.indices], {}, examples, PLAN, 0, submodel=chosen)
+    assert digest(found.delta) == digest(whole.delta)
+    assert found.metrics == whole.metrics
+    assert trainer.step_cost(chosen, examples) == 1.0
+
+
+def test_a_step_of_a_sub_model_is_that_of_the_smaller_module() -> None:
+    trainer = trainer_for(Own(*PERCEPTRON))
+    chosen, plan = half(trainer), LocalPlan(steps=1, batch_size=33, learning_rate=0.5)
+    part = start(trainer)[chosen.indices]
+    result = trainer.train(part, {}, EXAMPLES, plan, 0, submodel=chosen)
+    small = torch.nn.Sequential(torch.nn.Linear(6, 4), torch.nn.ReLU(), torch.nn.Linear(4, 3))
+    torch.nn.utils.vector_to_parameters(torch.from_numpy(part.copy()), small.parameters())
+    x, y = torch.from_numpy(EXAMPLES.x).float(), torch.from_numpy(EXAMPLES.y).long()
+    torch.nn.functional.cross_entropy(small(x), y).backward()
+    gradient = torch.cat([p.grad.reshape(-1) for p in small.parameters() if p.grad is not None])
+    np.testing.assert_allclose(result.delta, -0.5 * gradient.numpy(), rtol=1e-4, atol=1e-6)
+    assert result.delta.shape == (chosen.size,) == (6 * 4 + 4 + 4 * 3 + 3,)
+    assert result.steps == 1
+
+
+def test_a_sub_model_trains_as_the_whole_with_its_other_units_unread() -> None:
+    """The numpy App: reading no dropped unit, the whole model learns the same on the kept coordinates."""
+    app = Synthetic()
+    trainer, examples = trainer_for(app), app.data(Shard("train", 0, 40))
+    chosen, plan = half(trainer, first=1), LocalPlan(steps=1, batch_size=32, learning_rate=0.1)
+    vector = start(trainer)
+    found = trainer.train(vector[chosen.indices], {}, examples, plan, 3, submodel=chosen).delta
+    unread = trainer.spec.unflatten(vector)
+    unread["output.weight"][::2] = 0.0
+    whole = trainer.train(trainer.spec.flatten(unread), {}, examples, plan, 3).delta
+    np.testing.assert_allclose(found, whole[chosen.indices], rtol=1e-4, atol=1e-7)
+    assert found.shape == (chosen.size,)
+
+
+def test_tasks_of_sub_models_leave_nothing_behind() -> None:
+    """Other units, other sizes, the whole model and its hidden buffers: no order of tasks matters."""
+    trainer = trainer_for(Own(Widened))
+    vector = start(trainer)
+    vector.setflags(write=False)
+    maps = [half(trainer), half(trainer, first=1), unit_map(trainer.spec, [[0, 1, 2]] * 2)]
+    maps.append(unit_map(trainer.spec, [[5], [1]]))
+
+    def trained(chosen: UnitMap | None) -> str:
+        given = vector if chosen is None else vector[chosen.indices]
+        return digest(trainer.train(given, {}, EXAMPLES, PLAN, 0, submodel=chosen).delta)
+
+    first = {chosen: trained(chosen) for chosen in (None, *maps)}
+    assert len(set(first.values())) == 5
+    costs = [trainer.step_cost(chosen, EXAMPLES) for chosen in maps]
+    for chosen in (*reversed(maps), None, *maps):
+        assert trained(chosen) == first[chosen]
+    fresh = trainer_for(Own(Widened))
+    assert (
+        digest(fresh.train(vector[maps[0].indices], {}, EXAMPLES, PLAN, 0, maps[0]).delta) == first[maps[0]]
+    )
+    assert [fresh.step_cost(chosen, EXAMPLES) for chosen in maps] == costs
+    assert costs[0] == costs[1] > costs[2] > costs[3] > 0
+
+
+class Widened(torch.nn.Module):
+    """Hidden units before a model with norm, dropout and a count of calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.back, self.counting = torch.nn.Linear(6, 10), torch.nn.Linear(10, 6), Counting()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores: torch.Tensor = self.counting(self.back(torch.relu(self.hidden(x))))
+        return scores
+
+
+def test_the_cost_of_a_step_counts_operations_or_else_parameters() -> None:
+    perceptron = trainer_for(Own(*PERCEPTRON))
+    # Of 6-8-3, no gradient of the input is taken: 2 (6 h) + 3 (3 h) multiplications for h hidden units.
+    assert perceptron.step_cost(half(perceptron), EXAMPLES) == pytest.approx(0.5)
+    recurrent = trainer_for(Own(lambda: torch.nn.ModuleList([torch.nn.LSTM(6, 4)]), lambda model: None))
+    assert recurrent.spec.groups == ()
+    app = Synthetic()
+    numpy = trainer_for(app)
+    chosen = half(numpy)
+    assert numpy.step_cost(chosen, app.data(Shard("test"))) == chosen.size / numpy.spec.size
+
+
+class Reversing(torch.nn.Module):
+    """Branches on what it sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.out = torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        scores: torch.Tensor = self.out(hidden if hidden.sum() > 0 else -hidden)
+        return scores
+
+
+class Declared(Own):
+    """Says which units there are."""
+
+    def units(self, model: Any) -> Any:
+        members = [Member("first.weight", 0), Member("first.bias", 0), Member("out.weight", 1)]
+        return [UnitGroup("mine", model.first.out_features, tuple(members))]
+
+
+def test_units_may_be_declared() -> None:
+    trainer = trainer_for(Own(Reversing))
+    assert trainer.spec.groups == ()
+    assert "control flow" in trainer.whole_because
+    assert "model of numpy arrays needs units" in trainer_for(Own(lambda: {"w": np.zeros(3)})).whole_because
+    declared = trainer_for(Declared(Reversing))
+    assert [(g.name, g.size) for g in declared.spec.groups] == [("mine", 4)]
+    assert declared.whole_because == ""
+    chosen = half(declared)
+    result = declared.train(start(declared)[chosen.indices], {}, EXAMPLES, PLAN, 0, submodel=chosen)
+    assert result.delta.shape == (chosen.size,)
+    with pytest.raises(AppError, match=r"'first\.weight' is 8 long"):
+        trainer_for(Declared(lambda: wider(Reversing())))
+
+
+def wider(module: Any) -> Any:
+    """Its weights do not fit what it says."""
+    module.first.weight = torch.nn.Parameter(torch.zeros(8, 6))
+    return module
+
+
+def test_a_sub_model_of_another_model_is_refused() -> None:
+    trainer, other = trainer_for(Own(*PERCEPTRON)), trainer_for(Declared(Reversing))
+    chosen = half(other)
+    for call in (
+        lambda: trainer.train(start(other)[chosen.indices], {}, EXAMPLES, PLAN, 0, submodel=chosen),
+        lambda: trainer.step_cost(chosen, EXAMPLES),
+    ):
+        with pytest.raises(ManifestMismatch, match="of a model with other tensors"):
+            call()
+    with pytest.raises(ManifestMismatch, match="vector has shape"):
+        trainer.train(start(trainer), {}, EXAMPLES, PLAN, 0, submodel=half(trainer))
