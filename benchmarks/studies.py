@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 from anabranch.core.config import Config, merge
+from anabranch.reports.result import Point as Measured
 from anabranch.reports.result import Result
 
 Tables = Mapping[str, Mapping[str, Any]]
@@ -38,18 +41,22 @@ class Tuned:
     scores: tuple[tuple[Point, float], ...]
 
 
-Job = tuple[Point, int, str]
+# A point, a seed, the part it is measured on, and how many evaluations in a row must be at the target.
+Job = tuple[Point, int, str, int]
 
 
 def run(job: Job) -> Result:
     """One simulation, in a worker process. A tuning run (on validation) ends once it is at the target."""
     from anabranch.simulation.run import Progress, open_simulation
 
-    point, seed, part = job
+    point, seed, part, in_a_row = job
     config, started = point.config(seed, part), time.perf_counter()
+    newest: deque[float] = deque(maxlen=in_a_row)
 
     def tell(progress: Progress) -> None:
-        if part == "validation" and progress.accuracy >= config.run.target_accuracy:
+        newest.append(progress.accuracy)
+        there = len(newest) == in_a_row and statistics.fmean(newest) >= config.run.target_accuracy
+        if part == "validation" and there:
             simulation.clock.stop()
 
     with open_simulation(config, progress=tell) as simulation:
@@ -62,20 +69,41 @@ def one_thread() -> None:
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 
-def seconds_to_target(results: Sequence[Result], horizon_s: float) -> float:
+def pool_of(start: str = "spawn") -> ProcessPoolExecutor:
+    """A worker process for each core."""
+    one_thread()
+    return ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context(start))
+
+
+def reached(history: Sequence[Measured], target: float, in_a_row: int = 1) -> Measured | None:
+    """The first evaluation at which the mean accuracy of the last `in_a_row` is at the target."""
+    for i in range(in_a_row, len(history) + 1):
+        if statistics.fmean(p.accuracy for p in history[i - in_a_row : i]) >= target:
+            return history[i - 1]
+    return None
+
+
+def seconds_to_target(results: Sequence[Result], horizon_s: float, in_a_row: int = 1) -> float:
     """Mean over seeds; a run that never got there counts twice the horizon, less what it came near."""
+    found = [(r, reached(r.history, r.target_accuracy, in_a_row)) for r in results]
     return statistics.fmean(
-        2 * horizon_s - (r.best_accuracy or 0.0) if r.time_to_target_s is None else r.time_to_target_s
-        for r in results
+        2 * horizon_s - (r.best_accuracy or 0.0) if at is None else at.time_s for r, at in found
     )
 
 
-def tune(pool: ProcessPoolExecutor, points: Sequence[Point], seeds: Sequence[int], horizon_s: float) -> Tuned:
+def tune(
+    pool: ProcessPoolExecutor,
+    points: Sequence[Point],
+    seeds: Sequence[int],
+    horizon_s: float,
+    in_a_row: int = 1,
+) -> Tuned:
     """Run every point on the tuning seeds."""
-    results = list(pool.map(run, [(p, s, "validation") for p in points for s in seeds]))
+    results = list(pool.map(run, [(p, s, "validation", in_a_row) for p in points for s in seeds]))
     width = len(seeds)
     scores = tuple(
-        (p, seconds_to_target(results[i * width : (i + 1) * width], horizon_s)) for i, p in enumerate(points)
+        (p, seconds_to_target(results[i * width : (i + 1) * width], horizon_s, in_a_row))
+        for i, p in enumerate(points)
     )
     best = min(scores, key=lambda pair: pair[1])
     print(f"tuned {best[0].method}: {dict(best[0].chosen)}, {best[1]:.1f} s", flush=True)
@@ -84,9 +112,14 @@ def tune(pool: ProcessPoolExecutor, points: Sequence[Point], seeds: Sequence[int
 
 def compare(pool: ProcessPoolExecutor, point: Point, seeds: Sequence[int]) -> list[Result]:
     """Run a tuned point on the paired seeds, measured on the test part."""
-    results = list(pool.map(run, [(point, s, "test") for s in seeds]))
+    results = list(pool.map(run, [(point, s, "test", 1) for s in seeds]))
     print(f"ran {point.method}: {[r.time_to_target_s for r in results]}", flush=True)
     return results
+
+
+def plain(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """As JSON, without what would be most of the file: what each device gave, the configuration, coverage."""
+    return [{**r.to_json(), "clients": {}, "config": {}, "coverage": ()} for r in results]
 
 
 def mean(values: Iterable[float], digits: int = 1) -> str:

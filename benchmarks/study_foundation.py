@@ -164,7 +164,7 @@ def _tune(
 
 
 def _compare(pool: ProcessPoolExecutor, point: Point, seeds: Sequence[int]) -> list[Result]:
-    results = list(pool.map(run, [(point, s, "test") for s in seeds]))
+    results = list(pool.map(run, [(point, s, "test", 1) for s in seeds]))
     print(f"ran {point.strategy}: {[r.time_to_target_s for r in results]}", flush=True)
     return results
 

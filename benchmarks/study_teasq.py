@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import multiprocessing
 import os
 import statistics
 import time
@@ -26,7 +25,7 @@ from typing import Any
 
 from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Result
-from benchmarks.studies import Point, Tables, compare, mean, one_thread, table, tune
+from benchmarks.studies import Point, Tables, compare, mean, plain, pool_of, table, tune
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAME = "study-teasq"
@@ -133,13 +132,8 @@ def study(
     finals = {m: compare(pool, t.best, seeds) for m, t in tuned.items()}
     return {
         "tuned": {m: [[dict(p.chosen), s, p == t.best] for p, s in t.scores] for m, t in tuned.items()},
-        "runs": {m: _plain(rs) for m, rs in finals.items()},
+        "runs": {m: plain(rs) for m, rs in finals.items()},
     }
-
-
-def _plain(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """Without what each device gave and the configuration, which would be most of the file."""
-    return [{**r.to_json(), "clients": {}, "config": {}} for r in results]
 
 
 def main() -> None:
@@ -163,7 +157,7 @@ def _run(data_file: Path, quick: bool) -> None:
     if quick:
         BASE["run"]["virtual_s_max"] = 12.0
     data: dict[str, Any] = {"splits": {}}
-    with _pool("fork" if quick else "spawn") as pool:
+    with pool_of("fork" if quick else "spawn") as pool:
         for split in SPLITS:
             data["splits"][split] = study(pool, split, TUNING_SEEDS, SEEDS[:1] if quick else SEEDS)
             data["minutes"] = (time.monotonic() - started) / 60
@@ -172,20 +166,15 @@ def _run(data_file: Path, quick: bool) -> None:
 
 def _repeat(data_file: Path, methods: Sequence[str]) -> None:
     data, started = json.loads(data_file.read_text(encoding="utf-8")), time.monotonic()
-    with _pool() as pool:
+    with pool_of() as pool:
         for split, method in itertools.product(data["splits"], methods):
             found = data["splits"][split]
             (chosen,) = (values for values, _, best in found["tuned"][method] if best)
             (point,) = (p for p in grid(method, split) if p.chosen == chosen)
-            found["runs"][method] = _plain(compare(pool, point, SEEDS))
+            found["runs"][method] = plain(compare(pool, point, SEEDS))
             data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
     data["minutes"] += (time.monotonic() - started) / 60
     data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
-
-
-def _pool(start: str = "spawn") -> ProcessPoolExecutor:
-    one_thread()
-    return ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context(start))
 
 
 # --- what is read -----------------------------------------------------------------------------------

@@ -45,7 +45,9 @@ class FleetTable:
 
     `speed`: `levels` (evenly spaced step times, slowest/fastest = `speed_ratio`), `lognormal`
     (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes).
-    `split`: `iid`, `dirichlet`, `shards`, `speed-shards`.
+    `split`: `iid`, `dirichlet`, `shards`, `speed-shards`. `leavers`: the fraction of devices that leave for
+    good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model takes its
+    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`).
     """
 
     clients: int = 8
@@ -63,6 +65,8 @@ class FleetTable:
     dropout: float = 0.0
     availability: float = 1.0
     availability_period_s: float = 600.0
+    leavers: float = 0.0
+    submodel_step: str = "operations"
 
 
 @dataclass(frozen=True)
@@ -192,6 +196,7 @@ CHOICES = {
     "run.evaluate_on": ("test", "validation"),
     "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
+    "fleet.submodel_step": ("operations", "whole"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
 }
@@ -210,7 +215,7 @@ POSITIVE = (
     "client.batch_size",
     "client.learning_rate",
 )
-FRACTIONS = ("run.target_accuracy", "fleet.dropout", "fleet.availability")
+FRACTIONS = ("run.target_accuracy", "fleet.dropout", "fleet.availability", "fleet.leavers")
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
@@ -324,6 +329,8 @@ def _check_relations(config: Config) -> None:
         raise ConfigError(f"fleet.speed_ratio must be at least 1, not {fleet.speed_ratio!r}")
     if fleet.availability == 0:
         raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
+    if fleet.leavers and not config.run.virtual_s_max:
+        raise ConfigError("fleet.leavers needs run.virtual_s_max: devices leave at a random moment of it")
     if fleet.dropout == 1:
         raise ConfigError("fleet.dropout must be less than 1: no update would ever come")
     if not (config.client.epochs or config.client.steps):

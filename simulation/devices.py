@@ -5,7 +5,8 @@ What can happen to it, every draw from a stream named by the device:
 - dropout: with probability `fleet.dropout` it vanishes at a random moment of a task's training, and
   is away for a uniform time of up to `fleet.availability_period_s`;
 - availability: it is on for the fraction `fleet.availability` of every `fleet.availability_period_s`,
-  from a phase of its own. Off means out of reach, and training stops.
+  from a phase of its own. Off means out of reach, and training stops;
+- departure: the fraction `fleet.leavers` of the devices goes for good, at a random moment of the run.
 
 What it had trained is lost, except for a finished update: that waits in the outbox and is pushed
 when the device is back. A message under way when its device vanishes does not arrive.
@@ -70,6 +71,7 @@ class Surroundings:
     profiles: DeviceProfiles
     seed: int
     step_cost: Callable[[Task], float]  # relative to the whole model's
+    horizon_s: float  # devices leave for good before this
 
 
 class Device:
@@ -83,7 +85,7 @@ class Device:
         self.link = Link.of(around.profiles, index)
         self._around = around
         self._clock, self._server = around.clock, around.server
-        self._on = self._away = self._enrolled = False
+        self._on = self._away = self._gone = self._enrolled = False
         self._call = 0  # counts calls: the answer to an earlier one is not for us any more
         self._heartbeat = 0
         self._tasks = 0
@@ -98,6 +100,8 @@ class Device:
     def begin(self) -> None:
         """Live, from time 0: in the middle of an on or off period if the fleet has them."""
         fleet = self._around.fleet
+        if self._draw("leaver", 0) < fleet.leavers:
+            self._clock.at(self._around.horizon_s * self._draw("leaver-moment", 0), self._leave)
         if fleet.availability >= 1.0:
             self._switch_on()
             return
@@ -120,12 +124,19 @@ class Device:
 
     def _switch_on(self) -> None:
         self._on = True
-        if not self._away:
+        if not (self._away or self._gone):
             self._come()
 
     def _switch_off(self) -> None:
         self._on = False
-        if not self._away:
+        if not (self._away or self._gone):
+            self._vanish()
+
+    def _leave(self) -> None:
+        """For good."""
+        present = self._on and not self._away
+        self._gone = True
+        if present:
             self._vanish()
 
     def _drop_out(self, task_index: int) -> None:
@@ -136,7 +147,7 @@ class Device:
 
     def _return(self) -> None:
         self._away = False
-        if self._on:
+        if self._on and not self._gone:
             self._come()
 
     def _vanish(self) -> None:
@@ -264,7 +275,7 @@ class Device:
             self._clock.at(self._clock.now + self.link.latency_s, partial(self._cancelled, task_id))
 
     def _cancelled(self, task_id: str) -> None:
-        if self._on and not self._away:
+        if self._on and not (self._away or self._gone):
             self._handle(ev.TaskCancelled(self._clock.now, task_id))
 
     def _push(self) -> None:

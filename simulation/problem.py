@@ -85,9 +85,11 @@ class Problem:
         return LocalResult(payload, uplink.codec.text, sha256, result.steps, dict(result.metrics), memory)
 
     def step_cost(self, task: Task) -> float:
-        """Operations of a step of the task relative to one of the whole model, in (0, 1]."""
+        """Time of a step of the task relative to one of the whole model, as `fleet.submodel_step` says."""
         submodel = smaller(task)
-        return 1.0 if submodel is None else self.trainer.step_cost(submodel, self.examples(0))
+        if submodel is None or self.config.fleet.submodel_step == "whole":
+            return 1.0
+        return self.trainer.step_cost(submodel, self.examples(0))
 
     def evaluate(self, evaluation: Evaluation) -> Mapping[str, float]:
         """The App's metrics on the held-out part that `[run] evaluate_on` names."""

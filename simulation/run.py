@@ -177,6 +177,7 @@ class Simulation:
             profiles=speed_profile(config.fleet, seed),
             seed=seed,
             step_cost=self._problem.step_cost,
+            horizon_s=config.run.virtual_s_max,
         )
         settings = SessionSettings(config.client.retry_base_s, config.client.retry_cap_s)
         return [

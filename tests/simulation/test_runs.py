@@ -20,7 +20,7 @@ from anabranch.simulation.checkers import Checker
 from anabranch.simulation.devices import Device
 from anabranch.simulation.run import Progress, open_simulation, simulate
 
-STRATEGIES = ["fedasync", "fedavg", "fedbuff", "fedprox"]
+STRATEGIES = ["asyncdrop", "fedasync", "fedavg", "fedbuff", "fedprox", "teasq_drop"]
 ROUGH = {"dropout": 0.3, "availability": 0.6, "availability_period_s": 20.0, "up_mbps": 1.0}
 
 
@@ -46,6 +46,20 @@ def test_invariants_on_a_rough_fleet(strategy: str, seed: int) -> None:
     result, engine = checked(settings)
     assert result.versions > 2
     assert engine.counters.leases_lost > 0
+
+
+@pytest.mark.parametrize("availability", [1.0, 0.5])
+def test_leavers_go_for_good_and_the_others_go_on(tmp_path: Path, availability: float) -> None:
+    away = {"availability": availability, "availability_period_s": 10.0, "dropout": 0.1}
+    run = {"virtual_s_max": 200.0}
+    simulate(config("fedasync", run=run, fleet={"clients": 20, "leavers": 0.5, **away}), tmp_path)
+    last: dict[str, float] = {}
+    for event in events(tmp_path, "granted", "decided"):
+        last[event["client"]] = event["time_s"]
+    stayed = [client for client, time_s in last.items() if time_s > 180.0]
+    assert 5 <= len(stayed) <= 15
+    gone = [time_s for client, time_s in last.items() if client not in stayed]
+    assert min(gone) < 60.0 < max(gone)
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedprox"])

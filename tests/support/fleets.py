@@ -25,6 +25,8 @@ def config(strategy: str = "fedbuff", **tables: Mapping[str, Any]) -> Config:
     }
     if strategy in ("fedavg", "fedprox"):
         base["strategy"] |= {"clients_per_round": 3, "deadline_s": 20.0}
+    if strategy == "teasq_drop":
+        base["strategy"] |= {"concurrency_fraction": 1.0, "cache_size": 3}
     return merge([("base", base), ("test", tables)])
 
 

@@ -73,6 +73,8 @@ def test_passwords_are_masked() -> None:
         ({"client": {"epochs": 0}}, "client.epochs or client.steps"),
         ({"fleet": {"dropout": 1}}, "fleet.dropout must be less than 1"),
         ({"submodel": {"name": "half"}}, "submodel.name must be one of auto, none, random, hetero"),
+        ({"fleet": {"leavers": 0.5}}, "fleet.leavers needs run.virtual_s_max"),
+        ({"fleet": {"submodel_step": "half"}}, "fleet.submodel_step must be one of operations, whole"),
         ({"submodel": {"drop": 1}}, "submodel.drop must be less than 1"),
         ({"submodel": {"widths": []}}, "submodel.widths must be fractions in (0, 1]"),
         ({"submodel": {"widths": [0.5, 2]}}, "submodel.widths must be fractions in (0, 1]"),
