@@ -132,7 +132,7 @@ def sent(device: Device) -> Iterator[tuple[str, Seen]]:
         task = device.task()
         part = device.submodel(task)
         assert isinstance(part, UnitMap)
-        header = {} if (message := bad.map_(part)) is None else {"submodel": message}
+        header: dict[str, Any] = {} if (message := bad.map_(part)) is None else {"submodel": message}
         data = values(bad, part).tobytes()
         yield name, error_of(lambda: device.send(task, data, f"bad-{number}", **header))  # noqa: B023
         if bad.recorded:  # it is used up

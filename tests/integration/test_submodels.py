@@ -148,8 +148,8 @@ def test_a_broken_download_of_a_part_goes_on(moment: str, served: Served, manife
 
 
 def test_parts_of_one_version_are_payloads_of_their_own(tmp_path: Path, manifest: Manifest) -> None:
-    tables = {**DROP, "submodel": {"name": "random", "drop": 0.5}}
-    with Served(server_config(tmp_path / "data", **tables), manifest) as served:
+    halves = {"name": "random", "drop": 0.5}
+    with Served(server_config(tmp_path / "data", submodel=halves, **DROP), manifest) as served:
         fleet = [served.device(f"device-{i}", STAGES) for i in range(4)]
         tasks = {device: device.task() for device in fleet}
         assert len({task.submodel.SerializeToString() for task in tasks.values()}) > 2
@@ -164,6 +164,7 @@ def test_with_encoded_versions_the_whole_comes_although_a_part_was_asked_for(
     tables = {**DROP, "downlink": {"codec": codec}}
     with Served(server_config(tmp_path / "data", **tables), manifest) as served:
         device = served.device(codecs=STAGES)
+        assert served.device("late", STAGES).task().base_version == 0  # its base has to be kept
         for seed in range(3):
             task = device.task()
             header, data = fetch_part(device, task)

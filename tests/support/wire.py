@@ -152,9 +152,13 @@ class Device:
 
     def work(self, value: float = 1.0) -> devices.PushUpdateResponse:
         """Ask, train in no time, push."""
-        answer: devices.PushUpdateResponse = self.push(
-            self.task(), np.full(self.spec.size, value, np.float32)
-        )
+        return self.answer(self.task(), value)
+
+    def answer(self, task: devices.Task, value: float = 1.0, **more: Any) -> devices.PushUpdateResponse:
+        """Train in no time, push: one value everywhere on what the task covers."""
+        part = self.submodel(task)
+        delta = np.full(self.spec.size if part is None else part.size, value, np.float32)
+        answer: devices.PushUpdateResponse = self.push(task, delta, **more)
         return answer
 
 
