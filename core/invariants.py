@@ -28,10 +28,17 @@ def violations(engine: Engine) -> list[str]:
         check(task.client_id in ledger.clients, f"task {task.task_id} is of an unknown client")
         check(ledger.receipt_of_task(task.task_id) is None, f"task {task.task_id} is open and answered")
     if engine.strategy.needs_base:
-        lost = {t.base_version for t in live} - set(engine.history) - {engine.version}
+        lost = {version for version in {t.base_version for t in live} if not _is_held(engine, version)}
         check(not lost or bool(engine.finished), f"the models of versions {sorted(lost)} are not held")
     check(set(engine.history) <= set(ledger.bases), "models are held that no live task started from")
     check(engine.vector.size == engine.spec.size, "the vector does not have the size of the spec")
     check(bool(np.isfinite(engine.vector).all()), "the model has values that are not finite")
     check(engine.version <= engine.counters.applied, "more versions than updates")
     return found
+
+
+def _is_held(engine: Engine, version: int) -> bool:
+    """Whether there is the model that devices have of a version: with a lossy downlink another than ours."""
+    if engine.broadcast is not None:
+        return engine.broadcast.replica(engine.broadcast_state, version) is not None
+    return version in engine.history or version == engine.version

@@ -97,7 +97,7 @@ def manifest_from_proto(message: model.Manifest) -> ParamSpec:
     )
     try:
         spec = ParamSpec(tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in message.tensors), groups)
-    except ConfigError as error:
+    except (ConfigError, TypeError) as error:  # numpy raises the latter for a dtype that is none
         raise ManifestMismatch(f"the manifest was damaged on the way: {error}") from error
     if spec.layout_hash != message.sha256.hex():
         raise ManifestMismatch("the manifest's hash is not that of its tensors: it was damaged on the way")

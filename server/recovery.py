@@ -142,6 +142,7 @@ def _check_same(stored: Config, config: Config, limits: Limits) -> None:
         ("strategy.name", stored.strategy.name, config.strategy.name),
         ("downlink.codec", stored.downlink.codec, config.downlink.codec),
         *_differences("strategy", dict(stored.strategy.params), dict(config.strategy.params)),
+        *_differences("submodel", vars(stored.submodel), vars(config.submodel)),
         *_differences(
             "setting", vars(EngineSettings.of(stored, limits)), vars(EngineSettings.of(config, limits))
         ),

@@ -213,6 +213,8 @@ class Devices(DevicesServicer):
         """What to serve, made if need be, and whether it is the last version. In the writer's thread."""
         version = request.version if request.HasField("version") else engine.version
         holds = request.holds_version if request.HasField("holds_version") else None
+        if not _has_task(engine, request.client_id, version, submodel):
+            submodel = None  # a part is a file of its own: they are made for tasks alone
         wanted = self.run.models.for_device(version, holds, request.codecs, submodel)
         if request.exact:
             wanted = Wanted(version, "exact")
@@ -236,6 +238,12 @@ class Devices(DevicesServicer):
 
 def _find(effects: Sequence[Effect], kind: type[E]) -> E | None:
     return next((e for e in effects if isinstance(e, kind)), None)
+
+
+def _has_task(engine: Engine, client_id: str, version: int, submodel: Submodel | None) -> bool:
+    """Whether the client has a task of this part of this version."""
+    tasks = [*engine.ledger.live_of(client_id), *engine.ledger.expired_of(client_id)]
+    return any((task.base_version, task.submodel) == (version, submodel) for task in tasks)
 
 
 def _part(file: ModelFile) -> model.Part:

@@ -88,7 +88,7 @@ def _replayed(store: Store, engine: Engine) -> Iterator[tuple[int, list[str]]]:
 
 
 def _snapshot_differs(snapshot: Snapshot, engine: Engine) -> list[str]:
-    kept = restore(snapshot, engine.spec, engine.strategy, engine.settings, engine.broadcast)
+    kept = restore(snapshot, engine.spec, engine.strategy, engine.settings, engine.broadcast, engine.planner)
     if state_digest(kept) == state_digest(engine):
         return []
     return [f"the newest snapshot, of version {kept.version}, is not what the log replays to"]

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from federations import config, first_weights
+from agents import SHARD, Federation
+from federations import first_weights
 from local_server import LocalServer, LocalTransport
-from virtual import VirtualTime
 
 from anabranch.client.agent import Agent
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
@@ -19,47 +19,14 @@ from anabranch.client.messages import HeartbeatAnswer, PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.stopping import Bell
 from anabranch.client.trainer import BaseModel, LocalTrainer
-from anabranch.client.transport import Transport
 from anabranch.core.config import ClientTable
 from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, Overloaded, StoreLocked
 from anabranch.core.ledger import TRAIN_S
-from anabranch.core.params import ParamSpec, digest
+from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Ask, LocalPlan, Task
-from anabranch.workloads.app import App, Examples, Shard
+from anabranch.workloads.app import Examples
 from anabranch.workloads.synthetic import Synthetic
-
-SHARD = Shard("train", 0, 4)
-
-
-class Federation:
-    """A server, a clock, and what the agents' events were."""
-
-    def __init__(self, folder: Path, **tables: Any) -> None:
-        self.time = VirtualTime()
-        self.folder = folder
-        self.server = LocalServer(first_weights(), config(**tables), self.time.now)
-        self.events: list[tuple[str, dict[str, Any]]] = []
-
-    def agent(self, transport: Transport | None = None, app: App | None = None, **options: Any) -> Agent:
-        defaults: dict[str, Any] = {"tasks_max": 3, "seed": 7, "bell": self.time.bell, "on_event": self.hear}
-        return Agent(
-            app or Synthetic(),
-            transport or LocalTransport(self.server, "a"),
-            "a",
-            SHARD,
-            self.folder / "a",
-            **(defaults | options),
-        )
-
-    def hear(self, kind: str, **data: Any) -> None:
-        self.events.append((kind, data))
-
-    def kinds(self) -> list[str]:
-        return [kind for kind, _ in self.events]
-
-    def model(self) -> str:
-        return digest(self.server.engine.vector)
 
 
 @pytest.fixture

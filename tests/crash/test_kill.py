@@ -47,6 +47,12 @@ def test_compressed_runs_keep_their_promises(tmp_path: Path) -> None:
     check(run(tmp_path, plan), plan)
 
 
+@pytest.mark.parametrize("compressed", [False, True], ids=["raw", "compressed"])
+def test_runs_of_sub_models_keep_their_promises(compressed: bool, tmp_path: Path) -> None:
+    plan = Plan(seed=6, kills=5, updates=400, compressed=compressed, units=True)
+    check(run(tmp_path, plan), plan)
+
+
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_a_store_that_acknowledges_early_is_caught(
     database: str, tmp_path: Path, request: pytest.FixtureRequest

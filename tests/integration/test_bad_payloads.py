@@ -6,7 +6,6 @@ wrong with a payload closes its task, so it is on record with its flaw; nothing 
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 import zstandard
 from deltas import laplace, resealed
+from learning import recorded
 from wire import Served, server_config
 
 from anabranch.compress import wire
@@ -28,14 +28,9 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.compress.selectors import kept_count
 from anabranch.compress.stage import Coded, Role, Stream
-from anabranch.core.config import Config
-from anabranch.core.engine import Engine
-from anabranch.core.params import ParamSpec, SparseVector, digest
-from anabranch.core.snapshot import take_snapshot
+from anabranch.core.params import ParamSpec, SparseVector
 from anabranch.server.manifest import write_manifest
-from anabranch.server.recovery import make_engine, replay
-from anabranch.server.store.factory import open_store
-from anabranch.server.verify import stored_run, verify
+from anabranch.server.verify import verify
 
 TENSORS: dict[str, Any] = {"w": np.ones((1000, 100), np.float32), "seen": np.asarray([7], np.int64)}
 SPEC = ParamSpec.of(TENSORS)
@@ -175,29 +170,9 @@ BAD: dict[str, Bad] = {
 }
 
 
-def learned(engine: Engine) -> str:
-    """All that an update may change: the model, the strategy's state, what devices hold."""
-    snapshot = take_snapshot(engine, copy=False)
-    kept = {name: snapshot.meta[name] for name in ("version", "pending", "strategy", "broadcast")}
-    arrays = {name: digest(array) for name, array in sorted(snapshot.arrays.items())}
-    return json.dumps([kept, arrays, engine.counters.applied], sort_keys=True)
-
-
 def flaws(data_dir: Path) -> dict[str, tuple[str, bool]]:
     """The flawed updates of a log, each with whether the engine learned anything from it."""
-    store, found = open_store("", data_dir), {}
-    try:
-        info, manifest = stored_run(store, data_dir)
-        engine = make_engine(Config.from_json(info.config), manifest)
-        before = learned(engine)
-        for _, record, _ in replay(engine, store, store.records()):
-            after = learned(engine)
-            if record["kind"] == "update" and record["flaw"]:
-                found[record["update_id"]] = (record["flaw"], before != after)
-            before = after
-    finally:
-        store.close()
-    return found
+    return {name: (r.flaw, r.learned) for name, r in recorded(data_dir).items() if r.flaw}
 
 
 def sent(served: Served, rows: dict[str, Bad]) -> dict[str, Seen]:

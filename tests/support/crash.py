@@ -1,7 +1,8 @@
 """Kill a server at random moments while writers push: what was acknowledged must count, exactly once.
 
 Every delta has whole numbers, so the sum is exact in any order and one lost, doubled or invented
-update shows in the final model.
+update shows in the final model. Where tasks are of sub-models, models are mixed instead: what was
+acknowledged is then done again by hand, from what the devices were given, and must come to the same bits.
 """
 
 from __future__ import annotations
@@ -24,9 +25,12 @@ import numpy as np
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from wire import QUICK, Device
 
+from anabranch.compress.downloads import apply_download
 from anabranch.compress.registry import STAGES
 from anabranch.core.journal import Record
-from anabranch.core.params import ParamSpec, Vector, digest
+from anabranch.core.params import Indices, ParamSpec, Vector, digest
+from anabranch.core.submodels import Submodel, UnitMap
+from anabranch.core.units import Member, UnitGroup
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.manifest import write_manifest
 from anabranch.server.store.factory import open_store
@@ -51,6 +55,20 @@ class Plan:
     inline_bytes_max: int = 256 * 1024
     broken: bool = False
     compressed: bool = False
+    units: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Applied:
+    """An acknowledged update, and the version that came of it.
+
+    Of a part of the model: where that is, and what the device started from there.
+    """
+
+    version: int
+    delta: Vector
+    where: Indices | None = None
+    base: Vector | None = None
 
 
 @dataclass
@@ -82,6 +100,7 @@ class ServerProcess:
             *map(str, arguments),
             *["broken"][: plan.broken],
             *["compressed"][: plan.compressed],
+            *["units"][: plan.units],
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -127,7 +146,7 @@ class Writer(threading.Thread):
         self._random = random.Random(f"{seed} writer {number}")
         self._numbers = np.random.default_rng([seed, number])
         self._client_id, self._spec = f"writer-{number}", spec
-        self.sum = np.zeros(VALUES, np.float32)
+        self.applied: list[Applied] = []
         self.acknowledged: list[str] = []
         self.resent = self.retries = 0
         self.problems: list[str] = []
@@ -149,7 +168,10 @@ class Writer(threading.Thread):
         answer = self._insist(lambda: device.ask(task_id))
         if not answer.HasField("task"):
             return
-        delta = self._numbers.integers(-8, 9, VALUES).astype(np.float32)
+        part = device.submodel(answer.task)
+        base = None if part is None else self._base(device, answer.task, part)
+        size, where = (VALUES, None) if part is None else (part.size, part.indices)
+        delta = self._numbers.integers(-8, 9, size).astype(np.float32)
         response = self._insist(lambda: device.push(answer.task, delta, update_id))
         if response is None:
             self.problems.append(f"the granted task {task_id} is not known any more")
@@ -157,10 +179,23 @@ class Writer(threading.Thread):
         if response.decision.verdict != "published":
             self.problems.append(f"update {update_id} was not applied: {response.decision}")
             return
-        self.sum += delta
+        self.applied.append(Applied(response.version, delta, where, base))
         self.acknowledged.append(update_id)
         if self._random.random() < RESENDS:
             self._resend(device, answer.task, delta, update_id, response)
+
+    def _base(self, device: Device, task: devices.Task, part: Submodel) -> Vector | None:
+        """What the device starts from on the part; meanwhile the task must stay what it is."""
+        assert isinstance(part, UnitMap)
+        version, codecs = task.base_version, device.codecs
+        got = self._insist(lambda: device.fetch(version=version, submodel=task.submodel, codecs=codecs))
+        if got is None or self._insist(lambda: device.ask(task.task_id)).task.submodel != task.submodel:
+            self.problems.append(f"task {task.task_id} is of another part or model than it was granted for")
+            return None
+        header, data = got
+        spec = part.small if header.part_only else part.spec
+        vector, _ = apply_download(spec, header.part.encoding.codec, data, None, None)
+        return vector if header.part_only else vector[part.indices]
 
     def _resend(
         self,
@@ -195,10 +230,16 @@ class Writer(threading.Thread):
         return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
 
 
+def write_model(folder: Path, first: Vector, plan: Plan) -> ParamSpec:
+    """What the server starts from."""
+    groups = (UnitGroup("rows", ROWS, (Member("w", 0),)),) if plan.units else ()
+    return write_manifest(folder / "model", "crash", {"w": first.reshape(ROWS, -1)}, groups).spec
+
+
 def run(folder: Path, plan: Plan) -> Outcome:
     """Serve, write, kill and restart as planned; then check every promise."""
     first = np.random.default_rng(plan.seed).integers(-100, 101, VALUES).astype(np.float32)
-    spec = write_manifest(folder / "model", "crash", {"w": first.reshape(ROWS, -1)}).spec
+    spec = write_model(folder, first, plan)
     server, outcome = ServerProcess(folder, plan), Outcome()
     server.start()
     shares = [len(range(n, plan.updates, plan.writers)) for n in range(plan.writers)]
@@ -218,9 +259,24 @@ def run(folder: Path, plan: Plan) -> Outcome:
     outcome.resent, outcome.retries = sum(w.resent for w in writers), sum(w.retries for w in writers)
     if (code := server.drain()) != 0:
         outcome.problems.append(f"the drain ended with exit code {code}:\n{server.log_tail()}")
-    expected = first + np.sum([w.sum for w in writers], axis=0, dtype=np.float32)
+    applied = [update for w in writers for update in w.applied]
+    expected = _mixed(first, applied) if plan.units else _summed(first, applied)
     outcome.problems += _broken_promises(server.data_dir, plan, writers, expected)
     return outcome
+
+
+def _summed(first: Vector, applied: list[Applied]) -> Vector:
+    """The model that adds deltas up."""
+    return first + np.sum([update.delta for update in applied], axis=0, dtype=np.float32)
+
+
+def _mixed(first: Vector, applied: list[Applied]) -> Vector:
+    """AsyncDrop's model, by hand: on its part half of what is there, half of what the device made of it."""
+    half, model = np.float32(0.5), first.copy()
+    for update in sorted(applied, key=lambda update: update.version):
+        if update.where is not None and update.base is not None:
+            model[update.where] = half * model[update.where] + half * update.base + half * update.delta
+    return model
 
 
 def _abandon(writers: list[Writer]) -> None:
@@ -247,7 +303,7 @@ def _broken_promises(data_dir: Path, plan: Plan, writers: list[Writer], expected
     found = verify(data_dir, plan.database)
     problems = list(found.problems)
     if found.model_sha256 != digest(expected):
-        problems.append("the model is not the sum of the acknowledged updates")
+        problems.append("the model is not what the acknowledged updates come to")
     logged = [r["update_id"] for r in _updates(data_dir, plan.database)]
     if doubled := len(logged) - len(set(logged)):
         problems.append(f"{doubled} updates are in the log twice")

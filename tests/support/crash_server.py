@@ -1,9 +1,10 @@
 """A server process for the crash tests.
 
-    python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX [broken] [compressed]
+    python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX [broken] [compressed] [units]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
+With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from anabranch.server.store.sql import SqlStore
 
 BATCHES_LATE = 4
 COMPRESSED = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
+UNITS = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
 
 
 class AcknowledgesEarly(SqlStore):
@@ -62,7 +64,8 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     limits = replace(DEFAULT_LIMITS, inline_bytes_max=int(inline), free_disk_bytes_min=1)
     server = {"address": address, "database": database, "snapshot_every_versions": 100}
-    config = server_config(Path(data_dir), server=server, **(COMPRESSED if "compressed" in words else {}))
+    tables = (COMPRESSED if "compressed" in words else {}) | (UNITS if "units" in words else {})
+    config = server_config(Path(data_dir), server=server, **tables)
     store = open_store(database, Path(data_dir), limits)
     if "broken" in words:
         assert isinstance(store, SqlStore)

@@ -19,7 +19,8 @@ from anabranch.core.chains import payload_codec
 from anabranch.core.config import Config, merge
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector
-from anabranch.protos.convert import PROTOCOL_VERSION
+from anabranch.core.submodels import Submodel
+from anabranch.protos.convert import PROTOCOL_VERSION, submodel_from_proto
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
@@ -43,7 +44,7 @@ SUM = {"name": "fedbuff", "buffer_size": 1, "server_lr": 1.0, "staleness": {"nam
 
 
 def server_config(data_dir: Path, **tables: Mapping[str, Any]) -> Config:
-    """A server on free ports that adds deltas up, with these tables on top."""
+    """A server on free ports, with these tables on top; unless they name a strategy it adds deltas up."""
     base: Tables = {
         "server": {
             "address": "127.0.0.1:0",
@@ -51,7 +52,7 @@ def server_config(data_dir: Path, **tables: Mapping[str, Any]) -> Config:
             "data_dir": str(data_dir),
             "drain_s": 5.0,
         },
-        "strategy": SUM,
+        "strategy": {} if "name" in tables.get("strategy", {}) else SUM,
     }
     return merge([("test", base), ("test", tables)])
 
@@ -100,10 +101,17 @@ class Device:
         messages = list(self.stub.FetchModel(request, timeout=CALL_S))
         return messages[0].header, b"".join(m.data for m in messages)
 
+    def submodel(self, task: devices.Task) -> Submodel | None:
+        """What the task covers; None: the whole model."""
+        return submodel_from_proto(task.submodel, self.spec) if task.HasField("submodel") else None
+
     def push(self, task: devices.Task, delta: Vector, update_id: str = "", **more: Any) -> Any:
         """Send a result as the task wants it; `more` has fields of the header, and `offset` to begin at."""
         codec = more.setdefault("codec", payload_codec(task.uplink.codec))
-        data, offset = make_codec(codec).encode(delta, Layout.of(self.spec)), more.pop("offset", 0)
+        if task.HasField("submodel"):
+            more.setdefault("submodel", task.submodel)
+        layout = Layout.of(self.spec, self.submodel(task))
+        data, offset = make_codec(codec).encode(delta, layout), more.pop("offset", 0)
         return self.send(task, data, update_id, offset, **more)
 
     def send(self, task: devices.Task, data: bytes, update_id: str = "", offset: int = 0, **more: Any) -> Any:
@@ -144,9 +152,13 @@ class Device:
 
     def work(self, value: float = 1.0) -> devices.PushUpdateResponse:
         """Ask, train in no time, push."""
-        answer: devices.PushUpdateResponse = self.push(
-            self.task(), np.full(self.spec.size, value, np.float32)
-        )
+        return self.answer(self.task(), value)
+
+    def answer(self, task: devices.Task, value: float = 1.0, **more: Any) -> devices.PushUpdateResponse:
+        """Train in no time, push: one value everywhere on what the task covers."""
+        part = self.submodel(task)
+        delta = np.full(self.spec.size if part is None else part.size, value, np.float32)
+        answer: devices.PushUpdateResponse = self.push(task, delta, **more)
         return answer
 
 

@@ -1,0 +1,240 @@
+"""Sub-models over real gRPC: who gets which bytes, and what an update of a part changes."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from unit_groups import GROUPS, SPEC, tensors
+from wire import Device, Served, server_config
+
+from anabranch.compress.codec import Raw
+from anabranch.compress.downloads import apply_download
+from anabranch.compress.layout import Layout
+from anabranch.compress.model import encode_model
+from anabranch.compress.registry import STAGES, make_codec
+from anabranch.core.chains import payload_codec
+from anabranch.core.errors import ConfigError
+from anabranch.core.params import Vector, dense, digest
+from anabranch.core.submodels import UnitMap, unit_map
+from anabranch.protos import convert
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.verify import verify
+
+DROP = {"strategy": {"name": "asyncdrop"}}
+FIRST = SPEC.flatten(tensors())
+FROZEN = SPEC.frozen(tensors())
+WHOLE = encode_model(Raw(), SPEC, FIRST, FROZEN)
+CHAIN = "topk(0.5)|int8(64)|gaps|zstd"
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    """A model with units, and a frozen counter."""
+    return write_manifest(tmp_path / "model", "test", tensors(), GROUPS)
+
+
+@pytest.fixture
+def served(tmp_path: Path, manifest: Manifest) -> Iterator[Served]:
+    """A server of sub-models, raw both ways."""
+    with Served(server_config(tmp_path / "data", **DROP), manifest) as server:
+        yield server
+
+
+def part_of(device: Device, task: devices.Task) -> UnitMap:
+    """The units of a task, which must be of some."""
+    found = device.submodel(task)
+    assert isinstance(found, UnitMap)
+    return found
+
+
+def deltas(size: int, seed: int = 1) -> Vector:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+def work(device: Device, seed: int = 1) -> devices.PushUpdateResponse:
+    task = device.task()
+    answer: devices.PushUpdateResponse = device.push(task, deltas(part_of(device, task).size, seed))
+    return answer
+
+
+def fetch_part(device: Device, task: devices.Task, **fields: Any) -> tuple[devices.ModelHeader, bytes]:
+    return device.fetch(version=task.base_version, submodel=task.submodel, codecs=STAGES, **fields)
+
+
+def part_bytes(part: UnitMap, vector: Vector = FIRST) -> bytes:
+    """The payload of a part: its coordinates and the frozen tensors, nothing else."""
+    frozen = b"".join(array.tobytes() for array in FROZEN.values())
+    return bytes(vector[part.indices].tobytes()) + frozen
+
+
+# --- downloads -----------------------------------------------------------------------------------
+
+
+def test_a_task_carries_its_map_in_a_few_bytes_and_announces_its_part(served: Served) -> None:
+    device = served.device(codecs=STAGES)
+    task = device.task()
+    part = part_of(device, task)
+    assert [len(units) for units in part.kept] == [6, 3]  # a quarter of 8 units and of 3 is left out
+    assert [len(bits) for bits in task.submodel.kept] == [math.ceil(g.size / 8) for g in GROUPS]
+    assert not task.submodel.starts
+    assert task.submodel.ByteSize() == sum(2 + len(bits) for bits in task.submodel.kept)
+    (announced,) = task.parts
+    assert announced.size_bytes == len(part_bytes(part)) < len(WHOLE)
+    assert announced.sha256 == hashlib.sha256(part_bytes(part)).digest()
+
+
+def test_a_device_gets_exactly_its_part_and_the_frozen_tensors(served: Served) -> None:
+    device = served.device(codecs=STAGES)
+    task = device.task()
+    part = part_of(device, task)
+    header, data = fetch_part(device, task)
+    assert header.part_only
+    assert (header.part, data) == (task.parts[0], part_bytes(part))
+    vector, frozen = apply_download(part.small, header.part.encoding.codec, data, None, None)
+    assert np.array_equal(vector, FIRST[part.indices])
+    assert frozen is not None
+    assert {name: array.tolist() for name, array in frozen.items()} == {"count": 0}
+
+
+@pytest.mark.parametrize("codecs", [(), STAGES], ids=["no stages", "all stages"])
+def test_a_device_that_asks_without_a_map_gets_the_whole(codecs: tuple[str, ...], served: Served) -> None:
+    device = served.device(codecs=codecs)
+    task = device.task()
+    for fields in ({"version": task.base_version}, {}, {"exact": True}):
+        header, data = device.fetch(codecs=codecs, **fields)
+        assert (header.part_only, data) == (False, WHOLE)
+    header, data = device.fetch(codecs=codecs, submodel=task.submodel, exact=True)
+    assert (header.part_only, data) == (False, WHOLE)
+
+
+def test_the_part_of_another_s_task_comes_whole(served: Served) -> None:
+    """Else whoever can reach the server could fill its disk, one choice of units after the other."""
+    device, other = served.device(codecs=STAGES), served.device("other", STAGES)
+    task = device.task()
+    kept = part_of(device, task).kept
+    foreign = unit_map(SPEC, [tuple(u for u in range(8) if u not in kept[0]), (0,)])
+    for asking, part in ((other, task.submodel), (device, convert.submodel_to_proto(foreign))):
+        header, data = asking.fetch(version=0, submodel=part, codecs=STAGES)
+        assert (header.part_only, data) == (False, WHOLE)
+    assert fetch_part(device, task)[0].part_only
+
+
+@pytest.mark.parametrize("moment", ["at once", "after two versions", "after a restart"])
+def test_a_broken_download_of_a_part_goes_on(moment: str, served: Served, manifest: Manifest) -> None:
+    device = served.device(codecs=STAGES)
+    task = device.task()
+    header, data = fetch_part(device, task)
+    if moment != "at once":
+        other = served.device("other", STAGES)
+        for seed in range(3):
+            assert work(other, seed).decision.verdict == "published"
+    with ExitStack() as stack:
+        if moment == "after a restart":
+            assert served.close() == 0
+            device = stack.enter_context(Served(served.config, manifest)).device(codecs=STAGES)
+        for cut in (len(data) // 2, 1, len(data) - 1, len(data)):
+            resumed, rest = fetch_part(device, task, offset=cut)
+            assert (resumed.part, resumed.part_only, data[:cut] + rest) == (header.part, True, data)
+        assert device.push(task, deltas(part_of(device, task).size)).decision.verdict == "published"
+
+
+def test_parts_of_one_version_are_payloads_of_their_own(tmp_path: Path, manifest: Manifest) -> None:
+    halves = {"name": "random", "drop": 0.5}
+    with Served(server_config(tmp_path / "data", submodel=halves, **DROP), manifest) as served:
+        fleet = [served.device(f"device-{i}", STAGES) for i in range(4)]
+        tasks = {device: device.task() for device in fleet}
+        assert len({task.submodel.SerializeToString() for task in tasks.values()}) > 2
+        for device, task in tasks.items():
+            assert fetch_part(device, task)[1] == part_bytes(part_of(device, task))
+
+
+@pytest.mark.parametrize("codec", ["log(1)", "int8(256)"])
+def test_with_encoded_versions_the_whole_comes_although_a_part_was_asked_for(
+    codec: str, tmp_path: Path, manifest: Manifest
+) -> None:
+    tables = {**DROP, "downlink": {"codec": codec}}
+    with Served(server_config(tmp_path / "data", **tables), manifest) as served:
+        device = served.device(codecs=STAGES)
+        assert served.device("late", STAGES).task().base_version == 0  # its base has to be kept
+        for seed in range(3):
+            task = device.task()
+            header, data = fetch_part(device, task)
+            assert not header.part_only
+            assert header.part == task.parts[0]
+            vector, _ = apply_download(SPEC, header.part.encoding.codec, data, None, None)
+            assert digest(vector) == header.vector_sha256.hex()
+            before, part = served.model().copy(), part_of(device, task)
+            delta = deltas(part.size, seed)
+            assert device.push(task, delta).decision.verdict == "published"
+            # What is mixed in is what the device had: its replica, cut to the task's coordinates.
+            assert np.array_equal(served.model(), mixed(before, vector, part, delta))
+    assert verify(tmp_path / "data").problems == ()
+
+
+# --- uplinks -------------------------------------------------------------------------------------
+
+
+def mixed(vector: Vector, base: Vector, part: UnitMap, delta: Vector) -> Vector:
+    """AsyncDrop's rule with alpha = 0.5, in float32, by hand."""
+    half, after, at = np.float32(0.5), vector.copy(), part.indices
+    after[at] = half * vector[at] + half * base[at] + half * delta
+    return after
+
+
+@pytest.mark.parametrize("uplink", ["raw", CHAIN, f"ef(0.9)|{CHAIN}", "int8(256)|zstd"])
+def test_an_update_is_applied_on_the_coordinates_of_its_part_alone(
+    uplink: str, tmp_path: Path, manifest: Manifest
+) -> None:
+    with Served(server_config(tmp_path / "data", uplink={"codec": uplink}, **DROP), manifest) as served:
+        slow, fast = served.device("slow", STAGES), served.device("fast", STAGES)
+        late = slow.task()
+        model = FIRST
+        for device, task, base in ((fast, fast.task(), FIRST), (slow, late, FIRST)):
+            part = part_of(device, task)
+            codec, delta = make_codec(payload_codec(uplink)), deltas(part.size, part.kept[0][0])
+            layout = Layout.of(SPEC, part)
+            data = codec.encode(delta, layout)
+            answer = device.send(task, data, codec=codec.text, submodel=task.submodel)
+            assert (answer.decision.verdict, answer.decision.weight) == ("published", 0.5)
+            expected = mixed(model, base, part, dense(codec.decode(data, layout)))
+            model = served.model().copy()
+            np.testing.assert_allclose(model[part.indices], expected[part.indices], rtol=1e-6, atol=1e-6)
+            outside = np.setdiff1d(np.arange(SPEC.size), part.indices)
+            assert np.array_equal(model[outside], expected[outside])
+    assert verify(tmp_path / "data").problems == ()
+
+
+def test_a_raw_update_of_a_part_has_no_bytes_but_its_values(served: Served) -> None:
+    device = served.device(codecs=STAGES)
+    task = device.task()
+    part = part_of(device, task)
+    delta = deltas(part.size)
+    bare = device.header(task, b"")
+    with_map = device.header(task, b"", submodel=task.submodel, update_id=bare.update_id)
+    assert with_map.ByteSize() - bare.ByteSize() == 2 + task.submodel.ByteSize() == 8
+    device.push(task, delta)
+    status = served.operator().GetStatus(operators.GetStatusRequest())
+    assert status.uplink_bytes == status.uplink_bytes_raw == 4 * part.size == delta.nbytes
+
+
+def test_a_served_run_keeps_its_planner(served: Served, manifest: Manifest) -> None:
+    """A log replays to other tasks under another planner."""
+    work(served.device(codecs=STAGES))
+    served.close()
+    data_dir = Path(served.config.server.data_dir)
+    changes: dict[str, Any] = {"name": "random", "drop": 0.5, "coverage_versions": 7}
+    for key, value in changes.items():
+        changed = server_config(data_dir, **DROP, submodel={key: value})
+        with pytest.raises(ConfigError, match=f"submodel.{key} is"), Served(changed, manifest):
+            pass
+    with Served(served.config, manifest) as again:
+        assert work(again.device(codecs=STAGES)).decision.verdict == "published"
