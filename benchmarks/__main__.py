@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import codecs, simulator, throughput
+from benchmarks import codecs, simulator, submodels, throughput
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
@@ -34,7 +34,9 @@ training at a time.
 
 {simulator.table(simulator.run_all())}
 
-{codecs.section()}"""
+{codecs.section()}
+
+{submodels.section()}"""
     PAGE.write_text(text, encoding="utf-8")
     print(text)
 

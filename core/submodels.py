@@ -171,7 +171,7 @@ def _length(cut: Cut, name: str, axis: int, whole: int) -> int:
     return whole if found is None else int(found.size)
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)  # eight bytes a coordinate
 def _coordinates(spec: ParamSpec, kept: Kept) -> Indices:
     cut, parts = _cut(spec, kept), []
     for t in spec.tensors:
