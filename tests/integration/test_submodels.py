@@ -28,6 +28,7 @@ from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.models import PARTS_SPARE
 from anabranch.server.verify import verify
 from anabranch.simulation.replay import replay_run
 
@@ -157,6 +158,24 @@ def test_parts_of_one_version_are_payloads_of_their_own(tmp_path: Path, manifest
         assert len({task.submodel.SerializeToString() for task in tasks.values()}) > 2
         for device, task in tasks.items():
             assert fetch_part(device, task)[1] == part_bytes(part_of(device, task))
+
+
+def test_parts_that_no_task_is_of_any_more_leave_the_disk(tmp_path: Path) -> None:
+    """A device may ask again and again, while the version stays; parts of zeros have the same bytes."""
+    zeros = {name: np.zeros_like(array) for name, array in tensors().items()}
+    manifest = write_manifest(tmp_path / "model", "test", zeros, GROUPS)
+    halves = {"name": "random", "drop": 0.5}
+    with Served(server_config(tmp_path / "data", submodel=halves, **DROP), manifest) as served:
+        fleet = [served.device(f"device-{i}", STAGES) for i in range(3)]
+        tasks = {device: device.task() for device in fleet}
+        other = served.device("other", STAGES)
+        for _ in range(100):
+            other.task()
+        served.model()  # whatever is to be written or removed was so before
+        assert len(list((tmp_path / "data").rglob("*-part-*"))) <= 2 * 4 + PARTS_SPARE
+        for device, task in tasks.items():
+            header, data = fetch_part(device, task)
+            assert (header.part_only, data) == (True, bytes(4 * part_of(device, task).size + 8))
 
 
 @pytest.mark.parametrize("codec", ["log(1)", "int8(256)"])
