@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from anabranch.core.params import Indices, ParamSpec, Vector
-from anabranch.core.submodels import Submodel
+from anabranch.core.submodels import Coordinates, Submodel
 
 MAIN, SMALL = "main", "small"
 # A tensor is large from 1/256 of its model on, and from this many elements in any case.
@@ -95,22 +96,37 @@ def _whole(spec: ParamSpec) -> Layout:
 
 def _layout(spec: ParamSpec, submodel: Submodel | None) -> Layout:
     runs: dict[str, list[tuple[int, int]]] = {MAIN: [], SMALL: []}
+    sizes = _sizes(spec, submodel)
+    start = 0
     for tensor in spec.tensors:
         if not tensor.aggregated:
             continue
-        where = spec.slices[tensor.name]
-        start, stop = where.start, where.stop
-        if submodel is not None:
-            start, stop = (int(i) for i in np.searchsorted(submodel.indices, (start, stop)))
+        stop = start + sizes[tensor.name]
         name = MAIN if len(tensor.shape) > 1 and _is_large(tensor.size, spec.size) else SMALL
         if start < stop:
             _append(runs[name], start, stop)
+        start = stop
     groups = tuple(Group(name, tuple(found)) for name, found in runs.items() if found)
+    return Layout(spec.vector_dtype, start, groups, _fingerprint(spec, submodel))
+
+
+def _sizes(spec: ParamSpec, submodel: Submodel | None) -> dict[str, int]:
+    """How many coordinates of each tensor are covered."""
+    if isinstance(submodel, Coordinates):
+        bounds = ((n, np.searchsorted(submodel.indices, (s.start, s.stop))) for n, s in spec.slices.items())
+        return {name: int(stop - start) for name, (start, stop) in bounds}
+    # Of a map of units these are known without its coordinates, which are many.
+    covered = spec if submodel is None else submodel.small
+    return {t.name: t.size for t in covered.tensors}
+
+
+def _fingerprint(spec: ParamSpec, submodel: Submodel | None) -> bytes:
     hashed = hashlib.blake2b(bytes.fromhex(spec.layout_hash), digest_size=8)
-    if submodel is not None:
+    if isinstance(submodel, Coordinates):
         hashed.update(submodel.indices.astype("<i8").tobytes())
-    size = spec.size if submodel is None else submodel.size
-    return Layout(spec.vector_dtype, size, groups, hashed.digest())
+    elif submodel is not None:
+        hashed.update(json.dumps([[g.to_json() for g in spec.groups], submodel.to_json()]).encode())
+    return hashed.digest()
 
 
 def _is_large(size: int, model_size: int) -> bool:

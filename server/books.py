@@ -170,6 +170,7 @@ class Books:
         for call, seq in zip(calls, seqs, strict=True):
             self._apply(call, seq)
         self.models.retain(self.engine.ledger.bases)
+        self.models.retain_parts(self.engine.ledger.tasks)
         self._save_if_due(calls)
 
     def _append(self, entries: list[Entry]) -> list[int | None]:

@@ -26,11 +26,13 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import UnknownVersion
 from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel, UnitMap
+from anabranch.core.updates import Task
 
 _NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})\.bin\Z")
 # Vectors up to this size get the digest of every version on record, larger ones that of snapshots only:
 # it would hold the writer up.
 DIGEST_BYTES_MAX = 1 << 20
+PARTS_SPARE = 16  # beside two for each task: so they are seldom looked through
 NEWEST_KEPT = 2  # so that a fetch that began before a publication can be resumed after it
 
 
@@ -139,6 +141,15 @@ class Models:
         for version in [v for v in self._published_at if v not in known and v != last]:
             del self._published_at[version]
 
+    def retain_parts(self, tasks: Mapping[str, Task]) -> None:
+        """Remove the parts that no task is of any more, whenever there are many of them."""
+        parts = [wanted for wanted in self._files if wanted.submodel is not None]
+        if len(parts) <= 2 * len(tasks) + PARTS_SPARE:
+            return
+        needed = {(task.base_version, task.submodel) for task in tasks.values()}
+        for wanted in [w for w in parts if (w.version, w.submodel) not in needed]:
+            self._files.pop(wanted).add_done_callback(_remove)
+
     async def get(self, wanted: Wanted) -> ModelFile:
         """The file. Raises `UnknownVersion`."""
         future = self._files.get(wanted)
@@ -172,7 +183,7 @@ class Models:
         made = make()
         sha256 = hashlib.sha256(made.data).hexdigest()
         start = "" if made.from_version is None else f"from{made.from_version}-"
-        form = "part" if made.part_only else wanted.form
+        form = wanted.form if wanted.submodel is None else f"part-{_name(wanted.submodel)}"
         path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}.bin"
         path.write_bytes(made.data)
         return ModelFile(
@@ -193,6 +204,11 @@ class Models:
             path.unlink()
             raise UnknownVersion(f"version {wanted.version} is not held: its file was cut short by a crash")
         return ModelFile(wanted.version, path, path.stat().st_size, sha256, RAW)
+
+
+def _name(submodel: UnitMap) -> str:
+    """Of a part, for a file of its own: two parts may have the same bytes."""
+    return hashlib.sha256(b"".join(submodel.bits)).hexdigest()[:16]
 
 
 def _remove(future: Future[ModelFile]) -> None:

@@ -32,6 +32,8 @@ from anabranch.core.errors import (
 )
 from anabranch.core.params import ParamSpec
 from anabranch.core.rng import stream
+from anabranch.core.submodels import UnitMap
+from anabranch.core.units import Member, UnitGroup
 from anabranch.core.updates import Ask, Capability, Task, Verdict
 
 T = TypeVar("T")
@@ -120,6 +122,37 @@ def test_a_broken_download_is_kept_for_the_next_call(large: Large) -> None:
         fetched = patiently(lambda: transport.fetch(large.spec.layout_hash, 0))
         assert proxy.passed_bytes - before < 0.8 * len(fetched.data)
     assert np.array_equal(np.frombuffer(fetched.data, np.float32), large.weights)
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["the same part", "another part"])
+def test_a_broken_download_of_a_part_is_kept_for_that_part_alone(again: bool, tmp_path: Path) -> None:
+    rows = stream(0, "rows").standard_normal((8, 512 * 1024)).astype(np.float32)  # 2 MiB each
+    units = UnitGroup("rows", len(rows), (Member("w", 0),))
+    spec = ParamSpec.of({"w": rows}, [units])
+    settings = config(strategy={"name": "asyncdrop"}, submodel={"name": "random", "drop": 0.25})
+    with (
+        live_server(tmp_path, {"w": rows}, settings, groups=[units]) as info,
+        FlakyProxy(info.address, [8 * MIB, 1000, 1000, 1000]) as proxy,
+        GrpcTransport(proxy.address, "a") as transport,
+        GrpcTransport(info.address, "a") as direct,
+    ):
+
+        def granted(task_id: str) -> UnitMap:
+            direct.enrol(Capability())
+            answer = direct.ask(Ask("a", task_id), spec)
+            assert isinstance(answer, Task)
+            assert isinstance(answer.submodel, UnitMap)
+            return answer.submodel
+
+        part = granted("t-1")
+        with pytest.raises(Unavailable):
+            transport.fetch(spec.layout_hash, 0, submodel=part)  # the later connections bring nothing
+        before = proxy.passed_bytes
+        wanted = part if again else granted("t-2")
+        assert (wanted == part) == again
+        found = patiently(lambda: transport.fetch(spec.layout_hash, 0, submodel=wanted))
+        assert (found.part_only, bytes(found.data)) == (True, rows[list(wanted.kept[0])].tobytes())
+        assert (proxy.passed_bytes - before < 0.8 * len(found.data)) == again
 
 
 def test_a_stream_that_stalls_is_cut(large: Large) -> None:

@@ -14,6 +14,7 @@ import pytest
 from unit_groups import GROUPS, SPEC, tensors
 from wire import Device, Served, server_config
 
+from anabranch.cli.live_result import report_of_data
 from anabranch.compress.codec import Raw
 from anabranch.compress.downloads import apply_download
 from anabranch.compress.layout import Layout
@@ -27,7 +28,9 @@ from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.models import PARTS_SPARE
 from anabranch.server.verify import verify
+from anabranch.simulation.replay import replay_run
 
 DROP = {"strategy": {"name": "asyncdrop"}}
 FIRST = SPEC.flatten(tensors())
@@ -157,6 +160,24 @@ def test_parts_of_one_version_are_payloads_of_their_own(tmp_path: Path, manifest
             assert fetch_part(device, task)[1] == part_bytes(part_of(device, task))
 
 
+def test_parts_that_no_task_is_of_any_more_leave_the_disk(tmp_path: Path) -> None:
+    """A device may ask again and again, while the version stays; parts of zeros have the same bytes."""
+    zeros = {name: np.zeros_like(array) for name, array in tensors().items()}
+    manifest = write_manifest(tmp_path / "model", "test", zeros, GROUPS)
+    halves = {"name": "random", "drop": 0.5}
+    with Served(server_config(tmp_path / "data", submodel=halves, **DROP), manifest) as served:
+        fleet = [served.device(f"device-{i}", STAGES) for i in range(3)]
+        tasks = {device: device.task() for device in fleet}
+        other = served.device("other", STAGES)
+        for _ in range(100):
+            other.task()
+        served.model()  # whatever is to be written or removed was so before
+        assert len(list((tmp_path / "data").rglob("*-part-*"))) <= 2 * 4 + PARTS_SPARE
+        for device, task in tasks.items():
+            header, data = fetch_part(device, task)
+            assert (header.part_only, data) == (True, bytes(4 * part_of(device, task).size + 8))
+
+
 @pytest.mark.parametrize("codec", ["log(1)", "int8(256)"])
 def test_with_encoded_versions_the_whole_comes_although_a_part_was_asked_for(
     codec: str, tmp_path: Path, manifest: Manifest
@@ -238,3 +259,24 @@ def test_a_served_run_keeps_its_planner(served: Served, manifest: Manifest) -> N
             pass
     with Served(served.config, manifest) as again:
         assert work(again.device(codecs=STAGES)).decision.verdict == "published"
+
+
+def test_the_folder_of_a_served_run_says_who_trained_what_and_replays(served: Served, tmp_path: Path) -> None:
+    one, two = served.device("one", STAGES), served.device("two", STAGES)
+    trained = {"one": np.zeros(8, int), "two": np.zeros(8, int)}
+    for seed, device in enumerate((one, two, one, one)):
+        task = device.task()
+        trained[device.client_id][list(part_of(device, task).kept[0])] += 1
+        assert device.push(task, deltas(part_of(device, task).size, seed)).decision.verdict == "published"
+    refused = two.push(two.task(), deltas(SPEC.size), submodel=None)
+    assert refused.decision.reason == "wrong_submodel"
+    status = served.operator().GetStatus(operators.GetStatusRequest())
+    served.close()
+    result = report_of_data(tmp_path / "data", "", tmp_path / "run")
+    assert (result.updates_applied, result.updates_rejected) == (4, 1)
+    hidden, lstm = result.coverage
+    assert {name: tuple(counts) for name, counts in trained.items()} == hidden.device_trained
+    assert (hidden.device_updates, sum(lstm.updates)) == ({"one": 3, "two": 1}, 4)
+    assert (result.uplink_bytes, result.uplink_bytes_raw) == (status.uplink_bytes, status.uplink_bytes_raw)
+    assert "Who trained which units of lstm" in (tmp_path / "run" / "report.html").read_text()
+    assert replay_run(tmp_path / "run").matches

@@ -18,7 +18,7 @@ REQUIRED = {
     *("updates_applied", "updates_rejected", "uplink_bytes", "downlink_bytes", "clients", "rejections"),
     *("final_accuracy", "best_accuracy", "target_accuracy", "time_to_target_s", "bytes_to_target"),
     *("staleness", "history", "model_sha256", "journal_sha256", "wall_s", "virtual_s"),
-    *("uplink_bytes_raw", "downlink_bytes_full_equivalent", "compression"),
+    *("uplink_bytes_raw", "downlink_bytes_full_equivalent", "compression", "coverage"),
 }
 
 

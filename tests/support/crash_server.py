@@ -63,7 +63,8 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     """Serve until a signal comes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     limits = replace(DEFAULT_LIMITS, inline_bytes_max=int(inline), free_disk_bytes_min=1)
-    server = {"address": address, "database": database, "snapshot_every_versions": 100}
+    # No lease ends by itself, however slow the machine is.
+    server = {"address": address, "database": database, "snapshot_every_versions": 100, "lease_min_s": 60.0}
     tables = (COMPRESSED if "compressed" in words else {}) | (UNITS if "units" in words else {})
     config = server_config(Path(data_dir), server=server, **tables)
     store = open_store(database, Path(data_dir), limits)

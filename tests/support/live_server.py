@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -13,16 +13,22 @@ from pathlib import Path
 from anabranch.core.config import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
+from anabranch.core.units import UnitGroup
 from anabranch.server.app import ServerInfo, serve
 from anabranch.server.manifest import write_manifest
 
 
 @contextmanager
 def live_server(
-    folder: Path, tensors: Tensors, config: Config, limits: Limits = DEFAULT_LIMITS, port: int = 0
+    folder: Path,
+    tensors: Tensors,
+    config: Config,
+    limits: Limits = DEFAULT_LIMITS,
+    port: int = 0,
+    groups: Iterable[UnitGroup] = (),
 ) -> Iterator[ServerInfo]:
     """A server of a model's first weights in a thread; it drains at the end. Its data lies in `folder`."""
-    manifest = write_manifest(folder / "model", "test", tensors)
+    manifest = write_manifest(folder / "model", "test", tensors, tuple(groups))
     table = replace(
         config.server,
         address=f"127.0.0.1:{port}",

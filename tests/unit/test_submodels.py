@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from unit_groups import CELLS, GROUPS, HIDDEN, SPEC, line, tensors
 
+from anabranch.compress.layout import Layout
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
 from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Coordinates, UnitMap, submodel_from_json, unit_map, unit_map_of_bits
@@ -164,3 +166,23 @@ def test_a_model_without_units_has_no_maps_and_a_foreign_one_is_refused() -> Non
 def test_groups_that_do_not_fit_the_model(groups: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ParamSpec.of(tensors(), groups)
+
+
+@given(maps())
+def test_a_part_is_laid_out_as_its_coordinates_are(kept: UnitMap) -> None:
+    by_units, by_indices = Layout.of(SPEC, kept), Layout.of(SPEC, Coordinates(kept.indices))
+    assert (by_units.groups, by_units.size) == (by_indices.groups, by_indices.size)
+    assert by_units.size == kept.size
+
+
+def test_a_payload_of_another_part_is_not_taken_for_this_one() -> None:
+    swapped = ParamSpec.of(tensors(), [replace(GROUPS[0], name="other"), GROUPS[1]])
+    layouts = [
+        Layout.of(SPEC),
+        Layout.of(SPEC, unit_map(SPEC, [(0, 1), (0,)])),
+        Layout.of(SPEC, unit_map(SPEC, [(0, 2), (0,)])),
+        Layout.of(SPEC, unit_map(SPEC, [(0, 1), (2,)])),
+        Layout.of(swapped, unit_map(swapped, [(0, 1), (0,)])),
+    ]
+    assert len({layout.fingerprint for layout in layouts}) == len(layouts)
+    assert len({layout.size for layout in layouts[1:]}) == 1
