@@ -13,7 +13,8 @@
 
 A new memory is *pending* until the server has answered: an update that was applied (published or held) puts
 it in the place of the old one, a rejected one leaves the old one. e is forgotten when the device's base
-has moved on by more than `AGE_MAX` versions, and cut to 10 times the mean length of its updates.
+has moved on by more than `AGE_MAX` versions, and the whole of it is cut to 10 times the mean length of its
+updates.
 
 Source: EF14 (Seide et al. 2014; Karimireddy et al., ICML 2019). The decay is this project's: undecayed, old
 residuals of devices that train rarely were no better than none.

@@ -45,7 +45,7 @@ class Planner(Protocol):
         ...
 
     def applied(self, state: PlannerState, submodel: Submodel | None, version: int) -> PlannerState:
-        """An update of this sub-model was taken; `version` is the one that it is part of, or will be."""
+        """An update of this sub-model was taken; `version` is the model's after that."""
         ...
 
     def released(self, state: PlannerState, submodel: Submodel | None) -> PlannerState:

@@ -29,7 +29,7 @@ Units = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CoverageState:
-    """`touched[g][u]`: the newest version that an update of unit u of group g is part of; 0 at the start."""
+    """`touched[g][u]`: the version after the newest update of unit u of group g; 0 at the start."""
 
     touched: list[Units]
 
