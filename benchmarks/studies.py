@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import statistics
@@ -61,7 +62,10 @@ def run(job: Job) -> Result:
 
     with open_simulation(config, progress=tell) as simulation:
         simulation.run()
-        return simulation.result(time.perf_counter() - started)
+        result = simulation.result(time.perf_counter() - started)
+    del simulation
+    gc.collect()  # a run holds every device's examples, and `tell` makes a circle of it
+    return result
 
 
 def one_thread() -> None:

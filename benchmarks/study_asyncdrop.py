@@ -149,6 +149,7 @@ def _run(data_file: Path, quick: bool) -> None:
         for method in METHODS:
             found = tune(pool, grid(method), TUNING_SEEDS, HORIZON_S, IN_A_ROW)
             data["tuned"][method] = [[dict(p.chosen), s, p == found.best] for p, s in found.scores]
+            data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
         for method in [*METHODS, *CHANGED]:
             data["runs"][method] = _compared(pool, data, method, SEEDS[:1] if quick else SEEDS)
             data["minutes"] = (time.monotonic() - started) / 60
