@@ -48,6 +48,13 @@ Job = tuple[Point, int, str, int]
 
 def run(job: Job) -> Result:
     """One simulation, in a worker process. A tuning run (on validation) ends once it is at the target."""
+    try:
+        return _simulated(job)
+    finally:
+        gc.collect()  # a run holds every device's examples, and is a circle of objects
+
+
+def _simulated(job: Job) -> Result:
     from anabranch.simulation.run import Progress, open_simulation
 
     point, seed, part, in_a_row = job
@@ -62,10 +69,7 @@ def run(job: Job) -> Result:
 
     with open_simulation(config, progress=tell) as simulation:
         simulation.run()
-        result = simulation.result(time.perf_counter() - started)
-    del simulation
-    gc.collect()  # a run holds every device's examples, and `tell` makes a circle of it
-    return result
+        return simulation.result(time.perf_counter() - started)
 
 
 def one_thread() -> None:
