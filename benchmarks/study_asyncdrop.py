@@ -64,7 +64,7 @@ BASE: dict[str, dict[str, Any]] = {
     "client": {"batch_size": 32, "steps": 20, "momentum": 0.9},
 }
 
-LEARNING_RATES = (0.01, 0.03, 0.1)
+LEARNING_RATES = (0.003, 0.01, 0.03)
 CONSTANT: dict[str, Any] = {"rho": 0.0, "staleness": {"name": "constant"}}
 TEASQ: dict[str, Any] = {"concurrency_fraction": CONCURRENCY / DEVICES, "mu": 0.0}
 WHOLE: Tables = {"submodel": {"name": "none"}}
