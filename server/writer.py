@@ -51,7 +51,7 @@ class Writer:
         every: tuple[int, int] = (0, 0),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._books = Books(engine, store, models, every, seq, saved or Saved())
+        self._books = Books(engine, store, models, every, seq, saved or Saved(), limits)
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._queue: asyncio.Queue[Call | None] = asyncio.Queue()

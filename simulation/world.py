@@ -40,6 +40,7 @@ from anabranch.core.updates import (
     Verdict,
     find_flaw,
 )
+from anabranch.core.waiting import WaitingLine
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.devices import Outbox
@@ -71,6 +72,7 @@ class World:
         self.clock = clock
         self.engine = engine
         self.versions = versions
+        self.line = WaitingLine()
         self.observers: list[Observer] = []
         self._journal = journal
         self._recorder = recorder
@@ -86,7 +88,7 @@ class World:
 
     def ask(self, ask: Ask) -> Refused | tuple[Task, Offer]:
         """A task and the model it starts from, or why there is none."""
-        refused = self.engine.refusal(ask, self.clock.now)
+        refused = self.line.refusal(self.engine, ask, self.clock.now)
         if refused is not None:
             return refused
         effects = self._handle(ev.TaskAsked(self.clock.now, ask))
@@ -152,6 +154,7 @@ class World:
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
         self._journal.append(to_record(event), payload)
         effects = self.engine.handle(event)
+        self.line.heard(event.now, effects)
         for effect in effects:
             self._record(effect, event)
         for observe in self.observers:
