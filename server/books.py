@@ -23,6 +23,7 @@ from anabranch.core.params import digest
 from anabranch.core.snapshot import take_snapshot
 from anabranch.core.updates import Task, TaskState
 from anabranch.core.waiting import WaitingLine
+from anabranch.server.failpoints import reach
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
 from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
 
@@ -96,12 +97,14 @@ class Books:
 
     def commit(self, batch: Sequence[Call]) -> float | None:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
+        reach("batch_taken")
         logged = [call for call in batch if call.event is not None and not self._answered(call)]
         if logged:
             self._log(logged)
         for call in batch:
             if call.look is not None:
                 self._look(call)
+        reach("answers_ready")
         return self.engine.next_deadline()
 
     def project(self) -> None:
@@ -191,6 +194,7 @@ class Books:
             return
         self.seq = call.seq = seq
         call.effects = self.engine.handle(call.event)
+        reach("handled")
         self.line.heard(call.event.now, call.effects)
         digests = {}
         for effect in call.effects:
