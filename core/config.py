@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
+from anabranch.core.faults import FaultsTable
 
 T = TypeVar("T")
 
@@ -167,6 +168,7 @@ class Config:
     downlink: DownlinkTable = DownlinkTable()
     server: ServerTable = ServerTable()
     client: ClientTable = ClientTable()
+    faults: FaultsTable = field(default_factory=FaultsTable)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -190,6 +192,7 @@ TABLES: dict[str, type[Any]] = {
     "downlink": DownlinkTable,
     "server": ServerTable,
     "client": ClientTable,
+    "faults": FaultsTable,
 }
 
 CHOICES = {
@@ -199,6 +202,7 @@ CHOICES = {
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
+    "faults.delay_shape": ("fixed", "uniform", "exponential", "lognormal", "pareto"),
 }
 POSITIVE = (
     "fleet.clients",
@@ -214,8 +218,25 @@ POSITIVE = (
     "server.retry_after_max_s",
     "client.batch_size",
     "client.learning_rate",
+    "faults.timeout_s",
 )
-FRACTIONS = ("run.target_accuracy", "fleet.dropout", "fleet.availability", "fleet.leavers")
+FRACTIONS = (
+    "run.target_accuracy",
+    "fleet.dropout",
+    "fleet.availability",
+    "fleet.leavers",
+    "faults.duplication",
+    "faults.reordering",
+    "faults.delay",
+    "faults.partition_fraction",
+    "faults.swizzle_fraction",
+)
+BELOW_ONE = {
+    "submodel.drop": "nothing would be left of a unit group",
+    "fleet.dropout": "no update would ever come",
+    "faults.loss": "no message would ever arrive",
+    "faults.drift": "a device's clock would stand still",
+}
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
@@ -321,8 +342,9 @@ def _check_ranges(config: Config) -> None:
 
 def _check_relations(config: Config) -> None:
     fleet, server, submodel = config.fleet, config.server, config.submodel
-    if not submodel.drop < 1:
-        raise ConfigError(f"submodel.drop must be less than 1, not {submodel.drop!r}")
+    for path, else_ in BELOW_ONE.items():
+        if not _at(config, path) < 1:
+            raise ConfigError(f"{path} must be less than 1, not {_at(config, path)!r}: {else_}")
     if not submodel.widths or not all(isinstance(w, float | int) and 0 < w <= 1 for w in submodel.widths):
         raise ConfigError(f"submodel.widths must be fractions in (0, 1], not {submodel.widths!r}")
     if fleet.speed_ratio < 1:
@@ -331,8 +353,6 @@ def _check_relations(config: Config) -> None:
         raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
     if fleet.leavers and not config.run.virtual_s_max:
         raise ConfigError("fleet.leavers needs run.virtual_s_max: devices leave at a random moment of it")
-    if fleet.dropout == 1:
-        raise ConfigError("fleet.dropout must be less than 1: no update would ever come")
     if not (config.client.epochs or config.client.steps):
         raise ConfigError("client.epochs or client.steps must be greater than 0: nothing would be learned")
     if server.lease_min_s > server.lease_max_s:

@@ -104,9 +104,12 @@ class Engine:
                 self.paused = False
         return []
 
-    def refusal(self, ask: Ask, now: float) -> Refused | None:
-        """Why this ask would get no task now, or None. Changes nothing, so it needs no journal."""
-        refused = self._refusal(ask, now)
+    def refusal(self, ask: Ask, now: float, ahead: int = 0) -> Refused | None:
+        """Why this ask would get no task now, or None. Changes nothing, so it needs no journal.
+
+        `ahead`: devices that come first, so that as many more are as good as in training.
+        """
+        refused = self._refusal(ask, now, ahead)
         if refused is None:
             return None
         final = bool(self.finished)
@@ -127,7 +130,7 @@ class Engine:
 
     # --- asks --------------------------------------------------------------------------------
 
-    def _refusal(self, ask: Ask, now: float) -> Refusal | None:
+    def _refusal(self, ask: Ask, now: float, ahead: int) -> Refusal | None:
         if self.finished:
             return Refusal(Reason.RUN_FINISHED, self.finished)
         known = self.ledger.tasks.get(ask.task_id)
@@ -140,7 +143,8 @@ class Engine:
         if known is not None or self.ledger.receipt_of_task(ask.task_id) is not None:
             return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
         superseded, context = self._superseded(ask), self._context(now)
-        cap, live = self.settings.concurrency, self.ledger.live
+        # A device that asks anew with a task in hand keeps its place: nobody else would get it.
+        cap, live = self.settings.concurrency, self.ledger.live + (0 if superseded else ahead)
         if cap and live >= cap and not superseded:
             return Refusal(Reason.AT_CAPACITY, f"{live} of {cap} devices are in training")
         state = self.state

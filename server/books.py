@@ -18,9 +18,12 @@ from anabranch.core.effects import Decided, Effect, Granted, Published
 from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError, StoreFull
 from anabranch.core.journal import to_record
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import digest
 from anabranch.core.snapshot import take_snapshot
 from anabranch.core.updates import Task, TaskState
+from anabranch.core.waiting import WaitingLine
+from anabranch.server.failpoints import reach
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
 from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
 
@@ -81,10 +84,12 @@ class Books:
         every: tuple[int, int],
         seq: int,
         saved: Saved,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.engine, self.store, self.models = engine, store, models
         self.seq = seq
         self.duplicates = 0
+        self.line = WaitingLine(limits)
         self._projections: list[Projection] = []
         self._every_versions, self._every_updates = every
         self._saved = saved
@@ -92,12 +97,14 @@ class Books:
 
     def commit(self, batch: Sequence[Call]) -> float | None:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
+        reach("batch_taken")
         logged = [call for call in batch if call.event is not None and not self._answered(call)]
         if logged:
             self._log(logged)
         for call in batch:
             if call.look is not None:
                 self._look(call)
+        reach("answers_ready")
         return self.engine.next_deadline()
 
     def project(self) -> None:
@@ -150,7 +157,7 @@ class Books:
                 held = task is not None and (task.client_id, task.state) == (client_id, TaskState.LEASED)
                 return not held or task is None or progress <= task.progress
             case ev.TaskAsked(now, ask):
-                refused = self.engine.refusal(ask, now)
+                refused = self.line.refusal(self.engine, ask, now)
                 call.effects = [refused] if refused else []
             case ev.UpdateArrived(update=update):
                 known = ledger.receipts.get(update.update_id)
@@ -187,6 +194,8 @@ class Books:
             return
         self.seq = call.seq = seq
         call.effects = self.engine.handle(call.event)
+        reach("handled")
+        self.line.heard(call.event.now, call.effects)
         digests = {}
         for effect in call.effects:
             if isinstance(effect, Granted):

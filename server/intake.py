@@ -34,6 +34,7 @@ from anabranch.protos.convert import (
 )
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
+from anabranch.server.failpoints import reach
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.uploads import Bytes, Upload, Uploads
 from anabranch.server.writer import Writer
@@ -201,6 +202,7 @@ class Intake:
     async def _receive(self, header: Header, requests: Requests, deadline: asyncio.Timeout) -> Upload:
         payload, clock = header.payload, asyncio.get_running_loop().time
         upload = await self.uploads.open(header.update.update_id, payload.size_bytes, payload.sha256)
+        reach("upload_begun")
         latest = clock() + max(WHOLE_UPLOAD_S_MIN, payload.size_bytes / SLOWEST_BYTES_PER_S)
         try:
             async for request in requests:
@@ -214,6 +216,7 @@ class Intake:
 
     async def _decide(self, header: Header, upload: Upload) -> Verdict:
         await upload.complete()
+        reach("upload_whole")
         raw_bytes = self._raw_bytes(header.payload.values or self.spec.size)
         self.writer.coming += 1
         try:
@@ -225,6 +228,7 @@ class Intake:
         finally:
             self.writer.coming -= 1
         event = ev.UpdateArrived(self.writer.now(), checked.update, header.payload, checked.flaw)
+        reach("update_checked")
         answer = await self.writer.submit(event, checked.inline)
         decided = next(e for e in answer.effects if isinstance(e, Decided))
         if checked.flaw and not decided.duplicate:

@@ -21,6 +21,7 @@ from anabranch.core.errors import Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.server.books import Answer, Books, Call, Saved
 from anabranch.server.clock import WallClock
+from anabranch.server.failpoints import reach
 from anabranch.server.models import Models
 from anabranch.server.store.base import Store
 
@@ -51,7 +52,7 @@ class Writer:
         every: tuple[int, int] = (0, 0),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._books = Books(engine, store, models, every, seq, saved or Saved())
+        self._books = Books(engine, store, models, every, seq, saved or Saved(), limits)
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
@@ -157,6 +158,7 @@ class Writer:
             call.settle()
             if self.listener is not None and call.event is not None and call.error is None:
                 self.listener(self.seq if call.seq is None else call.seq, call.event.now, call.effects)
+        reach("answered")
         full = any(isinstance(c.error, StoreFull) for c in batch)
         self._schedule(deadline, RETRY_FULL_DISK_S if full else 0.0)
 
