@@ -17,8 +17,11 @@ from typing import Any, TypeVar
 
 from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
+from anabranch.core.robust import RULES, RobustTable
 
 T = TypeVar("T")
+
+NO_KEY = {"key": False}  # the metadata of a field that is no key of its table: others set it
 
 
 @dataclass(frozen=True)
@@ -163,6 +166,7 @@ class Config:
     fleet: FleetTable = FleetTable()
     strategy: StrategyTable = StrategyTable()
     submodel: SubmodelTable = SubmodelTable()
+    robust: RobustTable = field(default_factory=RobustTable)
     uplink: UplinkTable = UplinkTable()
     downlink: DownlinkTable = DownlinkTable()
     server: ServerTable = ServerTable()
@@ -186,6 +190,7 @@ TABLES: dict[str, type[Any]] = {
     "fleet": FleetTable,
     "strategy": StrategyTable,
     "submodel": SubmodelTable,
+    "robust": RobustTable,
     "uplink": UplinkTable,
     "downlink": DownlinkTable,
     "server": ServerTable,
@@ -195,6 +200,7 @@ TABLES: dict[str, type[Any]] = {
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
     "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
+    "robust.rule": RULES,
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
@@ -207,6 +213,8 @@ POSITIVE = (
     "fleet.speed_levels",
     "fleet.step_time_s",
     "fleet.availability_period_s",
+    "robust.iterations",
+    "robust.window_versions",
     "server.lease_s",
     "server.lease_min_s",
     "server.lease_max_s",
@@ -244,7 +252,7 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
 def build(cls: type[T], values: Mapping[str, Any], table: str) -> T:
     """A dataclass of the table's values. Raises `ConfigError` on unknown keys and wrong types."""
     hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cls) if f.metadata != NO_KEY}  # type: ignore[arg-type]
     for key in values:
         _known(key, known, f"key in [{table}]")
     lacking = [
@@ -317,6 +325,7 @@ def _check_ranges(config: Config) -> None:
             raise ConfigError(f"{path} must be from 0 to 1, not {_at(config, path)!r}")
     _check_no_negatives(config)
     _check_relations(config)
+    config.robust.check()
 
 
 def _check_relations(config: Config) -> None:

@@ -76,7 +76,22 @@ class Finished:
     why: str
 
 
-Effect = Granted | Refused | Decided | Published | LeaseEnded | Finished
+@dataclass(frozen=True)
+class Barred:
+    """A client is in quarantine from now on: no task, no update."""
+
+    client_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Unbarred:
+    """A client is out of quarantine."""
+
+    client_id: str
+
+
+Effect = Granted | Refused | Decided | Published | LeaseEnded | Finished | Barred | Unbarred
 
 # --- the device's ----------------------------------------------------------------------------
 

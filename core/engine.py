@@ -12,12 +12,15 @@ decides what its paper decides.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from anabranch.core import events as ev
+from anabranch.core.admission import refusal_of, superseded
 from anabranch.core.broadcast import Broadcast, BroadcastState
 from anabranch.core.chains import AUTO, RAW, lacks
+from anabranch.core.clipping import clipped
 from anabranch.core.effects import (
+    Barred,
     Decided,
     Effect,
     Finished,
@@ -26,27 +29,18 @@ from anabranch.core.effects import (
     LeaseEnded,
     Published,
     Refused,
+    Unbarred,
 )
-from anabranch.core.ledger import ClientRecord, Ledger
+from anabranch.core.guard import Guard
+from anabranch.core.ledger import ClientRecord, Counters, Ledger
 from anabranch.core.objections import objection
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.planner import Applicant, Planner, PlannerState
 from anabranch.core.rng import seed_of
 from anabranch.core.settings import EngineSettings
-from anabranch.core.strategy import Context, Refusal, State, Step, Strategy, rejected
+from anabranch.core.strategy import Context, State, Step, Strategy, rejected
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Receipt, Task, TaskState, Update, Verdict
-
-
-@dataclass
-class Counters:
-    """Totals since version 0."""
-
-    granted: int = 0
-    applied: int = 0
-    rejected: int = 0
-    duplicates: int = 0
-    leases_lost: int = 0
 
 
 class Engine:
@@ -75,6 +69,8 @@ class Engine:
         self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
         self.history: dict[int, Vector] = {}
         self.ledger = Ledger(settings.receipts_max)
+        self.guard = Guard()
+        self.clip = strategy.clip if isinstance(settings.clip, str) else settings.clip
         self.pending: list[str] = []
         self.counters = Counters()
         self.paused = False
@@ -98,15 +94,17 @@ class Engine:
                 self.ledger.enrol(event.client_id, event.capability)
             case ev.TaskDropped():
                 return self._dropped(event)
-            case ev.Paused():
-                self.paused = True
-            case ev.Resumed():
-                self.paused = False
+            case ev.Paused() | ev.Resumed():
+                self.paused = isinstance(event, ev.Paused)
+            case ev.Quarantined():
+                return self._quarantined(event.client_id, event.why, event.now)
+            case ev.Released():
+                return self._released(event.client_id)
         return []
 
     def refusal(self, ask: Ask, now: float) -> Refused | None:
         """Why this ask would get no task now, or None. Changes nothing, so it needs no journal."""
-        refused = self._refusal(ask, now)
+        refused = refusal_of(ask, self._context(now), self)
         if refused is None:
             return None
         final = bool(self.finished)
@@ -126,32 +124,6 @@ class Engine:
         return self.ledger.receipts.get(update_id) or self.ledger.receipt_of_task(task_id)
 
     # --- asks --------------------------------------------------------------------------------
-
-    def _refusal(self, ask: Ask, now: float) -> Refusal | None:
-        if self.finished:
-            return Refusal(Reason.RUN_FINISHED, self.finished)
-        known = self.ledger.tasks.get(ask.task_id)
-        if known is not None and known.client_id == ask.client_id and known.state is TaskState.LEASED:
-            return None
-        if self.paused:
-            return Refusal(Reason.PAUSED, "the run is paused by its operator")
-        if ask.client_id not in self.ledger.clients:
-            return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
-        if known is not None or self.ledger.receipt_of_task(ask.task_id) is not None:
-            return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
-        superseded, context = self._superseded(ask), self._context(now)
-        cap, live = self.settings.concurrency, self.ledger.live
-        if cap and live >= cap and not superseded:
-            return Refusal(Reason.AT_CAPACITY, f"{live} of {cap} devices are in training")
-        state = self.state
-        for task in superseded:
-            state = self.strategy.on_lost(state, task, context)
-        return self.strategy.admit(state, ask, replace(context, live_tasks=live - len(superseded)))
-
-    def _superseded(self, ask: Ask) -> list[Task]:
-        """The live tasks that the client gives up by asking: the oldest, beyond what it may hold."""
-        live = self.ledger.live_of(ask.client_id)
-        return live[: max(0, len(live) - self.settings.tasks_per_client + 1)]
 
     def _asked(self, event: ev.TaskAsked) -> list[Effect]:
         ask, now = event.ask, event.now
@@ -177,6 +149,7 @@ class Engine:
             submodel=submodel,
         )
         self.counters.granted += 1
+        self.guard.granted(ask.client_id, now, self.settings)
         self.ledger.open(task)
         heapq.heappush(self._deadlines, (task.expires_at, task.task_id))
         return [*effects, Granted(task)]
@@ -185,7 +158,7 @@ class Engine:
         effects: list[Effect] = []
         for task in self.ledger.expired_of(ask.client_id):
             self._close(task)
-        for task in self._superseded(ask):
+        for task in superseded(ask, self):
             effects += self._lose(task, LeaseEnd.SUPERSEDED, now)
         return effects
 
@@ -222,7 +195,7 @@ class Engine:
         assert step.decision is not None, f"{self.strategy.name}: a step must carry a decision"
         effects = self._take(step, [update.update_id])
         receipt = Receipt(update.update_id, update.task_id, self.version, step.decision)
-        self._settle(task, receipt, event)
+        effects += self._settle(task, receipt, event)
         decided = Decided(update.client_id, receipt, update.examples)
         return [decided, *effects, *self._after(effects, event.now)]
 
@@ -239,7 +212,19 @@ class Engine:
                 refused = rejected(context.staleness, Reason.BASE_GONE, detail)
                 return Step(self._without(task, event), None, refused)
             context = replace(context, base=base)
-        return self.strategy.step(self.state, self._donated(context.base), update, context)
+        return self._stepped(update, context)
+
+    def _stepped(self, update: Update, context: Context) -> Step:
+        """The strategy's step for an update that is cut to a bounded length, where lengths are bounded."""
+        vector, length, detail = self._donated(context.base), None, ""
+        if self.clip:
+            cut = clipped(update, self.spec, self.guard.lengths, self.clip)
+            update, length, detail = cut.update, cut.length, cut.detail
+        step = self.strategy.step(self.state, vector, update, context)
+        if step.decision is None or step.decision.verdict is Verdict.REJECTED:
+            return step
+        self.guard.taken(update.client_id, length, self.settings)
+        return replace(step, decision=replace(step.decision, detail=detail or step.decision.detail))
 
     def _base(self, version: int) -> Vector | None:
         """The model that devices have of a version, or None where it is not held any more."""
@@ -255,7 +240,7 @@ class Engine:
             return self.state
         return self.strategy.on_lost(self.state, task, self._context(event.now))
 
-    def _settle(self, task: Task | None, receipt: Receipt, event: ev.UpdateArrived) -> None:
+    def _settle(self, task: Task | None, receipt: Receipt, event: ev.UpdateArrived) -> list[Effect]:
         update, reason = event.update, receipt.decision.reason
         rejection = receipt.decision.verdict is Verdict.REJECTED
         self.counters.rejected += rejection
@@ -263,10 +248,30 @@ class Engine:
         owned = task is not None and task.client_id == update.client_id
         self.ledger.file(receipt, answers_task=owned and reason is not Reason.DUPLICATE_TASK)
         if task is None or not owned:
-            return
+            return []
         self._close(task)
         self._tell_planner(task, applied=not rejection)
         self.ledger.finished_task(task, event.now, update, rejection)
+        why = self.guard.flawed(update.client_id, reason, self.settings)
+        return self._quarantined(update.client_id, why, event.now) if why else []
+
+    # --- quarantine --------------------------------------------------------------------------
+
+    def _quarantined(self, client_id: str, why: str, now: float) -> list[Effect]:
+        """No task for this client any more; those that it has end."""
+        effects: list[Effect] = [Barred(client_id, why)]
+        self.guard.bar(client_id, why)
+        for task in self.ledger.expired_of(client_id):
+            self._close(task)
+        for task in self.ledger.live_of(client_id):
+            effects += self._lose(task, LeaseEnd.CANCELLED, now)
+        return effects
+
+    def _released(self, client_id: str) -> list[Effect]:
+        if client_id not in self.guard.quarantined:
+            return []
+        self.guard.release(client_id)
+        return [Unbarred(client_id)]
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -357,6 +362,7 @@ class Engine:
             self.history[self.version] = self.vector
         self.vector = step.vector
         self.version += 1
+        self.guard.published(self.settings)
         if self.broadcast is not None:
             self.broadcast_state = self.broadcast.publish(
                 self.broadcast_state, self.version, self.vector, self.ledger.bases

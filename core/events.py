@@ -93,7 +93,35 @@ class Resumed:
     now: float
 
 
-Event = Enrolled | TaskAsked | LeaseRenewed | TaskDropped | UpdateArrived | Ticked | Paused | Resumed
+@dataclass(frozen=True)
+class Quarantined:
+    """An operator gives a client no more tasks and takes no more of its updates."""
+
+    now: float
+    client_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Released:
+    """An operator lets a client out of quarantine."""
+
+    now: float
+    client_id: str
+
+
+Event = (
+    Enrolled
+    | TaskAsked
+    | LeaseRenewed
+    | TaskDropped
+    | UpdateArrived
+    | Ticked
+    | Paused
+    | Resumed
+    | Quarantined
+    | Released
+)
 
 # --- the device's ----------------------------------------------------------------------------
 

@@ -33,6 +33,8 @@ _PLAIN: dict[str, type[Any]] = {
     "ticked": ev.Ticked,
     "paused": ev.Paused,
     "resumed": ev.Resumed,
+    "quarantined": ev.Quarantined,
+    "released": ev.Released,
 }
 _KIND = {cls: kind for kind, cls in _PLAIN.items()}
 

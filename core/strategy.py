@@ -92,6 +92,11 @@ class Strategy(Protocol):
         """Whether the steps want `context.base`."""
         ...
 
+    @property
+    def clip(self) -> float:
+        """To how many median lengths a longer update is cut, where `[robust] clip` leaves that to us."""
+        ...
+
     def init(self, vector: Vector) -> State:
         """The state before the first update. `vector` has the shape of the model, (size,)."""
         ...
@@ -139,6 +144,11 @@ class AsyncStrategy:
     def needs_base(self) -> bool:
         """Deltas are enough."""
         return False
+
+    @property
+    def clip(self) -> float:
+        """Never."""
+        return 0.0
 
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
         """Admit: the engine's concurrency cap is the only limit."""

@@ -25,7 +25,7 @@ from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.store.base import Projection, RunInfo, Store
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 
 log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ def make_engine(
     config: Config, manifest: Manifest, snapshot: Snapshot | None = None, limits: Limits = DEFAULT_LIMITS
 ) -> Engine:
     """The engine of a snapshot, or of version 0."""
-    strategy = make_strategy(config.strategy.name, config.strategy.params)
+    strategy = strategy_of(config)
     settings = EngineSettings.of(config, limits)
     broadcast = make_broadcast(manifest.spec, strategy, config.downlink.codec)
     planner = make_planner(manifest.spec, strategy, config)
@@ -143,6 +143,7 @@ def _check_same(stored: Config, config: Config, limits: Limits) -> None:
         ("downlink.codec", stored.downlink.codec, config.downlink.codec),
         *_differences("strategy", dict(stored.strategy.params), dict(config.strategy.params)),
         *_differences("submodel", vars(stored.submodel), vars(config.submodel)),
+        *_differences("robust", vars(stored.robust), vars(config.robust)),
         *_differences(
             "setting", vars(EngineSettings.of(stored, limits)), vars(EngineSettings.of(config, limits))
         ),

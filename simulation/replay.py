@@ -24,7 +24,7 @@ from anabranch.core.submodels import Submodel
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.run import open_simulation
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
 
@@ -82,7 +82,7 @@ def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> Replay
 
 def _through_payloads(reader: JournalReader) -> Engine:
     config, spec = reader.config, reader.spec
-    strategy = make_strategy(config.strategy.name, config.strategy.params)
+    strategy = strategy_of(config)
     vector, broadcast = spec.flatten(reader.initial()), make_broadcast(spec, strategy, config.downlink.codec)
     planner = make_planner(spec, strategy, config)
     engine = Engine(spec, strategy, EngineSettings.of(config), vector, broadcast, planner)

@@ -30,7 +30,7 @@ from anabranch.simulation.executors.serial import SerialExecutor
 from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.world import World
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
 from anabranch.workloads.profiles import speed_profile
@@ -138,7 +138,7 @@ class Simulation:
         self._journal, self._recorder = journal, recorder
         self.clock = VirtualClock()
         self.frozen = problem.frozen
-        strategy = make_strategy(config.strategy.name, config.strategy.params)
+        strategy = strategy_of(config)
         self.engine = Engine(
             problem.spec,
             strategy,

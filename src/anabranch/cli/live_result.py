@@ -28,7 +28,7 @@ from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 
 
@@ -47,7 +47,7 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     """Replay a live run's journal; `metrics` are those of its versions. Times count from the first event."""
     journal = JournalReader(folder)
     config, spec, initial = journal.config, journal.spec, journal.initial()
-    strategy = make_strategy(config.strategy.name, config.strategy.params)
+    strategy = strategy_of(config)
     broadcast = make_broadcast(spec, strategy, config.downlink.codec)
     planner = make_planner(spec, strategy, config)
     engine = Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast, planner)
