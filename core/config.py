@@ -50,7 +50,9 @@ class FleetTable:
     (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes).
     `split`: `iid`, `dirichlet`, `shards`, `speed-shards`. `leavers`: the fraction of devices that leave for
     good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model takes its
-    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`).
+    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`). The
+    fraction `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
+    `attack_strength` says (0: as the attack does itself).
     """
 
     clients: int = 8
@@ -70,6 +72,9 @@ class FleetTable:
     availability_period_s: float = 600.0
     leavers: float = 0.0
     submodel_step: str = "operations"
+    attackers: float = 0.0
+    attack: str = "sign_flip"
+    attack_strength: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -202,6 +207,7 @@ CHOICES = {
     "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
     "robust.rule": RULES,
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
+    "fleet.attack": ("sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
@@ -223,7 +229,7 @@ POSITIVE = (
     "client.batch_size",
     "client.learning_rate",
 )
-FRACTIONS = ("run.target_accuracy", "fleet.dropout", "fleet.availability", "fleet.leavers")
+FRACTIONS = ("run.target_accuracy", "fleet.dropout", "fleet.availability", "fleet.leavers", "fleet.attackers")
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:

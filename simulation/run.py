@@ -21,6 +21,7 @@ from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result
+from anabranch.simulation.attacks import hurried
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.devices import Device, Surroundings
 from anabranch.simulation.evaluation import Evaluator, Measured
@@ -174,7 +175,7 @@ class Simulation:
             server=self.world,
             executor=executor,
             fleet=config.fleet,
-            profiles=speed_profile(config.fleet, seed),
+            profiles=hurried(speed_profile(config.fleet, seed), config.fleet, seed),
             seed=seed,
             step_cost=self._problem.step_cost,
             horizon_s=config.run.virtual_s_max,

@@ -22,7 +22,7 @@ from anabranch.strategies.robust.krum import Krum, MultiKrum
 from anabranch.strategies.robust.rows import BLOCK, Row, Rows
 from anabranch.strategies.robust.rule import Rule
 
-BUFFERED = {
+BUFFERED: dict[str, dict[str, Any]] = {
     "fedavg": {"clients_per_round": 5},
     "fedprox": {"clients_per_round": 5},
     "fedbuff": {"buffer_size": 5},
@@ -135,9 +135,8 @@ def test_a_sparse_row_is_its_dense_one_over_many_blocks() -> None:
     at = [rng.permutation(size)[:500] for _ in range(4)]
     values = [rng.standard_normal(500).astype(np.float32) for _ in at]
     sparse = [SparseVector(i, v, size) for i, v in zip(at, values, strict=True)]
-    weight = {"scale": 0.5}
-    thin = Rows([Row(x, **weight) for x in sparse], size)
-    thick = Rows([Row(x.dense(), **weight) for x in sparse], size)
+    thin = Rows([Row(x, scale=0.5) for x in sparse], size)
+    thick = Rows([Row(x.dense(), scale=0.5) for x in sparse], size)
     for rule in (Median(), GeometricMedian(3), Krum(0.2), CentredClipping(0.0, 2)):
         assert np.array_equal(rule.combine(thin, np.zeros(size)), rule.combine(thick, np.zeros(size))), (
             rule.name
@@ -217,12 +216,9 @@ def test_momentum_runs_on_the_rules_result() -> None:
 @pytest.mark.parametrize("strategy", BUFFERED)
 def test_a_snapshot_in_the_middle_of_a_buffer_goes_on_to_the_same_model(strategy: str) -> None:
     def run(cut: int) -> Any:
-        params = BUFFERED[strategy]
-        b = (
-            Bench(strategy, robust={"rule": "centred_clipping"}, over_selection=4.0, **params)
-            if (strategy in ("fedavg", "fedprox"))
-            else Bench(strategy, robust={"rule": "centred_clipping"}, **params)
-        )
+        rounds = {"over_selection": 4.0} if strategy in ("fedavg", "fedprox") else {}
+        options: dict[str, Any] = {**BUFFERED[strategy], **rounds, "robust": {"rule": "centred_clipping"}}
+        b = Bench(strategy, **options)
         b.enrol(*"abcdefgh")
         for i in range(13):
             if i == cut:
