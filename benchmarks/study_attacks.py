@@ -3,10 +3,10 @@
     python -m benchmarks.study_attacks [--quick | --render]
 
 100 unequal devices, Fashion-MNIST, a fifth of them hostile: every attack of the simulator against FedBuff
-with its own mean, with the recommended table, and with each other rule. Paired seeds: the same devices, data,
-first weights and attackers under every defence. Goals: at most 3 points lost with the recommended table, 20 or
-more without any for at least three attacks. Writes `docs/study-attacks.md` and `.json`; what is in the `.json`
-is not run again.
+with its own mean, with the recommended table, and with each other rule. Paired seeds: the same devices,
+data, first weights and attackers under every defence. Goals: at most 3 points lost with the recommended
+table, 20 or more without any for at least three attacks. Writes `docs/study-attacks.md` and `.json`; what is
+in the `.json` is not run again.
 """
 
 from __future__ import annotations

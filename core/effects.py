@@ -91,7 +91,16 @@ class Unbarred:
     client_id: str
 
 
-Effect = Granted | Refused | Decided | Published | LeaseEnded | Finished | Barred | Unbarred
+@dataclass(frozen=True)
+class RolledBackTo:
+    """`version` is what the log gives without the updates `left_out`, which came after `to_version`."""
+
+    version: int
+    to_version: int
+    left_out: tuple[str, ...]
+
+
+Effect = Granted | Refused | Decided | Published | LeaseEnded | Finished | Barred | Unbarred | RolledBackTo
 
 # --- the device's ----------------------------------------------------------------------------
 

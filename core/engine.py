@@ -17,7 +17,7 @@ from dataclasses import replace
 from anabranch.core import events as ev
 from anabranch.core.admission import refusal_of, superseded
 from anabranch.core.broadcast import Broadcast, BroadcastState
-from anabranch.core.chains import AUTO, RAW, lacks
+from anabranch.core.chains import chain_for
 from anabranch.core.clipping import clipped
 from anabranch.core.effects import (
     Barred,
@@ -29,11 +29,13 @@ from anabranch.core.effects import (
     LeaseEnded,
     Published,
     Refused,
+    RolledBackTo,
     Unbarred,
 )
 from anabranch.core.guard import Guard
-from anabranch.core.ledger import ClientRecord, Counters, Ledger
+from anabranch.core.ledger import Counters, Ledger
 from anabranch.core.objections import objection
+from anabranch.core.outcome import outcome
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.planner import Applicant, Planner, PlannerState
 from anabranch.core.rng import seed_of
@@ -94,12 +96,8 @@ class Engine:
                 self.ledger.enrol(event.client_id, event.capability)
             case ev.TaskDropped():
                 return self._dropped(event)
-            case ev.Paused() | ev.Resumed():
-                self.paused = isinstance(event, ev.Paused)
-            case ev.Quarantined():
-                return self._quarantined(event.client_id, event.why, event.now)
-            case ev.Released():
-                return self._released(event.client_id)
+            case _:
+                return self._ordered(event)
         return []
 
     def refusal(self, ask: Ask, now: float) -> Refused | None:
@@ -135,7 +133,8 @@ class Engine:
         plan = self.strategy.plan(self.state, ask, self.settings.local, self._context(now))
         self.state = plan.state
         submodel = self._submodel(ask)
-        lease_s = self._lease_s(self.ledger.clients[ask.client_id])
+        client = self.ledger.clients[ask.client_id]
+        lease_s = self.settings.lease_of(client.task_s_ewma)
         task = Task(
             task_id=ask.task_id,
             client_id=ask.client_id,
@@ -145,7 +144,7 @@ class Engine:
             lease_s=lease_s,
             seed=seed_of(self.settings.seed, "task", ask.client_id, self.counters.granted),
             local=plan.local,
-            uplink=self._uplink(ask, plan.uplink),
+            uplink=chain_for(client.capability.codecs, self.settings.uplink, plan.uplink),
             submodel=submodel,
         )
         self.counters.granted += 1
@@ -162,11 +161,6 @@ class Engine:
             effects += self._lose(task, LeaseEnd.SUPERSEDED, now)
         return effects
 
-    def _uplink(self, ask: Ask, wanted: str) -> str:
-        """The codec of the task's update: raw for a device that cannot do what is wanted."""
-        text = wanted if self.settings.uplink == AUTO else self.settings.uplink
-        return RAW if lacks(self.ledger.clients[ask.client_id].capability.codecs, text) else text
-
     def _submodel(self, ask: Ask) -> Submodel | None:
         """The part of the model that the next task is of."""
         if self.planner is None:
@@ -175,12 +169,6 @@ class Engine:
         applicant = Applicant(self.ledger.slowness(ask.client_id), self.version, seed)
         self.planner_state, submodel = self.planner.plan(self.planner_state, self.vector, applicant)
         return submodel
-
-    def _lease_s(self, client: ClientRecord) -> float:
-        s = self.settings
-        if client.task_s_ewma is None:
-            return s.lease_s
-        return min(max(3.0 * client.task_s_ewma, s.lease_min_s), s.lease_max_s)
 
     # --- updates -----------------------------------------------------------------------------
 
@@ -255,7 +243,19 @@ class Engine:
         why = self.guard.flawed(update.client_id, reason, self.settings)
         return self._quarantined(update.client_id, why, event.now) if why else []
 
-    # --- quarantine --------------------------------------------------------------------------
+    # --- what operators order ----------------------------------------------------------------
+
+    def _ordered(self, event: ev.Event) -> list[Effect]:
+        match event:
+            case ev.Paused() | ev.Resumed():
+                self.paused = isinstance(event, ev.Paused)
+            case ev.Quarantined():
+                return self._quarantined(event.client_id, event.why, event.now)
+            case ev.Released() if self.guard.release(event.client_id):
+                return [Unbarred(event.client_id)]
+            case ev.RolledBack():
+                return self._rolled_back(event)
+        return []
 
     def _quarantined(self, client_id: str, why: str, now: float) -> list[Effect]:
         """No task for this client any more; those that it has end."""
@@ -267,11 +267,16 @@ class Engine:
             effects += self._lose(task, LeaseEnd.CANCELLED, now)
         return effects
 
-    def _released(self, client_id: str) -> list[Effect]:
-        if client_id not in self.guard.quarantined:
-            return []
-        self.guard.release(client_id)
-        return [Unbarred(client_id)]
+    def _rolled_back(self, event: ev.RolledBack) -> list[Effect]:
+        """Publish what the log gives without some clients, which go into quarantine."""
+        found = outcome(event, self)
+        why = f"a rollback to version {event.to_version} left its updates out"
+        effects = [e for c in event.without for e in self._quarantined(c, why, event.now)]
+        self.pending, self.guard.lengths = found.folded, found.lengths
+        self.counters.rollbacks += 1
+        effects += self._take(Step(found.state, found.vector), [])
+        self.pending = found.pending
+        return [*effects, RolledBackTo(self.version, event.to_version, found.left_out)]
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -383,13 +388,9 @@ class Engine:
         return [*more, *self._check_budget()]
 
     def _check_budget(self) -> list[Effect]:
-        s = self.settings
         if self.finished:
             return []
-        if s.versions_max and self.version >= s.versions_max:
-            self.finished = f"the run ended at version {self.version}, its budget"
-        elif s.updates_max and self.counters.applied >= s.updates_max:
-            self.finished = f"the run ended after {self.counters.applied} updates, its budget"
+        self.finished = self.settings.spent(self.version, self.counters.applied)
         return [Finished(self.finished)] if self.finished else []
 
     def _forget_base(self, version: int) -> None:

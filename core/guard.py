@@ -91,10 +91,10 @@ class Guard:
         """Put a client into quarantine."""
         self.quarantined[client_id] = why
 
-    def release(self, client_id: str) -> None:
-        """Let a client out again; its flaws are forgotten."""
-        self.quarantined.pop(client_id, None)
+    def release(self, client_id: str) -> bool:
+        """Let a client out again, its flaws forgotten; whether it was in."""
         self.flaws.pop(client_id, None)
+        return self.quarantined.pop(client_id, None) is not None
 
     def _ready_s(self, client_id: str, now: float, s: EngineSettings) -> float:
         """Seconds until the client's next task conforms to the rate; a minute's worth may come at once."""

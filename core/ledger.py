@@ -47,6 +47,7 @@ class Counters:
     rejected: int = 0
     duplicates: int = 0
     leases_lost: int = 0
+    rollbacks: int = 0
 
 
 class Ledger:

@@ -40,6 +40,20 @@ class EngineSettings:
     tasks_per_minute: float = 0.0
     flaws_max: int = 0
 
+    def lease_of(self, task_s_ewma: float | None) -> float:
+        """Seconds of the lease of a client with this mean task time, None where that is not known."""
+        if task_s_ewma is None:
+            return self.lease_s
+        return min(max(3.0 * task_s_ewma, self.lease_min_s), self.lease_max_s)
+
+    def spent(self, version: int, applied: int) -> str:
+        """Why a run with this version and so many applied updates has ended; empty while it goes on."""
+        if self.versions_max and version >= self.versions_max:
+            return f"the run ended at version {version}, its budget"
+        if self.updates_max and applied >= self.updates_max:
+            return f"the run ended after {applied} updates, its budget"
+        return ""
+
     @classmethod
     def of(cls, config: Config, limits: Limits = DEFAULT_LIMITS) -> EngineSettings:
         """The settings of a configuration."""

@@ -125,6 +125,10 @@ class Strategy(Protocol):
         """When `on_timer` wants to be called next, on the clock of `context.now`."""
         ...
 
+    def shifted(self, state: State, versions: int) -> State:
+        """The state in which every version has a number that is higher by `versions`."""
+        ...
+
     def downlink(self, version: int) -> str:
         """The codec of a version's way to the devices, where `[downlink] codec` leaves that to us."""
         ...
@@ -169,6 +173,10 @@ class AsyncStrategy:
     def timer(self, state: State) -> float | None:
         """No timers."""
         return None
+
+    def shifted(self, state: State, versions: int) -> State:
+        """The state knows no versions."""
+        return state
 
     def downlink(self, version: int) -> str:
         """As it is."""

@@ -18,6 +18,7 @@ from anabranch.core.errors import DataError
 from anabranch.core.events import Payload
 from anabranch.core.journal import replay
 from anabranch.core.params import Delta, digest
+from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import state_digest
 from anabranch.core.submodels import Submodel
@@ -83,14 +84,20 @@ def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> Replay
 def _through_payloads(reader: JournalReader) -> Engine:
     config, spec = reader.config, reader.spec
     strategy = strategy_of(config)
-    vector, broadcast = spec.flatten(reader.initial()), make_broadcast(spec, strategy, config.downlink.codec)
-    planner = make_planner(spec, strategy, config)
-    engine = Engine(spec, strategy, EngineSettings.of(config), vector, broadcast, planner)
+
+    def fresh() -> Engine:
+        vector = spec.flatten(reader.initial())
+        broadcast = make_broadcast(spec, strategy, config.downlink.codec)
+        planner = make_planner(spec, strategy, config)
+        return Engine(spec, strategy, EngineSettings.of(config), vector, broadcast, planner)
+
+    engine = fresh()
     with reader.open_payloads() as read:
 
         def load_delta(payload: Payload, submodel: Submodel | None) -> Delta:
             return make_codec(payload.codec).decode(read(payload), Layout.of(spec, submodel))
 
-        for _ in replay(engine, reader.records(), load_delta):
+        refold = Refolder(fresh, lambda: enumerate(reader.records(), 1), load_delta)
+        for _ in replay(engine, reader.records(), load_delta, refold):
             pass
     return engine

@@ -215,6 +215,12 @@ class Teasq(AsyncStrategy):
         """Apply what there is."""
         return self._apply(state, vector, context)
 
+    def shifted(self, state: TeasqState, versions: int) -> TeasqState:
+        """Other numbers for the bases of the cache."""
+        cache = [{**c, "base_version": c["base_version"] + versions} for c in state.cache]
+        bases = {str(int(version) + versions): base for version, base in state.bases.items()}
+        return replace(state, cache=cache, bases=bases)
+
     def _size(self, context: Context) -> int:
         return self.cache_size or max(1, math.ceil(self.cache_fraction * len(context.clients)))
 

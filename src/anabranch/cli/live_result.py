@@ -21,6 +21,7 @@ from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.journal import replay as replay_journal
 from anabranch.core.params import Delta, Tensors, digest
+from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Submodel, UnitMap, submodel_from_json
 from anabranch.core.updates import Receipt, Task, Verdict
@@ -48,9 +49,13 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     journal = JournalReader(folder)
     config, spec, initial = journal.config, journal.spec, journal.initial()
     strategy = strategy_of(config)
-    broadcast = make_broadcast(spec, strategy, config.downlink.codec)
-    planner = make_planner(spec, strategy, config)
-    engine = Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast, planner)
+
+    def fresh() -> Engine:
+        broadcast = make_broadcast(spec, strategy, config.downlink.codec)
+        planner = make_planner(spec, strategy, config)
+        return Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast, planner)
+
+    engine = fresh()
     recorder = Recorder(
         strategy=config.strategy.name,
         workload=config.run.workload,
@@ -67,7 +72,8 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
 
         teller = _Teller(recorder, engine, spec.frozen(initial), downlink_at(strategy, config.downlink.codec))
         start = now = None
-        for record, effects in replay_journal(engine, journal.records(), load_delta):
+        refold = Refolder(fresh, lambda: enumerate(journal.records(), 1), load_delta)
+        for record, effects in replay_journal(engine, journal.records(), load_delta, refold):
             now = float(record["now"])
             start = now if start is None else start
             teller.tell(now - start, record, effects)
