@@ -18,8 +18,11 @@ from typing import Any, TypeVar
 from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
 from anabranch.core.faults import FaultsTable
+from anabranch.core.robust import RULES, RobustTable
 
 T = TypeVar("T")
+
+NO_KEY = {"key": False}  # the metadata of a field that is no key of its table: others set it
 
 
 @dataclass(frozen=True)
@@ -48,7 +51,9 @@ class FleetTable:
     (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes).
     `split`: `iid`, `dirichlet`, `shards`, `speed-shards`. `leavers`: the fraction of devices that leave for
     good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model takes its
-    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`).
+    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`). The
+    fraction `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
+    `attack_strength` says (0: as the attack does itself).
     """
 
     clients: int = 8
@@ -68,6 +73,9 @@ class FleetTable:
     availability_period_s: float = 600.0
     leavers: float = 0.0
     submodel_step: str = "operations"
+    attackers: float = 0.0
+    attack: str = "sign_flip"
+    attack_strength: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,7 @@ class Config:
     fleet: FleetTable = FleetTable()
     strategy: StrategyTable = StrategyTable()
     submodel: SubmodelTable = SubmodelTable()
+    robust: RobustTable = field(default_factory=RobustTable)
     uplink: UplinkTable = UplinkTable()
     downlink: DownlinkTable = DownlinkTable()
     server: ServerTable = ServerTable()
@@ -188,6 +197,7 @@ TABLES: dict[str, type[Any]] = {
     "fleet": FleetTable,
     "strategy": StrategyTable,
     "submodel": SubmodelTable,
+    "robust": RobustTable,
     "uplink": UplinkTable,
     "downlink": DownlinkTable,
     "server": ServerTable,
@@ -198,7 +208,9 @@ TABLES: dict[str, type[Any]] = {
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
     "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
+    "robust.rule": RULES,
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
+    "fleet.attack": ("sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
@@ -211,6 +223,8 @@ POSITIVE = (
     "fleet.speed_levels",
     "fleet.step_time_s",
     "fleet.availability_period_s",
+    "robust.iterations",
+    "robust.window_versions",
     "server.lease_s",
     "server.lease_min_s",
     "server.lease_max_s",
@@ -225,6 +239,7 @@ FRACTIONS = (
     "fleet.dropout",
     "fleet.availability",
     "fleet.leavers",
+    "fleet.attackers",
     "faults.duplication",
     "faults.reordering",
     "faults.delay",
@@ -265,7 +280,7 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
 def build(cls: type[T], values: Mapping[str, Any], table: str) -> T:
     """A dataclass of the table's values. Raises `ConfigError` on unknown keys and wrong types."""
     hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cls) if f.metadata != NO_KEY}  # type: ignore[arg-type]
     for key in values:
         _known(key, known, f"key in [{table}]")
     lacking = [
@@ -338,6 +353,7 @@ def _check_ranges(config: Config) -> None:
             raise ConfigError(f"{path} must be from 0 to 1, not {_at(config, path)!r}")
     _check_no_negatives(config)
     _check_relations(config)
+    config.robust.check()
 
 
 def _check_relations(config: Config) -> None:

@@ -76,7 +76,31 @@ class Finished:
     why: str
 
 
-Effect = Granted | Refused | Decided | Published | LeaseEnded | Finished
+@dataclass(frozen=True)
+class Barred:
+    """A client is in quarantine from now on: no task, no update."""
+
+    client_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Unbarred:
+    """A client is out of quarantine."""
+
+    client_id: str
+
+
+@dataclass(frozen=True)
+class RolledBackTo:
+    """`version` is what the log gives without the updates `left_out`, which came after `to_version`."""
+
+    version: int
+    to_version: int
+    left_out: tuple[str, ...]
+
+
+Effect = Granted | Refused | Decided | Published | LeaseEnded | Finished | Barred | Unbarred | RolledBackTo
 
 # --- the device's ----------------------------------------------------------------------------
 

@@ -5,9 +5,13 @@ The first group is the server's (`Engine.handle`), the second the device's (`Ses
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from anabranch.core.updates import Ask, Capability, Decision, Task, Update
+
+if TYPE_CHECKING:
+    from anabranch.core.engine import Engine
 
 # --- the server's ----------------------------------------------------------------------------
 
@@ -93,7 +97,51 @@ class Resumed:
     now: float
 
 
-Event = Enrolled | TaskAsked | LeaseRenewed | TaskDropped | UpdateArrived | Ticked | Paused | Resumed
+@dataclass(frozen=True)
+class Quarantined:
+    """An operator gives a client no more tasks and takes no more of its updates."""
+
+    now: float
+    client_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Released:
+    """An operator lets a client out of quarantine."""
+
+    now: float
+    client_id: str
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """An operator goes back to a version, and on from there without the updates of some clients.
+
+    `to_seq`: the place in the log of the event that published the version, 0 for version 0. `fold` is the
+    state that the log gives then (`rollback.py`); it is no part of the record.
+    """
+
+    now: float
+    to_version: int
+    to_seq: int
+    without: tuple[str, ...]
+    fold: Engine | None = field(default=None, compare=False, repr=False)
+
+
+Event = (
+    Enrolled
+    | TaskAsked
+    | LeaseRenewed
+    | TaskDropped
+    | UpdateArrived
+    | Ticked
+    | Paused
+    | Resumed
+    | Quarantined
+    | Released
+    | RolledBack
+)
 
 # --- the device's ----------------------------------------------------------------------------
 

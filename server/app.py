@@ -16,16 +16,17 @@ from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at
 from anabranch.core.config import Config
+from anabranch.core.engine import Engine
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
 from anabranch.server.clock import WallClock
 from anabranch.server.feed import Feed
 from anabranch.server.heap import bound_heap
 from anabranch.server.intake import Intake
-from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest
+from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest, read_manifest
 from anabranch.server.models import Models
 from anabranch.server.ports import Ports, check_address
-from anabranch.server.recovery import Recovered, recover
+from anabranch.server.recovery import Recovered, make_engine, recover, refolder
 from anabranch.server.run import LiveRun
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_store
@@ -101,6 +102,12 @@ async def _live(
     clock = WallClock(recovered.last_now)
     every = (server.snapshot_every_versions, server.snapshot_every_updates)
     writer = Writer(recovered.engine, store, models, clock, recovered.seq, recovered.saved, every, limits)
+    kept = kept_manifest(Path(server.data_dir))
+
+    def fresh() -> Engine:
+        return make_engine(config, read_manifest(kept, limits), None, limits)
+
+    writer.fold_by(refolder(store, spec, fresh))
     uploads, feed = Uploads(store.blobs, limits), Feed()
     writer.listener = feed.tell
     intake = Intake(spec, writer, uploads)

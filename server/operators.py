@@ -13,9 +13,10 @@ from safetensors.numpy import save
 from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
+from anabranch.core.effects import RolledBackTo
 from anabranch.core.engine import Engine
 from anabranch.core.errors import UnknownVersion
-from anabranch.protos.convert import manifest_to_proto
+from anabranch.protos.convert import checked_id, manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
 from anabranch.server.feed import Happening
@@ -26,6 +27,7 @@ from anabranch.server.run import LiveRun
 from anabranch.server.store.base import Store, VersionRow
 
 VERSIONS_MAX = 1000
+WHY_CHARS_MAX = 200
 
 
 class Operators(OperatorsServicer):
@@ -61,6 +63,30 @@ class Operators(OperatorsServicer):
         """Hand out tasks again."""
         await self.run.writer.submit(ev.Resumed(self.run.writer.now()))
         return operators.ResumeResponse()
+
+    @answers
+    async def Quarantine(self, request: operators.QuarantineRequest) -> operators.QuarantineResponse:
+        """Bar a client."""
+        client_id = checked_id(request.client_id, "client_id", self.run.limits)
+        why = request.why[:WHY_CHARS_MAX] or "by an operator"
+        await self.run.writer.submit(ev.Quarantined(self.run.writer.now(), client_id, why))
+        return operators.QuarantineResponse()
+
+    @answers
+    async def Release(self, request: operators.ReleaseRequest) -> operators.ReleaseResponse:
+        """Let a client out of quarantine."""
+        client_id = checked_id(request.client_id, "client_id", self.run.limits)
+        answer = await self.run.writer.submit(ev.Released(self.run.writer.now(), client_id))
+        return operators.ReleaseResponse(released=bool(answer.effects))
+
+    @answers
+    async def Rollback(self, request: operators.RollbackRequest) -> operators.RollbackResponse:
+        """Publish what the log gives without some clients' updates."""
+        without = tuple(sorted({checked_id(c, "without", self.run.limits) for c in request.without}))
+        event = ev.RolledBack(self.run.writer.now(), request.to_version, 0, without)
+        answer = await self.run.writer.submit(event)
+        done = next(e for e in answer.effects if isinstance(e, RolledBackTo))
+        return operators.RollbackResponse(version=done.version, updates_left_out=len(done.left_out))
 
     @streams
     async def Export(self, request: operators.ExportRequest) -> AsyncIterator[operators.ExportResponse]:
@@ -119,6 +145,7 @@ class Operators(OperatorsServicer):
             uptime_s=run.writer.now() - run.started_at,
             manifest=manifest_to_proto(run.spec),
             config_json=json.dumps(run.config.to_json()),
+            quarantined=engine.guard.quarantined,
         )
 
     def _keep(self, engine: Engine, wanted: int | None) -> int:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
@@ -16,7 +17,8 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, ReplayMismatch
 from anabranch.core.journal import Record, from_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import Delta, digest
+from anabranch.core.params import Delta, ParamSpec, digest
+from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore
 from anabranch.core.submodels import Submodel
@@ -25,7 +27,7 @@ from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.store.base import Projection, RunInfo, Store
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 
 log = logging.getLogger(__name__)
@@ -50,7 +52,7 @@ def make_engine(
     config: Config, manifest: Manifest, snapshot: Snapshot | None = None, limits: Limits = DEFAULT_LIMITS
 ) -> Engine:
     """The engine of a snapshot, or of version 0."""
-    strategy = make_strategy(config.strategy.name, config.strategy.params)
+    strategy = strategy_of(config)
     settings = EngineSettings.of(config, limits)
     broadcast = make_broadcast(manifest.spec, strategy, config.downlink.codec)
     planner = make_planner(manifest.spec, strategy, config)
@@ -74,7 +76,7 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
     seq, last_now, replayed = found.applied_through_seq, info.created_at, 0
     known = {row.version: row.sha256 for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
-    for seq, record, effects in replay(engine, store, found.tail):
+    for seq, record, effects in replay(engine, store, found.tail, partial(make_engine, config, manifest)):
         last_now, replayed = record["now"], replayed + 1
         digests = check_versions(effects, known)
         projections.append(Projection(seq, last_now, effects, digests))
@@ -89,19 +91,30 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
 
 
 def replay(
-    engine: Engine, store: Store, tail: Iterator[tuple[int, Record]]
+    engine: Engine, store: Store, tail: Iterator[tuple[int, Record]], fresh: Callable[[], Engine]
 ) -> Iterator[tuple[int, Record, list[Effect]]]:
-    """Feed logged events to the engine. Raises `ReplayMismatch` where one cannot be read."""
+    """Feed logged events to the engine; `fresh` makes the one of version 0.
 
-    def load(payload: ev.Payload, submodel: Submodel | None) -> Delta:
-        return decode(payload, store.payload(payload), engine.spec, submodel)
-
+    Raises `ReplayMismatch` where an event cannot be read.
+    """
+    refold = refolder(store, engine.spec, fresh)
     for seq, record in tail:
         try:
-            event = from_record(record, engine.spec, load)
+            event = from_record(record, engine.spec, refold.load_delta)
         except (KeyError, TypeError, ValueError) as error:
             raise ReplayMismatch(f"event {seq} of the log cannot be read: {error!r}") from error
+        if isinstance(event, ev.RolledBack):
+            event = refold(event, seq, engine)
         yield seq, record, engine.handle(event)
+
+
+def refolder(store: Store, spec: ParamSpec, fresh: Callable[[], Engine]) -> Refolder:
+    """What makes the states of rollbacks, of a store's log."""
+
+    def load(payload: ev.Payload, submodel: Submodel | None) -> Delta:
+        return decode(payload, store.payload(payload), spec, submodel)
+
+    return Refolder(fresh, store.records, load, store.receipt)
 
 
 def check_versions(effects: list[Effect], known: dict[int, str | None]) -> dict[int, str]:
@@ -143,6 +156,7 @@ def _check_same(stored: Config, config: Config, limits: Limits) -> None:
         ("downlink.codec", stored.downlink.codec, config.downlink.codec),
         *_differences("strategy", dict(stored.strategy.params), dict(config.strategy.params)),
         *_differences("submodel", vars(stored.submodel), vars(config.submodel)),
+        *_differences("robust", vars(stored.robust), vars(config.robust)),
         *_differences(
             "setting", vars(EngineSettings.of(stored, limits)), vars(EngineSettings.of(config, limits))
         ),

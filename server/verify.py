@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from anabranch.core.config import Config
@@ -44,11 +45,12 @@ def verify(data_dir: Path, database: str = "") -> VerifyReport:
     store = open_store(database, data_dir)
     try:
         info, manifest = stored_run(store, data_dir)
-        engine = make_engine(Config.from_json(info.config), manifest)
+        fresh = partial(make_engine, Config.from_json(info.config), manifest)
+        engine = fresh()
         problems = [*store.problems(), *_first_weights(info, manifest)]
         events = 0
         try:
-            for seq, found in _replayed(store, engine):
+            for seq, found in _replayed(store, engine, fresh):
                 events = seq
                 problems += found
         except AnabranchError as error:
@@ -72,11 +74,11 @@ def _first_weights(info: RunInfo, manifest: Manifest) -> list[str]:
     return ["the first weights beside the data are not those that the run started from"]
 
 
-def _replayed(store: Store, engine: Engine) -> Iterator[tuple[int, list[str]]]:
+def _replayed(store: Store, engine: Engine, fresh: Callable[[], Engine]) -> Iterator[tuple[int, list[str]]]:
     """Every event's number with what is wrong after it."""
     recovery = store.load()
     known = {row.version: row.sha256 for row in store.versions(limit=1 << 31)}
-    for seq, _, effects in replay(engine, store, store.records()):
+    for seq, _, effects in replay(engine, store, store.records(), fresh):
         found = []
         try:
             check_versions(effects, known)

@@ -19,6 +19,7 @@ from anabranch.core.effects import Effect
 from anabranch.core.engine import Engine
 from anabranch.core.errors import Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call, Saved
 from anabranch.server.clock import WallClock
 from anabranch.server.failpoints import reach
@@ -76,6 +77,10 @@ class Writer:
     def duplicates(self) -> int:
         """Updates that were answered from a stored verdict since the start."""
         return self._books.duplicates
+
+    def fold_by(self, refold: Refolder) -> None:
+        """How the states of rollbacks are made; without it there are none."""
+        self._books.refold = refold
 
     @property
     def seq(self) -> int:

@@ -22,6 +22,7 @@ from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result
+from anabranch.simulation.attacks import hurried
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.devices import Device, Surroundings
 from anabranch.simulation.disk import Disk
@@ -35,7 +36,7 @@ from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.simulation.server import Direct, Process
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.world import Journal, World
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
 from anabranch.workloads.profiles import speed_profile
@@ -143,7 +144,7 @@ class Simulation:
         self._journal, self._recorder = journal, recorder
         self.clock = VirtualClock()
         self.frozen = problem.frozen
-        strategy = make_strategy(config.strategy.name, config.strategy.params)
+        strategy = strategy_of(config)
         engine = make_engine(config, problem)
         versions = Versions(engine, problem.frozen)
         downlink = downlink_at(strategy, config.downlink.codec)
@@ -197,7 +198,7 @@ class Simulation:
             network=self.faults or PerfectNetwork(self.clock),
             executor=executor,
             fleet=config.fleet,
-            profiles=speed_profile(config.fleet, seed),
+            profiles=hurried(speed_profile(config.fleet, seed), config.fleet, seed),
             seed=seed,
             step_cost=self._problem.step_cost,
             horizon_s=config.run.virtual_s_max,
@@ -214,7 +215,7 @@ class Simulation:
 
 def make_engine(config: Config, problem: Problem, snapshot: Snapshot | None = None) -> Engine:
     """The engine of a run: of a snapshot, or of version 0."""
-    spec, strategy = problem.spec, make_strategy(config.strategy.name, config.strategy.params)
+    spec, strategy = problem.spec, strategy_of(config)
     settings = EngineSettings.of(config)
     broadcast = make_broadcast(spec, strategy, config.downlink.codec)
     planner = make_planner(spec, strategy, config)

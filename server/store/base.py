@@ -81,7 +81,10 @@ class Recovery:
 
 @dataclass(frozen=True)
 class VersionRow:
-    """A published version. `sha256` is of the little-endian vector; None where nobody asked for it."""
+    """A published version. `sha256` is of the little-endian vector; None where nobody asked for it.
+
+    `seq`: the event that published it.
+    """
 
     version: int
     sha256: str | None
@@ -89,6 +92,7 @@ class VersionRow:
     published_at: float
     snapshot: bool
     metrics: Mapping[str, float]
+    seq: int
 
 
 class Blobs(Protocol):

@@ -165,7 +165,9 @@ class MemoryStore:
                 case Decided(duplicate=False):
                     self.books.receipts.setdefault(effect.receipt.update_id, effect.receipt)
                 case Published(version=v):
-                    row = VersionRow(v, None, len(effect.update_ids), projection.now, False, {})
+                    row = VersionRow(
+                        v, None, len(effect.update_ids), projection.now, False, {}, projection.seq
+                    )
                     versions.setdefault(v, row)
         for v, sha256 in projection.digests.items():
             if v in versions and versions[v].sha256 is None:

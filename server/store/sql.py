@@ -236,6 +236,7 @@ class SqlStore:
                 published_at=row.published_at,
                 snapshot=bool(row.snapshot),
                 metrics=values[row.version],
+                seq=row.applied_through_seq,
             )
             for row in found
         ]

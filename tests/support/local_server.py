@@ -31,7 +31,7 @@ from anabranch.core.submodels import Submodel, UnitMap
 from anabranch.core.units import UnitGroup
 from anabranch.core.updates import Ask, Capability, Receipt, Task, TaskState, Update, find_flaw
 from anabranch.protos.convert import submodel_from_proto
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 
 
@@ -49,7 +49,7 @@ class LocalServer:
         self.spec = ParamSpec.of(tensors, groups)
         self.config, self.clock, self.run_id = config, clock, run_id
         self.frozen = self.spec.frozen(tensors)
-        strategy = make_strategy(config.strategy.name, config.strategy.params)
+        strategy = strategy_of(config)
         broadcast = make_broadcast(self.spec, strategy, config.downlink.codec)
         vector = self.spec.flatten(tensors)
         planner = make_planner(self.spec, strategy, config)
