@@ -20,6 +20,8 @@ from anabranch.core.errors import ConfigError
 
 T = TypeVar("T")
 
+TASK, OVERLAP = "task", "overlap"  # client.push
+
 
 @dataclass(frozen=True)
 class RunTable:
@@ -141,7 +143,10 @@ class ServerTable:
 
 @dataclass(frozen=True)
 class ClientTable:
-    """`[client]`: local training, and how the agent behaves."""
+    """`[client]`: local training, and how the agent behaves.
+
+    `push`: `task` sends a result before the next task is asked for, `overlap` while it is trained.
+    """
 
     epochs: int = 1
     steps: int = 0
@@ -153,6 +158,7 @@ class ClientTable:
     device: str = "auto"
     retry_base_s: float = 0.5
     retry_cap_s: float = 60.0
+    push: str = TASK
 
 
 @dataclass(frozen=True)
@@ -198,6 +204,7 @@ CHOICES = {
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
+    "client.push": (TASK, OVERLAP),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
 }
 POSITIVE = (
@@ -317,6 +324,7 @@ def _check_ranges(config: Config) -> None:
             raise ConfigError(f"{path} must be from 0 to 1, not {_at(config, path)!r}")
     _check_no_negatives(config)
     _check_relations(config)
+    _check_push(config)
 
 
 def _check_relations(config: Config) -> None:
@@ -340,6 +348,14 @@ def _check_relations(config: Config) -> None:
     if server.retry_after_min_s > server.retry_after_max_s:
         raise ConfigError(
             f"server.retry_after_min_s must not be over retry_after_max_s, {server.retry_after_max_s:g}"
+        )
+
+
+def _check_push(config: Config) -> None:
+    if config.client.push == OVERLAP and config.server.tasks_per_client < 2:
+        raise ConfigError(
+            "client.push = 'overlap' needs server.tasks_per_client of at least 2: "
+            "a device asks for a task while the result of another is on its way"
         )
 
 

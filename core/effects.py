@@ -132,6 +132,14 @@ class StopTraining:
 
 
 @dataclass(frozen=True)
+class GiveBack:
+    """Tell the server that this task will have no result; if that fails, its lease will end."""
+
+    task_id: str
+    why: str
+
+
+@dataclass(frozen=True)
 class SetTimer:
     """Send `TimerFired(name)` at this moment; a later order of the same name replaces it."""
 
@@ -146,4 +154,6 @@ class Stop:
     why: str
 
 
-SessionEffect = AskTask | FetchModel | Train | Push | Discard | Renew | StopTraining | SetTimer | Stop
+SessionEffect = (
+    AskTask | FetchModel | Train | Push | Discard | Renew | StopTraining | GiveBack | SetTimer | Stop
+)

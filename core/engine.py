@@ -139,7 +139,8 @@ class Engine:
             return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
         if known is not None or self.ledger.receipt_of_task(ask.task_id) is not None:
             return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
-        superseded, context = self._superseded(ask), self._context(now)
+        superseded = [t for t in self._superseded(ask) if t.state is TaskState.LEASED]
+        context = self._context(now)
         cap, live = self.settings.concurrency, self.ledger.live
         if cap and live >= cap and not superseded:
             return Refusal(Reason.AT_CAPACITY, f"{live} of {cap} devices are in training")
@@ -149,9 +150,12 @@ class Engine:
         return self.strategy.admit(state, ask, replace(context, live_tasks=live - len(superseded)))
 
     def _superseded(self, ask: Ask) -> list[Task]:
-        """The live tasks that the client gives up by asking: the oldest, beyond what it may hold."""
-        live = self.ledger.live_of(ask.client_id)
-        return live[: max(0, len(live) - self.settings.tasks_per_client + 1)]
+        """The tasks that the client gives up by asking, beyond what it may hold: expired, then old ones.
+
+        What is left may still be answered: the result of an expired task may be on its way.
+        """
+        mine = [*self.ledger.expired_of(ask.client_id), *self.ledger.live_of(ask.client_id)]
+        return mine[: max(0, len(mine) - self.settings.tasks_per_client + 1)]
 
     def _asked(self, event: ev.TaskAsked) -> list[Effect]:
         ask, now = event.ask, event.now
@@ -183,8 +187,6 @@ class Engine:
 
     def _make_room(self, ask: Ask, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for task in self.ledger.expired_of(ask.client_id):
-            self._close(task)
         for task in self._superseded(ask):
             effects += self._lose(task, LeaseEnd.SUPERSEDED, now)
         return effects

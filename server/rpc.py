@@ -62,6 +62,7 @@ class Devices(DevicesServicer):
         capability = capability_from_proto(request.capability)
         await run.writer.submit(ev.Enrolled(run.writer.now(), client_id, capability))
         tables = {t: v for t, v in run.config.to_json().items() if t in DEVICE_TABLES}
+        tables["server"] = {"tasks_per_client": run.config.server.tasks_per_client}
         return devices.EnrolResponse(
             run=run.info.name,
             run_id=run.info.run_id,

@@ -86,6 +86,7 @@ class LocalTransport:
         s = self.server
         s.do(ev.Enrolled(s.clock(), self.client_id, capability))
         tables = {t: v for t, v in s.config.to_json().items() if t in ("run", "fleet", "client")}
+        tables["server"] = {"tasks_per_client": s.config.server.tasks_per_client}
         return Enrolment(s.config.run.name, s.run_id, s.spec, tables, s.engine.version)
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
