@@ -6,7 +6,6 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
 from machines import Bench, decision
 
 from anabranch.core import effects as ef
