@@ -1,9 +1,8 @@
 """The device agent: it does what the session says, and tells the session what came of it.
 
-The session (`core/session.py`) decides; here are its hands. Training, network calls and waiting happen
-in the thread that calls `run`, heartbeats in another while that one is busy; where the run's `client.push`
-is `overlap`, results leave in a third. A result is in the outbox before it is sent, so the agent may die at
-any moment and go on from there when it starts again.
+The session (`core/session.py`) decides; here are its hands. They are in the thread that calls `run`, but
+for heartbeats, and for what goes on in the background: pushes (`client.push = "overlap"`) or training
+(`elastic`). A result is in the outbox before it is sent: the agent may die at any moment, and go on from it.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
 from anabranch.client.lease import Cancelled, LeaseKeeper, OnEvent
 from anabranch.client.memory import Memories
@@ -31,7 +31,7 @@ from anabranch.client.transport import Transport
 from anabranch.compress.feedback import make_uplink
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
-from anabranch.core.config import OVERLAP, ClientTable
+from anabranch.core.config import ELASTIC, OVERLAP, ClientTable, build
 from anabranch.core.errors import AnabranchError, InvalidUpdate, ManifestMismatch, outcome_of
 from anabranch.core.ledger import TRAIN_S
 from anabranch.core.overlap import PUSH_TIMER, OverlapSession
@@ -88,7 +88,8 @@ class Agent:
         self._todo: deque[ef.SessionEffect] = deque()  # for the thread of `run`
         self._timers: dict[str, float] = {}
         self._sync: SyncThread | None = None
-        self._lease = LeaseKeeper(transport, self._handle, self._bell, self._tell)
+        self._elastic: ElasticTrainer | None = None
+        self._lease = LeaseKeeper(transport, self._handle, self._bell, self._tell, self._advise)
         self._outbox: Outbox | None = None
         self._memories: Memories | None = None
         self._run_id = ""
@@ -115,6 +116,8 @@ class Agent:
                 self._lease.stop()
                 if self._sync is not None:
                     self._sync.stop()
+                if self._elastic is not None:
+                    self._elastic.stop()
                 self._drop_task()
         self._tell("stopped", why=self.summary.why)
         if self._fatal is not None:
@@ -148,13 +151,25 @@ class Agent:
 
     def _follow(self, seen: Enrolment) -> None:
         """Push as the run says."""
-        if seen.config.get("client", {}).get("push") != OVERLAP:
-            return
-        held_max = int(seen.config.get("server", {}).get("tasks_per_client", 1))
-        limits = replace(self._limits, tasks_held_max=held_max)
-        self._session = OverlapSession(self.client_id, self._seed, limits)
-        self._sync = SyncThread(self._carry, self._bell.now, self._bell.ring)
-        self._sync.start()
+        table = seen.config.get("client", {})
+        if table.get("push") == ELASTIC:
+            self._elastic = ElasticTrainer(
+                self._local, build(ClientTable, table, "client"), self._bell, self._step_time_s
+            )
+            self._step_time_s = 0.0  # the training itself takes that long
+            limits = replace(self._limits, ask_with_push=True)
+            self._session = Session(self.client_id, self._seed, limits)
+        if table.get("push") == OVERLAP:
+            held_max = int(seen.config.get("server", {}).get("tasks_per_client", 1))
+            limits = replace(self._limits, tasks_held_max=held_max)
+            self._session = OverlapSession(self.client_id, self._seed, limits)
+            self._sync = SyncThread(self._carry, self._bell.now, self._bell.ring)
+            self._sync.start()
+
+    def _advise(self) -> None:
+        """The server wants what there is: of use to a device that trains on."""
+        if self._elastic is not None:
+            self._elastic.advise()
 
     def _order(self, effects: Effects) -> None:
         """To each thread its orders."""
@@ -172,8 +187,8 @@ class Agent:
     def _carry(self, order: Order) -> None:
         """In the sync thread."""
         match order:
-            case ef.Push(update_id):
-                self._order(self._attempt("push", self._push, update_id))
+            case ef.Push():
+                self._order(self._attempt("push", self._push, order))
             case ef.SetTimer(name):
                 self._order(self._handle(ev.TimerFired(self._bell.now(), name)))
         self._bell.ring()
@@ -195,8 +210,8 @@ class Agent:
                 return self._attempt("fetch", self._fetch, task)
             case ef.Train():
                 return self._attempt("train", self._train, effect)
-            case ef.Push(update_id):
-                return self._attempt("push", self._push, update_id)
+            case ef.Push():
+                return self._attempt("push", self._push, effect)
             case ef.GiveBack(task_id, why):
                 self._give_back(task_id, why)
             case ef.SetTimer():
@@ -219,7 +234,7 @@ class Agent:
             elif call == "ask" and not retryable:
                 self._fatal = error
             window_s = getattr(error, "retry_after_s", None)
-            update_id = argument if call == "push" else None
+            update_id = argument.update_id if isinstance(argument, ef.Push) else None
             return self._handle(ev.CallFailed(self._bell.now(), str(error), retryable, window_s, update_id))
 
     def _cancel(self) -> None:
@@ -282,7 +297,7 @@ class Agent:
 
         lease.progress.begin()
         try:
-            entry, pending = self._local.train(
+            entry, pending = (self._elastic or self._local).train(
                 order.task, order.update_id, self._start_model, memory, each_step
             )
             lease.progress.begin()
@@ -294,8 +309,9 @@ class Agent:
             self._memories.forget()
             raise
         took_s = self._bell.now() - began
-        self.summary.training_s += took_s
-        entry = replace(entry, metrics={**entry.metrics, TRAIN_S: took_s})
+        trained_s = entry.metrics.get(TRAIN_S, took_s)
+        entry = replace(entry, metrics={**entry.metrics, TRAIN_S: trained_s})
+        self.summary.training_s += trained_s
         if pending is not None:
             self._memories.put(order.update_id, pending, self._run_id, layout_hash)
         self._outbox.put(entry)
@@ -313,18 +329,18 @@ class Agent:
             self._lease.check(task_id)
             self._bell.rest(left_s)
 
-    def _push(self, update_id: str) -> Effects:
+    def _push(self, order: ef.Push) -> Effects:
         assert self._outbox is not None
+        update_id = order.update_id
         entry = self._outbox.load(update_id)
-        answer = self._transport.push(entry)
+        if order.next_task_id:
+            ask = Ask(self.client_id, order.next_task_id, self._models.version)
+            answer = self._transport.push_and_ask(entry, ask, self._local.spec)
+        else:
+            answer = self._transport.push(entry)
         decision = answer.decision
-        rejected = decision.verdict is Verdict.REJECTED
-        self.summary.answered += 1
-        self.summary.rejected += rejected
-        self.summary.applied += not rejected
-        self.summary.uplink_bytes += len(entry.payload)
-        self.summary.uplink_bytes_raw += entry.values * self._local.spec.vector_dtype.itemsize
-        if not rejected and self._memories is not None:
+        self.summary.pushed(entry, answer, self._local.spec.vector_dtype.itemsize)
+        if decision.verdict is not Verdict.REJECTED and self._memories is not None:
             self._memories.commit(update_id)
         self._tell(
             "pushed",
@@ -337,7 +353,10 @@ class Agent:
             duplicate=answer.duplicate,
             size_bytes=len(entry.payload),
         )
-        return self._handle(ev.PushAcknowledged(self._bell.now(), update_id, decision))
+        task = answer.next if isinstance(answer.next, Task) else None
+        if task is not None:
+            self._tell("granted", task=task.task_id, base_version=task.base_version)
+        return self._handle(ev.PushAcknowledged(self._bell.now(), update_id, decision, task))
 
     def _drop_task(self) -> None:
         """At the end: a task without a result is of more use to another device."""

@@ -65,9 +65,20 @@ class Progress:
 
 
 class LeaseKeeper:
-    """Carries out what the session orders at a heartbeat. `handle` is the session's, under a lock."""
+    """Carries out what the session orders at a heartbeat. `handle` is the session's, under a lock.
 
-    def __init__(self, transport: Transport, handle: Handle, bell: Bell, tell: OnEvent) -> None:
+    `advise` is called when the server wants what there is.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        handle: Handle,
+        bell: Bell,
+        tell: OnEvent,
+        advise: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._advise = advise
         self._transport, self._handle, self._bell, self._tell = transport, handle, bell, tell
         self._pulse = Pulse(self._beat, bell.now)
         self._unwanted: set[str] = set()
@@ -112,6 +123,8 @@ class LeaseKeeper:
             self._tell("failed", call="heartbeat", error=type(error).__name__, detail=str(error))
             return
         for notice in answer.notices:
+            if notice.kind is NoticeKind.UPLOAD_NOW:
+                self._advise()
             over = notice.kind is NoticeKind.FINISHED
             if over or (notice.kind is NoticeKind.CANCEL and notice.task_id == task.task_id):
                 self._unwanted.add(task.task_id)

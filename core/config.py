@@ -20,7 +20,7 @@ from anabranch.core.errors import ConfigError
 
 T = TypeVar("T")
 
-TASK, OVERLAP = "task", "overlap"  # client.push
+TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,8 @@ class ServerTable:
     """`[server]`: where it listens, where it keeps its data, whom it lets in and how long for.
 
     `concurrency` caps the devices in training at a time (0: no cap). `staleness_max` rejects older
-    updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds.
+    updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds. A device
+    whose task is `upload_now_versions` behind is advised to push what it has (0: never).
     """
 
     address: str = "127.0.0.1:7070"
@@ -134,6 +135,7 @@ class ServerTable:
     lease_min_s: float = 10.0
     lease_max_s: float = 3600.0
     tasks_per_client: int = 1
+    upload_now_versions: int = 0
     retry_after_min_s: float = 0.5
     retry_after_max_s: float = 2.0
     snapshot_every_versions: int = 50
@@ -145,7 +147,8 @@ class ServerTable:
 class ClientTable:
     """`[client]`: local training, and how the agent behaves.
 
-    `push`: `task` sends a result before the next task is asked for, `overlap` while it is trained.
+    `push`: `task` sends a result before the next task is asked for, `overlap` while it is trained; with
+    `elastic` devices train on, and the keys after it say when they push and how they merge.
     """
 
     epochs: int = 1
@@ -159,6 +162,13 @@ class ClientTable:
     retry_base_s: float = 0.5
     retry_cap_s: float = 60.0
     push: str = TASK
+    push_when: str = "continuous"
+    push_steps: int = 10
+    push_steps_max: int = 200
+    push_duty: float = 0.5
+    push_change: float = 0.3
+    merge: str = "delta"
+    merge_weight: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -204,7 +214,9 @@ CHOICES = {
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
-    "client.push": (TASK, OVERLAP),
+    "client.push": (TASK, OVERLAP, ELASTIC),
+    "client.push_when": ("interval", "continuous", "change", "advised"),
+    "client.merge": ("delta", "paper-interpolation"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
 }
 POSITIVE = (
@@ -221,8 +233,19 @@ POSITIVE = (
     "server.retry_after_max_s",
     "client.batch_size",
     "client.learning_rate",
+    "client.push_steps",
+    "client.push_duty",
+    "client.push_change",
+    "client.merge_weight",
 )
-FRACTIONS = ("run.target_accuracy", "fleet.dropout", "fleet.availability", "fleet.leavers")
+FRACTIONS = (
+    "run.target_accuracy",
+    "fleet.dropout",
+    "fleet.availability",
+    "fleet.leavers",
+    "client.push_duty",
+    "client.merge_weight",
+)
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
@@ -352,6 +375,11 @@ def _check_relations(config: Config) -> None:
 
 
 def _check_push(config: Config) -> None:
+    client = config.client
+    if client.push_steps_max < client.push_steps:
+        raise ConfigError(f"client.push_steps_max must not be under push_steps, {client.push_steps}")
+    if client.push == ELASTIC and config.submodel.name not in (AUTO, "none"):
+        raise ConfigError("client.push = 'elastic' trains the whole model: set submodel.name = 'none'")
     if config.client.push == OVERLAP and config.server.tasks_per_client < 2:
         raise ConfigError(
             "client.push = 'overlap' needs server.tasks_per_client of at least 2: "

@@ -105,9 +105,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Push:
-    """Push the outbox entry: the same bytes every time."""
+    """Push the outbox entry: the same bytes every time. With a `next_task_id`, ask for that task as well."""
 
     update_id: str
+    next_task_id: str = ""
 
 
 @dataclass(frozen=True)

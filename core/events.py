@@ -142,11 +142,15 @@ class Trained:
 
 @dataclass(frozen=True)
 class PushAcknowledged:
-    """The server answered: the update is durable, or was refused for good."""
+    """The server answered: the update is durable, or was refused for good.
+
+    `task`: the next one, if it was asked for and granted with the push.
+    """
 
     now: float
     update_id: str
     decision: Decision
+    task: Task | None = None
 
 
 @dataclass(frozen=True)

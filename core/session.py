@@ -46,13 +46,15 @@ IN_FLIGHT = (Phase.ASKING, Phase.FETCHING, Phase.TRAINING, Phase.PUSHING)
 class SessionSettings:
     """Seconds. `tasks_max`: stop after so many answered updates (0: never).
 
-    `tasks_held_max`: tasks of which the server may know at a time, see `core/overlap.py`.
+    `tasks_held_max`: tasks of which the server may know at a time, see `core/overlap.py`. `ask_with_push`: a
+    push asks for the next task, so that this starts from the very version that the update made.
     """
 
     retry_base_s: float = 0.5
     retry_cap_s: float = 60.0
     tasks_max: int = 0
     tasks_held_max: int = 1
+    ask_with_push: bool = False
 
 
 class Session:
@@ -70,7 +72,7 @@ class Session:
         self.given_up = 0
         self._asks = 0
         self._draws = 0
-        self._task_id = ""
+        self._task_id = self._next_task_id = ""
         self._later: list[str] = []  # what an earlier life has left, behind the update in hand
         self._again: Callable[[float], list[ef.SessionEffect]] = self._ask
 
@@ -90,7 +92,7 @@ class Session:
             case ev.Trained(now, update_id) if self.phase is Phase.TRAINING and update_id == self.update_id:
                 return self._push(now)
             case ev.PushAcknowledged(now, update_id) if update_id == self.update_id:
-                return self._acknowledged(now)
+                return self._acknowledged(now, event.task)
             case ev.CallFailed() if self.phase in IN_FLIGHT:
                 return self._failed(event)
             case ev.TaskCancelled(now, task_id) if self.task is not None and task_id == self.task.task_id:
@@ -105,9 +107,12 @@ class Session:
 
     def _ask_anew(self, now: float) -> list[ef.SessionEffect]:
         self.task = self.update_id = None
-        self._asks += 1
-        self._task_id = unique_id(self.seed, "task", self.client_id, self._asks)
+        self._task_id, self._next_task_id = self._next_task_id or self._fresh_task_id(), ""
         return self._ask(now)
+
+    def _fresh_task_id(self) -> str:
+        self._asks += 1
+        return unique_id(self.seed, "task", self.client_id, self._asks)
 
     def _ask(self, now: float) -> list[ef.SessionEffect]:  # noqa: ARG002
         self.phase = Phase.ASKING
@@ -127,7 +132,10 @@ class Session:
     def _push(self, now: float) -> list[ef.SessionEffect]:  # noqa: ARG002
         assert self.update_id is not None
         self.phase = Phase.PUSHING
-        return [ef.Push(self.update_id)]
+        last = self.settings.tasks_max and self.answered + 1 >= self.settings.tasks_max
+        if self.settings.ask_with_push and not (self._later or last):
+            self._next_task_id = self._next_task_id or self._fresh_task_id()
+        return [ef.Push(self.update_id, self._next_task_id)]
 
     # --- the answers -------------------------------------------------------------------------
 
@@ -154,12 +162,15 @@ class Session:
         self.failures = 0
         return self._wait(event.now, self._ask_anew, event.retry_after_s)
 
-    def _acknowledged(self, now: float) -> list[ef.SessionEffect]:
+    def _acknowledged(self, now: float, granted: Task | None) -> list[ef.SessionEffect]:
         assert self.update_id is not None
         discard = ef.Discard(self.update_id)
         self.answered, self.failures, self.given_up = self.answered + 1, 0, 0
         if self.settings.tasks_max and self.answered >= self.settings.tasks_max:
             return [discard, *self._stop(f"{self.answered} tasks done")]
+        if granted is not None and granted.task_id == self._next_task_id:
+            self._task_id, self._next_task_id, self.update_id = self._next_task_id, "", None
+            return [discard, *self._granted(ev.TaskGranted(now, granted))]
         return [discard, *self._next(now)]
 
     def _failed(self, event: ev.CallFailed) -> list[ef.SessionEffect]:
