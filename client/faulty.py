@@ -88,6 +88,10 @@ class FaultyTransport:
         """See `Transport`."""
         return self._pass("push", lambda: self._inner.push(entry))
 
+    def push_and_ask(self, entry: UpdateEntry, ask: Ask, spec: ParamSpec) -> PushAnswer:
+        """See `Transport`. It counts as a push."""
+        return self._pass("push", lambda: self._inner.push_and_ask(entry, ask, spec))
+
     def query_upload(self, update_id: str) -> UploadState:
         """See `Transport`."""
         return self._pass("query_upload", lambda: self._inner.query_upload(update_id))

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabranch.client.agent import Agent, AgentSummary
+from anabranch.client.agent import Agent
 from anabranch.client.follower import Follower, Measurement
 from anabranch.client.lease import OnEvent
 from anabranch.client.operator import OperatorClient
 from anabranch.client.state import device_id, fresh_id
+from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import shard_of
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.config import ClientTable

@@ -53,7 +53,11 @@ class Download:
 
 
 def update_messages(
-    entry: UpdateEntry, client_id: str, offset: int, guard: StallGuard
+    entry: UpdateEntry,
+    client_id: str,
+    offset: int,
+    guard: StallGuard,
+    next_ask: devices.AskTaskRequest | None = None,
 ) -> Iterator[devices.PushUpdateRequest]:
     """The header, then chunks from `offset` on."""
     part = model.Part(
@@ -75,6 +79,7 @@ def update_messages(
             submodel=entry.submodel,
             parts=[part],
             metrics=entry.metrics,
+            next=next_ask,
         )
     )
     view = memoryview(entry.payload)

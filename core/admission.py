@@ -38,7 +38,7 @@ def refusal_of(ask: Ask, context: Context, books: Books, ahead: int = 0) -> Refu
         return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
     if known is not None or ledger.receipt_of_task(ask.task_id) is not None:
         return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
-    gone = superseded(ask, books)
+    gone = [task for task in superseded(ask, books) if task.state is TaskState.LEASED]
     # A device that asks anew with a task in hand keeps its place: nobody else would get it.
     live = ledger.live + (0 if gone else ahead)
     others = len(ledger.live_of(ask.client_id)) - len(gone)
@@ -53,6 +53,9 @@ def refusal_of(ask: Ask, context: Context, books: Books, ahead: int = 0) -> Refu
 
 
 def superseded(ask: Ask, books: Books) -> list[Task]:
-    """The live tasks that the client gives up by asking: the oldest, beyond what it may hold."""
-    live = books.ledger.live_of(ask.client_id)
-    return live[: max(0, len(live) - books.settings.tasks_per_client + 1)]
+    """The tasks that the client gives up by asking, beyond what it may hold: expired, then old ones.
+
+    What is left may still be answered: the result of an expired task may be on its way.
+    """
+    mine = [*books.ledger.expired_of(ask.client_id), *books.ledger.live_of(ask.client_id)]
+    return mine[: max(0, len(mine) - books.settings.tasks_per_client + 1)]

@@ -23,6 +23,7 @@ from anabranch.core.robust import RULES, RobustTable
 T = TypeVar("T")
 
 NO_KEY = {"key": False}  # the metadata of a field that is no key of its table: others set it
+TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,8 @@ class ServerTable:
     """`[server]`: where it listens, where it keeps its data, whom it lets in and how long for.
 
     `concurrency` caps the devices in training at a time (0: no cap). `staleness_max` rejects older
-    updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds.
+    updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds. A device
+    whose task is `upload_now_versions` behind is advised to push what it has (0: never).
     """
 
     address: str = "127.0.0.1:7070"
@@ -141,6 +143,7 @@ class ServerTable:
     lease_min_s: float = 10.0
     lease_max_s: float = 3600.0
     tasks_per_client: int = 1
+    upload_now_versions: int = 0
     retry_after_min_s: float = 0.5
     retry_after_max_s: float = 2.0
     snapshot_every_versions: int = 50
@@ -150,7 +153,11 @@ class ServerTable:
 
 @dataclass(frozen=True)
 class ClientTable:
-    """`[client]`: local training, and how the agent behaves."""
+    """`[client]`: local training, and how the agent behaves.
+
+    `push`: `task` sends a result before the next task is asked for, `overlap` while it is trained; with
+    `elastic` devices train on, and the keys after it say when they push and how they merge.
+    """
 
     epochs: int = 1
     steps: int = 0
@@ -162,6 +169,14 @@ class ClientTable:
     device: str = "auto"
     retry_base_s: float = 0.5
     retry_cap_s: float = 60.0
+    push: str = TASK
+    push_when: str = "continuous"
+    push_steps: int = 10
+    push_steps_max: int = 200
+    push_duty: float = 0.5
+    push_change: float = 0.3
+    merge: str = "delta"
+    merge_weight: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -213,6 +228,9 @@ CHOICES = {
     "fleet.attack": ("sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
+    "client.push": (TASK, OVERLAP, ELASTIC),
+    "client.push_when": ("interval", "continuous", "change", "advised"),
+    "client.merge": ("delta", "paper-interpolation"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
     "faults.delay_shape": ("fixed", "uniform", "exponential", "lognormal", "pareto"),
 }
@@ -233,6 +251,10 @@ POSITIVE = (
     "client.batch_size",
     "client.learning_rate",
     "faults.timeout_s",
+    "client.push_steps",
+    "client.push_duty",
+    "client.push_change",
+    "client.merge_weight",
 )
 FRACTIONS = (
     "run.target_accuracy",
@@ -245,6 +267,8 @@ FRACTIONS = (
     "faults.delay",
     "faults.partition_fraction",
     "faults.swizzle_fraction",
+    "client.push_duty",
+    "client.merge_weight",
 )
 BELOW_ONE = {
     "submodel.drop": "nothing would be left of a unit group",
@@ -354,6 +378,7 @@ def _check_ranges(config: Config) -> None:
     _check_no_negatives(config)
     _check_relations(config)
     config.robust.check()
+    _check_push(config)
 
 
 def _check_relations(config: Config) -> None:
@@ -376,6 +401,19 @@ def _check_relations(config: Config) -> None:
     if server.retry_after_min_s > server.retry_after_max_s:
         raise ConfigError(
             f"server.retry_after_min_s must not be over retry_after_max_s, {server.retry_after_max_s:g}"
+        )
+
+
+def _check_push(config: Config) -> None:
+    client = config.client
+    if client.push_steps_max < client.push_steps:
+        raise ConfigError(f"client.push_steps_max must not be under push_steps, {client.push_steps}")
+    if client.push == ELASTIC and config.submodel.name not in (AUTO, "none"):
+        raise ConfigError("client.push = 'elastic' trains the whole model: set submodel.name = 'none'")
+    if config.client.push == OVERLAP and config.server.tasks_per_client < 2:
+        raise ConfigError(
+            "client.push = 'overlap' needs server.tasks_per_client of at least 2: "
+            "a device asks for a task while the result of another is on its way"
         )
 
 

@@ -129,9 +129,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Push:
-    """Push the outbox entry: the same bytes every time."""
+    """Push the outbox entry: the same bytes every time. With a `next_task_id`, ask for that task as well."""
 
     update_id: str
+    next_task_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,14 @@ class StopTraining:
 
 
 @dataclass(frozen=True)
+class GiveBack:
+    """Tell the server that this task will have no result; if that fails, its lease will end."""
+
+    task_id: str
+    why: str
+
+
+@dataclass(frozen=True)
 class SetTimer:
     """Send `TimerFired(name)` at this moment; a later order of the same name replaces it."""
 
@@ -170,4 +179,6 @@ class Stop:
     why: str
 
 
-SessionEffect = AskTask | FetchModel | Train | Push | Discard | Renew | StopTraining | SetTimer | Stop
+SessionEffect = (
+    AskTask | FetchModel | Train | Push | Discard | Renew | StopTraining | GiveBack | SetTimer | Stop
+)

@@ -158,8 +158,6 @@ class Engine:
 
     def _make_room(self, ask: Ask, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for task in self.ledger.expired_of(ask.client_id):
-            self._close(task)
         for task in superseded(ask, self):
             effects += self._lose(task, LeaseEnd.SUPERSEDED, now)
         return effects

@@ -148,10 +148,11 @@ Event = (
 
 @dataclass(frozen=True)
 class Started:
-    """The device begins, or begins again; `pending` names the update its outbox still holds."""
+    """The device begins, or begins again; what its outbox still holds is named, oldest first."""
 
     now: float
     pending_update_id: str | None = None
+    later_update_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -189,21 +190,29 @@ class Trained:
 
 @dataclass(frozen=True)
 class PushAcknowledged:
-    """The server answered: the update is durable, or was refused for good."""
+    """The server answered: the update is durable, or was refused for good.
+
+    `task`: the next one, if it was asked for and granted with the push.
+    """
 
     now: float
     update_id: str
     decision: Decision
+    task: Task | None = None
 
 
 @dataclass(frozen=True)
 class CallFailed:
-    """The call in flight failed. `retryable`: the same call may succeed later."""
+    """A call in flight failed. `retryable`: the same call may succeed later.
+
+    `update_id`: it was the push of that update; needed only where another call may be in flight.
+    """
 
     now: float
     detail: str
     retryable: bool
     retry_after_s: tuple[float, float] | None = None
+    update_id: str | None = None
 
 
 @dataclass(frozen=True)

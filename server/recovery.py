@@ -11,7 +11,7 @@ from functools import partial
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
-from anabranch.core.config import Config
+from anabranch.core.config import ELASTIC, Config
 from anabranch.core.effects import Effect, Published
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, ReplayMismatch
@@ -21,6 +21,7 @@ from anabranch.core.params import Delta, ParamSpec, digest
 from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore
+from anabranch.core.strategy import Strategy
 from anabranch.core.submodels import Submodel
 from anabranch.server.books import Saved
 from anabranch.server.intake import decode
@@ -56,9 +57,20 @@ def make_engine(
     settings = EngineSettings.of(config, limits)
     broadcast = make_broadcast(manifest.spec, strategy, config.downlink.codec)
     planner = make_planner(manifest.spec, strategy, config)
+    _check_elastic(config, strategy)
     if snapshot is not None:
         return restore(snapshot, manifest.spec, strategy, settings, broadcast, planner)
     return Engine(manifest.spec, strategy, settings, manifest.vector, broadcast, planner)
+
+
+def _check_elastic(config: Config, strategy: Strategy) -> None:
+    """What a device keeps of its own must not be added to the model again with its next update."""
+    adds = not strategy.needs_base
+    if config.client.push == ELASTIC and adds and config.client.merge_weight < 1:
+        raise ConfigError(
+            f"client.push = 'elastic' with strategy {strategy.name!r}, which adds updates up, needs "
+            "client.merge_weight = 1: or take a strategy that mixes models, such as fedasync"
+        )
 
 
 def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = DEFAULT_LIMITS) -> Recovered:

@@ -104,6 +104,19 @@ class Writer:
         answer: Answer = await self._enqueue(Call(event, inline))
         return answer
 
+    async def submit_both(
+        self, event: ev.Event, inline: bytes | None, follow_up: ev.Event
+    ) -> tuple[Answer, Answer]:
+        """Two events with nothing in between. Raises as `submit` does."""
+        calls = Call(event, inline), Call(follow_up)
+        futures = [self._put(call, first=call is calls[0]) for call in calls]
+        # Both are waited for: an error of the second would else be nobody's.
+        answers: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers[0], answers[1]
+
     async def look(self, question: Callable[[Engine], T]) -> T:
         """Ask the engine something, in turn with the events; the question may change nothing."""
         value: T = await self._enqueue(Call(None, look=question))
@@ -134,15 +147,19 @@ class Writer:
     # --- the queue ---------------------------------------------------------------------------
 
     async def _enqueue(self, call: Call) -> Any:
+        return await self._put(call)
+
+    def _put(self, call: Call, first: bool = True) -> asyncio.Future[Any]:
+        """Into the queue. What follows up is let in where it is full."""
         if self.failure is not None:
             raise Unavailable(f"the writer has stopped: {self.failure}")
         if self._closing:
             raise Unavailable("the server is going down: try again when it is back")
-        if self._queue.qsize() >= self._limits.queue_events_max:
+        if first and self._queue.qsize() >= self._limits.queue_events_max:
             raise Overloaded(f"{self._queue.qsize()} events are waiting, the queue is full")
         call.future = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(call)
-        return await call.future
+        return call.future
 
     async def _run(self) -> None:
         while (batch := await self._gather()) is not None:

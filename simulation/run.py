@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
-from anabranch.core.config import Config
+from anabranch.core.config import TASK, Config
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Tensors, digest
@@ -102,6 +102,10 @@ def open_simulation(
     `start`: the first weights, in the place of the App's own.
     """
     _need_budget(config)
+    if config.client.push != TASK:
+        raise ConfigError(
+            f"client.push = {config.client.push!r} is for live devices: simulated ones push by {TASK!r}"
+        )
     source = ProblemSource(config, app, start)
     problem = source.open()
     with ExitStack() as stack:
