@@ -31,10 +31,11 @@ from anabranch.client.transport import Transport
 from anabranch.compress.feedback import make_uplink
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
-from anabranch.core.config import ELASTIC, OVERLAP, ClientTable, build
+from anabranch.core.config import ClientTable, build
 from anabranch.core.errors import AnabranchError, InvalidUpdate, ManifestMismatch, outcome_of
 from anabranch.core.ledger import TRAIN_S
 from anabranch.core.overlap import PUSH_TIMER, OverlapSession
+from anabranch.core.ranges import ELASTIC, OVERLAP
 from anabranch.core.session import Phase, Session, SessionSettings
 from anabranch.core.updates import Ask, Reason, Task, Verdict
 from anabranch.workloads.app import App, Shard

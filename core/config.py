@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
 from anabranch.core.faults import FaultsTable
-from anabranch.core.robust import RULES, RobustTable
+from anabranch.core.ranges import TASK, check_ranges
+from anabranch.core.robust import RobustTable
 
 T = TypeVar("T")
 
 NO_KEY = {"key": False}  # the metadata of a field that is no key of its table: others set it
-TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 
 
 @dataclass(frozen=True)
@@ -220,63 +220,6 @@ TABLES: dict[str, type[Any]] = {
     "faults": FaultsTable,
 }
 
-CHOICES = {
-    "run.evaluate_on": ("test", "validation"),
-    "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
-    "robust.rule": RULES,
-    "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
-    "fleet.attack": ("sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood"),
-    "fleet.submodel_step": ("operations", "whole"),
-    "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
-    "client.push": (TASK, OVERLAP, ELASTIC),
-    "client.push_when": ("interval", "continuous", "change", "advised"),
-    "client.merge": ("delta", "paper-interpolation"),
-    "client.precision": ("auto", "float32", "bfloat16", "float16"),
-    "faults.delay_shape": ("fixed", "uniform", "exponential", "lognormal", "pareto"),
-}
-POSITIVE = (
-    "fleet.clients",
-    "fleet.dirichlet_alpha",
-    "fleet.shards_per_client",
-    "fleet.speed_levels",
-    "fleet.step_time_s",
-    "fleet.availability_period_s",
-    "robust.iterations",
-    "robust.window_versions",
-    "server.lease_s",
-    "server.lease_min_s",
-    "server.lease_max_s",
-    "server.tasks_per_client",
-    "server.retry_after_max_s",
-    "client.batch_size",
-    "client.learning_rate",
-    "faults.timeout_s",
-    "client.push_steps",
-    "client.push_duty",
-    "client.push_change",
-    "client.merge_weight",
-)
-FRACTIONS = (
-    "run.target_accuracy",
-    "fleet.dropout",
-    "fleet.availability",
-    "fleet.leavers",
-    "fleet.attackers",
-    "faults.duplication",
-    "faults.reordering",
-    "faults.delay",
-    "faults.partition_fraction",
-    "faults.swizzle_fraction",
-    "client.push_duty",
-    "client.merge_weight",
-)
-BELOW_ONE = {
-    "submodel.drop": "nothing would be left of a unit group",
-    "fleet.dropout": "no update would ever come",
-    "faults.loss": "no message would ever arrive",
-    "faults.drift": "a device's clock would stand still",
-}
-
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
     """One configuration of layers (source name, tables), later layers over earlier ones.
@@ -296,9 +239,9 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
     strategy = values.pop("strategy")
     name = strategy.pop("name", StrategyTable.name)
     built = {t: build(TABLES[t], v, t) for t, v in values.items()}
-    config = Config(strategy=StrategyTable(str(name), strategy), sources=sources, **built)
-    _check_ranges(config)
-    return config
+    built["strategy"] = StrategyTable(str(name), strategy)
+    check_ranges(built)
+    return Config(sources=sources, **built)
 
 
 def build(cls: type[T], values: Mapping[str, Any], table: str) -> T:
@@ -358,68 +301,3 @@ def _typed(value: Any, hint: Any, path: str) -> Any:
 
 def _plain(table: Any) -> dict[str, Any]:
     return {f.name: getattr(table, f.name) for f in fields(table)}
-
-
-def _at(config: Config, path: str) -> Any:
-    table, key = path.split(".")
-    return getattr(getattr(config, table), key)
-
-
-def _check_ranges(config: Config) -> None:
-    for path, allowed in CHOICES.items():
-        if _at(config, path) not in allowed:
-            raise ConfigError(f"{path} must be one of {', '.join(allowed)}, not {_at(config, path)!r}")
-    for path in POSITIVE:
-        if not _at(config, path) > 0:
-            raise ConfigError(f"{path} must be greater than 0, not {_at(config, path)!r}")
-    for path in FRACTIONS:
-        if not 0 <= _at(config, path) <= 1:
-            raise ConfigError(f"{path} must be from 0 to 1, not {_at(config, path)!r}")
-    _check_no_negatives(config)
-    _check_relations(config)
-    config.robust.check()
-    _check_push(config)
-
-
-def _check_relations(config: Config) -> None:
-    fleet, server, submodel = config.fleet, config.server, config.submodel
-    for path, else_ in BELOW_ONE.items():
-        if not _at(config, path) < 1:
-            raise ConfigError(f"{path} must be less than 1, not {_at(config, path)!r}: {else_}")
-    if not submodel.widths or not all(isinstance(w, float | int) and 0 < w <= 1 for w in submodel.widths):
-        raise ConfigError(f"submodel.widths must be fractions in (0, 1], not {submodel.widths!r}")
-    if fleet.speed_ratio < 1:
-        raise ConfigError(f"fleet.speed_ratio must be at least 1, not {fleet.speed_ratio!r}")
-    if fleet.availability == 0:
-        raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
-    if fleet.leavers and not config.run.virtual_s_max:
-        raise ConfigError("fleet.leavers needs run.virtual_s_max: devices leave at a random moment of it")
-    if not (config.client.epochs or config.client.steps):
-        raise ConfigError("client.epochs or client.steps must be greater than 0: nothing would be learned")
-    if server.lease_min_s > server.lease_max_s:
-        raise ConfigError(f"server.lease_min_s must not be over lease_max_s, {server.lease_max_s:g}")
-    if server.retry_after_min_s > server.retry_after_max_s:
-        raise ConfigError(
-            f"server.retry_after_min_s must not be over retry_after_max_s, {server.retry_after_max_s:g}"
-        )
-
-
-def _check_push(config: Config) -> None:
-    client = config.client
-    if client.push_steps_max < client.push_steps:
-        raise ConfigError(f"client.push_steps_max must not be under push_steps, {client.push_steps}")
-    if client.push == ELASTIC and config.submodel.name not in (AUTO, "none"):
-        raise ConfigError("client.push = 'elastic' trains the whole model: set submodel.name = 'none'")
-    if config.client.push == OVERLAP and config.server.tasks_per_client < 2:
-        raise ConfigError(
-            "client.push = 'overlap' needs server.tasks_per_client of at least 2: "
-            "a device asks for a task while the result of another is on its way"
-        )
-
-
-def _check_no_negatives(config: Config) -> None:
-    for table, cls in TABLES.items():
-        for f in fields(cls):
-            value = getattr(getattr(config, table), f.name)
-            if isinstance(value, int | float) and value < 0:
-                raise ConfigError(f"{table}.{f.name} must not be negative, not {value!r}")

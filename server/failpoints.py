@@ -34,7 +34,7 @@ _hook: Callable[[str], None] | None = None
 
 
 def arm(hook: Callable[[str], None] | None) -> None:
-    """Have `hook` called with the name of every failpoint that is reached, in whatever thread; None: no more."""
+    """Have `hook` called with the name of every failpoint reached, in whatever thread; None: no more."""
     global _hook  # noqa: PLW0603 - one process, one set of failpoints
     _hook = hook
 

@@ -11,13 +11,14 @@ from functools import partial
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
-from anabranch.core.config import ELASTIC, Config
+from anabranch.core.config import Config
 from anabranch.core.effects import Effect, Published
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, ReplayMismatch
 from anabranch.core.journal import Record, from_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Delta, ParamSpec, digest
+from anabranch.core.ranges import ELASTIC
 from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore

@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
-from anabranch.core.config import TASK, Config
+from anabranch.core.config import Config
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Tensors, digest
+from anabranch.core.ranges import TASK
 from anabranch.core.session import Session, SessionSettings
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore

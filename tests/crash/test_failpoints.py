@@ -1,4 +1,4 @@
-"""SIGKILL between every two steps of the acknowledgement: nothing acknowledged is lost, nothing counts twice."""
+"""SIGKILL between every two steps of the acknowledgement: nothing acknowledged lost, nothing twice."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A server process for the crash tests.
 
-    python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX [broken] [compressed] [units] [NAME:N]
+    python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
+        [broken] [compressed] [units] [NAME:N]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
