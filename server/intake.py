@@ -20,7 +20,7 @@ from anabranch.core import events as ev
 from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.effects import Decided, Effect
 from anabranch.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownTask
-from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.params import Delta, ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Receipt, Update, find_flaw
@@ -37,7 +37,7 @@ from anabranch.protos.v1 import model_pb2 as model
 from anabranch.server.books import Answer
 from anabranch.server.failpoints import reach
 from anabranch.server.store.base import DiskFailed
-from anabranch.server.uploads import Bytes, Upload, Uploads
+from anabranch.server.uploads import SLOWEST_BYTES_PER_S, Bytes, Upload, Uploads
 from anabranch.server.writer import Writer
 
 METRICS_MAX = 64
@@ -45,7 +45,7 @@ METRIC_NAME_CHARS_MAX = 64
 # Vectors decoded at a time, in bytes: what is received may be large, what is worked on is bounded.
 DECODED_BYTES_MAX = 64 * MIB
 # A whole upload may take this long, or as long as the slowest link that is still of use.
-WHOLE_UPLOAD_S_MIN, SLOWEST_BYTES_PER_S = 60.0, 16 * KIB
+WHOLE_UPLOAD_S_MIN = 60.0
 Requests = AsyncIterator[devices.PushUpdateRequest]
 
 
@@ -225,18 +225,22 @@ class Intake:
         raise UnknownTask(f"task {update.task_id!r} is not open for {update.client_id!r}: it ended, ask anew")
 
     async def _receive(self, header: Header, requests: Requests, deadline: asyncio.Timeout) -> Upload:
-        payload, clock = header.payload, asyncio.get_running_loop().time
+        payload, clock = header.payload, self.uploads.now
         upload = await self.uploads.open(header.update.update_id, payload.size_bytes, payload.sha256)
         reach("upload_begun")
         latest = clock() + max(WHOLE_UPLOAD_S_MIN, payload.size_bytes / SLOWEST_BYTES_PER_S)
+        upload.on_cut = lambda: deadline.reschedule(clock())
         try:
             async for request in requests:
                 chunk = _chunk(request)
                 await upload.add(chunk.offset, chunk.data)
+                del request, chunk  # the next one may be long in coming
                 deadline.reschedule(min(latest, clock() + self._limits.upload_idle_s))
         except BaseException:
             await self.uploads.done(upload)
             raise
+        finally:
+            upload.on_cut = None
         return upload
 
     async def _decide(self, header: Header, upload: Upload) -> Verdict:

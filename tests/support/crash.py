@@ -7,6 +7,7 @@ acknowledged is then done again by hand, from what the devices were given, and m
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import socket
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ class NotServing(Exception):
 class ServerProcess:
     """A server that can be killed and started again on the same port and data."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: Plan, limits: Mapping[str, float] | None = None) -> None:
         self.address = f"127.0.0.1:{_free_port()}"
         self.data_dir = folder / "data"
         self._log = folder / "server.log"
@@ -105,6 +106,7 @@ class ServerProcess:
             *["broken"][: plan.broken],
             *["compressed"][: plan.compressed],
             *["units"][: plan.units],
+            *([json.dumps(dict(limits))] if limits else []),
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -131,6 +133,12 @@ class ServerProcess:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
+    @property
+    def pid(self) -> int:
+        """The process."""
+        assert self._process is not None
+        return self._process.pid
+
     def died(self, within_s: float) -> bool:
         """Whether it is killed, by itself, within this time."""
         assert self._process is not None
@@ -145,9 +153,13 @@ class ServerProcess:
         self._process.send_signal(signal.SIGTERM)
         return self._process.wait(SERVING_S)
 
+    def log(self) -> str:
+        """All that the server wrote."""
+        return self._log.read_text(errors="replace")
+
     def log_tail(self) -> str:
         """The last lines that the server wrote."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
+        return "\n".join(self.log().splitlines()[-30:])
 
 
 class Writer(threading.Thread):
