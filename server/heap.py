@@ -8,8 +8,8 @@ from anabranch.core.limits import KIB
 
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # glibc's malloc.h
 ARENAS = 2
-# What uploads take goes back to the system when it is freed. Left alone, this bound grows to the largest block
-# ever freed, up to 32 MiB: after a flood the heap is full of holes.
+# What uploads take goes back to the system when it is freed. Left alone, this bound grows to the largest
+# block ever freed, up to 32 MiB: after a flood the heap is full of holes.
 MAPPED_FROM_BYTES = 32 * KIB
 
 

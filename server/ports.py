@@ -62,7 +62,7 @@ def options(limits: Limits, connections: int) -> list[tuple[str, int]]:
         # message that is awaited it makes the window as large as that.
         ("grpc.http2.bdp_probe", 0),
         ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
-        ("grpc.experimental.tcp_max_read_chunk_size", LOOKAHEAD_BYTES),  # a connection reads 4 MiB at a time else
+        ("grpc.experimental.tcp_max_read_chunk_size", LOOKAHEAD_BYTES),  # else up to 4 MiB a connection
         ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a cluster
     ]
 

@@ -74,7 +74,7 @@ def _unary(behaviour: Callable[[Any, Context], Awaitable[Any]], read: Read) -> A
 
 
 class _Requests:
-    """The requests of a stream. gRPC's own iterator holds on to each until the next one comes, if it comes."""
+    """The requests of a stream. gRPC's own iterator holds on to each until the next one comes, if ever."""
 
     def __init__(self, context: Context, read: Read) -> None:
         self._context, self._read = context, read

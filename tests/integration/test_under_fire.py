@@ -1,4 +1,4 @@
-"""A server process under fire: it lives, honest devices are served, its memory is bounded, its log is short."""
+"""A server process under fire: it lives, serves honest devices, and bounds its memory and its log."""
 
 from __future__ import annotations
 

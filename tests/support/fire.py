@@ -20,8 +20,8 @@ import grpc
 import numpy as np
 import psutil
 from attacker import CUT_OFF
-from crash import Plan, ServerProcess
 from grpc import aio
+from server_process import Plan, ServerProcess
 from wire import CHUNK, QUICK, Device
 
 from anabranch.core.params import ParamSpec, digest

@@ -58,6 +58,7 @@ MANY_PLACES: dict[str, Callable[[int], dict[str, Any]]] = {
     "teasq": lambda _: {"concurrency_fraction": 0.5, "cache_size": 3},
     "teasq_drop": lambda _: {"concurrency_fraction": 0.5, "cache_size": 3},
 }
+MADE_MIN = 3  # versions, in the roughest run
 ATTACKS = ["none", "none", "nan", "scale", "flood"]
 ORDERS_EVERY_S, ORDERS_LAST_S, OPERATOR_RETRIES_S = 15.0, 5.0, 1.0
 
@@ -133,6 +134,18 @@ def prove(settings: Config, every: int = 1) -> Proved:
             orders=operator.given,
             barred=len(engine.guard.quarantined),
         )
+
+
+def prove_twice(seed: int) -> Proved:
+    """The run of a seed, and the same again: to the bit. For a worker process."""
+    try:
+        proved = prove(rough(seed))
+        again = prove(rough(seed), every=1000)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {error!r}") from error
+    assert proved == again, f"seed {seed} has two histories"
+    assert proved.versions > MADE_MIN, f"seed {seed} made {proved.versions} versions"
+    return proved
 
 
 class Operator:
