@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -80,10 +81,10 @@ def test_connections_leave_files_for_the_store() -> None:
 def test_large_headers_are_refused(served: Served) -> None:
     device = served.device()
     request = devices.QueryUploadRequest(client_id="device-1", update_id="u")
-    device.stub.QueryUpload(request, metadata=[("x-note", "n" * 7_000)])
+    device.stub.QueryUpload(request, metadata=(("x-note", "n" * 7_000),))
     for size in (9_000, 100_000):
         with pytest.raises(grpc.RpcError) as raised:
-            device.stub.QueryUpload(request, metadata=[("x-note", "n" * size)])
+            device.stub.QueryUpload(request, metadata=(("x-note", "n" * size),))
         assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
     assert device.work().decision.verdict == "published"
 
@@ -105,6 +106,7 @@ def test_a_loaded_server_sheds_and_devices_come_back_when_they_are_told_to(
                     if heard:
                         at, error = heard.pop()
                         assert isinstance(error, Overloaded)
+                        assert error.retry_after_s is not None
                         gaps.append((*error.retry_after_s, time.monotonic() - at))
                     transport.query_upload(f"upload-{number}")
 
@@ -152,7 +154,7 @@ def test_a_full_disk_takes_no_updates_until_there_is_room(
         for call in (lambda: device.answer(task, update_id="u-1"), other.ask):
             with pytest.raises(grpc.RpcError) as raised:
                 call()
-            error = raised.value
+            error: Any = raised.value
             metadata = dict(error.trailing_metadata())
             assert (error.code().name, metadata["anabranch-error"]) == ("RESOURCE_EXHAUSTED", "StoreFull")
             assert "make room and it goes on by itself" in error.details()

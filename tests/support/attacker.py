@@ -93,11 +93,11 @@ class Attacker:
 
     async def _unary(self) -> None:
         name = self._random.choice(list(UNARY))
-        call = self._channel.unary_unary(SERVICE + name)
+        call: Any = self._channel.unary_unary(SERVICE + name)
         await call(self._broken(self._filled(UNARY[name])), timeout=CALL_S)
 
     async def _fetch(self) -> None:
-        call = self._channel.unary_stream(SERVICE + "FetchModel")
+        call: Any = self._channel.unary_stream(SERVICE + "FetchModel")
         async for _ in call(self._broken(self._filled(devices.FetchModelRequest)), timeout=CALL_S):
             pass
 
@@ -106,7 +106,8 @@ class Attacker:
         path = self._random.choice(
             ["/", "/anabranch.v1.Devices/Nope", "/x/y", "/anabranch.v9.Devices/Enrol", "//"]
         )
-        await self._channel.unary_unary(path)(self._noise(100), timeout=CALL_S)
+        call: Any = self._channel.unary_unary(path)
+        await call(self._noise(100), timeout=CALL_S)
 
     async def _push(self) -> None:
         """Messages of a push in some wrong order, or broken ones."""
@@ -121,7 +122,8 @@ class Attacker:
             for message in messages:
                 yield message
 
-        await self._channel.stream_unary(SERVICE + "PushUpdate")(stream(), timeout=CALL_S)
+        call: Any = self._channel.stream_unary(SERVICE + "PushUpdate")
+        await call(stream(), timeout=CALL_S)
 
     # --- the messages ------------------------------------------------------------------------
 
