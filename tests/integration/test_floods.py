@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from fire import Healthy, target
 from server_process import Plan, ServerProcess
-from wire import QUICK, Device, Served, server_config
+from wire import CALL_S, CHUNK, QUICK, Device, Served, chunks, requests, server_config
 
 from anabranch.client.stopping import Bell, persist
 from anabranch.client.transport import GrpcTransport
@@ -129,6 +129,35 @@ def test_a_loaded_server_sheds_and_devices_come_back_when_they_are_told_to(
     assert gaps, "nobody was shed"
     assert all(0 < earliest <= came for earliest, _, came in gaps)
     assert all(latest < 60.0 for _, latest, _ in gaps)  # its own backing off would take up to a minute
+
+
+def test_an_upload_that_is_behind_gives_way_and_goes_on_later(tmp_path: Path, manifest: Manifest) -> None:
+    limits = replace(DEFAULT_LIMITS, uploads_inflight_max=1, upload_yields_s=0.0, inline_bytes_max=1000)
+    with Served(server_config(tmp_path / "data"), manifest, limits) as served:
+        slow, fast = served.device("slow"), served.device("fast")
+        task, data = slow.task(), np.ones(manifest.spec.size, np.float32).tobytes()
+        begun, over = threading.Event(), threading.Event()
+
+        def first_chunk_and_no_more() -> Iterator[devices.PushUpdateRequest]:
+            messages = requests(slow.header(task, data, "slow-1"), chunks(data))
+            yield next(messages)
+            yield next(messages)
+            begun.set()
+            over.wait(CALL_S)
+
+        stalled = slow.stub.PushUpdate.future(first_chunk_and_no_more(), timeout=CALL_S)
+        assert begun.wait(CALL_S)
+        assert fast.work().decision.verdict == "published"
+        error: Any = stalled.exception()
+        assert (error.code().name, error.details()) == (
+            "UNAVAILABLE",
+            "the upload came too slowly and was cut: query it and go on",
+        )
+        over.set()
+        received = slow.query("slow-1").received_bytes
+        assert received in (0, CHUNK)  # it may have been cut before its first chunk was read
+        assert slow.send(task, data, "slow-1", received).decision.verdict == "published"
+        assert (served.model() == 2.0).all()
 
 
 # --- disks ---------------------------------------------------------------------------------------

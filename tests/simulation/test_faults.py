@@ -25,7 +25,7 @@ from anabranch.simulation.run import open_simulation, simulate
 from anabranch.simulation.server import Process
 
 SHORT = 20
-LONG, AT_ONCE = int(os.environ.get("ANABRANCH_PROVE_SEEDS", "500")), 50
+LONG, AT_ONCE = int(os.environ.get("ANABRANCH_PROVE_SEEDS", "500")), 25
 EVERY_FAULT = {
     "lost",
     "duplicated",

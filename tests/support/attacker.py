@@ -152,7 +152,7 @@ class Attacker:
             return self._manifest if self._random.random() < 0.9 else self._noise(32)
         if field.name == "protocol_version":
             return self._random.choice([PROTOCOL_VERSION] * 5 + [0, 2**32 - 1])
-        kinds = {
+        kinds: dict[int, Callable[[], Any]] = {
             field.CPPTYPE_STRING: self._text,
             field.CPPTYPE_DOUBLE: lambda: self._random.choice(FLOATS),
             field.CPPTYPE_FLOAT: lambda: self._random.choice(FLOATS),

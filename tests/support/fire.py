@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import subprocess
 import sys
@@ -27,7 +28,6 @@ from wire import CHUNK, QUICK, Device
 from anabranch.core.params import ParamSpec, digest
 from anabranch.protos.convert import PROTOCOL_VERSION
 from anabranch.protos.v1 import devices_pb2 as devices
-from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
 
@@ -204,6 +204,8 @@ class Stalled:
 
     def __init__(self, server: Target, uploads: int, share: float, connections: int = 8) -> None:
         self._server, self._uploads, self._share, self._connections = server, uploads, share, connections
+        self._data = bytes(4 * server.spec.size)
+        self._sha256 = hashlib.sha256(self._data).digest()
         self.statuses: Counter[str] = Counter()
         self.begun = 0
         self._thread = threading.Thread(target=lambda: asyncio.run(self._all()), daemon=True)
@@ -223,27 +225,21 @@ class Stalled:
         self._ready.set()
         options = [*QUICK, ("grpc.http2.bdp_probe", 0)]
         channels = [aio.insecure_channel(self._server.address, options) for _ in range(self._connections)]
-        works = [self._one(n, DevicesStub(channels[n % len(channels)])) for n in range(self._uploads)]
+        works = [self._one(n, channels[n % len(channels)]) for n in range(self._uploads)]
         await asyncio.gather(*works)
         for channel in channels:
             await channel.close()
 
-    async def _one(self, number: int, stub: Any) -> None:
-        device = Device(self._server.channel(), self._server.spec, f"stalled-{number}")
-        device.stub = stub
-        capability = devices.Capability()
-        await stub.Enrol(
-            devices.EnrolRequest(
-                client_id=device.client_id, protocol_version=PROTOCOL_VERSION, capability=capability
-            )
-        )
+    async def _one(self, number: int, channel: Any) -> None:
+        device = Device(channel, self._server.spec, f"stalled-{number}")
+        stub: Any = device.stub  # of asyncio, as the channel is
+        await stub.Enrol(devices.EnrolRequest(client_id=device.client_id, protocol_version=PROTOCOL_VERSION))
         ask = devices.AskTaskRequest(
             client_id=device.client_id, task_id=str(uuid.uuid4()), manifest_sha256=device.manifest_sha256
         )
         task = (await stub.AskTask(ask)).task
-        data = bytes(4 * device.spec.size)
         while not self._end.is_set():
-            call = stub.PushUpdate(self._messages(device, task, data))
+            call = stub.PushUpdate(self._messages(device, task))
             watch = asyncio.create_task(self._cancel_at_the_end(call))
             try:
                 await call
@@ -254,8 +250,9 @@ class Stalled:
             watch.cancel()
             await asyncio.sleep(1.0)
 
-    async def _messages(self, device: Device, task: Any, data: bytes) -> AsyncIterator[Any]:
-        yield devices.PushUpdateRequest(header=device.header(task, data))
+    async def _messages(self, device: Device, task: Any) -> AsyncIterator[Any]:
+        data = self._data
+        yield devices.PushUpdateRequest(header=device.header(task, data, sha256=self._sha256))
         sent, most = 0, int(self._share * len(data))
         while sent < most:
             chunk = devices.UpdateChunk(offset=sent, data=data[sent : min(most, sent + CHUNK)])

@@ -41,6 +41,7 @@ ALL = {
     "until_s": UNTIL_S,
 }
 SHAPES = ["fixed", "uniform", "exponential", "lognormal", "pareto"]
+ROUNDS = ("fedavg", "fedprox")
 GATHERING = [name for name in STRATEGIES if name not in ("fedasync", "asyncdrop")]  # they may have a rule
 UPLINKS = [
     "auto",
@@ -51,10 +52,10 @@ UPLINKS = [
     "mask(0.2)|int8",
 ]
 DOWNLINKS = ["auto", "raw", "log(1,8)", "log(0.5)", "int8|zstd"]
-# Rounds of nearly all devices, since whom a round of few asks is left to chance; places for many at a time.
+# Rounds that ask all devices, since whom a round of few asks is left to chance; places for many at a time.
 MANY_PLACES: dict[str, Callable[[int], dict[str, Any]]] = {
-    "fedavg": lambda clients: {"clients_per_round": clients * 3 // 5},
-    "fedprox": lambda clients: {"clients_per_round": clients * 3 // 5},
+    "fedavg": lambda clients: {"clients_per_round": clients * 4 // 5},
+    "fedprox": lambda clients: {"clients_per_round": clients * 4 // 5},
     "teasq": lambda _: {"concurrency_fraction": 0.5, "cache_size": 3},
     "teasq_drop": lambda _: {"concurrency_fraction": 0.5, "cache_size": 3},
 }
@@ -91,7 +92,7 @@ def rough(seed: int, clients: int = 50, **faults: Any) -> Config:
         fleet={
             "clients": clients,
             "examples_per_client": 32,
-            "step_time_s": 3.0,
+            "step_time_s": 3.5,
             "up_mbps": 1.0,
             "availability": draw("availability", [1.0, 1.0, 1.0, 0.8]),
             "availability_period_s": 40.0,
@@ -102,7 +103,7 @@ def rough(seed: int, clients: int = 50, **faults: Any) -> Config:
         server={
             "lease_s": 20.0,
             "lease_min_s": 8.0,
-            "concurrency": draw("concurrency", [0, 0, clients // 3]),
+            "concurrency": 0 if strategy in ROUNDS else draw("concurrency", [0, 0, clients // 3]),
             "staleness_max": draw("staleness", [0, 0, 20]),
             "snapshot_every_updates": 40,
         },
