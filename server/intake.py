@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -81,13 +81,13 @@ class Verdict:
     asked: Sequence[Effect] = ()
 
 
-def checked_metrics(metrics: dict[str, float]) -> dict[str, float]:
+def checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics that may be kept. Raises `InvalidUpdate`."""
     if len(metrics) > METRICS_MAX or any(not 0 < len(k) <= METRIC_NAME_CHARS_MAX for k in metrics):
         raise InvalidUpdate(f"metrics: at most {METRICS_MAX}, names of 1 to {METRIC_NAME_CHARS_MAX} letters")
     if bad := [k for k, v in metrics.items() if not math.isfinite(v)]:
         raise InvalidUpdate(f"metric {bad[0]!r} is not finite: leave it out")
-    return metrics
+    return dict(metrics)
 
 
 def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> Header:
@@ -107,7 +107,7 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         delta=np.empty(0, spec.vector_dtype),
         submodel=submodel,
         local_steps=checked_count(message.local_steps, "local_steps"),
-        metrics=checked_metrics(dict(message.metrics)),
+        metrics=checked_metrics(message.metrics),
     )
     size_bytes = _checked_size(part.size_bytes, codec, Layout.of(spec, submodel), limits)
     values = 0 if submodel is None else submodel.size
@@ -229,7 +229,12 @@ class Intake:
         upload = await self.uploads.open(header.update.update_id, payload.size_bytes, payload.sha256)
         reach("upload_begun")
         latest = clock() + max(WHOLE_UPLOAD_S_MIN, payload.size_bytes / SLOWEST_BYTES_PER_S)
-        upload.on_cut = lambda: deadline.reschedule(clock())
+
+        def cut() -> None:
+            if not deadline.expired():
+                deadline.reschedule(clock())
+
+        upload.on_cut = cut
         try:
             async for request in requests:
                 chunk = _chunk(request)
