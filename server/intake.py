@@ -154,10 +154,10 @@ def _check_codec(codec: str, uplink: str) -> None:
         raise InvalidUpdate(f"payload is of codec {codec!r}, the task asked for {wanted!r}")
 
 
-def _chunk(request: devices.PushUpdateRequest) -> devices.UpdateChunk:
+def _chunk(request: devices.PushUpdateRequest) -> tuple[int, bytes]:
     if not request.HasField("chunk"):
         raise InvalidUpdate("after the header of a push come chunks only")
-    return request.chunk
+    return request.chunk.offset, request.chunk.data
 
 
 class Intake:
@@ -237,9 +237,10 @@ class Intake:
         upload.on_cut = cut
         try:
             async for request in requests:
-                chunk = _chunk(request)
-                await upload.add(chunk.offset, chunk.data)
-                del request, chunk  # the next one may be long in coming
+                offset, data = _chunk(request)
+                del request  # it has a copy of the data, and the next one may be long in coming
+                await upload.add(offset, data)
+                del data
                 deadline.reschedule(min(latest, clock() + self._limits.upload_idle_s))
         except BaseException:
             await self.uploads.done(upload)

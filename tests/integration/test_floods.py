@@ -24,6 +24,7 @@ from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import AnabranchError, Overloaded, StoreFull
 from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.ports import FILES_KEPT, connections_within
 from anabranch.server.store.base import Store
@@ -76,6 +77,31 @@ def test_connections_are_counted_and_those_that_say_nothing_are_closed(tmp_path:
 def test_connections_leave_files_for_the_store() -> None:
     assert connections_within(1) == 1
     assert connections_within(10**9) > FILES_KEPT
+
+
+METHODS = [
+    method
+    for pb2 in (devices, operators)
+    for service in pb2.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_bytes_that_are_no_message_are_the_senders_fault(method: Any, served: Served) -> None:
+    channel = served.channel(admin=method.containing_service.name == "Operators")
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    kind = ("stream" if method.client_streaming else "unary") + "_"
+    call = getattr(channel, kind + ("stream" if method.server_streaming else "unary"))(path)
+    sent = iter([b"\xff"]) if method.client_streaming else b"\xff"
+    with pytest.raises(grpc.RpcError) as raised:
+        list(call(sent, timeout=CALL_S))  # a unary call does not get that far
+    error: Any = raised.value
+    assert (error.code().name, dict(error.trailing_metadata())["anabranch-error"]) == (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+    )
+    assert f"1 bytes are no request of {method.name}" in error.details()
 
 
 def test_large_headers_are_refused(served: Served) -> None:
