@@ -43,7 +43,6 @@ from anabranch.workloads.app import App, Shard
 log = logging.getLogger(__name__)
 
 Effects = list[ef.SessionEffect]
-
 LOOK_AROUND_S = 3600.0  # without a timer the bell ends the rest
 
 
@@ -234,9 +233,9 @@ class Agent:
                 retryable = True
             elif call == "ask" and not retryable:
                 self._fatal = error
-            window_s = getattr(error, "retry_after_s", None)
             update_id = argument.update_id if isinstance(argument, ef.Push) else None
-            return self._handle(ev.CallFailed(self._bell.now(), str(error), retryable, window_s, update_id))
+            now, again_s = self._bell.now(), error.retry_after_s
+            return self._handle(ev.CallFailed(now, str(error), retryable, again_s, update_id))
 
     def _cancel(self) -> None:
         """Tell the session of notices that a task is not wanted."""

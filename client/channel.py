@@ -73,8 +73,10 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
     cls = _BY_NAME.get(name) or _BY_STATUS.get(status, ProtocolError)
     if not name:
         text = f"{address}: {status}: {text}"
-    window = _window(metadata.get(RETRY_KEY, ""))
-    return Overloaded(text, window) if cls is Overloaded and window else cls(text)
+    found = cls(text)
+    if (window := _window(metadata.get(RETRY_KEY, ""))) is not None:
+        found.retry_after_s = window
+    return found
 
 
 @contextmanager

@@ -31,9 +31,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Window = tuple[float, float]
+
 
 class AnabranchError(Exception):
-    """Base of all deliberate errors. The message says what is wrong and how to mend it."""
+    """Base of all deliberate errors. The message says what is wrong and how to mend it.
+
+    `retry_after_s`: when the call should come again, (earliest, latest) in seconds, where the peer said so.
+    """
+
+    retry_after_s: Window | None = None
 
 
 class ConfigError(AnabranchError):
@@ -87,7 +94,7 @@ class RunClosed(ProtocolError):
 class Overloaded(AnabranchError):
     """Try again within the retry window `retry_after_s` = (earliest, latest), in seconds."""
 
-    def __init__(self, message: str, retry_after_s: tuple[float, float] = (1.0, 5.0)) -> None:
+    def __init__(self, message: str, retry_after_s: Window = (1.0, 5.0)) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -102,6 +109,8 @@ class StoreError(AnabranchError):
 
 class StoreFull(StoreError):
     """No space left on the device; nothing that was acknowledged is lost."""
+
+    retry_after_s = (1.0, 5.0)  # somebody has to make room
 
 
 class StoreCorrupt(StoreError):

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from anabranch.core.effects import Refused
+from anabranch.core.effects import Effect, Refused
 from anabranch.core.rng import rank
 from anabranch.core.updates import Ask, Capability, Decision, Task
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.versions import Offer
-from anabranch.simulation.world import World
+from anabranch.simulation.world import Order, World
 
 A = TypeVar("A")
 Reply = Callable[[A], None]
@@ -64,6 +64,10 @@ class Direct:
     def renew(self, client_id: str, task_id: str, progress: float, reply: Reply[bool]) -> None:
         """A heartbeat; False: the task is not wanted any more."""
         self._take(partial(self.world.renew, client_id, task_id, progress), reply)
+
+    def order(self, order: Order, reply: Reply[list[Effect]]) -> None:
+        """What an operator wants."""
+        self._take(partial(self.world.order, order), reply)
 
     def downloaded(self, client_id: str, payload_bytes: int) -> None:
         """A device has received a model, or what leads to it from the one it had."""

@@ -48,6 +48,8 @@ from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.versions import Offer, Versions
 
 Observer = Callable[[ev.Event, Sequence[Effect]], None]
+# An operator's: `Paused`, `Resumed`, `Quarantined` or `Released`, of the time at which it is handled.
+Order = Callable[[float], ev.Event]
 
 
 class Journal(Protocol):
@@ -145,6 +147,10 @@ class World:
         if task.state is TaskState.LEASED:
             self._handle(ev.LeaseRenewed(self.clock.now, client_id, task_id, progress))
         return True
+
+    def order(self, order: Order) -> list[Effect]:
+        """What an operator wants; returns what came of it."""
+        return self._handle(order(self.clock.now))
 
     def downloaded(self, client_id: str, payload_bytes: int) -> None:
         """A device has received a model, or what leads to it from the one it had."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from postgres import cluster, new_database
@@ -24,3 +24,19 @@ def postgresql_url(postgresql_cluster: str) -> Iterator[str]:
     """The URL of a new, empty database."""
     with new_database(postgresql_cluster) as url:
         yield url
+
+
+@pytest.fixture
+def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Say what was measured: it is printed after the last test."""
+    return lambda text: record_property("figure", text)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The figures of the tests that had any."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    figures = [(r.nodeid, text) for r in reports for name, text in r.user_properties if name == "figure"]
+    if figures:
+        terminalreporter.section("figures")
+    for node, text in figures:
+        terminalreporter.write_line(f"{node.rpartition('::')[2]}: {text}")

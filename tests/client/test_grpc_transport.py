@@ -263,6 +263,7 @@ def test_the_retry_window_is_read_if_it_makes_sense(text: str, window: tuple[flo
     assert error.retry_after_s == window
 
 
-def test_a_full_store_is_not_an_overload() -> None:
+def test_a_full_store_is_not_an_overload_and_says_when_to_come_too() -> None:
     error = error_of(Failed("RESOURCE_EXHAUSTED", [(ERROR_KEY, "StoreFull"), (RETRY_KEY, "1,2")]), "here:1")
-    assert type(error) is StoreFull
+    assert (type(error), error.retry_after_s) == (StoreFull, (1.0, 2.0))
+    assert error_of(Failed("UNAVAILABLE"), "here:1").retry_after_s is None

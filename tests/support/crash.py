@@ -8,10 +8,6 @@ acknowledged is then done again by hand, from what the devices were given, and m
 from __future__ import annotations
 
 import random
-import signal
-import socket
-import subprocess
-import sys
 import threading
 import time
 import uuid
@@ -22,7 +18,7 @@ from typing import Any
 
 import grpc
 import numpy as np
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from server_process import NotServing, Plan, ServerProcess
 from wire import QUICK, Device
 
 from anabranch.compress.downloads import apply_download
@@ -36,30 +32,10 @@ from anabranch.server.manifest import write_manifest
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 
-SCRIPT = Path(__file__).with_name("crash_server.py")
 VALUES = 300
 ROWS = 15  # of the one tensor: what has a single dimension is too small for a chain
-SERVING_S = 60.0  # a hung server fails the test by itself
 RESENDS = 0.1
 WITHIN_S = 30.0  # a failpoint is reached much sooner
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How hard to try."""
-
-    kills: int = 20
-    updates: int = 2_000
-    writers: int = 8
-    seed: int = 0
-    database: str = ""
-    inline_bytes_max: int = 256 * 1024
-    broken: bool = False
-    compressed: bool = False
-    units: bool = False
-    # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
-    failpoints: tuple[str, ...] = ()
-    nth: int = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,70 +60,6 @@ class Outcome:
     acknowledged: int = 0
     resent: int = 0
     retries: int = 0
-
-
-class NotServing(Exception):
-    """A server did not come up."""
-
-
-class ServerProcess:
-    """A server that can be killed and started again on the same port and data."""
-
-    def __init__(self, folder: Path, plan: Plan) -> None:
-        self.address = f"127.0.0.1:{_free_port()}"
-        self.data_dir = folder / "data"
-        self._log = folder / "server.log"
-        arguments = [folder / "model", self.data_dir, plan.database, self.address, plan.inline_bytes_max]
-        self._command = [
-            sys.executable,
-            str(SCRIPT),
-            *map(str, arguments),
-            *["broken"][: plan.broken],
-            *["compressed"][: plan.compressed],
-            *["units"][: plan.units],
-        ]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self, failpoint: str = "") -> float:
-        """Start, and wait for health to say SERVING; returns the seconds it took."""
-        began = time.monotonic()
-        with self._log.open("ab") as log:
-            command = [*self._command, *[failpoint][: bool(failpoint)]]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
-        with grpc.insecure_channel(self.address, options=QUICK) as channel:
-            stub: Any = health_pb2_grpc.HealthStub(channel)
-            while time.monotonic() - began < SERVING_S and self._process.poll() is None:
-                try:
-                    answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
-                except grpc.RpcError:
-                    continue
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return time.monotonic() - began
-        raise NotServing(f"the server does not serve again; its log ends:\n{self.log_tail()}")
-
-    def kill(self) -> None:
-        """SIGKILL: no handler, no flush, nothing."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGKILL)
-        self._process.wait()
-
-    def died(self, within_s: float) -> bool:
-        """Whether it is killed, by itself, within this time."""
-        assert self._process is not None
-        try:
-            return self._process.wait(within_s) == -signal.SIGKILL
-        except subprocess.TimeoutExpired:
-            return False
-
-    def drain(self) -> int:
-        """SIGTERM; returns the exit code."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(SERVING_S)
-
-    def log_tail(self) -> str:
-        """The last lines that the server wrote."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
 
 
 class Writer(threading.Thread):
@@ -358,10 +270,3 @@ def _updates(data_dir: Path, database: str) -> list[Record]:
         return [record for _, record in store.records() if record["kind"] == "update"]
     finally:
         store.close()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
