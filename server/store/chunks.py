@@ -1,7 +1,7 @@
 """Large payloads and snapshots in the database itself, in pieces, for servers that share no disk.
 
-A file goes in by one transaction on a connection of its own, from any thread, named by its content: to put the
-same one twice is harmless, and so is one that nothing comes to name. What decides is the row that names it.
+A file goes in by one transaction on a connection of its own, from any thread, named by its content: to put
+the same one twice is harmless, so is one that nothing comes to name. What decides is the row that names it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Chunks:
                 number += 1
 
     def parts(self, sha256: str) -> Iterator[bytes]:
-        """The pieces of a file, in order. Raises `StoreCorrupt` if there are none, or their digest is wrong."""
+        """The pieces of a file, in order. Raises `StoreCorrupt` if they are missing or damaged."""
         sha, number = hashlib.sha256(), 0
         with self._database.aside() as connection:
             data: bytes | None
@@ -59,9 +59,7 @@ class Chunks:
                 number += 1
             here = number or connection.scalar(self._of(sha256, 0)) is not None
         if not here:
-            raise StoreCorrupt(
-                f"{self._kind} {sha256} cannot be read, it is not in the database: restore a backup"
-            )
+            raise StoreCorrupt(f"{self._kind} {sha256} cannot be read, it is not there: restore a backup")
         if (found := sha.hexdigest()) != sha256:
             raise StoreCorrupt(f"{self._kind} {sha256} has the SHA-256 {found}: restore it from a backup")
 

@@ -135,7 +135,7 @@ class Database:
 
     @contextmanager
     def aside(self) -> Iterator[Connection]:
-        """A transaction on a connection of its own, from any thread; for PostgreSQL. No leader is asked for."""
+        """A transaction on a connection of its own, from any thread, fenced by nothing. PostgreSQL only."""
         engine = self._engine or self._postgresql()
         try:
             with engine.begin() as connection:

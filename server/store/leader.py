@@ -6,8 +6,8 @@ Two things, for two questions:
   `leader` every now and then. A lock that is let go passes at once to whoever waits for it. A holder that has
   not renewed for its `lease_s` (paused, hung, cut off) is turned out by whoever comes next: its session ends.
 - *Is it still the leader?* Each leader has an epoch, higher than any before. Every transaction of a writer
-  locks the row of its epoch first (`check`), and a takeover changes that row: so the two wait for each other, and
-  nothing can be committed under an epoch that has passed, whatever the old leader believes.
+  locks the row of its epoch first (`check`), and a takeover changes that row: so the two wait for each other,
+  and nothing can be committed under an epoch that has passed, whatever the old leader believes.
 
 Times are those of the database, which is one clock for all.
 """
@@ -107,6 +107,6 @@ def _lost(connection: Connection, epoch: int) -> LeadershipLost:
     row = connection.execute(select(leader)).first()
     by = "nobody" if row is None else f"{row.owner} (epoch {row.epoch})"
     return LeadershipLost(
-        f"{by} leads this run now, this server's epoch {epoch} has passed: it can write nothing more and stops; "
-        "start it again, with --standby, to wait for its turn"
+        f"{by} leads this run now, this server's epoch {epoch} has passed: it can write nothing more and "
+        "stops; start it again, with --standby, to wait for its turn"
     )

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class SqlStore:
-    """`Store` of base.py. `data_dir` has the lock and uploads on their way, and beside SQLite all large files.
+    """`Store` of base.py. `data_dir` has the lock, uploads on their way, and beside SQLite all large files.
 
     `lease_s`: see `Store.lease_s`; for PostgreSQL, where servers may share the database and nothing else.
     """

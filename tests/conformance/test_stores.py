@@ -36,7 +36,6 @@ from anabranch.core.updates import (
     Receipt,
 )
 from anabranch.server.store.base import Entry, Store
-from anabranch.server.store.sql import SqlStore
 
 # --- the log ---------------------------------------------------------------------------------
 
@@ -310,8 +309,9 @@ def _damage_snapshot(backend: Backend, version: int) -> None:
         return
     if backend.kind == "postgresql":
         hexed = wanted.hex()
+        flipped = f"replace(encode(data, 'hex'), '{hexed}', '{hexed[:-2]}21')"
         backend.behind(
-            f"UPDATE chunks SET data = decode(replace(encode(data, 'hex'), '{hexed}', '{hexed[:-2]}21'), 'hex')"
+            f"UPDATE chunks SET data = decode({flipped}, 'hex')"
             f" WHERE position('\\x{hexed}'::bytea in data) > 0"
         )
         return

@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,13 @@ VALUES = 300
 ROWS = 15  # of the one tensor: what has a single dimension is too small for a chain
 SERVING_S = 60.0  # a hung server fails the test by itself
 RESENDS = 0.1
+# What ends a call when a server dies, hangs, or stops at once.
+PASSING = (
+    grpc.StatusCode.UNAVAILABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.CANCELLED,
+)
+SERVING = health_pb2.HealthCheckResponse.SERVING
 WITHIN_S = 30.0  # a failpoint is reached much sooner
 
 
@@ -57,6 +65,7 @@ class Plan:
     broken: bool = False
     compressed: bool = False
     units: bool = False
+    standby: bool = False
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
     failpoints: tuple[str, ...] = ()
     nth: int = 3
@@ -105,15 +114,27 @@ class ServerProcess:
             *["broken"][: plan.broken],
             *["compressed"][: plan.compressed],
             *["units"][: plan.units],
+            *["standby"][: plan.standby],
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, failpoint: str = "") -> float:
         """Start, and wait for health to say SERVING; returns the seconds it took."""
         began = time.monotonic()
+        self.launch(failpoint)
+        self.await_health(SERVING)
+        return time.monotonic() - began
+
+    def launch(self, failpoint: str = "") -> None:
+        """Start."""
         with self._log.open("ab") as log:
             command = [*self._command, *[failpoint][: bool(failpoint)]]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def await_health(self, status: int) -> None:
+        """Wait until health says this. Raises `NotServing`."""
+        assert self._process is not None
+        began = time.monotonic()
         with grpc.insecure_channel(self.address, options=QUICK) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() - began < SERVING_S and self._process.poll() is None:
@@ -121,9 +142,20 @@ class ServerProcess:
                     answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
                 except grpc.RpcError:
                     continue
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return time.monotonic() - began
+                if answer.status == status:
+                    return
+                time.sleep(0.02)
         raise NotServing(f"the server does not serve again; its log ends:\n{self.log_tail()}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Any signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def ended(self, within_s: float) -> int:
+        """The exit code, which comes within this time. Raises `subprocess.TimeoutExpired`."""
+        assert self._process is not None
+        return self._process.wait(within_s)
 
     def kill(self) -> None:
         """SIGKILL: no handler, no flush, nothing."""
@@ -168,13 +200,21 @@ class Writer(threading.Thread):
     def run(self) -> None:
         """Push until the share is acknowledged."""
         try:
-            with grpc.insecure_channel(self._address, options=QUICK) as channel:
-                device = Device(channel, self._spec, self._client_id, STAGES)
+            with self.device() as device:
                 self._insist(device.enrol)
                 while len(self.acknowledged) < self._share:
                     self._one(device)
         except Exception as error:  # noqa: BLE001 - a thread's error must not be lost
             self.problems.append(f"{self._client_id}: {error!r}")
+
+    @contextmanager
+    def device(self) -> Iterator[Device]:
+        """How it speaks to the server."""
+        with grpc.insecure_channel(self._address, options=QUICK) as channel:
+            yield Device(channel, self._spec, self._client_id, STAGES)
+
+    def turn(self) -> None:
+        """A call has failed and will be repeated."""
 
     def enough(self) -> None:
         """End with the update at hand."""
@@ -236,11 +276,12 @@ class Writer(threading.Thread):
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     return None
-                if error.code() not in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                if error.code() not in PASSING:
                     raise
                 if self.abandoned:
                     raise
                 self.retries += 1
+                self.turn()
                 time.sleep(self._random.uniform(0.01, 0.05))
 
     def _id(self) -> str:
@@ -280,12 +321,12 @@ def run(folder: Path, plan: Plan) -> Outcome:
     if (code := server.drain()) != 0:
         outcome.problems.append(f"the drain ended with exit code {code}:\n{server.log_tail()}")
     applied = [update for w in writers for update in w.applied]
-    expected = _mixed(first, applied) if plan.units else _summed(first, applied)
-    outcome.problems += _broken_promises(server.data_dir, plan, writers, expected)
+    expected = _mixed(first, applied) if plan.units else summed(first, applied)
+    outcome.problems += broken_promises(server.data_dir, plan, writers, expected)
     return outcome
 
 
-def _summed(first: Vector, applied: list[Applied]) -> Vector:
+def summed(first: Vector, applied: list[Applied]) -> Vector:
     """The model that adds deltas up."""
     return first + np.sum([update.delta for update in applied], axis=0, dtype=np.float32)
 
@@ -335,7 +376,7 @@ def _kill_at_failpoints(server: ServerProcess, writers: list[Writer], plan: Plan
         writer.enough()
 
 
-def _broken_promises(data_dir: Path, plan: Plan, writers: list[Writer], expected: Vector) -> list[str]:
+def broken_promises(data_dir: Path, plan: Plan, writers: Sequence[Writer], expected: Vector) -> list[str]:
     """Lost, doubled or altered updates, and whatever `verify` finds."""
     found = verify(data_dir, plan.database)
     problems = list(found.problems)

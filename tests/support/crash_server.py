@@ -1,12 +1,13 @@
 """A server process for the crash tests.
 
     python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
-        [broken] [compressed] [units] [NAME:N]
+        [broken] [compressed] [units] [standby] [NAME:N]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
-With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `NAME:N` the
-process kills itself when it reaches the failpoint for the N-th time; snapshots are frequent then.
+With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `standby` it
+waits while another server leads; the lease is short then. With `NAME:N` the process kills itself when it
+reaches the failpoint for the N-th time; snapshots are frequent then.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from wire import server_config
 
+from anabranch.core.errors import LeadershipLost, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server import failpoints
 from anabranch.server.app import serve
@@ -34,6 +36,7 @@ from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
 
 BATCHES_LATE = 4
+LEASE_S = 2.0
 COMPRESSED = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
 UNITS = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
 
@@ -82,17 +85,30 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     limits = replace(DEFAULT_LIMITS, inline_bytes_max=int(inline), free_disk_bytes_min=1)
     # No lease ends by itself, however slow the machine is.
-    server = {"address": address, "database": database, "snapshot_every_versions": 100, "lease_min_s": 60.0}
+    server: dict[str, Any] = {
+        "address": address,
+        "database": database,
+        "snapshot_every_versions": 100,
+        "lease_min_s": 60.0,
+    }
     if armed := [word.split(":") for word in words if ":" in word]:
         server["snapshot_every_versions"] = 5
         die_at(armed[0][0], int(armed[0][1]))
-    tables = (COMPRESSED if "compressed" in words else {}) | (UNITS if "units" in words else {})
+    if "standby" in words:
+        server |= {"standby": True, "leader_lease_s": LEASE_S}
+    tables: dict[str, Any] = (COMPRESSED if "compressed" in words else {}) | (
+        UNITS if "units" in words else {}
+    )
     config = server_config(Path(data_dir), server=server, **tables)
-    store = open_store(database, Path(data_dir), limits)
+    store = open_store(database, Path(data_dir), limits, config.server.leader_lease_s)
     if "broken" in words:
         assert isinstance(store, SqlStore)
         store.__class__ = AcknowledgesEarly
-    return asyncio.run(serve(config, read_manifest(Path(model)), limits=limits, store=store))
+    try:
+        return asyncio.run(serve(config, read_manifest(Path(model)), limits=limits, store=store))
+    except LeadershipLost as lost:
+        logging.error("%s", lost)  # noqa: TRY400 - as the command line says it
+        return outcome_of(lost).exit_code
 
 
 if __name__ == "__main__":
