@@ -17,7 +17,14 @@ from anabranch.reports.text import count_text, percent_text
 AppName = Annotated[
     str, typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP")
 ]
-ServerAddress = Annotated[str, typer.Option("--server", help="The server's address.", metavar="HOST:PORT")]
+ServerAddress = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        help="The server's address, or those of a leader and its standby.",
+        metavar="HOST:PORT[,...]",
+    ),
+]
 DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
