@@ -53,9 +53,9 @@ def open_channel(
         # Besides the chunks, a manifest may come in one message.
         ("grpc.max_receive_message_length", limits.message_bytes_max + limits.manifest_bytes_max),
         ("grpc.max_metadata_size", limits.metadata_bytes_max),
-        # A dead link is noticed in 10 s where something is under way (TCP_USER_TIMEOUT), in 22 s elsewhere.
-        # No sooner: a living one that loses a third of its packets looks like that for seconds.
-        ("grpc.keepalive_time_ms", 12_000),  # the server allows 10 s
+        # A dead link is noticed after 10 s without an acknowledgement of TCP's (TCP_USER_TIMEOUT), or of a
+        # ping, which leaves after 5 s of silence. No sooner: a slow or lossy one looks like that for seconds.
+        ("grpc.keepalive_time_ms", 5_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),

@@ -2,7 +2,7 @@
 
 Calls go to the server that served last. When one is not answered, a lookout begins: it asks all servers at
 once, by the standard health check, whether they serve, and again after a short pause, until one does. Then
-calls go there, over the connection that this was asked on, and whoever backs off for want of an answer is told.
+calls go there, over the connection that this was asked on, and whoever backs off for that reason is told.
 """
 
 from __future__ import annotations

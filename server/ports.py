@@ -46,7 +46,7 @@ def options(limits: Limits) -> list[tuple[str, int]]:
         ("grpc.max_allowed_incoming_connections", limits.connections_max),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 4_000),  # a device with a call under way: every 5 s
         ("grpc.max_connection_idle_ms", 120_000),
         ("grpc.max_connection_age_ms", 30 * 60_000),
         ("grpc.max_connection_age_grace_ms", 60_000),
