@@ -20,7 +20,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 
 LOOK_S = 1.5  # a lost packet of a new connection goes again after a second
-PAUSE_S = 0.5
+PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
 PAUSE_SHARE = (
     1 / 40

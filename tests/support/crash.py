@@ -12,42 +12,28 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
+from crash_writer import VALUES, Applied, Writer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from wire import QUICK, Device
+from wire import QUICK
 
-from anabranch.compress.downloads import apply_download
-from anabranch.compress.registry import STAGES
 from anabranch.core.journal import Record
-from anabranch.core.params import Indices, ParamSpec, Vector, digest
-from anabranch.core.submodels import Submodel, UnitMap
+from anabranch.core.params import ParamSpec, Vector, digest
 from anabranch.core.units import Member, UnitGroup
-from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.manifest import write_manifest
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 
 SCRIPT = Path(__file__).with_name("crash_server.py")
-VALUES = 300
 ROWS = 15  # of the one tensor: what has a single dimension is too small for a chain
 SERVING_S = 60.0  # a hung server fails the test by itself
-RESENDS = 0.1
-# What ends a call when a server dies, hangs, or stops at once.
-PASSING = (
-    grpc.StatusCode.UNAVAILABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED,
-    grpc.StatusCode.CANCELLED,
-)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 WITHIN_S = 30.0  # a failpoint is reached much sooner
 
@@ -66,22 +52,10 @@ class Plan:
     compressed: bool = False
     units: bool = False
     standby: bool = False
+    flaw: str = ""  # "normal" or "unsynced": see crash_server.py
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
     failpoints: tuple[str, ...] = ()
     nth: int = 3
-
-
-@dataclass(frozen=True, eq=False)
-class Applied:
-    """An acknowledged update, and the version that came of it.
-
-    Of a part of the model: where that is, and what the device started from there.
-    """
-
-    version: int
-    delta: Vector
-    where: Indices | None = None
-    base: Vector | None = None
 
 
 @dataclass
@@ -102,9 +76,9 @@ class NotServing(Exception):
 class ServerProcess:
     """A server that can be killed and started again on the same port and data."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
+    def __init__(self, folder: Path, plan: Plan, data_dir: Path | None = None) -> None:
         self.address = f"127.0.0.1:{_free_port()}"
-        self.data_dir = folder / "data"
+        self.data_dir = data_dir or folder / "data"
         self._log = folder / "server.log"
         arguments = [folder / "model", self.data_dir, plan.database, self.address, plan.inline_bytes_max]
         self._command = [
@@ -115,6 +89,7 @@ class ServerProcess:
             *["compressed"][: plan.compressed],
             *["units"][: plan.units],
             *["standby"][: plan.standby],
+            *[plan.flaw][: bool(plan.flaw)],
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -182,112 +157,6 @@ class ServerProcess:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
 
 
-class Writer(threading.Thread):
-    """A device that works through its share of updates, whatever happens to the server."""
-
-    def __init__(self, number: int, share: int, address: str, spec: ParamSpec, seed: int) -> None:
-        super().__init__(daemon=True)
-        self._share, self._address = share, address
-        self._random = random.Random(f"{seed} writer {number}")
-        self._numbers = np.random.default_rng([seed, number])
-        self._client_id, self._spec = f"writer-{number}", spec
-        self.applied: list[Applied] = []
-        self.acknowledged: list[str] = []
-        self.resent = self.retries = 0
-        self.problems: list[str] = []
-        self.abandoned = False
-
-    def run(self) -> None:
-        """Push until the share is acknowledged."""
-        try:
-            with self.device() as device:
-                self._insist(device.enrol)
-                while len(self.acknowledged) < self._share:
-                    self._one(device)
-        except Exception as error:  # noqa: BLE001 - a thread's error must not be lost
-            self.problems.append(f"{self._client_id}: {error!r}")
-
-    @contextmanager
-    def device(self) -> Iterator[Device]:
-        """How it speaks to the server."""
-        with grpc.insecure_channel(self._address, options=QUICK) as channel:
-            yield Device(channel, self._spec, self._client_id, STAGES)
-
-    def turn(self) -> None:
-        """A call has failed and will be repeated."""
-
-    def enough(self) -> None:
-        """End with the update at hand."""
-        self._share = 0
-
-    def _one(self, device: Device) -> None:
-        task_id, update_id = self._id(), self._id()
-        answer = self._insist(lambda: device.ask(task_id))
-        if not answer.HasField("task"):
-            return
-        part = device.submodel(answer.task)
-        base = None if part is None else self._base(device, answer.task, part)
-        size, where = (VALUES, None) if part is None else (part.size, part.indices)
-        delta = self._numbers.integers(-8, 9, size).astype(np.float32)
-        response = self._insist(lambda: device.push(answer.task, delta, update_id))
-        if response is None:
-            self.problems.append(f"the granted task {task_id} is not known any more")
-            return
-        if response.decision.verdict != "published":
-            self.problems.append(f"update {update_id} was not applied: {response.decision}")
-            return
-        self.applied.append(Applied(response.version, delta, where, base))
-        self.acknowledged.append(update_id)
-        if self._random.random() < RESENDS:
-            self._resend(device, answer.task, delta, update_id, response)
-
-    def _base(self, device: Device, task: devices.Task, part: Submodel) -> Vector | None:
-        """What the device starts from on the part; meanwhile the task must stay what it is."""
-        assert isinstance(part, UnitMap)
-        version, codecs = task.base_version, device.codecs
-        got = self._insist(lambda: device.fetch(version=version, submodel=task.submodel, codecs=codecs))
-        if got is None or self._insist(lambda: device.ask(task.task_id)).task.submodel != task.submodel:
-            self.problems.append(f"task {task.task_id} is of another part or model than it was granted for")
-            return None
-        header, data = got
-        spec = part.small if header.part_only else part.spec
-        vector, _ = apply_download(spec, header.part.encoding.codec, data, None, None)
-        return vector if header.part_only else vector[part.indices]
-
-    def _resend(
-        self,
-        device: Device,
-        task: devices.Task,
-        delta: Vector,
-        update_id: str,
-        before: devices.PushUpdateResponse,
-    ) -> None:
-        self.resent += 1
-        again = self._insist(lambda: device.push(task, delta, update_id))
-        same = again is not None and (again.decision, again.version) == (before.decision, before.version)
-        if not same or again.status != devices.PUSH_STATUS_DUPLICATE:
-            self.problems.append(f"update {update_id} was answered otherwise when it was sent again")
-
-    def _insist(self, call: Callable[[], Any]) -> Any:
-        """Repeat a call until the server answers; None if the task is unknown."""
-        while True:
-            try:
-                return call()
-            except grpc.RpcError as error:
-                if error.code() is grpc.StatusCode.NOT_FOUND:
-                    return None
-                if error.code() not in PASSING:
-                    raise
-                if self.abandoned:
-                    raise
-                self.retries += 1
-                self.turn()
-                time.sleep(self._random.uniform(0.01, 0.05))
-
-    def _id(self) -> str:
-        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
-
-
 def write_model(folder: Path, first: Vector, plan: Plan) -> ParamSpec:
     """What the server starts from."""
     groups = (UnitGroup("rows", ROWS, (Member("w", 0),)),) if plan.units else ()
@@ -311,7 +180,7 @@ def run(folder: Path, plan: Plan) -> Outcome:
             _kill_at_random(server, writers, plan, outcome)
     except NotServing as error:
         outcome.problems.append(str(error))
-        _abandon(writers)
+        abandon(writers)
         return outcome
     for writer in writers:
         writer.join()
@@ -340,7 +209,7 @@ def _mixed(first: Vector, applied: list[Applied]) -> Vector:
     return model
 
 
-def _abandon(writers: list[Writer]) -> None:
+def abandon(writers: Sequence[Writer]) -> None:
     """Let writers go whose server is gone."""
     for writer in writers:
         writer.abandoned = True

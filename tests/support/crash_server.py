@@ -1,13 +1,14 @@
 """A server process for the crash tests.
 
     python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
-        [broken] [compressed] [units] [standby] [NAME:N]
+        [broken] [compressed] [units] [standby] [normal] [unsynced] [NAME:N]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
 With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `standby` it
 waits while another server leads; the lease is short then. With `NAME:N` the process kills itself when it
-reaches the failpoint for the N-th time; snapshots are frequent then.
+reaches the failpoint for the N-th time; snapshots are frequent then. Two flaws that only a power cut shows:
+`normal` is SQLite's weaker setting, `unsynced` leaves out the flushes of files.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server import failpoints
 from anabranch.server.app import serve
 from anabranch.server.manifest import read_manifest
+from anabranch.server.store import database as database_module
 from anabranch.server.store.base import Entry, Projection, RunInfo
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
@@ -94,6 +96,11 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     if armed := [word.split(":") for word in words if ":" in word]:
         server["snapshot_every_versions"] = 5
         die_at(armed[0][0], int(armed[0][1]))
+    if "normal" in words:
+        weaker = tuple(p.replace("=FULL", "=NORMAL") for p in database_module.PRAGMAS)
+        vars(database_module)["PRAGMAS"] = weaker
+    if "unsynced" in words:
+        vars(os).update(fsync=lambda descriptor: None, fdatasync=lambda descriptor: None)
     if "standby" in words:
         server |= {"standby": True, "leader_lease_s": LEASE_S}
     tables: dict[str, Any] = (COMPRESSED if "compressed" in words else {}) | (

@@ -16,15 +16,14 @@ import numpy as np
 from crash import (
     SERVING,
     SERVING_S,
-    VALUES,
     NotServing,
     Plan,
     ServerProcess,
-    Writer,
     broken_promises,
     summed,
     write_model,
 )
+from crash_writer import VALUES, Writer
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from wire import QUICK, Device
 
