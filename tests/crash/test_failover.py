@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import random
 import signal
+import subprocess
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
-from crash import SERVING
+from crash import SERVING, free_port
 from crash_server import LEASE_S
 from failover import LOST, NOT_SERVING, Federation, federation, health
+from federations import first_weights
+from netlab import COMMAND
+from postgres_gate import PostgresGate
+from wire import Served, server_config
+
+from anabranch.client.run import ClientOptions, run_client
+from anabranch.core.errors import ConfigError, StoreLocked
+from anabranch.server.app import serve
+from anabranch.server.manifest import write_manifest
+from anabranch.server.verify import verify
 
 # Under load the processes of the test need time of their own; on a machine at rest it is well under a second.
 SLACK_S = 8.0
@@ -70,6 +86,91 @@ def test_the_leader_is_killed_paused_drained_and_both_are_killed(tmp_path: Path,
         assert run.finish() == []
         assert run.acknowledged > 100
         assert sum(writer.resent for writer in run.writers) > 0
+
+
+@pytest.mark.timeout(300)
+def test_a_leader_that_is_cut_off_from_the_database_stops(tmp_path: Path, postgresql_url: str) -> None:
+    with (
+        PostgresGate(postgresql_url) as gate,
+        federation(tmp_path, postgresql_url, seed=32, databases=(gate.url, "")) as run,
+    ):
+        run.await_updates(20)
+        leader, began = run.servers[0], time.monotonic()
+        gate.shut()
+        run.hand_over(leader, began)
+        assert run.takeovers_s[-1] < SILENT_S
+        assert leader.ended(SILENT_S) == LOST
+        assert "another server may lead by now" in leader.log_tail()
+        gate.open()
+        run.restart(leader)
+        run.await_updates(20)
+        assert run.finish() == []
+
+
+@pytest.mark.parametrize("database", ["", "memory"])
+def test_a_standby_needs_a_database_that_can_be_shared(database: str, tmp_path: Path) -> None:
+    settings = server_config(tmp_path / "data", server={"standby": True, "database": database})
+    manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(3, np.float32)})
+    with pytest.raises(ConfigError, match=r"server.standby .* PostgreSQL"):
+        asyncio.run(serve(settings, manifest))
+
+
+def test_a_second_server_on_sqlite_is_refused_at_once(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(3, np.float32)})
+    settings = server_config(tmp_path / "data")
+    with Served(settings, manifest):
+        began = time.monotonic()
+        with pytest.raises(StoreLocked, match="in use by process"):
+            asyncio.run(serve(settings, manifest))
+        assert time.monotonic() - began < SLACK_S
+
+
+@pytest.mark.timeout(300)
+def test_a_device_goes_on_with_the_standby(tmp_path: Path, postgresql_url: str) -> None:
+    write_manifest(tmp_path / "model", "synthetic", first_weights())
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    servers = []
+    try:
+        for address in addresses:
+            servers.append(serve_by_command(tmp_path, address, postgresql_url))
+            said = json.loads(servers[-1].stdout.readline())
+            assert said["kind"] == ("standby" if len(servers) > 1 else "serving"), said
+        told: list[str] = []
+        # Without the lookout it would back off for an hour.
+        options = ClientOptions(
+            "synthetic",
+            ",".join(addresses),
+            "a",
+            state_dir=tmp_path / "a",
+            tasks_max=40,
+            retry_base_s=3600.0,
+            retry_cap_s=3600.0,
+        )
+        with ThreadPoolExecutor(1) as pool:
+            device = pool.submit(run_client, options, lambda kind, **_: told.append(kind))
+            while told.count("pushed") < 10 and not device.done():
+                time.sleep(0.01)
+            servers[0].kill()
+            summary = device.result(120)
+        assert (summary.answered, summary.applied) == (40, 40)
+        assert json.loads(servers[1].stdout.readline())["kind"] == "serving"
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait(60)
+            server.stdout.close()
+    assert verify(tmp_path / addresses[1].replace(":", "-"), postgresql_url).problems == ()
+
+
+def serve_by_command(folder: Path, address: str, database: str) -> Any:
+    """`anabranch server --standby`, as an operator starts it."""
+    options = ["--model", str(folder / "model"), "--data-dir", str(folder / address.replace(":", "-"))]
+    ports = ["--address", address, "--admin-address", "127.0.0.1:0"]
+    started = [*COMMAND, "server", *options, *ports, "--database", database, "--standby", "--json"]
+    rules = ["--set", "strategy.name=fedasync", "--set", "client.steps=3", "--set", "client.batch_size=8"]
+    log = (folder / "log").open("ab")
+    with log:
+        return subprocess.Popen([*started, *rules], stdout=subprocess.PIPE, stderr=log, text=True)
 
 
 @pytest.mark.prove

@@ -77,7 +77,7 @@ class ServerProcess:
     """A server that can be killed and started again on the same port and data."""
 
     def __init__(self, folder: Path, plan: Plan, data_dir: Path | None = None) -> None:
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = f"127.0.0.1:{free_port()}"
         self.data_dir = data_dir or folder / "data"
         self._log = folder / "server.log"
         arguments = [folder / "model", self.data_dir, plan.database, self.address, plan.inline_bytes_max]
@@ -270,7 +270,7 @@ def _updates(data_dir: Path, database: str) -> list[Record]:
         store.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -2,7 +2,7 @@
 
 ext4 has a call for this, made for tests (`EXT4_IOC_SHUTDOWN` without a flush of its journal, as xfstests uses
 it): from that moment on nothing is written to the device any more, and what was in memory alone is gone. Then
-the file system is mounted again, which repairs it from its journal, as a machine does when it has power again.
+the file system is mounted again, which repairs it from its journal, as a machine does when power is back.
 What was handed to the device counts as written: a device that lies about a flush is not part of it.
 """
 
@@ -49,12 +49,18 @@ class Disk:
         self.mount()
 
     def mount(self) -> None:
-        """The power is back."""
-        _run("mount", "-o", f"loop,{OPTIONS}", str(self._image), str(self.folder))
+        """The power is back. Always a loop device of its own: what was shut down may linger for a moment."""
+        self._device = _run("losetup", "--find", "--show", str(self._image))
+        try:
+            _run("mount", "-o", OPTIONS, self._device, str(self.folder))
+        except subprocess.CalledProcessError:
+            _run("losetup", "--detach", self._device)
+            raise
 
     def unmount(self) -> None:
         """Nobody may have a file open there."""
         _run("umount", str(self.folder))
+        _run("losetup", "--detach", self._device)
 
     def cut(self) -> None:
         """From now on nothing gets onto the disk."""
@@ -131,5 +137,5 @@ def _cut_at_random(
         outcome.restarts_s.append(server.start())
 
 
-def _run(*command: str) -> None:
-    subprocess.run(command, check=True, capture_output=True, text=True)
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
