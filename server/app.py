@@ -91,7 +91,9 @@ async def serve(
                     tenure.watch(run.writer)
                     await _serve(run, recovered, ready, stop)
     except AnabranchError as error:
-        raise await tenure.reason(error) from None
+        if (reason := await tenure.reason(error)) is error:
+            raise
+        raise reason from error
     finally:
         store.close()
     log.info("drained")
