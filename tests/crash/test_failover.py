@@ -107,6 +107,22 @@ def test_a_leader_that_is_cut_off_from_the_database_stops(tmp_path: Path, postgr
         assert run.finish() == []
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", ["batch_taken", "rows_written", "committed", "answers_ready"])
+def test_a_leader_that_is_paused_within_a_commit_finishes_none_after_it(
+    moment: str, tmp_path: Path, postgresql_url: str
+) -> None:
+    with federation(tmp_path, postgresql_url, seed=33, failpoint=f"{moment}:40:stop") as run:
+        leader, began = run.servers[0], time.monotonic()
+        run.hand_over(leader, began)
+        run.await_updates(20)
+        leader.signal(signal.SIGCONT)
+        assert leader.ended(SILENT_S) == LOST
+        run.await_updates(20)
+        run.restart(leader)
+        assert run.finish() == []
+
+
 @pytest.mark.parametrize("database", ["", "memory"])
 def test_a_standby_needs_a_database_that_can_be_shared(database: str, tmp_path: Path) -> None:
     settings = server_config(tmp_path / "data", server={"standby": True, "database": database})

@@ -1,7 +1,7 @@
 """A server process for the crash tests.
 
     python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
-        [broken] [compressed] [units] [standby] [normal] [unsynced] [NAME:N]
+        [broken] [compressed] [units] [standby] [normal] [unsynced] [NAME:N[:stop]]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
@@ -70,14 +70,14 @@ class AcknowledgesEarly(SqlStore):
         super().close()
 
 
-def die_at(name: str, nth: int) -> None:
-    """Kill this process when it reaches a failpoint for the n-th time."""
+def die_at(name: str, nth: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Kill this process when it reaches a failpoint for the n-th time, or stop it."""
     assert name in failpoints.POINTS, name
     reached = itertools.count(1)
 
     def hook(here: str) -> None:
-        if here == name and next(reached) >= nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if here == name and ((count := next(reached)) == nth or (count > nth and number == signal.SIGKILL)):
+            os.kill(os.getpid(), number)
 
     failpoints.arm(hook)
 
@@ -95,7 +95,8 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     }
     if armed := [word.split(":") for word in words if ":" in word]:
         server["snapshot_every_versions"] = 5
-        die_at(armed[0][0], int(armed[0][1]))
+        name, nth, *stop = armed[0]
+        die_at(name, int(nth), signal.SIGSTOP if stop else signal.SIGKILL)
     if "normal" in words:
         weaker = tuple(p.replace("=FULL", "=NORMAL") for p in database_module.PRAGMAS)
         vars(database_module)["PRAGMAS"] = weaker

@@ -83,6 +83,7 @@ class Federation:
     database: str
     seed: int = 0
     databases: tuple[str, str] = ("", "")  # each server's way to the database, where that is not the same
+    failpoint: str = ""  # of the first leader
     servers: list[ServerProcess] = field(default_factory=list)
     writers: list[RoamingWriter] = field(default_factory=list)
     takeovers_s: list[float] = field(default_factory=list)
@@ -94,7 +95,7 @@ class Federation:
             plan = Plan(database=database or self.database, standby=True)
             spec = write_model(self.folder / name, self._first, plan)
             server = ServerProcess(self.folder / name, plan)
-            server.launch()
+            server.launch("" if self.servers else self.failpoint)
             server.await_health(NOT_SERVING if self.servers else SERVING)
             self.servers.append(server)
         addresses = [server.address for server in self.servers]
