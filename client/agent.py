@@ -26,13 +26,14 @@ from anabranch.client.shadow import Order, SyncThread
 from anabranch.client.state import fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
+from anabranch.client.timers import Timers
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.compress.feedback import make_uplink
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.config import ClientTable, build
-from anabranch.core.errors import AnabranchError, InvalidUpdate, ManifestMismatch, outcome_of
+from anabranch.core.errors import AnabranchError, InvalidUpdate, ManifestMismatch, Unavailable, outcome_of
 from anabranch.core.ledger import TRAIN_S
 from anabranch.core.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.ranges import ELASTIC, OVERLAP
@@ -43,7 +44,6 @@ from anabranch.workloads.app import App, Shard
 log = logging.getLogger(__name__)
 
 Effects = list[ef.SessionEffect]
-LOOK_AROUND_S = 3600.0  # without a timer the bell ends the rest
 
 
 class Agent:
@@ -86,7 +86,8 @@ class Agent:
         self._session = Session(client_id, self._seed, self._limits)
         self._lock = threading.Lock()  # of the session
         self._todo: deque[ef.SessionEffect] = deque()  # for the thread of `run`
-        self._timers: dict[str, float] = {}
+        self._timers = Timers(self._bell, lambda left_s: self._tell("waiting", seconds=left_s))
+        self._cut_off = False  # the last call found nobody
         self._sync: SyncThread | None = None
         self._elastic: ElasticTrainer | None = None
         self._lease = LeaseKeeper(transport, self._handle, self._bell, self._tell, self._advise)
@@ -100,6 +101,14 @@ class Agent:
     def stop(self) -> None:
         """From any thread: end soon. A result in the outbox stays there for the next start."""
         self._bell.stop()
+
+    def hasten(self) -> None:
+        """From any thread: a server can be reached again. What was put off for that is due."""
+        if self._cut_off:
+            self._timers.hasten()
+            if self._sync is not None:
+                self._sync.hasten()
+        self._bell.ring()
 
     def run(self) -> AgentSummary:
         """Work until the run ends, `tasks_max` is reached, `stop`, SIGTERM or SIGINT.
@@ -221,9 +230,11 @@ class Agent:
         return []
 
     def _attempt(self, call: str, do: Callable[[Any], Effects], argument: Any) -> Effects:
+        self._cut_off = False
         try:
             return do(argument)
         except AnabranchError as error:
+            self._cut_off = isinstance(error, Unavailable)
             retryable = outcome_of(error).retryable
             with self._lock:
                 self.summary.failures += 1
@@ -361,9 +372,8 @@ class Agent:
     def _drop_task(self) -> None:
         """At the end: a task without a result is of more use to another device."""
         task, outbox = self._session.task, self._outbox
-        if task is None or outbox is None or self._session.update_id in outbox.pending():
-            return
-        self._give_back(task.task_id, self.summary.why or "the device stopped")
+        if task is not None and outbox is not None and self._session.update_id not in outbox.pending():
+            self._give_back(task.task_id, self.summary.why or "the device stopped")
 
     def _give_back(self, task_id: str, why: str) -> None:
         try:
@@ -377,22 +387,12 @@ class Agent:
         if timer.name == "heartbeat":
             self._lease.set(timer.at)
         else:
-            self._timers[timer.name] = timer.at
+            self._timers.set(timer)
 
     def _await_timer(self) -> Effects:
         """Rest until the next timer is due. Woken before, it comes back for a look around."""
-        if not self._timers:  # the sync thread has all there is to do
-            assert self._sync is not None, f"nothing to wait for in phase {self._session.phase}"
-            self._bell.rest(LOOK_AROUND_S)
-            return []
-        name, at = min(self._timers.items(), key=lambda item: item[1])
-        left_s = at - self._bell.now()
-        if left_s > 0:
-            self._tell("waiting", seconds=left_s)
-            self._bell.rest(left_s)
-            return []
-        del self._timers[name]
-        return self._handle(ev.TimerFired(self._bell.now(), name))
+        name = self._timers.due()
+        return [] if name is None else self._handle(ev.TimerFired(self._bell.now(), name))
 
     def _tell(self, kind: str, **data: Any) -> None:
         log.debug("%s %s %s", self.client_id, kind, data)

@@ -22,7 +22,9 @@ from anabranch.workloads.app import Shard, load_app
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """One device. `client_id` empty: one is made up once and kept in `state_dir`.
+    """One device. `server`: `host:port`, or several with commas between them, of which one leads.
+
+    `client_id` empty: one is made up once and kept in `state_dir`.
 
     `shard_index` of `shard_count` is its part of the training data, split as the run's configuration
     says. `threads`: for torch on a CPU, 0 for torch's own choice. `step_time_s`: see `Agent`.
@@ -80,7 +82,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
         return shard_of(config, options.shard_index, options.shard_count)
 
     with GrpcTransport(options.server, client_id) as transport:
-        return Agent(
+        agent = Agent(
             app,
             transport,
             client_id,
@@ -91,7 +93,9 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             step_time_s=options.step_time_s,
             threads=options.threads,
             on_event=on_event,
-        ).run()
+        )
+        transport.on_return(agent.hasten)
+        return agent.run()
 
 
 def follow(options: FollowerOptions) -> Iterator[Measurement]:

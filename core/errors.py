@@ -19,7 +19,8 @@ AnabranchError
 │   ├── StoreFull            no space left; nothing was lost
 │   ├── StoreCorrupt         a digest does not match what was written
 │   ├── StoreNewer           the database is of a newer revision than this program
-│   └── StoreLocked          another process owns the data directory
+│   ├── StoreLocked          another process owns the data directory
+│   └── LeadershipLost       another server has taken over: this one may write nothing more
 ├── PortInUse                the address to serve on is taken
 └── ReplayMismatch           a replay did not reproduce the recorded digest
 
@@ -125,6 +126,10 @@ class StoreLocked(StoreError):
     """Another process owns the data directory."""
 
 
+class LeadershipLost(StoreError):
+    """Another server has taken over the run: this one may write nothing more, and stops."""
+
+
 class PortInUse(AnabranchError):
     """The address to serve on is taken."""
 
@@ -163,6 +168,7 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     StoreNewer: Outcome("FAILED_PRECONDITION", 32),
     StoreLocked: Outcome("FAILED_PRECONDITION", 33),
     PortInUse: Outcome("UNAVAILABLE", 34),
+    LeadershipLost: Outcome("UNAVAILABLE", 35, retryable=True),
     ReplayMismatch: Outcome("DATA_LOSS", 40),
 }
 

@@ -11,6 +11,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from anabranch.core.config import Config
 from anabranch.core.errors import ConfigError, PortInUse
 from anabranch.core.limits import KIB, Limits
 from anabranch.protos.v1 import operators_pb2
@@ -53,7 +54,7 @@ def options(limits: Limits, connections: int) -> list[tuple[str, int]]:
         ("grpc.max_concurrent_streams", limits.streams_max),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 4_000),  # a device with a call under way: every 5 s
         ("grpc.max_connection_idle_ms", 120_000),
         ("grpc.max_connection_age_ms", 30 * 60_000),
         ("grpc.max_connection_age_grace_ms", 60_000),
@@ -83,22 +84,28 @@ def connections_within(most: int) -> int:
 class Ports:
     """Opens both ports for a run. `address` and `admin_address` have the real ports, once open."""
 
+    status: int = SERVING
+
     def __init__(self, run: LiveRun) -> None:
         self._run = run
+        self._begin(run.config, run.limits)
+
+    def _begin(self, config: Config, limits: Limits) -> None:
+        self._table, self._limits = config.server, limits
         self.address = self.admin_address = ""
         self._health = health.aio.HealthServicer()
         self._servers: list[Any] = []
 
     async def open(self) -> None:
         """Take calls. Raises `PortInUse`."""
-        table = self._run.config.server
+        table = self._table
         self.address = await self._open(table.address, admin=False)
         try:
             self.admin_address = await self._open(table.admin_address, admin=True)
         except PortInUse:
             await self.close(0)
             raise
-        await self._tell_health(SERVING)
+        await self._tell_health(self.status)
 
     async def close(self, grace_s: float) -> None:
         """Say NOT_SERVING, take no more calls, and give those under way `grace_s` seconds."""
@@ -107,21 +114,14 @@ class Ports:
             await server.stop(grace_s)
 
     async def _open(self, address: str, admin: bool) -> str:
-        limits = self._run.limits
+        limits = self._limits
         server = aio.server(
             interceptors=[ReadsRequests()],
             options=options(limits, OPERATORS_MAX if admin else connections_within(limits.connections_max)),
             maximum_concurrent_rpcs=limits.rpcs_max,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        if admin:
-            add_OperatorsServicer_to_server(Operators(self._run), server)
-            names = [operators_pb2.DESCRIPTOR.services_by_name["Operators"].full_name]
-            reflection.enable_server_reflection(
-                [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
-            )
-        else:
-            add_DevicesServicer_to_server(Devices(self._run), server)
+        self._add_services(server, admin)
         try:
             port = server.add_insecure_port(address)
         except RuntimeError as error:
@@ -129,6 +129,14 @@ class Ports:
         await server.start()
         self._servers.append(server)
         return f"{address.rpartition(':')[0]}:{port}"
+
+    def _add_services(self, server: Any, admin: bool) -> None:
+        if not admin:
+            add_DevicesServicer_to_server(Devices(self._run), server)
+            return
+        add_OperatorsServicer_to_server(Operators(self._run), server)
+        names = [operators_pb2.DESCRIPTOR.services_by_name["Operators"].full_name]
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
 
     async def _tell_health(self, status: Any) -> None:
         for name in HEALTH_NAMES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from postgres import cluster, new_database
@@ -17,6 +18,20 @@ def postgresql_cluster() -> Iterator[str]:
     """How to connect to a running cluster. Without the programs, the test fails and says what to install."""
     with cluster() as address:
         yield address
+
+
+@pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print what was measured, captured or not: for the long proofs."""
+    plugins = request.config.pluginmanager
+    reporter: Any = plugins.get_plugin("terminalreporter")
+    capture: Any = plugins.get_plugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            reporter.write_line(f"\n    {request.node.name}: {text}")
+
+    return say
 
 
 @pytest.fixture

@@ -20,6 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from wire import QUICK
 
 SCRIPT = Path(__file__).with_name("crash_server.py")
+SERVING = health_pb2.HealthCheckResponse.SERVING
 SERVING_S = 60.0  # a hung server fails the test by itself
 
 
@@ -36,6 +37,8 @@ class Plan:
     broken: bool = False
     compressed: bool = False
     units: bool = False
+    standby: bool = False
+    flaw: str = ""  # "normal" or "unsynced": see crash_server.py
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
     failpoints: tuple[str, ...] = ()
     nth: int = 3
@@ -108,9 +111,10 @@ class ServerProcess:
         plan: Plan,
         limits: Mapping[str, float] | None = None,
         launcher: Sequence[str] = (),
+        data_dir: Path | None = None,
     ) -> None:
-        self.address = f"127.0.0.1:{_free_port()}"
-        self.data_dir = folder / "data"
+        self.address = f"127.0.0.1:{free_port()}"
+        self.data_dir = data_dir or folder / "data"
         self._launcher = launcher  # a program that becomes the server
         self._log = folder / "server.log"
         arguments = [folder / "model", self.data_dir, plan.database, self.address, plan.inline_bytes_max]
@@ -119,6 +123,8 @@ class ServerProcess:
             *["broken"][: plan.broken],
             *["compressed"][: plan.compressed],
             *["units"][: plan.units],
+            *["standby"][: plan.standby],
+            *[plan.flaw][: bool(plan.flaw)],
             *([json.dumps(dict(limits))] if limits else []),
         ]
         self._nursery = Nursery(self._log) if plan.failpoints else None
@@ -127,13 +133,24 @@ class ServerProcess:
     def start(self, failpoint: str = "") -> float:
         """Start, and wait for health to say SERVING; returns the seconds it took."""
         began = time.monotonic()
+        self.launch(failpoint)
+        self.await_health(SERVING)
+        return time.monotonic() - began
+
+    def launch(self, failpoint: str = "") -> None:
+        """Start."""
         arguments = [*self._arguments, *[failpoint][: bool(failpoint)]]
         if self._nursery is not None:
             self._process = self._nursery.fork(arguments)
-        else:
-            with self._log.open("ab") as log:
-                command = [*self._launcher, sys.executable, str(SCRIPT), *arguments]
-                self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            return
+        with self._log.open("ab") as log:
+            command = [*self._launcher, sys.executable, str(SCRIPT), *arguments]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def await_health(self, status: int) -> None:
+        """Wait until health says this. Raises `NotServing`."""
+        assert self._process is not None
+        began = time.monotonic()
         with grpc.insecure_channel(self.address, options=QUICK) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() - began < SERVING_S and self._process.poll() is None:
@@ -141,9 +158,20 @@ class ServerProcess:
                     answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
                 except grpc.RpcError:
                     continue
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return time.monotonic() - began
+                if answer.status == status:
+                    return
+                time.sleep(0.02)
         raise NotServing(f"the server does not serve again; its log ends:\n{self.log_tail()}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Any signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def ended(self, within_s: float) -> int:
+        """The exit code, which comes within this time. Raises `subprocess.TimeoutExpired`."""
+        assert self._process is not None
+        return self._process.wait(within_s)
 
     def kill(self) -> None:
         """SIGKILL: no handler, no flush, nothing."""
@@ -183,7 +211,8 @@ class ServerProcess:
         return "\n".join(self.log().splitlines()[-30:])
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody has."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -17,7 +17,14 @@ from anabranch.reports.text import count_text, percent_text
 AppName = Annotated[
     str, typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP")
 ]
-ServerAddress = Annotated[str, typer.Option("--server", help="The server's address.", metavar="HOST:PORT")]
+ServerAddress = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        help="The server's address, or those of a leader and its standby.",
+        metavar="HOST:PORT[,...]",
+    ),
+]
 DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
@@ -74,6 +81,10 @@ def server(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other hosts without encryption or authentication.")
     ] = False,
+    standby: Annotated[
+        bool | None,
+        typer.Option("--standby", help="Wait while another server leads the run, then take over."),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -81,7 +92,13 @@ def server(
     from anabranch.server.app import ServerInfo, serve
     from anabranch.server.manifest import read_manifest
 
-    given = {"address": address, "admin_address": admin_address, "data_dir": data_dir, "database": database}
+    given = {
+        "address": address,
+        "admin_address": admin_address,
+        "data_dir": data_dir,
+        "database": database,
+        "standby": standby,
+    }
     flags = _flags("server", given)
     settings = load_config(config, overrides or (), flags=flags)
     set_up_logging(as_json)
@@ -91,7 +108,10 @@ def server(
         text = f"serving {settings.run.name} on {info.address}, operators on {info.admin_address}"
         output.event("serving", text, address=info.address, admin_address=info.admin_address)
 
-    code = asyncio.run(serve(settings, read_manifest(model), ready=ready, insecure=insecure))
+    def waiting(why: str) -> None:
+        output.event("standby", f"standing by: {why}", why=why)
+
+    code = asyncio.run(serve(settings, read_manifest(model), ready=ready, insecure=insecure, waiting=waiting))
     raise typer.Exit(code)
 
 
