@@ -1,0 +1,177 @@
+"""Kill devices that push in the background at random moments, and their server with them.
+
+What a device had in its outbox when it died must be in the server's log in the end, what was acknowledged as
+well, each once; and the model is what the updates in the log come to.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from crash import VALUES, Plan, ServerProcess, write_model
+
+from anabranch.client.outbox import Outbox, OutboxBounds
+from anabranch.core.journal import Record
+from anabranch.core.params import digest
+from anabranch.server.store.factory import open_store
+from anabranch.server.verify import verify
+
+SCRIPT = Path(__file__).with_name("crash_device.py")
+BEGUN_S = 60.0  # a device that hangs fails the test by itself
+LAST_TASKS = 3  # of each device, after the last kill
+SERVER_DIES_EVERY = 4  # kills of devices
+ENTRY_BYTES_MAX = 4 * VALUES + 2_048
+
+
+@dataclass
+class Found:
+    """What happened. `problems` in words: empty when every promise was kept."""
+
+    problems: list[str] = field(default_factory=list)
+    acknowledged: int = 0
+    held: int = 0  # results that were in an outbox when its device died
+    again: int = 0  # of these, those that the server knew already
+    outbox_most: int = 0
+    applied: int = 0
+    steps: int = 0
+
+
+class DeviceProcess:
+    """A device that can be killed and started again on the same folder."""
+
+    def __init__(self, folder: Path, client_id: str, address: str) -> None:
+        self.client_id, self.address, self.state_dir = client_id, address, folder / client_id
+        self._log = folder / f"{client_id}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, tasks_max: int = 0) -> None:
+        """Start, without waiting."""
+        arguments = [self.address, self.client_id, str(self.state_dir), str(tasks_max)]
+        with self._log.open("ab") as log:
+            command = [sys.executable, str(SCRIPT), *arguments]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def await_event(self, kind: str) -> None:
+        """Wait until it tells something more of this kind."""
+        seen, until = self._count(kind), time.monotonic() + BEGUN_S
+        while self._count(kind) == seen:
+            assert self._process is not None
+            assert self._process.poll() is None, self._log.read_text(errors="replace")[-3_000:]
+            assert time.monotonic() < until, f"{self.client_id}: {kind} did not come"
+            time.sleep(0.01)
+
+    def kill(self) -> list[str]:
+        """SIGKILL; returns the results in its outbox, oldest first."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        return sorted(path.stem for path in (self.state_dir / "outbox").glob("*.update"))
+
+    def ended(self) -> int:
+        """The exit code, once it ends by itself."""
+        assert self._process is not None
+        return self._process.wait(BEGUN_S)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What it told, in all its lives: the last line of a life may be half a line."""
+        found = []
+        for line in self._log.read_text(errors="replace").splitlines():
+            try:
+                found.append(json.loads(line))
+            except json.JSONDecodeError:
+                continue
+        return found
+
+    def _count(self, kind: str) -> int:
+        return sum(event["kind"] == kind for event in self.events()) if self._log.exists() else 0
+
+
+def live_and_die(folder: Path, push: str, kills: int, seed: int, devices: int = 2) -> Found:
+    """Serve, train, kill and restart as planned; then check every promise."""
+    chance, found, plan = random.Random(f"{seed} lives"), Found(), Plan(push=push)
+    first = np.random.default_rng(seed).integers(-100, 101, VALUES).astype(np.float32)
+    write_model(folder, first, plan)
+    server = ServerProcess(folder, plan)
+    server.start()
+    fleet = [DeviceProcess(folder, f"device-{n}", server.address) for n in range(devices)]
+    held: dict[str, list[str]] = {device.client_id: [] for device in fleet}
+    for device in fleet:
+        device.start()
+    for kill in range(kills):
+        device = fleet[kill % devices]
+        device.await_event(chance.choice(["enrolled", "granted", "trained", "pushed"]))
+        time.sleep(chance.uniform(0.0, 0.2))
+        if kill % SERVER_DIES_EVERY == 1:  # first, so that the device has work that goes nowhere
+            server.kill()
+            time.sleep(chance.uniform(0.0, 0.3))
+        box = device.kill()
+        held[device.client_id] += box
+        _check_bounds(device, box, push, found)
+        if kill % SERVER_DIES_EVERY == 1:
+            server.start()
+        device.start()
+    for device in fleet:
+        held[device.client_id] += device.kill()
+        device.start(tasks_max=LAST_TASKS + len(Outbox(device.state_dir / "outbox").pending()))
+    codes = [device.ended() for device in fleet]
+    found.problems += [f"a device ended with exit code {code}" for code in codes if code]
+    if (code := server.drain()) != 0:
+        found.problems.append(f"the drain ended with exit code {code}:\n{server.log_tail()}")
+    _check(server.data_dir, fleet, held, first, found)
+    return found
+
+
+def _check_bounds(device: DeviceProcess, box: list[str], push: str, found: Found) -> None:
+    most = 2 if push == "overlap" else 1
+    size = sum(path.stat().st_size for path in (device.state_dir / "outbox").iterdir())
+    found.outbox_most = max(found.outbox_most, len(box))
+    found.held += len(box)
+    # What was half written when it died is beside what is whole.
+    if len(box) > most or size > (most + 1) * ENTRY_BYTES_MAX:
+        found.problems.append(f"{device.client_id} had {len(box)} results of {size} bytes in its outbox")
+
+
+def _check(
+    data_dir: Path, fleet: list[DeviceProcess], held: dict[str, list[str]], first: Any, found: Found
+) -> None:
+    """Lost, doubled or refused updates, a model that is not their sum, and whatever `verify` finds."""
+    state, logged = verify(data_dir), _updates(data_dir)
+    ids = Counter(record["update_id"] for record in logged)
+    tasks = Counter(record["task_id"] for record in logged)
+    found.problems += state.problems
+    found.problems += [f"{what} counts {n} times" for what, n in (ids | tasks).items() if n > 1]
+    for device in fleet:
+        told = [event for event in device.events() if event["kind"] == "pushed"]
+        refused = [event["update"] for event in told if event["verdict"] == "rejected"]
+        acknowledged = {event["update"] for event in told}
+        found.acknowledged += len(acknowledged)
+        found.again += sum(event["duplicate"] for event in told)
+        found.problems += [f"acknowledged update {one} is lost" for one in acknowledged - ids.keys()]
+        found.problems += [
+            f"{one} was in an outbox and is lost" for one in set(held[device.client_id]) - ids.keys()
+        ]
+        found.problems += [f"update {one} was rejected" for one in refused]
+        if left := Outbox(device.state_dir / "outbox", OutboxBounds()).pending():
+            found.problems.append(f"{device.client_id} did not send {left}")
+    found.steps, found.applied = sum(record["local_steps"] for record in logged), len(logged)
+    if state.model_sha256 != digest(first + np.float32(found.steps)):
+        found.problems.append("the model is not what the updates in the log come to")
+    if state.version != found.applied:
+        found.problems.append(f"{found.applied} updates made {state.version} versions")
+
+
+def _updates(data_dir: Path) -> list[Record]:
+    store = open_store("", data_dir)
+    try:
+        return [record for _, record in store.records() if record["kind"] == "update"]
+    finally:
+        store.close()
