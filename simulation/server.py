@@ -35,6 +35,7 @@ class Server(Protocol):
     def renew(  # noqa: D102
         self, client_id: str, task_id: str, progress: float, reply: Reply[bool]
     ) -> None: ...
+    def drop(self, client_id: str, task_id: str, why: str) -> None: ...  # noqa: D102
     def downloaded(self, client_id: str, payload_bytes: int) -> None: ...  # noqa: D102
     def note(self, kind: str, client_id: str) -> None: ...  # noqa: D102
 
@@ -64,6 +65,10 @@ class Direct:
     def renew(self, client_id: str, task_id: str, progress: float, reply: Reply[bool]) -> None:
         """A heartbeat; False: the task is not wanted any more."""
         self._take(partial(self.world.renew, client_id, task_id, progress), reply)
+
+    def drop(self, client_id: str, task_id: str, why: str) -> None:
+        """A device gives a task back, and waits for no answer."""
+        self._take(partial(self.world.drop, client_id, task_id, why), lambda _: None)
 
     def downloaded(self, client_id: str, payload_bytes: int) -> None:
         """A device has received a model, or what leads to it from the one it had."""

@@ -146,6 +146,10 @@ class World:
             self._handle(ev.LeaseRenewed(self.clock.now, client_id, task_id, progress))
         return True
 
+    def drop(self, client_id: str, task_id: str, why: str) -> None:
+        """A device gives a task back."""
+        self._handle(ev.TaskDropped(self.clock.now, client_id, task_id, why))
+
     def downloaded(self, client_id: str, payload_bytes: int) -> None:
         """A device has received a model, or what leads to it from the one it had."""
         self._recorder.downloaded(self.clock.now, client_id, payload_bytes, self._full_bytes)

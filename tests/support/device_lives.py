@@ -36,6 +36,7 @@ ENTRY_BYTES_MAX = 4 * VALUES + 2_048
 class Found:
     """What happened. `problems` in words: empty when every promise was kept."""
 
+    push: str
     problems: list[str] = field(default_factory=list)
     acknowledged: int = 0
     held: int = 0  # results that were in an outbox when its device died
@@ -52,22 +53,24 @@ class DeviceProcess:
         self.client_id, self.address, self.state_dir = client_id, address, folder / client_id
         self._log = folder / f"{client_id}.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self._before: Counter[str] = Counter()  # what earlier lives told, by kind
 
     def start(self, tasks_max: int = 0) -> None:
         """Start, without waiting."""
+        self._before = self._kinds()
         arguments = [self.address, self.client_id, str(self.state_dir), str(tasks_max)]
         with self._log.open("ab") as log:
             command = [sys.executable, str(SCRIPT), *arguments]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
 
     def await_event(self, kind: str) -> None:
-        """Wait until it tells something more of this kind."""
-        seen, until = self._count(kind), time.monotonic() + BEGUN_S
-        while self._count(kind) == seen:
+        """Wait until it has told something of this kind in this life."""
+        until = time.monotonic() + BEGUN_S
+        while self._kinds()[kind] == self._before[kind]:
             assert self._process is not None
             assert self._process.poll() is None, self._log.read_text(errors="replace")[-3_000:]
             assert time.monotonic() < until, f"{self.client_id}: {kind} did not come"
-            time.sleep(0.01)
+            time.sleep(0.05)
 
     def kill(self) -> list[str]:
         """SIGKILL; returns the results in its outbox, oldest first."""
@@ -91,53 +94,67 @@ class DeviceProcess:
                 continue
         return found
 
-    def _count(self, kind: str) -> int:
-        return sum(event["kind"] == kind for event in self.events()) if self._log.exists() else 0
+    def _kinds(self) -> Counter[str]:
+        return Counter(event["kind"] for event in self.events()) if self._log.exists() else Counter()
 
 
 def live_and_die(folder: Path, push: str, kills: int, seed: int, devices: int = 2) -> Found:
     """Serve, train, kill and restart as planned; then check every promise."""
-    chance, found, plan = random.Random(f"{seed} lives"), Found(), Plan(push=push)
+    found, plan = Found(push), Plan(push=push)
     first = np.random.default_rng(seed).integers(-100, 101, VALUES).astype(np.float32)
     write_model(folder, first, plan)
     server = ServerProcess(folder, plan)
-    server.start()
     fleet = [DeviceProcess(folder, f"device-{n}", server.address) for n in range(devices)]
     held: dict[str, list[str]] = {device.client_id: [] for device in fleet}
-    for device in fleet:
-        device.start()
-    for kill in range(kills):
-        device = fleet[kill % devices]
-        device.await_event(chance.choice(["enrolled", "granted", "trained", "pushed"]))
-        time.sleep(chance.uniform(0.0, 0.2))
-        if kill % SERVER_DIES_EVERY == 1:  # first, so that the device has work that goes nowhere
-            server.kill()
-            time.sleep(chance.uniform(0.0, 0.3))
-        box = device.kill()
-        held[device.client_id] += box
-        _check_bounds(device, box, push, found)
-        if kill % SERVER_DIES_EVERY == 1:
-            server.start()
-        device.start()
-    for device in fleet:
-        held[device.client_id] += device.kill()
-        device.start(tasks_max=LAST_TASKS + len(Outbox(device.state_dir / "outbox").pending()))
-    codes = [device.ended() for device in fleet]
-    found.problems += [f"a device ended with exit code {code}" for code in codes if code]
-    if (code := server.drain()) != 0:
-        found.problems.append(f"the drain ended with exit code {code}:\n{server.log_tail()}")
+    server.start()
+    try:
+        for device in fleet:
+            device.start()
+        for kill in range(kills):
+            _kill(kill, fleet[kill % devices], server, random.Random(f"{seed} {kill}"), held, found)
+        for device in fleet:
+            box = device.kill()
+            held[device.client_id] += box
+            device.start(tasks_max=LAST_TASKS + len(box))
+        codes = [device.ended() for device in fleet]
+        found.problems += [f"a device ended with exit code {code}" for code in codes if code]
+        if (code := server.drain()) != 0:
+            found.problems.append(f"the drain ended with exit code {code}:\n{server.log_tail()}")
+    finally:
+        for device in fleet:
+            device.kill()
+        server.kill()
     _check(server.data_dir, fleet, held, first, found)
     return found
 
 
-def _check_bounds(device: DeviceProcess, box: list[str], push: str, found: Found) -> None:
-    most = 2 if push == "overlap" else 1
+def _kill(
+    number: int,
+    device: DeviceProcess,
+    server: ServerProcess,
+    chance: random.Random,
+    held: dict[str, list[str]],
+    found: Found,
+) -> None:
+    """End a device's life at a random moment of it; now and then the server's too."""
+    with_server = number % SERVER_DIES_EVERY == 1
+    device.await_event(chance.choice(["enrolled", "granted", "trained", "pushed"]))
+    time.sleep(chance.uniform(0.0, 0.2))
+    if with_server:  # first, so that the device has work that goes nowhere
+        server.kill()
+        time.sleep(chance.uniform(0.0, 0.3))
+    box = device.kill()
+    held[device.client_id] += box
+    most = 2 if found.push == "overlap" else 1
     size = sum(path.stat().st_size for path in (device.state_dir / "outbox").iterdir())
     found.outbox_most = max(found.outbox_most, len(box))
     found.held += len(box)
     # What was half written when it died is beside what is whole.
     if len(box) > most or size > (most + 1) * ENTRY_BYTES_MAX:
         found.problems.append(f"{device.client_id} had {len(box)} results of {size} bytes in its outbox")
+    if with_server:
+        server.start()
+    device.start()
 
 
 def _check(

@@ -209,8 +209,8 @@ class World:
                 assert update is not None
                 receipt = self.server.push(update).receipt
                 answer = self.server.ask(device.client_id, next_task_id)
-                task = answer.task if isinstance(answer, ef.Granted) else None
-                event = ev.PushAcknowledged(0.0, update_id, receipt.decision, task)
+                granted = answer.task if isinstance(answer, ef.Granted) else None
+                event = ev.PushAcknowledged(0.0, update_id, receipt.decision, granted)
                 self.flying.append(lambda: device.do(event))
 
     def _answer_ask(self, device: Device, answer: ef.Granted | ef.Refused) -> None:
