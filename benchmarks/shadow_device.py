@@ -1,11 +1,15 @@
 """A device process of `study_shadow`: trains so many steps in one of its modes, and tells how fast.
 
-python -m benchmarks.shadow_device MODE ADDRESS INDEX COUNT STEPS FOLDER
+    python -m benchmarks.shadow_device MODE ADDRESS INDEX COUNT STEPS FOLDER STEPS_ALONE
+
+Before and after, it trains STEPS_ALONE steps (0: not at all) without any server, in the same process, so that
+others' load on the machine hits both.
 """
 
 from __future__ import annotations
 
 import json
+import statistics
 import sys
 import threading
 import time
@@ -26,8 +30,10 @@ from anabranch.workloads.batches import watched
 from anabranch.workloads.trainer import LiveWeights, trainer_for
 
 APP = "fashion-mnist"
+GAP = 5  # local steps between two exchanges of the foreground
+PLAN = LocalPlan(steps=GAP, batch_size=32, learning_rate=0.05)
 WARM_UP = 50  # steps whose time does not count
-ALONE, ELASTIC_FOREGROUND = "alone", "elastic, in the foreground"
+ELASTIC_FOREGROUND = "elastic, in the foreground"
 
 
 class ForegroundTraining(LiveTraining):
@@ -59,21 +65,16 @@ class ForegroundTraining(LiveTraining):
             self._exchanged_at = self._clock()
 
 
-def alone(plan: LocalPlan, shard: Shard, steps: int) -> dict[str, float]:
-    """No server at all: what the same training does by itself."""
-    app = load_app(APP)
-    trainer, examples = trainer_for(app), app.data(shard)
-    weights = trainer.initial(0)
-    moments: list[float] = []
+def alone(index: int, count: int, steps: int) -> float:
+    """No server at all: the steps a second of the same training by itself."""
+    app, moments = load_app(APP), [0.0]
+    trainer, examples = trainer_for(app), app.data(Shard("train", index, count))
+    weights, plan = trainer.initial(0), replace(PLAN, steps=steps + WARM_UP)
+    vector, frozen = trainer.spec.flatten(weights), trainer.spec.frozen(weights)
     with watched(lambda: moments.append(time.monotonic())):
-        trainer.train(
-            trainer.spec.flatten(weights),
-            trainer.spec.frozen(weights),
-            examples,
-            replace(plan, steps=steps),
-            0,
-        )
-    return _rate(moments[WARM_UP:], list(range(WARM_UP, len(moments))), 0)
+        trainer.train(vector, frozen, examples, plan, 0)
+    timed = moments[1 + WARM_UP :]
+    return (len(timed) - 1) / (timed[-1] - timed[0])
 
 
 def federated(address: str, index: int, count: int, steps: int, folder: Path) -> dict[str, float]:
@@ -119,18 +120,20 @@ def _rate(moments: list[float], steps: list[int], exchanges: int) -> dict[str, f
     }
 
 
-def main(mode: str, address: str, index: str, count: str, steps: str, folder: str) -> None:
+def main(mode: str, address: str, index: str, count: str, steps: str, folder: str, steps_alone: str) -> None:
     """Train, and tell."""
     import torch
 
     torch.set_num_threads(1)
-    if mode == ALONE:
-        plan, shard = LocalPlan(**json.loads(address)), Shard("train", int(index), int(count))
-        found = alone(plan, shard, int(steps))
-    else:
-        if mode == ELASTIC_FOREGROUND:
-            setattr(elastic, LiveTraining.__name__, ForegroundTraining)
-        found = federated(address, int(index), int(count), int(steps), Path(folder))
+    if mode == ELASTIC_FOREGROUND:
+        setattr(elastic, LiveTraining.__name__, ForegroundTraining)
+    place, rates = (int(index), int(count)), []
+    if int(steps_alone):
+        rates.append(alone(*place, int(steps_alone)))
+    found = federated(address, *place, int(steps), Path(folder))
+    if rates:
+        rates.append(alone(*place, int(steps_alone)))
+        found["alone_per_s"] = statistics.fmean(rates)
     sys.stdout.write(json.dumps(found) + "\n")
 
 

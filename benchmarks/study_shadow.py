@@ -1,17 +1,19 @@
 """Background push against foreground push and against no server at all: real processes, a slow link.
 
-    python -m benchmarks.study_shadow [--quick | --render]
+    python -m benchmarks.study_shadow [--only speed | --only quality] [--quick | --render]
 
 Fashion-MNIST; a server process, device processes of one thread each, and a proxy that adds a round trip of
-50 ms (`delay_proxy.py`). Speed: one device, the median of some repetitions, taken in turns. Quality: four
-devices, equal numbers of local steps, paired seeds. Goals: in the background at least 0.85 of the steps a
-second of training alone and 3 times those of the foreground with an exchange every 5 steps; accuracy no
-more than a point below the foreground's. Writes `docs/study-shadow.md` and `.json`.
+50 ms (`delay_proxy.py`). Speed: one device, compared with what the same process does without a server right
+before and after; the median of some repetitions, taken in turns. Quality: four devices, equal numbers of
+local steps, paired seeds. Goals: in the background at least 0.85 of the steps a second of training alone and
+3 times those of the foreground with an exchange every 5 steps; accuracy no more than a point below the
+foreground's. Writes `docs/study-shadow.md` and `.json`; what is in the `.json` is not run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -19,18 +21,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from anabranch.client.operator import OperatorClient
-from anabranch.core.updates import LocalPlan
 from anabranch.server.manifest import write_manifest
 from anabranch.workloads.app import Shard, load_app
 from anabranch.workloads.trainer import trainer_for
-from benchmarks.shadow_device import ALONE, APP, ELASTIC_FOREGROUND
+from benchmarks.shadow_device import APP, ELASTIC_FOREGROUND, GAP, PLAN
 from benchmarks.studies import mean, table
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -38,13 +39,11 @@ RUNS = Path(__file__).parents[1] / "runs"  # on a real disk, which the system's 
 NAME = "study-shadow"
 
 ROUND_TRIP_S = 0.05
-GAP = 5  # local steps between two exchanges of the foreground
-REPEATS, SPEED_STEPS = 3, {ALONE: 2_000, "background": 2_000, "foreground": 300}
-SEEDS, DEVICES, QUALITY_STEPS = (1, 2, 3), 4, 1_000
+REPEATS, ALONE_STEPS, SPEED_STEPS, FOREGROUND_STEPS = 5, 400, 1_500, 250
+SEEDS, DEVICES, QUALITY_STEPS = (1, 2, 3), 4, 600
 GOAL_ALONE, GOAL_FOREGROUND, GOAL_POINTS = 0.85, 3.0, 1.0
 STOP_S = 60.0
 
-PLAN = LocalPlan(steps=GAP, batch_size=32, learning_rate=0.05)
 MIXING = {"name": "fedasync", "alpha": 0.5, "rho": 0.0, "staleness": {"name": "constant"}}
 TASK, OVERLAP, ELASTIC = "task by task", "overlap", "elastic"
 FOREGROUND, BACKGROUND = (TASK, ELASTIC_FOREGROUND), (OVERLAP, ELASTIC)
@@ -58,7 +57,13 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     ELASTIC: {"client": {**TRAINING, "push": "elastic", "push_duty": 1.0, "push_steps": GAP}},
 }
 
+SPLITS: Mapping[str, Mapping[str, Any]] = {
+    "iid": {"split": "iid"},
+    "Dirichlet 0.3": {"split": "dirichlet", "dirichlet_alpha": 0.3},
+}
+
 Found = dict[str, Any]
+Job = tuple[dict[str, list[Found]], str, int, Callable[[], Found]]
 
 
 @contextmanager
@@ -98,11 +103,13 @@ def _process(arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
             process.wait(STOP_S)
 
 
-def devices(mode: str, address: str, count: int, steps: int, folder: Path) -> list[Found]:
+def devices(
+    mode: str, address: str, count: int, steps: int, folder: Path, steps_alone: int = 0
+) -> list[Found]:
     """So many device processes at once: what each tells."""
     started = []
     for index in range(count):
-        arguments = [mode, address, str(index), str(DEVICES), str(steps), str(folder)]
+        arguments = [mode, address, str(index), str(DEVICES), str(steps), str(folder), str(steps_alone)]
         started.append(
             subprocess.Popen(
                 [sys.executable, "-m", "benchmarks.shadow_device", *arguments],
@@ -115,12 +122,10 @@ def devices(mode: str, address: str, count: int, steps: int, folder: Path) -> li
     return [json.loads(text.splitlines()[-1]) for text in told]
 
 
-def speed(mode: str, steps: int) -> Found:
+def speed(mode: str, steps: int, steps_alone: int) -> Found:
     """One device in a mode, and nothing else."""
-    if mode == ALONE:
-        return devices(ALONE, json.dumps(asdict(PLAN)), 1, steps, RUNS)[0]
     with _folder() as folder, served(mode, 0, folder, {}) as (address, _):
-        return devices(mode, address, 1, steps, folder)[0]
+        return devices(mode, address, 1, steps, folder, steps_alone)[0]
 
 
 def quality(mode: str, seed: int, steps: int, split: Mapping[str, Any]) -> Found:
@@ -158,48 +163,48 @@ def _accuracy(file: Path) -> float:
     return 100.0 * found["accuracy"]
 
 
-def measure(data_file: Path, quick: bool) -> None:
-    """All of it; a file of what there is so far is written after every run."""
-    began = time.monotonic()
-    found: Found = {"speed": {}, "quality": {}, "load": os.getloadavg()[0]}
-    repeats = 1 if quick else REPEATS
-    for _ in range(repeats):  # in turns, so that another's load hits all of them
-        for mode in (ALONE, *MODES):
-            kind = mode if mode == ALONE else "background" if mode == ELASTIC else "foreground"
-            steps = SPEED_STEPS[kind] // (4 if quick else 1)
-            found["speed"].setdefault(mode, []).append(speed(mode, steps))
-            print(mode, found["speed"][mode][-1], flush=True)
-    for split, fleet in SPLITS.items():
-        runs = found["quality"].setdefault(split, {})
-        for seed in SEEDS[: 1 if quick else None]:
-            for mode in MODES:
-                steps = QUALITY_STEPS // (10 if quick else 1)
-                runs.setdefault(mode, []).append(quality(mode, seed, steps, fleet))
-                print(split, seed, mode, runs[mode][-1], flush=True)
-                found["minutes"] = (time.monotonic() - began) / 60
-                data_file.write_text(json.dumps(found, indent=1), encoding="utf-8")
+def measure(data_file: Path, only: str, quick: bool) -> None:
+    """What is not in the file yet; it is written after every run."""
+    found: Found = {"speed": {}, "quality": {}, "minutes": 0.0}
+    if data_file.exists():
+        found = json.loads(data_file.read_text(encoding="utf-8"))
+    for runs, mode, turn, run in _jobs(found, only, quick):
+        if len(runs.setdefault(mode, [])) > turn:
+            continue
+        began, load = time.monotonic(), os.getloadavg()[0]
+        runs[mode].append({**run(), "load": load})
+        print(mode, runs[mode][-1], flush=True)
+        found["minutes"] += (time.monotonic() - began) / 60
+        data_file.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
 
-SPLITS: Mapping[str, Mapping[str, Any]] = {
-    "iid": {"split": "iid"},
-    "Dirichlet 0.3": {"split": "dirichlet", "dirichlet_alpha": 0.3},
-}
+def _jobs(found: Found, only: str, quick: bool) -> Iterator[Job]:
+    """Where each figure goes, and how to get it; in turns, so that another's load hits all modes."""
+    less = 4 if quick else 1
+    for turn, mode in itertools.product(range(1 if quick else REPEATS), MODES):
+        steps = (SPEED_STEPS if mode == ELASTIC else FOREGROUND_STEPS) // less
+        if only != "quality":
+            yield found["speed"], mode, turn, partial(speed, mode, steps, ALONE_STEPS // less)
+    seeds = enumerate(SEEDS[: 1 if quick else None])
+    for split, (turn, seed), mode in itertools.product(SPLITS, seeds, (*FOREGROUND, ELASTIC)):
+        if only != "speed":
+            run = partial(quality, mode, seed, QUALITY_STEPS // less, SPLITS[split])
+            yield found["quality"].setdefault(split, {}), mode, turn, run
 
 
 def goals(found: Found) -> list[str]:
     """What was to be shown, and whether it was."""
-    rate = {mode: statistics.median(r["steps_per_s"] for r in runs) for mode, runs in found["speed"].items()}
-    lines = []
-    shares = [
-        (f"{rate[ELASTIC] / rate[ALONE]:.2f} of the steps a second of training alone", GOAL_ALONE),
-        *(
-            (f"{rate[ELASTIC] / rate[mode]:.1f} times those of: {mode}", GOAL_FOREGROUND)
-            for mode in FOREGROUND
-        ),
-    ]
-    for text, goal in shares:
-        value = float(text.split()[0])
-        lines.append(f"elastic, in the background: {text}; goal {goal:g}: {_met(value >= goal)}")
+    lines, speeds = [], found["speed"]
+    if speeds:
+        share, rate = _median(speeds[ELASTIC], _share), _median(speeds[ELASTIC], _rate)
+        lines.append(
+            f"elastic, in the background: {share:.2f} of the steps a second of training alone; "
+            f"goal {GOAL_ALONE:g}: {_met(share >= GOAL_ALONE)}"
+        )
+        for mode in FOREGROUND:
+            times = rate / _median(speeds[mode], _rate)
+            met = _met(times >= GOAL_FOREGROUND)
+            lines.append(f"{times:.1f} times the steps a second of: {mode}; goal {GOAL_FOREGROUND:g}: {met}")
     for split, runs in found["quality"].items():
         for mode in FOREGROUND:
             pairs = zip(runs[ELASTIC], runs[mode], strict=True)
@@ -209,6 +214,19 @@ def goals(found: Found) -> list[str]:
     return lines
 
 
+def _rate(run: Found) -> float:
+    return float(run["steps_per_s"])
+
+
+def _share(run: Found) -> float:
+    """Of what the same process does alone."""
+    return float(run["steps_per_s"] / run["alone_per_s"])
+
+
+def _median(runs: list[Found], of: Callable[[Found], float]) -> float:
+    return statistics.median(map(of, runs))
+
+
 def _met(holds: bool) -> str:
     return "**met**" if holds else "**missed**"
 
@@ -216,13 +234,14 @@ def _met(holds: bool) -> str:
 def document(found: Found) -> str:
     """The page."""
     speeds, qualities = found["speed"], found["quality"]
-    alone = statistics.median(r["steps_per_s"] for r in speeds[ALONE])
     rows = [
         (
             mode,
-            mean((r["steps_per_s"] for r in runs), 0),
-            f"{statistics.median(r['steps_per_s'] for r in runs) / alone:.2f}",
-            mean((r["gap"] for r in runs), 0) if mode != ALONE else "",
+            f"{_median(runs, _rate):.0f}",
+            f"{_median(runs, lambda run: run['alone_per_s']):.0f}",
+            f"{_median(runs, _share):.2f} ({min(map(_share, runs)):.2f} to {max(map(_share, runs)):.2f})",
+            f"{_median(runs, lambda run: run['gap']):.0f}",
+            f"{_median(runs, lambda run: run['load']):.1f}",
         )
         for mode, runs in speeds.items()
     ]
@@ -234,6 +253,7 @@ def document(found: Found) -> str:
             mean((r["steps"] for r in runs), 0),
             mean((r["gap"] for r in runs), 0),
             mean((r["seconds"] for r in runs), 0),
+            mean(r["load"] for r in runs),
         )
         for split, of in qualities.items()
         for mode, runs in of.items()
@@ -241,38 +261,45 @@ def document(found: Found) -> str:
     return f"""# Study: background push
 
 Made by `python -m benchmarks.study_shadow`; do not edit. This run took {found["minutes"]:.0f} minutes on
-{os.cpu_count()} cores; the load when it began was {found["load"]:.1f}.
+{os.cpu_count()} cores, which it shared with other work: the tables give the load average before each run.
 
 Fashion-MNIST, a CNN of 99,806 parameters, updates and models as they are (0.4 MB each way); batch
 {PLAN.batch_size}, learning rate {PLAN.learning_rate:g}, FedAsync with alpha = {MIXING["alpha"]}, no discount
 for staleness. Real processes: the server, the devices with one thread each, and a proxy that adds a round
 trip of {ROUND_TRIP_S * 1e3:.0f} ms. The foreground exchanges every {GAP} local steps: `task by task` (ask,
 fetch, train, push), and the elastic exchange with steps that wait for its answer, ShadowSync's own
-counterpart. The background exchanges one after the other (`push_duty = 1`). Mean ± standard deviation;
-ratios are of medians.
+counterpart. The background exchanges one after the other (`push_duty = 1`).
 
 {chr(10).join("- " + goal for goal in goals(found))}
 
 ## Local steps a second of one device
 
-{table(("mode", "steps a second", "of training alone", "steps between exchanges"), rows)}
+Medians of {max(map(len, speeds.values()), default=0)} runs, taken in turns. Alone: the same process without
+a server, right before and after.
+
+{table(("mode", "steps a second", "alone", "share (range)", "steps between exchanges", "load"), rows)}
 
 ## Accuracy of {DEVICES} devices after equal numbers of local steps
 
-{table(("split", "mode", "accuracy, %", "steps of a device", "between exchanges", "seconds"), learnt)}
+Mean ± standard deviation over {len(SEEDS)} seeds.
+
+{table(("split", "mode", "accuracy, %", "steps of a device", "between exchanges", "seconds", "load"), learnt)}
 """
 
 
 def main() -> None:
     """Measure, write."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", choices=["", "speed", "quality"], help="this part alone")
     parser.add_argument("--quick", action="store_true", help="little of everything, docs untouched")
     parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
     arguments = parser.parse_args()
     folder = Path("/tmp") if arguments.quick else DOCS
     data_file = folder / f"{NAME}.json"
+    if arguments.quick:
+        data_file.unlink(missing_ok=True)
     if not arguments.render:
-        measure(data_file, arguments.quick)
+        measure(data_file, arguments.only, arguments.quick)
     text = document(json.loads(data_file.read_text(encoding="utf-8")))
     (folder / f"{NAME}.md").write_text(text, encoding="utf-8")
     print(text)
