@@ -117,7 +117,11 @@ def devices(
                 text=True,
             )
         )
-    told = [process.communicate()[0] for process in started]
+    try:
+        told = [process.communicate()[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
     assert all(process.returncode == 0 for process in started), "a device has failed"
     return [json.loads(text.splitlines()[-1]) for text in told]
 

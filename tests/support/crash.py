@@ -57,7 +57,6 @@ class Plan:
     broken: bool = False
     compressed: bool = False
     units: bool = False
-    push: str = ""  # how devices do, where they are real ones
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
     failpoints: tuple[str, ...] = ()
     nth: int = 3
@@ -106,7 +105,6 @@ class ServerProcess:
             *["broken"][: plan.broken],
             *["compressed"][: plan.compressed],
             *["units"][: plan.units],
-            *[plan.push][: bool(plan.push)],
         ]
         self._process: subprocess.Popen[bytes] | None = None
 

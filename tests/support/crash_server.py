@@ -1,12 +1,11 @@
 """A server process for the crash tests.
 
     python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
-        [broken] [compressed] [units] [overlap] [elastic] [NAME:N]
+        [broken] [compressed] [units] [NAME:N]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
-With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `overlap` and
-`elastic` devices push in the background. With `NAME:N` the
+With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `NAME:N` the
 process kills itself when it reaches the failpoint for the N-th time; snapshots are frequent then.
 """
 
@@ -36,10 +35,6 @@ from anabranch.server.store.sql import SqlStore
 
 BATCHES_LATE = 4
 COMPRESSED = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
-PUSHES = {
-    "overlap": {"push": "overlap", "steps": 20},
-    "elastic": {"push": "elastic", "push_when": "interval", "push_steps": 10, "merge_weight": 1.0},
-}
 UNITS = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
 
 
@@ -92,9 +87,6 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
         server["snapshot_every_versions"] = 5
         die_at(armed[0][0], int(armed[0][1]))
     tables = (COMPRESSED if "compressed" in words else {}) | (UNITS if "units" in words else {})
-    for push in PUSHES.keys() & set(words):
-        tables |= {"client": PUSHES[push]}
-        server["tasks_per_client"] = 2 if push == "overlap" else 1
     config = server_config(Path(data_dir), server=server, **tables)
     store = open_store(database, Path(data_dir), limits)
     if "broken" in words:

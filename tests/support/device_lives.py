@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from crash import VALUES, Plan, ServerProcess, write_model
+from wire import SUM
 
 from anabranch.client.outbox import Outbox, OutboxBounds
 from anabranch.core.journal import Record
@@ -29,6 +30,10 @@ SCRIPT = Path(__file__).with_name("crash_device.py")
 BEGUN_S = 60.0  # a device that hangs fails the test by itself
 LAST_TASKS = 3  # of each device, after the last kill
 SERVER_DIES_EVERY = 4  # kills of devices
+PUSHES: dict[str, dict[str, Any]] = {
+    "overlap": {"push": "overlap", "steps": 20},
+    "elastic": {"push": "elastic", "push_when": "interval", "push_steps": 10, "merge_weight": 1.0},
+}
 ENTRY_BYTES_MAX = 4 * VALUES + 2_048
 
 
@@ -44,6 +49,28 @@ class Found:
     outbox_most: int = 0
     applied: int = 0
     steps: int = 0
+
+
+class BackgroundServer(ServerProcess):
+    """`anabranch server`, for devices that push in the background. It adds updates up."""
+
+    def __init__(self, folder: Path, push: str) -> None:
+        super().__init__(folder, Plan())
+        tables = {
+            "strategy": SUM,
+            "client": PUSHES[push],
+            "server": {
+                "address": self.address,
+                "admin_address": "127.0.0.1:0",
+                "tasks_per_client": 2 if push == "overlap" else 1,
+                "lease_min_s": 60.0,  # no lease ends by itself, however slow the machine is
+                "snapshot_every_versions": 100,
+            },
+        }
+        config = folder / "config.json"
+        config.write_text(json.dumps(tables), encoding="utf-8")
+        arguments = ["--model", str(folder / "model"), "--data-dir", str(self.data_dir)]
+        self._command = [sys.executable, "-m", "anabranch.cli.main", "server", str(config), *arguments]
 
 
 class DeviceProcess:
@@ -100,10 +127,10 @@ class DeviceProcess:
 
 def live_and_die(folder: Path, push: str, kills: int, seed: int, devices: int = 2) -> Found:
     """Serve, train, kill and restart as planned; then check every promise."""
-    found, plan = Found(push), Plan(push=push)
+    found = Found(push)
     first = np.random.default_rng(seed).integers(-100, 101, VALUES).astype(np.float32)
-    write_model(folder, first, plan)
-    server = ServerProcess(folder, plan)
+    write_model(folder, first, Plan())
+    server = BackgroundServer(folder, push)
     fleet = [DeviceProcess(folder, f"device-{n}", server.address) for n in range(devices)]
     held: dict[str, list[str]] = {device.client_id: [] for device in fleet}
     server.start()
