@@ -301,7 +301,10 @@ class Agent:
         assert self._work is not None
         if not self._work.train(order):
             return []  # the loop tells the session
-        return self._handle(ev.Trained(self._bell.now(), order.update_id))
+        effects = self._handle(ev.Trained(self._bell.now(), order.update_id))
+        if self._sync is not None and self._session.phase is Phase.PUSHING and self._outbox is not None:
+            self._tell("waiting", results=len(self._outbox.pending()), why="results wait for the server")
+        return effects
 
     def _push(self, order: ef.Push) -> Effects:
         assert self._outbox is not None
@@ -357,8 +360,6 @@ class Agent:
         """Rest until the next timer is due. Woken before, it comes back for a look around."""
         if not self._timers:  # the sync thread has all there is to do
             assert self._sync is not None, f"nothing to wait for in phase {self._session.phase}"
-            assert self._outbox is not None
-            self._tell("waiting", results=len(self._outbox.pending()), why="results wait for the server")
             self._bell.rest(LOOK_AROUND_S)
             return []
         name, at = min(self._timers.items(), key=lambda item: item[1])
