@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from anabranch.client.agent import Agent
 from anabranch.client.follower import Follower, Measurement
 from anabranch.client.lease import OnEvent
 from anabranch.client.operator import OperatorClient
+from anabranch.client.outbox import OutboxBounds
 from anabranch.client.state import device_id, fresh_id
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import shard_of
@@ -27,7 +28,7 @@ class ClientOptions:
     `client_id` empty: one is made up once and kept in `state_dir`.
 
     `shard_index` of `shard_count` is its part of the training data, split as the run's configuration
-    says. `threads`: for torch on a CPU, 0 for torch's own choice. `step_time_s`: see `Agent`.
+    says. `threads`: for torch on a CPU, 0 for torch's own choice. `step_time_s`, `outbox`: see `Agent`.
     """
 
     app: str
@@ -44,6 +45,7 @@ class ClientOptions:
     threads: int = 0
     retry_base_s: float = ClientTable.retry_base_s
     retry_cap_s: float = ClientTable.retry_cap_s
+    outbox: OutboxBounds = field(default_factory=OutboxBounds)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             step_time_s=options.step_time_s,
             threads=options.threads,
             on_event=on_event,
+            outbox=options.outbox,
         )
         transport.on_return(agent.hasten)
         return agent.run()

@@ -11,6 +11,10 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+# Of a device: results that wait for the server. At the caps training waits, or the oldest makes room.
+OUTBOX_ENTRIES_MAX = 64
+OUTBOX_BYTES_MAX = 2 * GIB
+
 
 @dataclass(frozen=True)
 class Limits:

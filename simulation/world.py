@@ -102,6 +102,10 @@ class World:
         granted = next(e for e in effects if isinstance(e, Granted))
         return granted.task, self.versions.offer(ask.holds_version, granted.task.submodel)
 
+    def drop(self, client_id: str, task_id: str, why: str) -> None:
+        """A device gives a task back."""
+        self._handle(ev.TaskDropped(self.clock.now, client_id, task_id, why))
+
     def push(self, client_id: str, outbox: Outbox) -> Decision:
         """What becomes of an update whose last byte is here."""
         result, task, spec = outbox.result, outbox.task, self.engine.spec

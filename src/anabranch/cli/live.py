@@ -12,6 +12,7 @@ import typer
 from anabranch.cli.configuration import Layer, load_config
 from anabranch.cli.options import AsJson, ConfigFile, Overrides, parse_shard, set_up_logging
 from anabranch.cli.output import Output
+from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.reports.text import count_text, percent_text
 
 AppName = Annotated[
@@ -134,9 +135,15 @@ def client(
     ] = 0.0,
     threads: Annotated[int, typer.Option(help="Threads of torch on a CPU; 0: its own choice.", min=0)] = 0,
     tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
+    outbox_results: Annotated[
+        int, typer.Option(help="Results that wait for the server at most; then training waits.", min=1)
+    ] = OUTBOX_ENTRIES_MAX,
+    outbox_mib: Annotated[int, typer.Option(help="And their size at most, MiB.", min=1)] = OUTBOX_BYTES_MAX
+    // MIB,
     as_json: AsJson = False,
 ) -> None:
     """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM."""
+    from anabranch.client.outbox import OutboxBounds
     from anabranch.client.run import ClientOptions, run_client
 
     set_up_logging(as_json)
@@ -155,6 +162,7 @@ def client(
         step_time_s=step_time_s,
         threads=threads,
         tasks_max=tasks_max,
+        outbox=OutboxBounds(outbox_results, outbox_mib * MIB),
     )
 
     def on_event(kind: str, **data: Any) -> None:
