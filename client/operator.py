@@ -163,13 +163,15 @@ class OperatorClient:
         """Let a client out of quarantine; whether it was in."""
         return self._call(self._stub.Release, operators.ReleaseRequest(client_id=client_id)).released
 
-    def rollback(self, to_version: int, without: Sequence[str]) -> tuple[int, int]:
-        """The version that comes of leaving out the updates of some clients after `to_version`.
+    def rollback(self, to_version: int, without: Sequence[str], everyone: bool = False) -> tuple[int, int]:
+        """The version that comes of leaving out the updates of some clients, or all, after `to_version`.
 
-        And how many updates that were. It takes as long as the run's whole log takes to fold. Raises
+        And how many updates that were. The clients `without` go into quarantine.
+
+        It takes as long as the run's whole log takes to fold. Raises
         `UnknownVersion`; `ConfigError` for a client that is not enrolled, or a strategy of rounds.
         """
-        request = operators.RollbackRequest(to_version=to_version, without=without)
+        request = operators.RollbackRequest(to_version=to_version, without=without, everyone=everyone)
         with mapped_errors(self.address):
             done = self._stub.Rollback(request, timeout=ROLLBACK_S)
         return done.version, done.updates_left_out

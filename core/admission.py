@@ -38,6 +38,8 @@ def refusal_of(ask: Ask, context: Context, books: Books, ahead: int = 0) -> Refu
         return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
     if known is not None or ledger.receipt_of_task(ask.task_id) is not None:
         return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
+    if settings.admits_all:
+        return None
     gone = [task for task in superseded(ask, books) if task.state is TaskState.LEASED]
     # A device that asks anew with a task in hand keeps its place: nobody else would get it.
     live = ledger.live + (0 if gone else ahead)

@@ -170,8 +170,8 @@ class Books:
             raise UnknownVersion(
                 f"version {event.to_version} is not published: the newest is {self.engine.version}"
             )
-        if not event.without:
-            raise ConfigError("without: name at least one client whose updates are left out")
+        if not event.without and not event.everyone:
+            raise ConfigError("without: name a client whose updates are left out, or set everyone")
         for client_id in event.without:
             if client_id not in self.engine.ledger.clients:
                 raise ConfigError(f"without: client {client_id!r} is not enrolled")

@@ -380,8 +380,11 @@ class RollbackRequest(_message.Message):
 
     TO_VERSION_FIELD_NUMBER: _builtins.int
     WITHOUT_FIELD_NUMBER: _builtins.int
+    EVERYONE_FIELD_NUMBER: _builtins.int
     to_version: _builtins.int
-    """Updates after this version count as rejected if they are of one of these clients."""
+    """Updates after this version count as rejected if they are of one of these clients, who go into quarantine."""
+    everyone: _builtins.bool
+    """So do those of everyone else, who stays."""
     @_builtins.property
     def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -389,10 +392,11 @@ class RollbackRequest(_message.Message):
         *,
         to_version: _builtins.int = ...,
         without: _abc.Iterable[_builtins.str] | None = ...,
+        everyone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["to_version", b"to_version", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["everyone", b"everyone", "to_version", b"to_version", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -128,7 +128,7 @@ class OperatorsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """A new version, as if the updates of some clients after an older version had been rejected on arrival.
+        """A new version, as if the updates of some clients, or all, after an older version had been rejected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,7 @@ class OperatorsStub:
     """No tasks for this client, and no updates of it, until Release; its tasks end."""
     Release: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]
     Rollback: _grpc.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]
-    """A new version, as if the updates of some clients after an older version had been rejected on arrival."""
+    """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
     Export: _grpc.UnaryStreamMultiCallable[_operators_pb2.ExportRequest, _operators_pb2.ExportResponse]
     """A version as a safetensors file, in chunks."""
     Watch: _grpc.UnaryStreamMultiCallable[_operators_pb2.WatchRequest, _operators_pb2.WatchResponse]
@@ -60,7 +60,7 @@ class OperatorsAsyncStub(OperatorsStub):
     """No tasks for this client, and no updates of it, until Release; its tasks end."""
     Release: _aio.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]  # type: ignore[assignment]
     Rollback: _aio.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]  # type: ignore[assignment]
-    """A new version, as if the updates of some clients after an older version had been rejected on arrival."""
+    """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
     Export: _aio.UnaryStreamMultiCallable[_operators_pb2.ExportRequest, _operators_pb2.ExportResponse]  # type: ignore[assignment]
     """A version as a safetensors file, in chunks."""
     Watch: _aio.UnaryStreamMultiCallable[_operators_pb2.WatchRequest, _operators_pb2.WatchResponse]  # type: ignore[assignment]
@@ -119,7 +119,7 @@ class OperatorsServicer(metaclass=_abc_1.ABCMeta):
         request: _operators_pb2.RollbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operators_pb2.RollbackResponse, _abc.Awaitable[_operators_pb2.RollbackResponse]]:
-        """A new version, as if the updates of some clients after an older version had been rejected on arrival."""
+        """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
 
     @_abc_1.abstractmethod
     def Export(

@@ -72,8 +72,10 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
 
         teller = _Teller(recorder, engine, spec.frozen(initial), downlink_at(strategy, config.downlink.codec))
         start = now = None
-        refold = Refolder(fresh, lambda: enumerate(journal.records(), 1), load_delta)
+        told: dict[str, Receipt] = {}  # the engine forgets the oldest
+        refold = Refolder(fresh, lambda: enumerate(journal.records(), 1), load_delta, told.get)
         for record, effects in replay_journal(engine, journal.records(), load_delta, refold):
+            told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
             now = float(record["now"])
             start = now if start is None else start
             teller.tell(now - start, record, effects)
