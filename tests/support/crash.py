@@ -22,6 +22,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from crash_server import ADMIN
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from wire import QUICK, Device
 
@@ -124,6 +125,11 @@ class ServerProcess:
                 if answer.status == health_pb2.HealthCheckResponse.SERVING:
                     return time.monotonic() - began
         raise NotServing(f"the server does not serve again; its log ends:\n{self.log_tail()}")
+
+    @property
+    def admin_address(self) -> str:
+        """Where operators call, of the server that serves."""
+        return self.data_dir.with_name(ADMIN).read_text()
 
     def kill(self) -> None:
         """SIGKILL: no handler, no flush, nothing."""

@@ -27,13 +27,14 @@ from wire import server_config
 
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server import failpoints
-from anabranch.server.app import serve
+from anabranch.server.app import ServerInfo, serve
 from anabranch.server.manifest import read_manifest
 from anabranch.server.store.base import Entry, Projection, RunInfo
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
 
 BATCHES_LATE = 4
+ADMIN = "admin_address"  # a file beside the data, with the operators' address
 COMPRESSED = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
 UNITS = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
 
@@ -92,7 +93,11 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     if "broken" in words:
         assert isinstance(store, SqlStore)
         store.__class__ = AcknowledgesEarly
-    return asyncio.run(serve(config, read_manifest(Path(model)), limits=limits, store=store))
+
+    def tell(info: ServerInfo) -> None:
+        Path(data_dir).with_name(ADMIN).write_text(info.admin_address)
+
+    return asyncio.run(serve(config, read_manifest(Path(model)), ready=tell, limits=limits, store=store))
 
 
 if __name__ == "__main__":
