@@ -134,7 +134,8 @@ def test_a_crash_right_after_a_rollback_folds_the_log_again(tmp_path: Path, mani
         snapshot.unlink()
     with Served(config, manifest) as again:
         assert again.info is not None
-        assert (again.info.version, again.info.replayed) != (version, 0)
+        assert again.info.version == version
+        assert again.info.replayed > 0
         assert (again.model() == 12.0).all()
         assert again.device("bad").ask().refusal.reason == "quarantined"
 
@@ -167,7 +168,7 @@ def test_what_cannot_be_rolled_back_says_why_and_changes_nothing(buffered: Serve
     with operator(buffered) as admin:
         for to, without, error, words in [
             (99, ["bad"], UnknownVersion, "version 99 is not published"),
-            (1, [], ConfigError, "name at least one client"),
+            (1, [], ConfigError, "name a client"),
             (1, ["nobody"], ConfigError, "'nobody' is not enrolled"),
         ]:
             with pytest.raises(error, match=words):

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from wire import server_config
+from wire import Tables, server_config
 
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server import failpoints
@@ -87,7 +87,7 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     if armed := [word.split(":") for word in words if ":" in word]:
         server["snapshot_every_versions"] = 5
         die_at(armed[0][0], int(armed[0][1]))
-    tables = (COMPRESSED if "compressed" in words else {}) | (UNITS if "units" in words else {})
+    tables: Tables = (COMPRESSED if "compressed" in words else {}) | (UNITS if "units" in words else {})
     config = server_config(Path(data_dir), server=server, **tables)
     store = open_store(database, Path(data_dir), limits)
     if "broken" in words:
