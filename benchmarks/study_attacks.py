@@ -79,7 +79,7 @@ DEFENCES: dict[str, dict[str, Any]] = {
 }
 LEARNING_RATES = (0.05, 0.1, 0.2, 0.4)
 RULES = (RECOMMENDED, "multi-Krum", "trimmed mean", "centred clipping")
-TUNED_UNDER = ("alie",)  # which every rule finds hardest
+TUNED_UNDER = ("alie",)  # whose updates look like honest ones
 
 Found = Mapping[str, Mapping[str, Sequence[Result]]]
 Tuning = Mapping[str, Mapping[str, Mapping[str, float]]]  # by grid, point and attack: accuracy in %

@@ -35,8 +35,8 @@ from anabranch.server.store.sql import SqlStore
 
 BATCHES_LATE = 4
 ADMIN = "admin_address"  # a file beside the data, with the operators' address
-COMPRESSED = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
-UNITS = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
+COMPRESSED: Tables = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
+UNITS: Tables = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
 
 
 class AcknowledgesEarly(SqlStore):
@@ -87,7 +87,8 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     if armed := [word.split(":") for word in words if ":" in word]:
         server["snapshot_every_versions"] = 5
         die_at(armed[0][0], int(armed[0][1]))
-    tables: Tables = (COMPRESSED if "compressed" in words else {}) | (UNITS if "units" in words else {})
+    wanted = {"compressed": COMPRESSED, "units": UNITS}
+    tables: Tables = {name: table for word in wanted if word in words for name, table in wanted[word].items()}
     config = server_config(Path(data_dir), server=server, **tables)
     store = open_store(database, Path(data_dir), limits)
     if "broken" in words:
