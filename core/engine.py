@@ -212,7 +212,7 @@ class Engine:
         step = self.strategy.step(self.state, vector, update, context)
         if step.decision is None or step.decision.verdict is Verdict.REJECTED:
             return step
-        self.guard.taken(update.client_id, length, self.settings)
+        self.guard.taken(update.client_id, length, bool(detail), self.settings)
         return replace(step, decision=replace(step.decision, detail=detail or step.decision.detail))
 
     def _base(self, version: int) -> Vector | None:

@@ -95,6 +95,24 @@ def test_flaws_put_a_device_into_quarantine(buffered: Served) -> None:
     assert refusal.detail == "sent 2 updates that cannot be used, the last: invalid"
 
 
+def test_the_clients_are_listed_with_the_most_suspicious_first(tmp_path: Path, manifest: Manifest) -> None:
+    config = server_config(tmp_path / "data", robust={"clip": 2.0, "flaws_max": 3})
+    with Served(config, manifest) as served, operator(served) as admin:
+        for _ in range(6):
+            for client in GOOD:
+                served.device(client).work(1.0)
+        long, noise = served.device("long"), served.device("noise")
+        for _ in range(2):
+            assert long.work(50.0).decision.detail.startswith("shortened to 0.04")
+        with pytest.raises(grpc.RpcError):
+            noise.answer(noise.task(), np.inf)
+        admin.quarantine("noise", "sends noise")
+        found = [(c.client_id, c.updates_taken, c.flaws, c.shortened, c.quarantined) for c in admin.clients()]
+        assert found[:2] == [("long", 2, 0, 2, ""), ("noise", 0, 1, 0, "sends noise")]
+        assert [row[:4] for row in found[2:]] == [(client, 6, 0, 0) for client in GOOD]
+        assert [c.client_id for c in admin.clients(limit=1)] == ["long"]
+
+
 # --- rollback ------------------------------------------------------------------------------------
 
 

@@ -111,6 +111,25 @@ def resume(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
 
 
 @admin_app.command()
+def clients(
+    admin: Admin = ADMIN_ADDRESS,
+    limit: Annotated[int, typer.Option(help="At most so many; 0 for 1000.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """List the clients, those with most against them first."""
+    from anabranch.client.operator import OperatorClient
+
+    with OperatorClient(admin) as operator:
+        rows = operator.clients(limit)
+    output = Output(as_json)
+    for row in rows:
+        output.event("client", "", **row.to_json())
+    columns = ["client", "taken", "rejected", "flaws", "shortened", "quarantine"]
+    cells = [[str(value) for value in row.to_json().values()] for row in rows]
+    output.table("", columns, cells)
+
+
+@admin_app.command()
 def quarantine(
     client: Annotated[str, typer.Argument(help="The client's id.", metavar="CLIENT")],
     why: Annotated[str, typer.Option(help="Told to the client.")] = "",
