@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
-from machines import SPEC, vector
-from unit_groups import GROUPS, tensors
+from machines import SPEC
+from rollbacks import CLIENTS, Script, World, ask_of, scripts, seq_of_version
 
-from anabranch.compress.broadcast import make_broadcast
-from anabranch.compress.downloads import Downloads, apply_download
 from anabranch.core import events as ev
-from anabranch.core.effects import Barred, LeaseEnd, LeaseEnded, Published, RolledBackTo
-from anabranch.core.engine import Engine
-from anabranch.core.errors import ReplayMismatch, StoreCorrupt
-from anabranch.core.invariants import violations
-from anabranch.core.journal import Record, from_record, replay, to_record
-from anabranch.core.params import Delta, ParamSpec, digest
-from anabranch.core.robust import RobustTable
-from anabranch.core.rollback import Refolder
-from anabranch.core.settings import EngineSettings
+from anabranch.core.effects import Barred, Published, RolledBackTo
+from anabranch.core.errors import ReplayMismatch
+from anabranch.core.journal import replay
+from anabranch.core.params import digest
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Capability, Reason, Verdict
-from anabranch.strategies.registry import make_strategy
-from anabranch.strategies.submodels.asyncdrop import HeteroWindows
+from anabranch.core.updates import Reason, Verdict
 
-CLIENTS = "abcd"
 # The names of strategies that may be rolled back, with parameters that make many versions of few updates.
 VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("fedasync", {}, {}),
@@ -45,133 +29,6 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("teasq", {"cache_size": 3, "concurrency_fraction": 1.0, "mode": "paper"}, {}),
     ("teasq_drop", {"cache_size": 2, "concurrency_fraction": 1.0}, {"rule": "centred_clipping"}),
 ]
-Script = list[tuple[str, int, float]]  # client, how many other events its training lasts, value
-
-
-class World:
-    """An engine with its log, and clients whose values do not depend on what they fetch.
-
-    With `units` tasks are of sub-models, chosen by what has changed and what was not touched for long.
-    """
-
-    def __init__(
-        self,
-        strategy: str,
-        params: dict[str, Any],
-        robust: dict[str, Any],
-        units: bool = False,
-        downlink: str = "raw",
-        **settings: Any,
-    ) -> None:
-        self.make = (strategy, params, robust)
-        self.spec = ParamSpec.of(tensors(), GROUPS) if units else SPEC
-        self.units, self.downlink, self.settings = units, downlink, EngineSettings(clip=3.0, **settings)
-        self.log: list[tuple[int, Record]] = []
-        self.payloads: dict[str, np.ndarray] = {}
-        self.engine = self.fresh()
-        self.refold = Refolder(self.fresh, self.records, self.load)
-
-    def fresh(self) -> Engine:
-        name, params, robust = self.make
-        table = RobustTable(**robust)
-        strategy, zeros = make_strategy(name, params, table), np.zeros(self.spec.size, np.float32)
-        broadcast = make_broadcast(self.spec, strategy, self.downlink)
-        planner = HeteroWindows(self.spec, 0.5, coverage_versions=3) if self.units else None
-        return Engine(self.spec, strategy, self.settings, zeros, broadcast, planner)
-
-    def records(self) -> Iterator[tuple[int, Record]]:
-        return iter(json.loads(json.dumps(self.log)))
-
-    def load(self, payload: ev.Payload, submodel: Submodel | None) -> Delta:
-        return self.payloads[payload.sha256]
-
-    def do(self, event: ev.Event) -> list[Any]:
-        self.log.append((len(self.log) + 1, to_record(event)))
-        return self.engine.handle(event)
-
-    def push(self, task_id: str, client: str, value: float, now: float, flaw: str = "") -> list[Any]:
-        task = self.engine.ledger.tasks[task_id]
-        size = self.spec.size if task.submodel is None else task.submodel.size
-        delta = np.resize(vector(value, -value, 0.5 * value, value * value), size)
-        sha256 = hashlib.sha256(delta.tobytes()).hexdigest()
-        self.payloads[sha256] = delta
-        record = {
-            "kind": "update",
-            "now": now,
-            "update_id": f"u-{task_id}",
-            "task_id": task_id,
-            "client_id": client,
-            "base_version": task.base_version,
-            "examples": 1 + len(task_id),
-            "local_steps": 1,
-            "metrics": {},
-            "submodel": None if task.submodel is None else task.submodel.to_json(),
-            "payload": {"sha256": sha256, "size_bytes": 16, "codec": "raw", "values": 0},
-            "flaw": flaw,
-        }
-        return self.do(from_record(record, self.spec, self.load))
-
-    def play(self, script: Script, hostile: str = "", first: int = 0) -> None:
-        """Ask, and push some turns later; the updates of `hostile` from turn `first` on are flawed.
-
-        What is not pushed in the end stays under way."""
-        now, waiting = float(len(self.log)), []
-        for turn, (client, lasts, value) in enumerate(script):
-            now += 1.0
-            task_id = f"t{len(self.log)}-{turn}"
-            if not self.engine.ledger.live_of(client) and not self.engine.refusal(_ask(client, task_id), now):
-                self.do(ev.TaskAsked(now, _ask(client, task_id)))
-                waiting.append((turn + lasts, task_id, client, value))
-            for due, task, who, its in sorted(waiting):
-                if due <= turn:
-                    waiting.remove((due, task, who, its))
-                    flaw = "rejected on arrival" if who == hostile and turn >= first else ""
-                    self.push(task, who, its, now, flaw)
-
-    def enrol(self) -> None:
-        for client in CLIENTS:
-            self.do(ev.Enrolled(0.0, client, Capability()))
-
-    def roll_back(self, to_version: int, to_seq: int, *without: str, everyone: bool = False) -> list[Any]:
-        event = ev.RolledBack(1e4, to_version, to_seq, without, everyone)
-        return self.do(self.refold(event, len(self.log) + 1, self.engine))
-
-
-def _ask(client: str, task_id: str) -> Ask:
-    return Ask(client, task_id)
-
-
-def at_version(world: World, version: int) -> tuple[int, str]:
-    """The event that published a version and the digest of its model, by replaying the log."""
-    fresh, seq = world.fresh(), 0
-    log = world.records()
-    while fresh.version < version:
-        seq, record = next(log)
-        fresh.handle(from_record(record, world.spec, world.load))
-    return seq, digest(fresh.vector)
-
-
-def seq_of_version(world: World, version: int) -> int:
-    """The event that published a version."""
-    return at_version(world, version)[0]
-
-
-# What comes with a world: sub-models, a lossy downlink, both.
-ROUGH: list[tuple[Any, dict[str, Any]]] = [
-    (("asyncdrop", {}, {}), {"units": True}),
-    (("asyncdrop", {}, {}), {"units": True, "downlink": "log(1,8)"}),
-    (("teasq_drop", {"cache_size": 2, "concurrency_fraction": 1.0}, {"rule": "median"}), {"units": True}),
-    (("fedasync", {}, {}), {"downlink": "log(2,8)"}),
-    (("fedbuff", {"buffer_size": 3}, {"rule": "multi_krum"}), {"downlink": "log(2,8)"}),
-    (("teasq", {"cache_size": 3, "concurrency_fraction": 0.5, "mode": "paper"}, {}), {"downlink": "int8"}),
-    (("fedbuff", {"buffer_size": 2}, {}), {"concurrency": 2, "staleness_max": 1, "flaws_max": 1}),
-]
-
-scripts = st.lists(
-    st.tuples(st.sampled_from(CLIENTS), st.integers(0, 5), st.integers(-4, 4).map(float)),
-    min_size=12,
-    max_size=50,
-)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{v[0]}-{len(v[1])}-{v[2].get('rule', '')}")
@@ -237,7 +94,7 @@ def test_a_snapshot_after_a_rollback_goes_on_alike() -> None:
 def test_tasks_that_were_under_way_go_on_and_the_staleness_counts_the_rollback() -> None:
     world = World(*VARIANTS[0])
     world.enrol()
-    world.do(ev.TaskAsked(1.0, _ask("a", "slow")))
+    world.do(ev.TaskAsked(1.0, ask_of("a", "slow")))
     world.play([("b", 0, 1.0), ("d", 0, 2.0), ("b", 0, 1.0)])
     assert world.engine.version == 3
     world.roll_back(0, 0, "b")
@@ -264,7 +121,7 @@ def test_rollbacks_add_up() -> None:
 def test_what_was_rejected_stays_rejected() -> None:
     world = World("fedbuff", {"buffer_size": 3}, {})
     world.enrol()
-    world.do(ev.TaskAsked(1.0, _ask("a", "t")))
+    world.do(ev.TaskAsked(1.0, ask_of("a", "t")))
     world.push("t", "a", 9.0, 2.0, flaw="damaged on the way")
     world.play([(c, 0, 1.0) for c in "abdabdabd"])
     world.roll_back(0, 0, "b")
@@ -290,125 +147,7 @@ def test_an_update_that_is_held_is_in_one_version_once() -> None:
 
 def test_a_client_that_was_left_out_gets_no_more_tasks() -> None:
     world = rolled()
-    refused = world.engine.refusal(_ask("c", "new"), 2e4)
+    refused = world.engine.refusal(ask_of("c", "new"), 2e4)
     assert refused is not None
     assert refused.reason is Reason.QUARANTINED
     assert "rollback to version 2" in refused.detail
-
-
-# --- beside the model: parts, lossy downlinks, tasks under way --------------------------------------
-
-
-@pytest.mark.parametrize("rough", ROUGH, ids=lambda r: f"{r[0][0]}-{'-'.join(map(str, r[1].values()))}")
-@settings(max_examples=10, deadline=None)
-@given(script=scripts)
-def test_a_rollback_that_leaves_nothing_out_changes_nothing(rough: Any, script: Script) -> None:
-    variant, options = rough
-    world = World(*variant, **options)
-    world.enrol()
-    world.do(ev.Enrolled(0.0, "idle", Capability()))
-    world.play(script)
-    before = digest(world.engine.vector)
-    effects = world.roll_back(0, 0, "idle")
-    assert digest(world.engine.vector) == before
-    assert violations(world.engine) == []
-    (told,) = [e for e in effects if isinstance(e, RolledBackTo)]
-    assert told.left_out == ()
-
-
-@pytest.mark.parametrize("rough", ROUGH, ids=lambda r: f"{r[0][0]}-{'-'.join(map(str, r[1].values()))}")
-def test_back_to_a_version_without_everyone_is_that_version(rough: Any) -> None:
-    variant, options = rough
-    world = World(*variant, **options)
-    world.enrol()
-    rng = np.random.default_rng(3)
-    while world.engine.version < 6:
-        world.play([(CLIENTS[rng.integers(4)], 0, float(rng.integers(1, 4))) for _ in range(5)])
-    world.play([("a", 9, 1.0)])
-    seq, model = at_version(world, 2)
-    world.roll_back(2, seq, everyone=True)
-    assert digest(world.engine.vector) == model
-    assert world.engine.ledger.tasks == {}
-    assert world.engine.guard.quarantined == {}
-    assert world.engine.pending == []
-    assert violations(world.engine) == []
-
-
-@pytest.mark.parametrize("step", [1, 2])
-def test_devices_get_the_model_of_a_rollback_although_the_downlink_is_lossy(step: int) -> None:
-    world = World("fedbuff", {"buffer_size": 1}, {}, downlink=f"log({step})")
-    world.settings = replace(world.settings, clip=0.0)
-    world.engine = world.fresh()
-    world.enrol()
-    world.play([(c, 0, 1.0) for c in "abd"])
-    good = digest(world.engine.vector)
-    world.play([("c", 0, 1000.0)])
-    world.roll_back(3, seq_of_version(world, 3), "c")
-    assert digest(world.engine.vector) == good
-    broadcast, version = world.engine.broadcast, world.engine.version
-    assert broadcast is not None
-    replica = broadcast.replica(world.engine.broadcast_state, version)
-    assert replica == pytest.approx(world.engine.vector, rel=2e-3)
-    # Who holds the poisoned version, or any other, gets the new one whole.
-    downloads = Downloads(SPEC, {})
-    for holds in (None, version - 1, version - 2):
-        make = downloads.offer(world.engine, version, holds)
-        assert make is not None
-        made = make()
-        got, _ = apply_download(SPEC, made.codec, made.data, made.from_version, None)
-        assert (made.codec, digest(got)) == ("logsnapshot", digest(replica))
-
-
-def test_a_task_that_began_from_the_poison_brings_nothing_of_it_back() -> None:
-    world = World("fedasync", {}, {})
-    world.enrol()
-    world.play([("a", 0, 1.0), ("c", 0, 500.0)])
-    world.do(ev.TaskAsked(50.0, _ask("d", "late")))
-    effects = world.roll_back(1, seq_of_version(world, 1), "c")
-    (ended,) = [e for e in effects if isinstance(e, LeaseEnded)]
-    assert (ended.task.task_id, ended.end) == ("late", LeaseEnd.CANCELLED)
-    assert violations(world.engine) == []
-    assert world.engine.refusal(_ask("d", "anew"), 2e4) is None
-
-
-def test_a_difference_from_the_poison_is_still_taken_by_those_who_add_up() -> None:
-    for everyone in (False, True):
-        world = World("fedbuff", {"buffer_size": 1}, {})
-        world.enrol()
-        world.play([("a", 0, 1.0), ("c", 0, 500.0)])
-        world.do(ev.TaskAsked(50.0, _ask("d", "late")))
-        world.roll_back(1, seq_of_version(world, 1), "c", everyone=everyone)
-        assert ("late" in world.engine.ledger.tasks) is not everyone
-
-
-def test_who_got_a_task_is_not_decided_anew() -> None:
-    """In the fold a client that was put into quarantine for flaws must not hold a place for ever."""
-    params = {"buffer_size": 1, "staleness": {"name": "constant"}}
-    world = World("fedbuff", params, {}, concurrency=2, flaws_max=1, tasks_per_client=2)
-    world.enrol()
-    for task in ("flawed", "lost"):
-        world.do(ev.TaskAsked(1.0, _ask("c", task)))
-    world.push("flawed", "c", 1.0, 2.0, flaw="no numbers")
-    assert "c" in world.engine.guard.quarantined
-    for client in "ab":
-        world.do(ev.TaskAsked(3.0, _ask(client, client)))
-    for client in "ab":
-        world.push(client, client, 1.0, 4.0)
-    world.roll_back(0, 0, "d")
-    assert (world.engine.vector[0], world.engine.version) == (2.0, 3)
-
-
-def test_a_payload_that_is_gone_is_named_and_nothing_changes() -> None:
-    world = World("fedbuff", {"buffer_size": 1}, {})
-    world.enrol()
-    world.play([("a", 0, 1.0), ("b", 0, 2.0)])
-    before = state_digest(world.engine)
-
-    def gone(payload: ev.Payload, submodel: Submodel | None) -> Delta:
-        raise StoreCorrupt(f"payload {payload.sha256} cannot be read: restore a backup")
-
-    refold = replace(world.refold, load_delta=gone)
-    with pytest.raises(StoreCorrupt, match=r"that of u-t.* is gone: payload .* restore a backup"):
-        refold(ev.RolledBack(9.0, 0, 0, ("b",)), len(world.log) + 1, world.engine)
-    refold(ev.RolledBack(9.0, 0, 0, ("a", "b")), len(world.log) + 1, world.engine)  # needs none
-    assert state_digest(world.engine) == before
