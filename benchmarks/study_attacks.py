@@ -121,10 +121,10 @@ def measure(data_file: Path, seeds: Sequence[int], workers: int) -> None:
     data = {"minutes": 0.0, "runs": {}, "tuning": {}, **data}
     before = data["minutes"]
 
-    def keep(said: str, results: Sequence[Result]) -> None:
+    def keep(said: str, result: Result) -> None:
         data["minutes"] = before + (time.monotonic() - started) / 60
         data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
-        print(f"{said}: {', '.join(f'{late_accuracy(r):.1f}' for r in results)}", flush=True)
+        print(f"{said}: {late_accuracy(result):.1f}", flush=True)
 
     with pool_of(workers=workers) as pool:
         for grid, name, attack, tuned in tuning_points():
@@ -132,15 +132,25 @@ def measure(data_file: Path, seeds: Sequence[int], workers: int) -> None:
             if attack not in found:
                 (result,) = pool.map(run, [(tuned, TUNING_SEED, "validation", 1)])
                 found[attack] = late_accuracy(result)
-                keep(f"{name}, {attack}", [result])
-        both = itertools.product(ATTACKS, (NONE, RECOMMENDED))  # they come first
-        for attack, defence in (*both, *((a, d) for d in DEFENCES for a in ATTACKS)):
-            runs = data["runs"].setdefault(defence, {})
-            if attack not in runs:
-                jobs = [(point(defence, attack), seed, "test", 1) for seed in seeds]
-                results = list(pool.map(run, jobs))
-                runs[attack] = plain(results)
-                keep(f"{defence}, {attack}", results)
+                keep(f"{name}, {attack}", result)
+        missing = [c for c in cells(seeds) if c[2] not in [r["seed"] for r in _kept(data, *c[:2])]]
+        jobs = [(point(defence, attack), seed, "test", 1) for defence, attack, seed in missing]
+        for (defence, attack, seed), result in zip(missing, pool.map(run, jobs), strict=True):
+            _kept(data, defence, attack).extend(plain([result]))
+            keep(f"{defence}, {attack}, seed {seed}", result)
+
+
+def cells(seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
+    """Every run as (defence, attack, seed): what the goals need comes first, seed by seed."""
+    names = list(DEFENCES)
+    for defences in (names[:2], names[2:]):
+        for seed, attack, defence in itertools.product(seeds, ATTACKS, defences):
+            yield defence, attack, seed
+
+
+def _kept(data: dict[str, Any], defence: str, attack: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = data["runs"].setdefault(defence, {}).setdefault(attack, [])
+    return found
 
 
 # --- the page ---------------------------------------------------------------------------------------
