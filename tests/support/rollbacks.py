@@ -100,6 +100,8 @@ class World:
         now, waiting = float(len(self.log)), []
         for turn, (client, lasts, value) in enumerate(script):
             now += 1.0
+            if (deadline := self.engine.next_deadline()) is not None and deadline <= now:
+                self.do(ev.Ticked(now))
             task_id = f"t{len(self.log)}-{turn}"
             ask = ask_of(client, task_id)
             if not self.engine.ledger.live_of(client) and not self.engine.refusal(ask, now):
@@ -108,6 +110,8 @@ class World:
             for due, task, who, its in sorted(waiting):
                 if due <= turn:
                     waiting.remove((due, task, who, its))
+                    if task not in self.engine.ledger.tasks:
+                        continue  # its device was given up
                     flaw = "rejected on arrival" if who == hostile and turn >= first else ""
                     self.push(task, who, its, now, flaw)
 

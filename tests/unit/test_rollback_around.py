@@ -13,13 +13,13 @@ from rollbacks import CLIENTS, Script, World, ask_of, at_version, scripts, seq_o
 
 from anabranch.compress.downloads import Downloads, apply_download
 from anabranch.core import events as ev
-from anabranch.core.effects import LeaseEnd, LeaseEnded, RolledBackTo
+from anabranch.core.effects import Finished, LeaseEnd, LeaseEnded, RolledBackTo
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.invariants import violations
 from anabranch.core.params import Delta, digest
 from anabranch.core.snapshot import state_digest
 from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Capability
+from anabranch.core.updates import Capability, Reason
 
 # What comes with a world: sub-models, a lossy downlink, both.
 ROUGH: list[tuple[Any, dict[str, Any]]] = [
@@ -29,6 +29,8 @@ ROUGH: list[tuple[Any, dict[str, Any]]] = [
     (("fedasync", {}, {}), {"downlink": "log(2,8)"}),
     (("fedbuff", {"buffer_size": 3}, {"rule": "multi_krum"}), {"downlink": "log(2,8)"}),
     (("teasq", {"cache_size": 3, "concurrency_fraction": 0.5, "mode": "paper"}, {}), {"downlink": "int8"}),
+    (("teasq", {"cache_size": 3, "flush_s": 2.0, "concurrency_fraction": 0.5}, {}), {}),
+    (("asyncdrop", {}, {}), {"units": True, "lease_s": 2.0, "lease_min_s": 2.0}),
     (("fedbuff", {"buffer_size": 2}, {}), {"concurrency": 2, "staleness_max": 1, "flaws_max": 1}),
 ]
 
@@ -146,3 +148,16 @@ def test_a_payload_that_is_gone_is_named_and_nothing_changes() -> None:
         refold(ev.RolledBack(9.0, 0, 0, ("b",)), len(world.log) + 1, world.engine)
     refold(ev.RolledBack(9.0, 0, 0, ("a", "b")), len(world.log) + 1, world.engine)  # needs none
     assert state_digest(world.engine) == before
+
+
+def test_a_run_that_has_ended_can_be_rolled_back_and_stays_ended() -> None:
+    world = World("fedbuff", {"buffer_size": 1, "staleness": {"name": "constant"}}, {}, updates_max=3)
+    world.enrol()
+    world.play([("a", 0, 1.0), ("c", 0, 500.0), ("b", 0, 2.0)])
+    assert world.engine.finished
+    effects = world.roll_back(1, seq_of_version(world, 1), "c")
+    assert (world.engine.vector[0], world.engine.version) == (3.0, 4)
+    assert not [e for e in effects if isinstance(e, Finished)]
+    refused = world.engine.refusal(ask_of("a", "anew"), 2e4)
+    assert refused is not None
+    assert refused.reason is Reason.RUN_FINISHED
