@@ -17,6 +17,7 @@ their cohorts were drawn for the versions that there were.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -60,12 +61,12 @@ class _Counting:
 class Refolder:
     """Makes the state of a rollback.
 
-    `fresh` makes the engine of version 0; `records` starts the log from its beginning, as (seq, record) from
-    seq 1; `receipt` is what an update was told, where the engine has forgotten it.
+    `fresh` makes the engine of version 0; `records` gives the log after a place, as (seq, record), the first
+    seq being 1; `receipt` is what an update was told, where the engine has forgotten it.
     """
 
     fresh: Callable[[], Engine]
-    records: Callable[[], Numbered]
+    records: Callable[[int], Numbered]
     load_delta: LoadDelta
     receipt: Callable[[str], Receipt | None] = lambda _: None
 
@@ -75,48 +76,82 @@ class Refolder:
         The new engine shares nothing with the old. Raises `StoreCorrupt` where the payload of an update that
         counts is gone.
         """
-        counting = self._counting(event, seq, engine)
-        fold = self.fresh()
-        fold.settings = replace(fold.settings, **UNBOUNDED)
-        fold.planner = None  # updates say what they cover
-        for place, record in self._before(seq):
-            found = counting.get(record.get("task_id", ""))
-            match record["kind"]:
-                case "enrolled" | "ticked":
-                    fold.handle(from_record(record, fold.spec, self.load_delta))
-                case "asked" if found is not None:
-                    fold.handle(from_record(record, fold.spec, self.load_delta))
-                case "update" if found is not None and found.seq == place:
-                    fold.handle(self._update(record, place, fold))
-        return replace(event, fold=fold)
+        return Folding(self, event, seq - 1, engine).finish(seq)
 
-    def _before(self, seq: int) -> Iterator[tuple[int, Record]]:
-        for place, record in self.records():
-            if place >= seq:
-                return
-            yield place, record
-
-    def _counting(self, event: ev.RolledBack, seq: int, engine: Engine) -> dict[str, _Counting]:
-        """The updates that count after the rollback, by their tasks."""
-        counting: dict[str, _Counting] = {}
-        for place, record in self._before(seq):
-            if record["kind"] == "update" and not self._was_rejected(record, engine):
-                counting[record["task_id"]] = _Counting(record["update_id"], record["client_id"], place)
-            elif record["kind"] == "rolled_back":
-                earlier = record["to_seq"], record["without"], record.get("everyone", False)
-                counting = _without(counting, *earlier)
-        return _without(counting, event.to_seq, event.without, event.everyone)
-
-    def _was_rejected(self, record: Record, engine: Engine) -> bool:
+    def was_rejected(self, record: Record, engine: Engine) -> bool:
+        """Whether the update of a record was told so."""
         told = engine.ledger.receipts.get(record["update_id"]) or self.receipt(record["update_id"])
         return bool(record["flaw"]) or (told is not None and told.decision.verdict is Verdict.REJECTED)
 
-    def _update(self, record: Record, place: int, fold: Engine) -> ev.Event:
+
+class Folding:
+    """A fold in steps, between which the run may go on. `engine` has handled the log up to `seq`."""
+
+    def __init__(self, refolder: Refolder, event: ev.RolledBack, seq: int, engine: Engine) -> None:
+        self._refolder, self._event, self._engine = refolder, event, engine
+        self._fold = refolder.fresh()
+        self._fold.settings = replace(self._fold.settings, **UNBOUNDED)
+        self._fold.planner = None  # updates say what they cover
+        self._seq, self._others = 0, 0
+        # Who has a task now may answer it before the end.
+        self._steps = self._up_to(seq, set(engine.ledger.tasks))
+
+    def advance(self, events: int) -> bool:
+        """Look at so many events; whether there is more to do. Raises as `Refolder` does."""
+        return sum(1 for _ in itertools.islice(self._steps, events)) == events
+
+    def finish(self, seq: int) -> ev.RolledBack:
+        """Fold what is left; the event with its state, for the place `seq`. Raises as `Refolder` does."""
+        for _ in self._steps:
+            pass
+        others = self._others
+        for _ in self._up_to(seq - 1, ()):
+            pass
+        if self._others > others:  # another rollback came first: what counts is not what it was
+            return self._refolder(self._event, seq, self._engine)
+        return replace(self._event, fold=self._fold)
+
+    def _up_to(self, seq: int, open_tasks: Collection[str]) -> Iterator[None]:
+        """Fold the events up to and with `seq`, in steps."""
+        counting: dict[str, _Counting] = {}
+        for place, record in self._records(seq):
+            if record["kind"] == "update" and not self._refolder.was_rejected(record, self._engine):
+                counting[record["task_id"]] = _Counting(record["update_id"], record["client_id"], place)
+            elif record["kind"] == "rolled_back":
+                self._others += 1
+                counting = _without(counting, record["to_seq"], record["without"], record["everyone"])
+            yield
+        counting = _without(counting, self._event.to_seq, self._event.without, self._event.everyone)
+        for place, record in self._records(seq):
+            self._take(place, record, counting, open_tasks)
+            yield
+        self._seq = max(self._seq, seq)
+
+    def _records(self, seq: int) -> Iterator[tuple[int, Record]]:
+        for place, record in self._refolder.records(self._seq):
+            if place > seq:
+                return
+            yield place, record
+
+    def _take(
+        self, place: int, record: Record, counting: Mapping[str, _Counting], open_tasks: Collection[str]
+    ) -> None:
+        fold, load_delta = self._fold, self._refolder.load_delta
+        task_id = record.get("task_id", "")
+        match record["kind"]:
+            case "enrolled" | "ticked":
+                fold.handle(from_record(record, fold.spec, load_delta))
+            case "asked" if task_id in counting or task_id in open_tasks:
+                fold.handle(from_record(record, fold.spec, load_delta))
+            case "update" if task_id in counting and counting[task_id].seq == place:
+                fold.handle(self._update(record, place))
+
+    def _update(self, record: Record, place: int) -> ev.Event:
         """An update as the fold takes it: of its task's base."""
-        task = fold.ledger.tasks.get(record["task_id"])
+        task = self._fold.ledger.tasks.get(record["task_id"])
         base = record["base_version"] if task is None else task.base_version
         try:
-            return from_record({**record, "base_version": base}, fold.spec, self.load_delta)
+            return from_record({**record, "base_version": base}, self._fold.spec, self._refolder.load_delta)
         except StoreCorrupt as error:
             raise StoreCorrupt(
                 f"event {place}: a rollback needs the payload of every update that counts, but that of "

@@ -94,7 +94,7 @@ class Operators(OperatorsServicer):
         """Publish what the log gives without some clients' updates."""
         without = tuple(sorted({checked_id(c, "without", self.run.limits) for c in request.without}))
         event = ev.RolledBack(self.run.writer.now(), request.to_version, 0, without, request.everyone)
-        answer = await self.run.writer.submit(event)
+        answer = await self.run.writer.roll_back(event)
         done = next(e for e in answer.effects if isinstance(e, RolledBackTo))
         return operators.RollbackResponse(version=done.version, updates_left_out=len(done.left_out))
 

@@ -23,6 +23,7 @@ from anabranch.compress.registry import STAGES
 from anabranch.core.errors import DataError, StoreCorrupt
 from anabranch.core.params import ParamSpec, Vector, digest
 from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.server import writer
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.verify import verify
 from anabranch.simulation.replay import replay_run
@@ -166,7 +167,10 @@ def test_a_run_without_payloads_says_that_it_cannot_be_replayed(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("strategy", ["fedasync", "teasq"])
-def test_devices_train_on_through_a_rollback(strategy: str, tmp_path: Path) -> None:
+def test_devices_train_on_through_a_rollback(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer, "FOLDED_AT_ONCE", 1)  # so that there is much in between
     tasks, enough = 10, threading.Event()
     params: dict[str, Any] = {} if strategy == "fedasync" else {"cache_size": 2, "concurrency_fraction": 1.0}
     settings = config(strategy={"name": strategy, **params})

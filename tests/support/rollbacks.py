@@ -60,8 +60,8 @@ class World:
         planner = HeteroWindows(self.spec, 0.5, coverage_versions=3) if self.units else None
         return Engine(self.spec, strategy, self.settings, zeros, broadcast, planner)
 
-    def records(self) -> Iterator[tuple[int, Record]]:
-        return iter(json.loads(json.dumps(self.log)))
+    def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        return iter(json.loads(json.dumps(self.log[after:])))
 
     def load(self, payload: ev.Payload, submodel: Submodel | None) -> Delta:
         return self.payloads[payload.sha256]

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from machines import SPEC
 from rollbacks import CLIENTS, Script, World, ask_of, scripts, seq_of_version
 
@@ -15,6 +16,7 @@ from anabranch.core.effects import Barred, Published, RolledBackTo
 from anabranch.core.errors import ReplayMismatch
 from anabranch.core.journal import replay
 from anabranch.core.params import digest
+from anabranch.core.rollback import Folding
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.core.updates import Reason, Verdict
 
@@ -151,3 +153,42 @@ def test_a_client_that_was_left_out_gets_no_more_tasks() -> None:
     assert refused is not None
     assert refused.reason is Reason.QUARANTINED
     assert "rollback to version 2" in refused.detail
+
+
+WITHOUT_B = ev.RolledBack(1.0, 0, 0, ("b",))
+
+
+@pytest.mark.parametrize("variant", VARIANTS[1:5:2], ids=lambda v: v[0])
+@settings(max_examples=20, deadline=None)
+@given(before=scripts, during=st.lists(scripts, max_size=3), events=st.integers(1, 40))
+def test_a_fold_goes_on_while_the_run_does(
+    variant: Any, before: Script, during: list[Script], events: int
+) -> None:
+    world = World(*variant)
+    world.enrol()
+    world.play(before)
+    folding = Folding(world.refold, WITHOUT_B, len(world.log), world.engine)
+    for script in during:
+        folding.advance(events)
+        world.play(script)
+    while folding.advance(events):
+        pass
+    assert _is_the_whole_fold(folding, world)
+
+
+def test_a_rollback_in_the_middle_of_another_ones_fold_counts() -> None:
+    world = rolled(0)
+    folding = Folding(world.refold, WITHOUT_B, len(world.log), world.engine)
+    folding.advance(10)
+    world.roll_back(0, 0, "a")
+    assert _is_the_whole_fold(folding, world)
+
+
+def _is_the_whole_fold(folding: Folding, world: World) -> bool:
+    """Whether in steps the same comes out as at once."""
+    seq = len(world.log) + 1
+    found, direct = folding.finish(seq).fold, world.refold(WITHOUT_B, seq, world.engine).fold
+    assert found is not None
+    assert direct is not None
+    same_state = (found.version, found.pending) == (direct.version, direct.pending)
+    return same_state and digest(found.vector) == digest(direct.vector)
