@@ -16,7 +16,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect, Published
 from anabranch.core.journal import Record, line, to_record
 from anabranch.core.limits import Limits
-from anabranch.core.snapshot import Array, Snapshot
+from anabranch.core.snapshot import FORMAT, Array, Snapshot
 from anabranch.core.updates import (
     Ask,
     Capability,
@@ -138,7 +138,7 @@ def snapshot(version: int) -> Snapshot:
         "strategy/scale": np.asarray(2.5),
         "strategy/none": np.empty(0, np.int64),
     }
-    return Snapshot({"version": version, "clients": ["ü", "c1"], "x": 0.1 + 0.2}, arrays)
+    return Snapshot({"format": FORMAT, "version": version, "clients": ["ü", "c1"], "x": 0.1 + 0.2}, arrays)
 
 
 GOOD = Decision(Verdict.HELD, 2, 0.1 + 0.2)
