@@ -36,6 +36,10 @@ def init(
     app: AppName,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="DIR")] = MODEL_FOLDER,
     seed: Annotated[int, typer.Option(help="The seed of the first weights.")] = 0,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="First weights that an export has written.", metavar="FILE"),
+    ] = None,
     data_path: DataPath = "",
     as_json: AsJson = False,
 ) -> None:
@@ -43,12 +47,13 @@ def init(
 
     The manifest also says which units (neurons, channels, heads) a sub-model may leave out.
     """
-    from anabranch.server.manifest import write_manifest
+    from anabranch.server.manifest import read_weights, write_manifest
     from anabranch.workloads import load_app, trainer_for
 
     trainer = trainer_for(load_app(app, data_path))
     spec = trainer.spec
-    write_manifest(out, app, trainer.initial(seed), spec.groups)
+    first = trainer.initial(seed) if weights is None else read_weights(weights, spec)
+    write_manifest(out, app, first, spec.groups)
     parameters = sum(t.size for t in spec.tensors)
     units = [{"name": group.name, "units": group.size} for group in spec.groups]
     layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)
