@@ -21,7 +21,8 @@ from anabranch.server.store.base import Blobs
 T = TypeVar("T")
 
 SLOWEST_BYTES_PER_S = 16 * KIB  # of a link that is still of use
-HELD_BYTES_MAX = 8 * MIB  # in memory, of all uploads; from there on every chunk is written as it comes
+HELD_BYTES_MAX = 32 * MIB  # in memory, of all uploads; from there on small ones are spooled, too
+GATHERED_BYTES_MAX = 8 * MIB  # the same; from there on what is spooled is written chunk by chunk
 WRITE_BYTES = 512 * KIB  # gathered before a worker thread writes them: few hops between threads
 Bytes = bytes | memoryview
 
@@ -72,9 +73,9 @@ class Upload:
         self._gathered += len(chunk)
         self._hold(len(chunk))
         self._came, self._moved_at = self._came + len(chunk), self._uploads.now()
-        is_short = self._uploads.held_bytes > HELD_BYTES_MAX
-        self.inline = self.inline and not is_short
-        if not self.inline and (is_short or self._gathered >= WRITE_BYTES):
+        held = self._uploads.held_bytes
+        self.inline = self.inline and held <= HELD_BYTES_MAX
+        if not self.inline and (self._gathered >= WRITE_BYTES or held > GATHERED_BYTES_MAX):
             await self._write()
 
     async def complete(self) -> None:
