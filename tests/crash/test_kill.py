@@ -47,6 +47,12 @@ def test_blobs_keep_their_promises(tmp_path: Path) -> None:
     check(run(tmp_path, plan), plan)
 
 
+@pytest.mark.timeout(300)
+def test_large_payloads_in_postgresql_keep_their_promises(tmp_path: Path, postgresql_url: str) -> None:
+    plan = Plan(seed=7, kills=5, updates=400, database=postgresql_url, inline_bytes_max=NOTHING_INLINE)
+    check(run(tmp_path, plan), plan)
+
+
 def test_compressed_runs_keep_their_promises(tmp_path: Path) -> None:
     plan = Plan(seed=5, kills=5, updates=400, compressed=True)
     check(run(tmp_path, plan), plan)
