@@ -294,7 +294,7 @@ counterpart. The background exchanges one after the other (`push_duty = 1`).
 ## Local steps a second of one device
 
 Medians of {min(map(len, speeds.values()), default=0)} to {REPEATS} runs, taken in turns. Alone: the same
-process without a server, right before and after.
+process without a server, right before and after; a share above 1 says that others' load changed meanwhile.
 
 {_speeds(speeds)}
 
