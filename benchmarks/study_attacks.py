@@ -3,13 +3,13 @@
     python -m benchmarks.study_attacks [--quick | --render] [--workers N]
 
 100 unequal devices, Fashion-MNIST, a fifth of them hostile: every attack of the simulator against FedBuff
-with its own mean, with the recommended table, and with each other rule. Paired seeds: the same devices,
-data, first weights and attackers under every defence. Goals: at most 3 points lost with the recommended
-table, 20 or more without any for at least three attacks.
+with its own mean, and with the rule that tuning recommends. Paired seeds: the same devices, data, first
+weights and attackers under both. Goals: at most 3 points lost with the rule, 20 or more without any for at
+least three attacks.
 
 Tuning is on a seed that the study does not use: the learning rate for the plain mean when nobody attacks,
-then two rules at that rate under ALIE and IPM. Writes `docs/study-attacks.md`, `.json` and a picture;
-what is in the `.json` is not run again.
+then four rules at that rate, of which the one whose worst case is best is recommended. Writes
+`docs/study-attacks.md`, `.json` and a picture; what is in the `.json` is not run again.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from benchmarks.studies import Point, Tables, mean, plain, pool_of, run, table
 DOCS = Path(__file__).parents[1] / "docs"
 NAME = "study-attacks"
 
-SEEDS = (1, 2, 3)
+SEEDS = (11, 12, 13)
 TUNING_SEED = 101
-HORIZON_S = 160.0
+HORIZON_S = 120.0
 ATTACKERS = 0.2
 GOAL_LOST, GOAL_TEETH, TOOTHED = 3.0, 20.0, 3
 
@@ -59,27 +59,26 @@ BASE: dict[str, dict[str, Any]] = {
         "speed_levels": 8,
         "step_time_s": 0.1,
     },
-    "strategy": {"name": "fedbuff", "buffer_size": 10},
-    "server": {"concurrency": 20},
+    "strategy": {"name": "fedbuff", "buffer_size": 20},
+    "server": {"concurrency": 40},
     "client": {"batch_size": 20, "epochs": 2, "learning_rate": 0.2},
 }
 
 NOBODY = "nobody"
 ATTACKS = (NOBODY, "sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood")
-NONE, RECOMMENDED = "none", "multi-Krum"
+NONE = "none"
 SHARED = {"clip": 2.0, "buffer_max": 1, "flaws_max": 3}
-DEFENCES: dict[str, dict[str, Any]] = {
-    NONE: {},
-    RECOMMENDED: {"rule": "multi_krum", "attackers": 0.3, **SHARED},
+# Of twenty updates eight are hostile once in some hundred versions when a fifth of the devices is.
+RULES: dict[str, dict[str, Any]] = {
+    "multi-Krum": {"rule": "multi_krum", "attackers": 0.4, **SHARED},
     "geometric median": {"rule": "geometric_median", **SHARED},
     "trimmed mean": {"rule": "trimmed_mean", "attackers": 0.4, **SHARED},
     "centred clipping": {"rule": "centred_clipping", **SHARED},
-    "median": {"rule": "median", **SHARED},
-    "clip alone": SHARED,
 }
+DEFENCES: dict[str, dict[str, Any]] = {NONE: {}, **RULES}
 LEARNING_RATES = (0.05, 0.1, 0.2, 0.4)
-RULES = (RECOMMENDED, "geometric median")
-TUNED_UNDER = ("alie", "ipm")  # one hides among the honest updates, one pulls against them
+# What a rule costs; the largest updates; those that hide among the honest ones; those that pull against them.
+TUNED_UNDER = (NOBODY, "scale", "alie", "ipm")
 
 Found = Mapping[str, Mapping[str, Sequence[Result]]]
 Tuning = Mapping[str, Mapping[str, Mapping[str, float]]]  # by grid, point and attack: accuracy in %
@@ -102,6 +101,12 @@ def lost(found: Found, defence: str, attack: str) -> list[float]:
     """Points that each seed lost against the same seed without attackers and without a defence."""
     clean, hostile = found[NONE][NOBODY], found[defence].get(attack, ())
     return [late_accuracy(a) - late_accuracy(b) for a, b in zip(clean, hostile, strict=False)]
+
+
+def recommended(tuning: Tuning) -> str:
+    """The rule whose worst case in tuning is the best."""
+    found = tuning["rule"]
+    return max(found, key=lambda rule: min(found[rule].values()))
 
 
 def tuning_points() -> Iterator[tuple[str, str, str, Point]]:
@@ -127,25 +132,28 @@ def measure(data_file: Path, seeds: Sequence[int], workers: int) -> None:
         print(f"{said}: {late_accuracy(result):.1f}", flush=True)
 
     with pool_of(workers=workers) as pool:
-        for grid, name, attack, tuned in tuning_points():
-            found = data["tuning"].setdefault(grid, {}).setdefault(name, {})
-            if attack not in found:
-                (result,) = pool.map(run, [(tuned, TUNING_SEED, "validation", 1)])
-                found[attack] = late_accuracy(result)
-                keep(f"{name}, {attack}", result)
-        missing = [c for c in cells(seeds) if c[2] not in [r["seed"] for r in _kept(data, *c[:2])]]
+        trials = [t for t in tuning_points() if t[2] not in _tried(data, *t[:2])]
+        tuned = pool.map(run, [(t[3], TUNING_SEED, "validation", 1) for t in trials])
+        for (grid, name, attack, _), result in zip(trials, tuned, strict=True):
+            _tried(data, grid, name)[attack] = late_accuracy(result)
+            keep(f"{name}, {attack}", result)
+        wanted = cells(seeds, recommended(data["tuning"]))
+        missing = [c for c in wanted if c[2] not in [r["seed"] for r in _kept(data, *c[:2])]]
         jobs = [(point(defence, attack), seed, "test", 1) for defence, attack, seed in missing]
         for (defence, attack, seed), result in zip(missing, pool.map(run, jobs), strict=True):
             _kept(data, defence, attack).extend(plain([result]))
             keep(f"{defence}, {attack}, seed {seed}", result)
 
 
-def cells(seeds: Sequence[int]) -> Iterator[tuple[str, str, int]]:
-    """Every run as (defence, attack, seed): what the goals need comes first, seed by seed."""
-    names = list(DEFENCES)
-    for defences in (names[:2], names[2:]):
-        for seed, attack, defence in itertools.product(seeds, ATTACKS, defences):
-            yield defence, attack, seed
+def cells(seeds: Sequence[int], rule: str) -> Iterator[tuple[str, str, int]]:
+    """Every run as (defence, attack, seed), seed by seed."""
+    for seed, attack, defence in itertools.product(seeds, ATTACKS, (NONE, rule)):
+        yield defence, attack, seed
+
+
+def _tried(data: dict[str, Any], grid: str, name: str) -> dict[str, float]:
+    found: dict[str, float] = data["tuning"].setdefault(grid, {}).setdefault(name, {})
+    return found
 
 
 def _kept(data: dict[str, Any], defence: str, attack: str) -> list[dict[str, Any]]:
@@ -174,7 +182,7 @@ def _tuning(tuning: Tuning) -> Iterator[list[str]]:
 
 def picture(found: Found) -> str:
     """The points lost without a defence and with the recommended one, as bars: an SVG file of its own."""
-    compared = (NONE, RECOMMENDED)
+    compared = tuple(found)
     parts, top = legend([(d, i) for i, d in enumerate(compared)], above=6.0)
     pairs = [(a, d) for a in ATTACKS for d in compared if lost(found, d, a)]
     losses = {(a, d): statistics.fmean(lost(found, d, a)) for a, d in pairs}
@@ -191,13 +199,11 @@ def picture(found: Found) -> str:
     return standalone(svg(parts, top + row * len(ATTACKS), "points of accuracy lost, by attack"))
 
 
-def goals(found: Found) -> list[str]:
+def goals(found: Found, rule: str) -> list[str]:
     """The goals, and whether they were reached."""
-    hostile = [a for a in ATTACKS if a != NOBODY and lost(found, RECOMMENDED, a)]
-    kept = [a for a in hostile if statistics.fmean(lost(found, RECOMMENDED, a)) <= GOAL_LOST]
-    bare = [a for a in ATTACKS if a != NOBODY and lost(found, NONE, a)]
-    bitten = [a for a in bare if statistics.fmean(lost(found, NONE, a)) >= GOAL_TEETH]
-    missed = sorted(set(hostile) - set(kept))
+    losses = {d: {a: statistics.fmean(lost(found, d, a)) for a in ATTACKS} for d in found}
+    missed = [a for a in ATTACKS if a != NOBODY and losses[rule][a] > GOAL_LOST]
+    bitten = [a for a in ATTACKS if a != NOBODY and losses[NONE][a] >= GOAL_TEETH]
     return [
         f"At most {GOAL_LOST:g} points lost with the recommended table: "
         + ("reached for every attack." if not missed else f"**missed** for {', '.join(missed)}."),
@@ -209,13 +215,10 @@ def goals(found: Found) -> list[str]:
 
 def document(found: Found, tuning: Tuning, minutes: float) -> str:
     """The page."""
-    fleet, client = BASE["fleet"], BASE["client"]
-    settings = ", ".join(f"{k} = {json.dumps(v)}" for k, v in DEFENCES[RECOMMENDED].items())
+    fleet, client, rule = BASE["fleet"], BASE["client"], recommended(tuning)
+    settings = ", ".join(f"{k} = {json.dumps(v)}" for k, v in DEFENCES[rule].items())
     seeds = [r.seed for r in found[NONE][NOBODY]]
-    listed = "\n".join(f"- {goal}" for goal in goals(found))
-    wanted = len(SEEDS) * len(ATTACKS)
-    if (done := sum(len(found[RECOMMENDED][a]) for a in ATTACKS)) < wanted:
-        listed += f"\n- **Not all is measured yet**: {done} of {wanted} runs with the recommended table."
+    listed = "\n".join(f"- {goal}" for goal in goals(found, rule))
     return f"""# Study: hostile devices
 
 Made by `python -m benchmarks.study_attacks`; do not edit. This run took {minutes:.0f} minutes on
@@ -245,10 +248,9 @@ Recommended: `[robust] {settings}`.
 
 ## Tuning
 
-On seed {TUNING_SEED}, measured on the validation part: four learning rates for the plain mean when nobody
-attacks, then two rules at the best of them under {" and ".join(TUNED_UNDER)}; the one whose worse case was
-better is recommended. Both with the same clip,
-share and quarantine.
+On seed {TUNING_SEED}, measured on the validation part: {len(LEARNING_RATES)} learning rates for the plain
+mean when nobody attacks, then {len(RULES)} rules at {client["learning_rate"]:g} under
+{", ".join(TUNED_UNDER)}; the one whose worst case was best is recommended. All with the same clip, share and quarantine.
 
 {table(("point", "accuracy over the last fifth, %"), _tuning(tuning))}
 """
