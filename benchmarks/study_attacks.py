@@ -250,7 +250,8 @@ Recommended: `[robust] {settings}`.
 
 On seed {TUNING_SEED}, measured on the validation part: {len(LEARNING_RATES)} learning rates for the plain
 mean when nobody attacks, then {len(RULES)} rules at {client["learning_rate"]:g} under
-{", ".join(TUNED_UNDER)}; the one whose worst case was best is recommended. All with the same clip, share and quarantine.
+{", ".join(TUNED_UNDER)}; the one whose worst case was best is recommended. All with the same clip, share
+and quarantine.
 
 {table(("point", "accuracy over the last fifth, %"), _tuning(tuning))}
 """
