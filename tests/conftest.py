@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
+from hypothesis import settings
 from postgres import cluster, new_database
+
+# A busy machine is slow at times: how long an example takes says nothing.
+settings.register_profile("anabranch", deadline=None)
+settings.load_profile("anabranch")
 
 # PostgreSQL is started by a fork, and gRPC's own handlers of a fork may abort the child before it gets there.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
@@ -18,20 +22,6 @@ def postgresql_cluster() -> Iterator[str]:
     """How to connect to a running cluster. Without the programs, the test fails and says what to install."""
     with cluster() as address:
         yield address
-
-
-@pytest.fixture
-def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
-    """Print what was measured, captured or not: for the long proofs."""
-    plugins = request.config.pluginmanager
-    reporter: Any = plugins.get_plugin("terminalreporter")
-    capture: Any = plugins.get_plugin("capturemanager")
-
-    def say(text: str) -> None:
-        with capture.global_and_fixture_disabled():
-            reporter.write_line(f"\n    {request.node.name}: {text}")
-
-    return say
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ def serve_by_command(folder: Path, address: str, database: str) -> Any:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(41, 44))
 def test_twenty_misfortunes_in_any_order(
-    seed: int, tmp_path: Path, postgresql_url: str, figures: Callable[[str], None]
+    seed: int, tmp_path: Path, postgresql_url: str, figure: Callable[[str], None]
 ) -> None:
     chance = random.Random(seed)
     with federation(tmp_path, postgresql_url, seed=seed) as run:
@@ -203,4 +203,4 @@ def test_twenty_misfortunes_in_any_order(
         assert run.finish() == []
     taken = sorted(run.takeovers_s)
     middle, longest = taken[len(taken) // 2], taken[-1]
-    figures(f"{run.acknowledged} updates, takeovers: median {middle:.2f} s, longest {longest:.2f} s")
+    figure(f"{run.acknowledged} updates, takeovers: median {middle:.2f} s, longest {longest:.2f} s")

@@ -36,11 +36,11 @@ class Large(Synthetic):
 '''
 LARGE_BYTES = 4 * 775_010
 
-Figures = Callable[[str], None]
+Figure = Callable[[str], None]
 
 
 @pytest.mark.parametrize("ways", [BOTH, ANSWERS, REQUESTS], ids=["both ways", "answers", "requests"])
-def test_a_partition_of_15_seconds(ways: tuple[str, ...], tmp_path: Path, figures: Figures) -> None:
+def test_a_partition_of_15_seconds(ways: tuple[str, ...], tmp_path: Path, figure: Figure) -> None:
     with lab(tmp_path, 4) as running:
         before = running.updates()
         running.link.cut(*ways)
@@ -49,26 +49,26 @@ def test_a_partition_of_15_seconds(ways: tuple[str, ...], tmp_path: Path, figure
         healed = running.link.heal()
         resumed = running.resumed_s(healed, *ANSWERED)
         assert running.await_that(lambda: running.updates() > before + during + 20, 60.0)
-    figures(
+    figure(
         f"resumed {min(resumed):.2f} to {max(resumed):.2f} s after the healing, {during} updates during it"
     )
     assert running.broken_promises() == []
     assert max(resumed) < RESUMED_S
 
 
-def test_a_third_of_all_packets_lost(tmp_path: Path, figures: Figures) -> None:
+def test_a_third_of_all_packets_lost(tmp_path: Path, figure: Figure) -> None:
     with lab(tmp_path, 4) as running:
         before, began = running.updates(), time.monotonic()
         running.link.lose(0.3)
         time.sleep(30.0)
         during, took_s = running.updates() - before, time.monotonic() - began
         running.link.heal()
-    figures(f"{during} updates in {took_s:.0f} s with 30 % of the packets lost each way")
+    figure(f"{during} updates in {took_s:.0f} s with 30 % of the packets lost each way")
     assert running.broken_promises() == []
     assert during >= 10
 
 
-def test_a_link_of_8_mbit_that_is_cut_in_the_middle_of_uploads(tmp_path: Path, figures: Figures) -> None:
+def test_a_link_of_8_mbit_that_is_cut_in_the_middle_of_uploads(tmp_path: Path, figure: Figure) -> None:
     app = tmp_path / "app.py"
     app.write_text(LARGE)
     with lab(tmp_path, 2, f"{app}:Large", mbit=8) as running:
@@ -86,7 +86,7 @@ def test_a_link_of_8_mbit_that_is_cut_in_the_middle_of_uploads(tmp_path: Path, f
         assert running.await_that(lambda: running.updates() >= after + 4, 90.0)
         first_s = min(at - healed for d in running.devices if (at := d.first(healed, "pushed")) is not None)
     share = (2 * LARGE_BYTES * 8 / 8e6) / (2 * each_s)
-    figures(
+    figure(
         f"an update of 3.1 MB every {each_s:.1f} s over 8 Mbit ({share:.0%} of the link each way), "
         f"the first one {first_s:.1f} s after the healing"
     )

@@ -16,11 +16,11 @@ NOTHING_INLINE = 512  # every payload is larger, so that it goes through a spool
 
 
 @pytest.mark.parametrize("inline_bytes_max", [256 * 1024, NOTHING_INLINE], ids=["rows", "blobs"])
-def test_twenty_power_cuts(inline_bytes_max: int, tmp_path: Path, figures: Callable[[str], None]) -> None:
+def test_twenty_power_cuts(inline_bytes_max: int, tmp_path: Path, figure: Callable[[str], None]) -> None:
     plan = Plan(seed=51, kills=20, updates=2_000, inline_bytes_max=inline_bytes_max)
     outcome = run(tmp_path, plan)
     restart_s = statistics.median(outcome.restarts_s)
-    figures(
+    figure(
         f"{len(outcome.restarts_s)} cuts in {outcome.acknowledged} updates, "
         f"restart in {restart_s:.2f} s, {len(outcome.problems)} promises broken"
     )
@@ -30,10 +30,10 @@ def test_twenty_power_cuts(inline_bytes_max: int, tmp_path: Path, figures: Calla
 
 @pytest.mark.parametrize("flaw", ["normal", "unsynced"])
 def test_without_a_flush_the_same_cuts_lose_updates(
-    flaw: str, tmp_path: Path, figures: Callable[[str], None]
+    flaw: str, tmp_path: Path, figure: Callable[[str], None]
 ) -> None:
     plan = Plan(seed=51, kills=5, updates=500, inline_bytes_max=NOTHING_INLINE, flaw=flaw)
     outcome = run(tmp_path, plan)
-    figures(outcome.problems[0].splitlines()[0] if outcome.problems else "nothing lost")
+    figure(outcome.problems[0].splitlines()[0] if outcome.problems else "nothing lost")
     signs = ("acknowledged updates are lost", "does not serve again", "is not known any more")
     assert any(sign in problem for problem in outcome.problems for sign in signs), outcome

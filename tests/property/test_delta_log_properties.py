@@ -34,7 +34,7 @@ FLOATS = st.floats(-(2.0**100), 2.0**100, width=32)
 VECTORS = st.lists(FLOATS, min_size=TINY.size, max_size=TINY.size)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(STEPS, st.sampled_from(["log", "log(2,5)", "log(0.3,1)"]), st.sampled_from(["fedbuff", "fedasync"]))
 def test_any_path_of_downloads_ends_at_the_replica(steps: Any, codec: str, strategy: str) -> None:
     run = Run(codec, strategy)
@@ -59,7 +59,7 @@ def test_any_path_of_downloads_ends_at_the_replica(steps: Any, codec: str, strat
         assert newest[1].tobytes() == final.tobytes()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.lists(VECTORS, min_size=2, max_size=12), st.sampled_from([0.1, 1.0, 2.0]))
 def test_any_models_stay_on_the_grid(models: list[list[float]], step: float) -> None:
     log, layout = DeltaLog(TINY, step, keeps_replicas=True), Layout.of(TINY)
@@ -85,7 +85,7 @@ def test_any_models_stay_on_the_grid(models: list[list[float]], step: float) -> 
         assert apply(zeros, log.snapshot(state, version), layout).tobytes() == replicas[-1].tobytes()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.randoms(use_true_random=False), st.sampled_from(["logsum", "logsnapshot"]), st.integers(1, 6))
 def test_a_mutated_message_is_refused_or_finite(random: Any, codec: str, changes: int) -> None:
     """Checksums are made good again, so that what is behind them is tried as well."""

@@ -77,7 +77,7 @@ def load_delta(payload: Any, submodel: Any) -> Any:
     return np.frombuffer(bytes.fromhex(payload.sha256), np.float32)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(STRATEGIES), histories(), st.integers(0, 40))
 def test_journal_and_snapshot_reproduce_the_run(strategy: Any, events: Any, cut: Any) -> None:
     engine, journal = new_engine(*strategy), JournalDigest()
@@ -118,7 +118,7 @@ def test_journal_and_snapshot_reproduce_the_run(strategy: Any, events: Any, cut:
         assert resumed.next_deadline() == engine.next_deadline()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(STRATEGIES), histories())
 def test_a_rejection_leaves_every_array_identical(strategy: Any, events: Any) -> None:
     engine = new_engine(*strategy)

@@ -55,7 +55,7 @@ def runs(draw: Any) -> tuple[int, Heard]:
     return size, sorted(draw(heard), key=lambda one: one[0])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(runs())
 def test_the_tally_is_the_count_by_hand(run: tuple[int, Heard]) -> None:
     size, heard = run
@@ -154,7 +154,7 @@ def test_columns_are_devices_the_busiest_first() -> None:
     assert shown == {(0, 0): 1.0, (1, 0): 0.25, (2, 0): 0.0, (0, 1): 0.0, (1, 1): 1.0, (2, 1): 0.0}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(runs())
 def test_every_picture_is_whole(run: tuple[int, Heard]) -> None:
     c = tally(*run)

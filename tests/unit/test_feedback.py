@@ -30,7 +30,7 @@ def encode(text: str, x: Any, memory: Memory | None = None, base: int = 0, **mor
     return dense(uplink.codec.decode(data, Layout.of(SPEC, submodel))), pending
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=6))
 def test_what_was_sent_and_what_is_left_are_what_was_trained(seeds: list[int]) -> None:
     memory, sent = None, np.zeros(SPEC.size, np.float64)

@@ -34,7 +34,7 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{v[0]}-{len(v[1])}-{v[2].get('rule', '')}")
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(script=scripts)
 def test_the_model_is_that_of_a_run_in_which_the_updates_were_rejected(variant: Any, script: Script) -> None:
     mine, other = World(*variant), World(*variant)
@@ -159,7 +159,7 @@ WITHOUT_B = ev.RolledBack(1.0, 0, 0, ("b",))
 
 
 @pytest.mark.parametrize("variant", VARIANTS[1:5:2], ids=lambda v: v[0])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(before=scripts, during=st.lists(scripts, max_size=3), events=st.integers(1, 40))
 def test_a_fold_goes_on_while_the_run_does(
     variant: Any, before: Script, during: list[Script], events: int

@@ -36,7 +36,7 @@ ROUGH: list[tuple[Any, dict[str, Any]]] = [
 
 
 @pytest.mark.parametrize("rough", ROUGH, ids=lambda r: f"{r[0][0]}-{'-'.join(map(str, r[1].values()))}")
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(script=scripts)
 def test_a_rollback_that_leaves_nothing_out_changes_nothing(rough: Any, script: Script) -> None:
     variant, options = rough

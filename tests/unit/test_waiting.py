@@ -200,7 +200,7 @@ def test_the_cap_of_a_strategy_has_the_same_line() -> None:
     assert room.is_granted("b", 2.5)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.integers(1, 4),
     st.lists(

@@ -126,7 +126,7 @@ def test_a_norm_over_fewer_channels_works_on(name: str) -> None:
 SPECS = {name: made(name)[1] for name in BOTH}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.sampled_from(sorted(BOTH)), st.data())
 def test_units_and_their_places(name: str, data: Any) -> None:
     """Gather after scatter is the identity; each member's units cover its axis, every place once."""
