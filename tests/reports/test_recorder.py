@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core.errors import DataError
@@ -186,7 +186,6 @@ EVENTS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(EVENTS)
 def test_counts_add_up(events: list[tuple[str, str, int]]) -> None:
     r, version = recorder(), 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from machines import Bench, decision
 
@@ -316,7 +316,6 @@ TURNS = st.lists(
 )
 
 
-@settings(deadline=None)
 @given(turns=TURNS, held_max=st.integers(1, 3))
 def test_in_any_order_nothing_is_lost_doubled_or_stuck(
     turns: list[tuple[str, bool, bool]], held_max: int
