@@ -32,6 +32,7 @@ from anabranch.core import events as ev
 from anabranch.core.config import ClientTable
 from anabranch.core.errors import (
     AnabranchError,
+    IdentityError,
     InvalidUpdate,
     ManifestMismatch,
     TooLarge,
@@ -120,7 +121,8 @@ class Agent:
     def run(self) -> AgentSummary:
         """Work until the run ends, `tasks_max` is reached, `stop`, SIGTERM or SIGINT.
 
-        Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `StoreLocked` and the like.
+        Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `StoreLocked`, an
+        `IdentityError` and the like.
         """
         with interruptible(self._bell):
             try:
@@ -185,6 +187,8 @@ class Agent:
     def _attempt(self, call: str, do: Callable[[Any], Effects], argument: Any) -> Effects:
         try:
             return do(argument)
+        except IdentityError:
+            raise  # nothing will be taken from this device as it is: the outbox waits until it is
         except AnabranchError as error:
             retryable = outcome_of(error).retryable
             self.summary.failures += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -13,12 +13,17 @@ import grpc
 from anabranch.core.errors import (
     OUTCOMES,
     AnabranchError,
+    ConfigError,
+    IdentityError,
     Overloaded,
     ProtocolError,
     Unavailable,
     WireError,
 )
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.identity.addresses import is_loopback
+from anabranch.identity.certificates import SERVER_NAME
+from anabranch.identity.wallet import Wallet
 
 T = TypeVar("T")
 
@@ -32,7 +37,7 @@ _BY_NAME = {cls.__name__: cls for cls in OUTCOMES}
 _BY_STATUS: dict[str, type[AnabranchError]] = {
     outcome.grpc_status: cls
     for cls, outcome in reversed(OUTCOMES.items())
-    if issubclass(cls, WireError | ProtocolError | Overloaded)
+    if issubclass(cls, WireError | ProtocolError | Overloaded | IdentityError)
 }
 _BY_STATUS["FAILED_PRECONDITION"] = ProtocolError
 _BY_STATUS["UNIMPLEMENTED"] = ProtocolError
@@ -41,10 +46,25 @@ _PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "INTERNA
 _BY_STATUS |= dict.fromkeys(_PASSING, Unavailable)
 
 
+def check_plain(address: str, insecure: bool) -> None:
+    """Raises `ConfigError` where speaking in the clear would go out to a network without need."""
+    if not (insecure or is_loopback(address)):
+        raise ConfigError(
+            f"{address} is another machine, and nothing says who this one is: join with --token and "
+            "--ca-sha256 (an operator: --identity), or say --insecure"
+        )
+
+
 def open_channel(
-    address: str, limits: Limits = DEFAULT_LIMITS, reconnect_max_s: float = RECONNECT_MAX_S
+    address: str,
+    limits: Limits = DEFAULT_LIMITS,
+    reconnect_max_s: float = RECONNECT_MAX_S,
+    wallet: Wallet | None = None,
 ) -> grpc.Channel:
-    """A channel to `host:port`; nothing is connected before the first call."""
+    """A channel to `host:port`; nothing is connected before the first call.
+
+    With a `wallet` it is mutual TLS or nothing: there is no falling back to plain text.
+    """
     options = [
         # Besides the chunks, a manifest may come in one message.
         ("grpc.max_receive_message_length", limits.message_bytes_max + limits.manifest_bytes_max),
@@ -59,7 +79,24 @@ def open_channel(
         # Devices on one host must not share a connection's limits.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    return grpc.insecure_channel(address, options)
+    if wallet is None:
+        return grpc.insecure_channel(address, options)
+    return secure_channel(address, options, *wallet.credentials())
+
+
+def secure_channel(
+    address: str,
+    options: Sequence[tuple[str, int]],
+    authority: bytes,
+    key: bytes | None = None,
+    certificate: bytes | None = None,
+) -> grpc.Channel:
+    """A channel over TLS to a server of this authority. All three are PEM."""
+    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    # The authority signs for one server alone, so its name is known, whatever host it runs on.
+    return grpc.secure_channel(
+        address, credentials, [*options, ("grpc.ssl_target_name_override", SERVER_NAME)]
+    )
 
 
 def error_of(error: grpc.RpcError, address: str) -> AnabranchError:

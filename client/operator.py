@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,9 +11,17 @@ from typing import Any, TypeVar
 
 import grpc
 
-from anabranch.client.channel import CONTROL_S, StallGuard, mapped_errors, open_channel, stream_deadline_s
-from anabranch.core.errors import InvalidUpdate, Unavailable
+from anabranch.client.channel import (
+    CONTROL_S,
+    StallGuard,
+    check_plain,
+    mapped_errors,
+    open_channel,
+    stream_deadline_s,
+)
+from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.protos import convert
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
@@ -86,12 +95,15 @@ class WatchedEvent:
 
 
 class OperatorClient:
-    """The operators' service at `address`. Raises errors of the tree; `Unavailable` if nobody is there."""
+    """The operators' service at `address`. Raises errors of the tree; `Unavailable` if nobody is there.
 
-    def __init__(self, address: str, limits: Limits = DEFAULT_LIMITS) -> None:
+    `wallet`: the operator's papers, where the port is guarded.
+    """
+
+    def __init__(self, address: str, limits: Limits = DEFAULT_LIMITS, wallet: Wallet | None = None) -> None:
         self.address = address
         self._limits = limits
-        self._channel = open_channel(address, limits)
+        self._channel = open_channel(address, limits, wallet=wallet)
         self._stub = OperatorsStub(self._channel)
 
     def __enter__(self) -> OperatorClient:
@@ -199,14 +211,33 @@ class OperatorClient:
             return method(request, timeout=CONTROL_S)
 
 
-def check_health(address: str, service: str = "", timeout_s: float = CONTROL_S) -> bool:
+def operator_wallet(folder: Path | None) -> Wallet | None:
+    """The papers that `anabranch admin operator` wrote; None for no folder. Raises `ConfigError`."""
+    if folder is None:
+        return None
+    if (wallet := read_wallet(folder)) is None:
+        raise ConfigError(f"{folder} has no identity: `anabranch admin operator NAME --out DIR` makes one")
+    wallet.check(time.time())
+    return wallet
+
+
+def open_operator(address: str, wallet: Wallet | None, insecure: bool = False) -> OperatorClient:
+    """The operators' service, in the clear only on this machine or with `insecure`. Raises `ConfigError`."""
+    if wallet is None:
+        check_plain(address, insecure)
+    return OperatorClient(address, wallet=wallet)
+
+
+def check_health(
+    address: str, service: str = "", timeout_s: float = CONTROL_S, wallet: Wallet | None = None
+) -> bool:
     """Whether the server at `address` serves, by the standard health protocol; never raises for a no.
 
     The messages are so small that they are written by hand: a device need not have grpcio-health-checking.
     """
     name = service.encode()
     request = b"\x0a" + bytes([len(name)]) + name if name else b""  # HealthCheckRequest{service}
-    with open_channel(address) as channel:
+    with open_channel(address, wallet=wallet) as channel:
         check = channel.unary_unary(
             HEALTH_METHOD, request_serializer=lambda data: data, response_deserializer=lambda data: data
         )

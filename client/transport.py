@@ -16,9 +16,9 @@ from anabranch.client.channel import (
     RECONNECT_MAX_S,
     StallGuard,
     mapped_errors,
-    open_channel,
     stream_deadline_s,
 )
+from anabranch.client.link import Link
 from anabranch.client.messages import (
     Enrolment,
     FetchedModel,
@@ -29,14 +29,16 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
-from anabranch.client.transfer import CHUNK_BYTES, Download, update_messages
+from anabranch.client.transfer import CHUNK_BYTES, Download, signed_record, update_messages
 from anabranch.compress.registry import STAGES
 from anabranch.core.effects import Refused
-from anabranch.core.errors import AnabranchError, InvalidUpdate, Unavailable, outcome_of
+from anabranch.core.errors import AnabranchError, InvalidUpdate, ProtocolError, Unavailable, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Capability, Reason, Task
+from anabranch.identity.signatures import update_message
+from anabranch.identity.wallet import Wallet
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
@@ -98,7 +100,10 @@ class Transport(Protocol):
 
 
 class GrpcTransport:
-    """A `Transport` over one gRPC channel, opened at the first call. `stall_s`: see `StallGuard`."""
+    """A `Transport` over gRPC, connected at the first call. `stall_s`: see `StallGuard`.
+
+    With a `wallet` it speaks mutual TLS, signs its updates and renews its certificate.
+    """
 
     def __init__(
         self,
@@ -107,11 +112,12 @@ class GrpcTransport:
         limits: Limits = DEFAULT_LIMITS,
         reconnect_max_s: float = RECONNECT_MAX_S,
         stall_s: float = DEFAULT_LIMITS.upload_idle_s,
+        wallet: Wallet | None = None,
     ) -> None:
         self.address, self.client_id = address, convert.checked_id(client_id, "client_id")
         self._limits, self._stall_s = limits, stall_s
-        self._channel = open_channel(address, limits, reconnect_max_s)
-        self._stub = DevicesStub(self._channel)
+        self._link = Link(address, limits, reconnect_max_s, wallet)
+        self._enrolled: Enrolment | None = None
         self._partial: Download | None = None
         self._partial_for: tuple[int | None, Submodel | None] = (None, None)
 
@@ -123,7 +129,7 @@ class GrpcTransport:
 
     def close(self) -> None:
         """Cut off whatever is under way."""
-        self._channel.close()
+        self._link.close()
 
     def enrol(self, capability: Capability) -> Enrolment:
         """See `Transport`."""
@@ -135,7 +141,8 @@ class GrpcTransport:
         answer = self._call(self._stub.Enrol, request)
         spec = convert.manifest_from_proto(answer.manifest)
         config = json.loads(answer.config_json or "{}")
-        return Enrolment(answer.run, answer.run_id, spec, config, answer.version)
+        self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version)
+        return self._enrolled
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
         """See `Transport`."""
@@ -243,6 +250,20 @@ class GrpcTransport:
 
     # --- gRPC --------------------------------------------------------------------------------
 
+    @property
+    def _stub(self) -> DevicesStub:
+        return self._link.stub()
+
+    def _signature(self, entry: UpdateEntry) -> bytes:
+        """The device's signature of an update; empty without a wallet. Signed anew at every attempt."""
+        wallet, enrolled = self._link.wallet, self._enrolled
+        if wallet is None:
+            return b""
+        if enrolled is None:
+            raise ProtocolError("enrol first: a signature names the run")
+        record = signed_record(entry, self.client_id, enrolled.spec)
+        return wallet.sign(update_message(enrolled.run_id, record))
+
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
         with mapped_errors(self.address):
             return method(request, timeout=CONTROL_S)
@@ -296,12 +317,12 @@ class GrpcTransport:
         return done.finished()
 
     def _send(self, entry: UpdateEntry, offset: int) -> PushAnswer:
-        timeout = stream_deadline_s(len(entry.payload))
+        timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)
         with mapped_errors(self.address):
             # The guard is made first: gRPC takes messages from a thread of its own.
             guard = StallGuard(lambda: call.cancel(), self._stall_s)  # noqa: PLW0108
             call = self._stub.PushUpdate.future(
-                update_messages(entry, self.client_id, offset, guard), timeout=timeout
+                update_messages(entry, self.client_id, offset, guard, signature), timeout=timeout
             )
             with guard:
                 return _push_answer(call.result())

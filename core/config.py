@@ -140,6 +140,21 @@ class ServerTable:
 
 
 @dataclass(frozen=True)
+class IdentityTable:
+    """`[identity]`: who may speak to the server, where other machines reach it.
+
+    `tls`: `auto` guards every address that is not loopback, `always` those as well. `join_address` empty: on
+    the host of `server.address`, two ports further. Devices and the server renew their certificates by
+    themselves at two thirds of `certificate_s`.
+    """
+
+    folder: str = "anabranch-identity"
+    tls: str = "auto"
+    join_address: str = ""
+    certificate_s: float = 604800.0
+
+
+@dataclass(frozen=True)
 class ClientTable:
     """`[client]`: local training, and how the agent behaves."""
 
@@ -166,6 +181,7 @@ class Config:
     uplink: UplinkTable = UplinkTable()
     downlink: DownlinkTable = DownlinkTable()
     server: ServerTable = ServerTable()
+    identity: IdentityTable = IdentityTable()
     client: ClientTable = ClientTable()
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
@@ -189,6 +205,7 @@ TABLES: dict[str, type[Any]] = {
     "uplink": UplinkTable,
     "downlink": DownlinkTable,
     "server": ServerTable,
+    "identity": IdentityTable,
     "client": ClientTable,
 }
 
@@ -198,6 +215,7 @@ CHOICES = {
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
+    "identity.tls": ("auto", "always"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
 }
 POSITIVE = (
@@ -212,6 +230,7 @@ POSITIVE = (
     "server.lease_max_s",
     "server.tasks_per_client",
     "server.retry_after_max_s",
+    "identity.certificate_s",
     "client.batch_size",
     "client.learning_rate",
 )

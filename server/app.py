@@ -18,17 +18,20 @@ from anabranch.compress.broadcast import downlink_at
 from anabranch.core.config import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
+from anabranch.identity.authority import Authority, authority_exists
 from anabranch.server.clock import WallClock
 from anabranch.server.feed import Feed
 from anabranch.server.heap import bound_heap
 from anabranch.server.intake import Intake
 from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest
 from anabranch.server.models import Models
-from anabranch.server.ports import Ports, check_address
+from anabranch.server.ports import Ports
+from anabranch.server.proofs import keep_authority
 from anabranch.server.recovery import Recovered, recover
 from anabranch.server.run import LiveRun
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_store
+from anabranch.server.tls import ServerIdentity, check_address, uses_tls
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
 
@@ -45,6 +48,9 @@ class ServerInfo:
     version: int
     replayed: int
     recovery_s: float
+    # Where devices join, and the SHA-256 (hex) of the authority's certificate; empty without TLS.
+    join_address: str = ""
+    ca_sha256: str = ""
 
 
 async def serve(
@@ -60,12 +66,12 @@ async def serve(
     """Serve a run until SIGTERM, SIGINT or `stop`; returns the exit code, 0 after a clean drain.
 
     `ready` is called once both ports take calls. `store` replaces the one that `[server]` names.
-    `insecure` allows an address that other machines reach, although nothing is encrypted.
+    An address that other machines reach is served with mutual TLS, by the authority in
+    `identity.folder`; `insecure` serves it in the clear.
     Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
     the writer fail, the error that stopped it.
     """
-    for address in (config.server.address, config.server.admin_address):
-        check_address(address, insecure)
+    identity = _identity(config, insecure)
     bound_heap()
     stop = stop or asyncio.Event()
     _stop_on_signals(stop)
@@ -73,26 +79,46 @@ async def serve(
     try:
         recovered = recover(store, config, manifest, limits)
         keep_manifest(kept_manifest(Path(config.server.data_dir)), manifest)
+        if identity is not None:
+            keep_authority(Path(config.server.data_dir), identity.authority)
         frozen = manifest.frozen
         del manifest  # the first weights are in the engine: no need to hold them twice
-        async with _live(store, recovered, config, frozen, limits) as run:
-            ports = Ports(run)
+        async with _live(store, recovered, config, frozen, limits, identity) as run:
+            ports = Ports(run, identity, insecure)
             await ports.open()
             if ready is not None:
-                ready(_info(ports, recovered))
+                ready(_info(ports, recovered, identity))
             await _first(stop, run.writer.stopped)
             await _drain(run, ports)
             if run.writer.failure is not None:
                 raise run.writer.failure
     finally:
         store.close()
+        if identity is not None:
+            identity.authority.close()
     log.info("drained")
     return 0
 
 
+def _identity(config: Config, insecure: bool) -> ServerIdentity | None:
+    """What guards the ports, None where none needs it. Raises `ConfigError`."""
+    folder = Path(config.identity.folder)
+    addresses = (config.server.address, config.server.admin_address)
+    for address in addresses:
+        check_address(address, insecure, authority_exists(folder))
+    if not any(uses_tls(address, config, insecure) for address in addresses):
+        return None
+    return ServerIdentity(Authority.open(folder), config.identity.certificate_s)
+
+
 @asynccontextmanager
 async def _live(
-    store: Store, recovered: Recovered, config: Config, frozen: Tensors, limits: Limits
+    store: Store,
+    recovered: Recovered,
+    config: Config,
+    frozen: Tensors,
+    limits: Limits,
+    identity: ServerIdentity | None,
 ) -> AsyncIterator[LiveRun]:
     """The parts of the run, started; closed in the opposite order."""
     server, spec = config.server, recovered.engine.spec
@@ -103,7 +129,7 @@ async def _live(
     writer = Writer(recovered.engine, store, models, clock, recovered.seq, recovered.saved, every, limits)
     uploads, feed = Uploads(store.blobs, limits), Feed()
     writer.listener = feed.tell
-    intake = Intake(spec, writer, uploads)
+    intake = Intake(spec, recovered.info.run_id, writer, uploads)
     run = LiveRun(
         recovered.info,
         config,
@@ -114,6 +140,7 @@ async def _live(
         intake,
         feed,
         clock.now(),
+        None if identity is None else identity.authority,
         limits,
     )
     writer.start()
@@ -150,7 +177,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
             return  # not the main thread: whoever started the thread stops it by `stop`
 
 
-def _info(ports: Ports, recovered: Recovered) -> ServerInfo:
+def _info(ports: Ports, recovered: Recovered, identity: ServerIdentity | None) -> ServerInfo:
     return ServerInfo(
         address=ports.address,
         admin_address=ports.admin_address,
@@ -158,4 +185,6 @@ def _info(ports: Ports, recovered: Recovered) -> ServerInfo:
         version=recovered.engine.version,
         replayed=recovered.replayed,
         recovery_s=recovered.took_s,
+        join_address=ports.join_address,
+        ca_sha256="" if identity is None else identity.authority.sha256,
     )

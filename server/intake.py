@@ -20,10 +20,12 @@ from anabranch.core import events as ev
 from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.effects import Decided
 from anabranch.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownTask
+from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from anabranch.core.params import Delta, ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Receipt, Update, find_flaw
+from anabranch.identity.signatures import check_signature, make_proof, update_message
 from anabranch.protos.convert import (
     check_manifest,
     check_payload_size,
@@ -34,6 +36,7 @@ from anabranch.protos.convert import (
 )
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
+from anabranch.server.gate import Caller
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.uploads import Bytes, Upload, Uploads
 from anabranch.server.writer import Writer
@@ -49,10 +52,11 @@ Requests = AsyncIterator[devices.PushUpdateRequest]
 
 @dataclass(frozen=True)
 class Header:
-    """A header whose form was checked. `update` has no values yet."""
+    """A header whose form was checked, and the signature if one is due. `update` has no values yet."""
 
     update: Update
     payload: ev.Payload
+    proof: ev.Proof | None = None
 
 
 @dataclass(frozen=True)
@@ -137,26 +141,29 @@ def _chunk(request: devices.PushUpdateRequest) -> devices.UpdateChunk:
 class Intake:
     """Takes in the pushes of one run."""
 
-    def __init__(self, spec: ParamSpec, writer: Writer, uploads: Uploads) -> None:
-        self.spec, self.writer, self.uploads = spec, writer, uploads
+    def __init__(self, spec: ParamSpec, run_id: str, writer: Writer, uploads: Uploads) -> None:
+        self.spec, self.run_id, self.writer, self.uploads = spec, run_id, writer, uploads
         self._limits = uploads.limits
         # What the updates that were decided would have been without compression, since the start.
         self.bytes_raw = 0
         vector_bytes = max(1, self._raw_bytes(spec.size))
         self._decoding = asyncio.Semaphore(max(2, DECODED_BYTES_MAX // vector_bytes))
 
-    async def push(self, requests: Requests) -> Verdict:
-        """Receive an update and have it decided. Raises the errors of the tree."""
+    async def push(self, requests: Requests, caller: Caller) -> Verdict:
+        """Receive an update and have it decided. Raises the errors of the tree.
+
+        A caller with a certificate must have signed it: `InvalidSignature`, before a byte of it is taken.
+        """
         try:
-            return await self._push(requests)
+            return await self._push(requests, caller)
         except DiskFailed as error:
             self.writer.give_up(error)
             raise
 
-    async def _push(self, requests: Requests) -> Verdict:
+    async def _push(self, requests: Requests, caller: Caller) -> Verdict:
         try:
             async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
-                header = await self._header(requests)
+                header = await self._header(requests, caller)
                 if (known := await self._known(header)) is not None:
                     return known
                 upload = await self._receive(header, requests, deadline)
@@ -174,12 +181,22 @@ class Intake:
         known = known or await self.writer.look_store(lambda store: store.receipt(update_id))
         return None if known is None else Verdict(known, duplicate=True, seq=0)
 
-    async def _header(self, requests: Requests) -> Header:
+    async def _header(self, requests: Requests, caller: Caller) -> Header:
         async for first in requests:
             if not first.HasField("header"):
                 break
-            return read_header(first.header, self.spec, self._limits)
+            header = read_header(first.header, self.spec, self._limits)
+            caller.check_name(header.update.client_id)
+            return replace(header, proof=self._proof(header, first.header.signature, caller))
         raise InvalidUpdate("the first message of a push must be its header")
+
+    def _proof(self, header: Header, signature: bytes, caller: Caller) -> ev.Proof | None:
+        """What is kept of the device's signature, checked. Raises `InvalidSignature`."""
+        if caller.peer is None:
+            return None
+        record = to_record(ev.UpdateArrived(0.0, header.update, header.payload))
+        check_signature(caller.peer.key, signature, update_message(self.run_id, record))
+        return make_proof(caller.peer.certificate, signature)
 
     async def _known(self, header: Header) -> Verdict | None:
         """The verdict if there is one already. Raises `UnknownTask` where there can never be one.
@@ -224,7 +241,9 @@ class Intake:
                 checked = await self.uploads.in_thread(lambda: self._checked(header, upload))
         finally:
             self.writer.coming -= 1
-        event = ev.UpdateArrived(self.writer.now(), checked.update, header.payload, checked.flaw)
+        event = ev.UpdateArrived(
+            self.writer.now(), checked.update, header.payload, checked.flaw, header.proof
+        )
         answer = await self.writer.submit(event, checked.inline)
         decided = next(e for e in answer.effects if isinstance(e, Decided))
         if checked.flaw and not decided.duplicate:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 
 from safetensors.numpy import save
@@ -19,11 +20,14 @@ from anabranch.protos.convert import manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
 from anabranch.server.feed import Happening
+from anabranch.server.gate import Caller, Gate
 from anabranch.server.intake import checked_metrics
 from anabranch.server.models import Wanted
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
 from anabranch.server.store.base import Store, VersionRow
+
+log = logging.getLogger(__name__)
 
 VERSIONS_MAX = 1000
 
@@ -31,16 +35,20 @@ VERSIONS_MAX = 1000
 class Operators(OperatorsServicer):
     """See protos/v1/operators.proto for what each call means."""
 
-    def __init__(self, run: LiveRun) -> None:
-        self.run = run
+    def __init__(self, run: LiveRun, gate: Gate) -> None:
+        self.run, self.gate = run, gate
 
     @answers
-    async def GetStatus(self, request: operators.GetStatusRequest) -> operators.GetStatusResponse:
+    async def GetStatus(
+        self, request: operators.GetStatusRequest, caller: Caller
+    ) -> operators.GetStatusResponse:
         """How the run stands."""
         return await self.run.writer.look(self._status)
 
     @answers
-    async def ListVersions(self, request: operators.ListVersionsRequest) -> operators.ListVersionsResponse:
+    async def ListVersions(
+        self, request: operators.ListVersionsRequest, caller: Caller
+    ) -> operators.ListVersionsResponse:
         """Published versions in order."""
         limit = min(request.limit or VERSIONS_MAX, VERSIONS_MAX)
 
@@ -51,19 +59,23 @@ class Operators(OperatorsServicer):
         return operators.ListVersionsResponse(versions=[_version(row) for row in found])
 
     @answers
-    async def Pause(self, request: operators.PauseRequest) -> operators.PauseResponse:
+    async def Pause(self, request: operators.PauseRequest, caller: Caller) -> operators.PauseResponse:
         """Stop handing out tasks."""
         await self.run.writer.submit(ev.Paused(self.run.writer.now()))
+        log.info("paused by %s", caller)
         return operators.PauseResponse()
 
     @answers
-    async def Resume(self, request: operators.ResumeRequest) -> operators.ResumeResponse:
+    async def Resume(self, request: operators.ResumeRequest, caller: Caller) -> operators.ResumeResponse:
         """Hand out tasks again."""
         await self.run.writer.submit(ev.Resumed(self.run.writer.now()))
+        log.info("resumed by %s", caller)
         return operators.ResumeResponse()
 
     @streams
-    async def Export(self, request: operators.ExportRequest) -> AsyncIterator[operators.ExportResponse]:
+    async def Export(
+        self, request: operators.ExportRequest, caller: Caller
+    ) -> AsyncIterator[operators.ExportResponse]:
         """A version as a safetensors file."""
         wanted = request.version if request.HasField("version") else None
         version = await self.run.writer.look(lambda engine: self._keep(engine, wanted))
@@ -74,7 +86,9 @@ class Operators(OperatorsServicer):
             yield operators.ExportResponse(version=version, offset=offset, size_bytes=len(data), data=chunk)
 
     @streams
-    async def Watch(self, request: operators.WatchRequest) -> AsyncIterator[operators.WatchResponse]:
+    async def Watch(
+        self, request: operators.WatchRequest, caller: Caller
+    ) -> AsyncIterator[operators.WatchResponse]:
         """What happens, as it happens."""
         async for happening in self.run.feed.follow(request.after_seq):
             yield operators.WatchResponse(
@@ -87,7 +101,9 @@ class Operators(OperatorsServicer):
             )
 
     @answers
-    async def ReportMetrics(self, request: operators.ReportMetricsRequest) -> operators.ReportMetricsResponse:
+    async def ReportMetrics(
+        self, request: operators.ReportMetricsRequest, caller: Caller
+    ) -> operators.ReportMetricsResponse:
         """Keep the metrics of a version."""
         metrics, version, now = checked_metrics(dict(request.metrics)), request.version, self.run.writer.now()
         if version > self.run.writer.engine.version:

@@ -1,39 +1,35 @@
-"""The two gRPC ports: one for devices, one for operators. Health on both, reflection on the latter."""
+"""The gRPC ports: for devices, for operators, and with TLS one to join.
+
+Health on the first two, reflection on the operators'.
+"""
 
 from __future__ import annotations
 
-import ipaddress
+from collections.abc import Collection
 from typing import Any
 
 from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from anabranch.core.errors import ConfigError, PortInUse
+from anabranch.core.errors import PortInUse
 from anabranch.core.limits import Limits
+from anabranch.identity.certificates import Kind
 from anabranch.protos.v1 import operators_pb2
 from anabranch.protos.v1.devices_pb2_grpc import add_DevicesServicer_to_server
+from anabranch.protos.v1.identity_pb2_grpc import add_JoiningServicer_to_server
 from anabranch.protos.v1.operators_pb2_grpc import add_OperatorsServicer_to_server
+from anabranch.server.gate import Gate
+from anabranch.server.joining import Joining
 from anabranch.server.operators import Operators
 from anabranch.server.rpc import Devices
 from anabranch.server.run import LiveRun
+from anabranch.server.tls import ServerIdentity, join_address, uses_tls
 
 # What a probe may ask for: the process, its life, its readiness to aggregate.
 HEALTH_NAMES = ("", "liveness", "aggregator")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def check_address(address: str, insecure: bool) -> None:
-    """Raises `ConfigError` for an address that is malformed, or open to others without need."""
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdigit()):
-        raise ConfigError(f"address {address!r}: write host:port, for example 127.0.0.1:7070")
-    if not insecure and not _is_loopback(host):
-        raise ConfigError(
-            f"address {address!r} can be reached by other machines and nothing is encrypted: "
-            "use 127.0.0.1, or say --insecure"
-        )
 
 
 def options(limits: Limits) -> list[tuple[str, int]]:
@@ -58,24 +54,46 @@ def options(limits: Limits) -> list[tuple[str, int]]:
 
 
 class Ports:
-    """Opens both ports for a run. `address` and `admin_address` have the real ports, once open."""
+    """Opens the ports of a run. The addresses have the real ports, once open.
 
-    def __init__(self, run: LiveRun) -> None:
-        self._run = run
-        self.address = self.admin_address = ""
+    With an `identity` the ports use mutual TLS, but for those that only this machine reaches, unless
+    `identity.tls` is `always`; and devices may join on `join_address`, which is empty without one.
+    """
+
+    def __init__(self, run: LiveRun, identity: ServerIdentity | None, insecure: bool = False) -> None:
+        self._run, self._identity, self._insecure = run, identity, insecure
+        self.address = self.admin_address = self.join_address = ""
         self._health = health.aio.HealthServicer()
         self._servers: list[Any] = []
 
     async def open(self) -> None:
         """Take calls. Raises `PortInUse`."""
-        table = self._run.config.server
-        self.address = await self._open(table.address, admin=False)
+        run, table = self._run, self._run.config.server
         try:
-            self.admin_address = await self._open(table.admin_address, admin=True)
+            kinds = (Kind.DEVICE, Kind.OPERATOR)  # an operator may look on: see `Devices.FetchModel`
+            identity = self._guard(table.address)
+            server = self._server()
+            add_DevicesServicer_to_server(Devices(run, _gate(identity, kinds)), server)
+            self.address = await self._start(server, table.address, identity)
+            await self._open_for_operators(table.admin_address)
+            if identity is not None:
+                server = self._server(health_too=False)
+                joining = Joining(identity.authority, run.config.identity.certificate_s)
+                add_JoiningServicer_to_server(joining, server)
+                self.join_address = await self._start(
+                    server, join_address(run.config), identity, clients=False
+                )
         except PortInUse:
             await self.close(0)
             raise
         await self._tell_health(SERVING)
+
+    async def _open_for_operators(self, address: str) -> None:
+        identity, server = self._guard(address), self._server()
+        add_OperatorsServicer_to_server(Operators(self._run, _gate(identity, [Kind.OPERATOR])), server)
+        names = [operators_pb2.DESCRIPTOR.services_by_name["Operators"].full_name]
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        self.admin_address = await self._start(server, address, identity)
 
     async def close(self, grace_s: float) -> None:
         """Say NOT_SERVING, take no more calls, and give those under way `grace_s` seconds."""
@@ -83,20 +101,26 @@ class Ports:
         for server in self._servers:
             await server.stop(grace_s)
 
-    async def _open(self, address: str, admin: bool) -> str:
+    def _guard(self, address: str) -> ServerIdentity | None:
+        """What the port on this address shows; None: it is plain."""
+        return self._identity if uses_tls(address, self._run.config, self._insecure) else None
+
+    def _server(self, health_too: bool = True) -> Any:
         limits = self._run.limits
         server = aio.server(options=options(limits), maximum_concurrent_rpcs=limits.rpcs_max)
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        if admin:
-            add_OperatorsServicer_to_server(Operators(self._run), server)
-            names = [operators_pb2.DESCRIPTOR.services_by_name["Operators"].full_name]
-            reflection.enable_server_reflection(
-                [*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server
-            )
-        else:
-            add_DevicesServicer_to_server(Devices(self._run), server)
+        if health_too:
+            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        return server
+
+    async def _start(
+        self, server: Any, address: str, identity: ServerIdentity | None, clients: bool = True
+    ) -> str:
+        """Serve on an address; returns it with its real port. `clients`: they show certificates."""
         try:
-            port = server.add_insecure_port(address)
+            if identity is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, identity.credentials(clients))
         except RuntimeError as error:
             raise PortInUse(f"{address} cannot be served on, it is taken or not ours: {error}") from error
         await server.start()
@@ -108,10 +132,5 @@ class Ports:
             await self._health.set(name, status)
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+def _gate(identity: ServerIdentity | None, kinds: Collection[Kind]) -> Gate:
+    return Gate() if identity is None else Gate(identity.authority, kinds)

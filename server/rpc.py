@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +17,7 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Task
+from anabranch.identity.certificates import Kind, certificate_der
 from anabranch.protos.convert import (
     PROTOCOL_VERSION,
     capability_from_proto,
@@ -30,6 +32,7 @@ from anabranch.protos.convert import (
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
+from anabranch.server.gate import Caller, Gate
 from anabranch.server.intake import Requests, Verdict
 from anabranch.server.models import ModelFile, Wanted
 from anabranch.server.rpc_errors import answers, streams
@@ -44,13 +47,13 @@ WHY_CHARS_MAX = 200
 class Devices(DevicesServicer):
     """See protos/v1/devices.proto for what each call means."""
 
-    def __init__(self, run: LiveRun) -> None:
-        self.run = run
+    def __init__(self, run: LiveRun, gate: Gate) -> None:
+        self.run, self.gate = run, gate
 
     @answers
-    async def Enrol(self, request: devices.EnrolRequest) -> devices.EnrolResponse:
+    async def Enrol(self, request: devices.EnrolRequest, caller: Caller) -> devices.EnrolResponse:
         """Make a device known."""
-        run, client_id = self.run, self._id(request.client_id, "client_id")
+        run, client_id = self.run, self._client(request.client_id, caller)
         if request.protocol_version != PROTOCOL_VERSION:
             raise ConfigError(
                 f"protocol_version {request.protocol_version} is not spoken here, {PROTOCOL_VERSION} is: "
@@ -72,12 +75,12 @@ class Devices(DevicesServicer):
         )
 
     @answers
-    async def AskTask(self, request: devices.AskTaskRequest) -> devices.AskTaskResponse:
+    async def AskTask(self, request: devices.AskTaskRequest, caller: Caller) -> devices.AskTaskResponse:
         """Grant or refuse a task."""
         run = self.run
         check_manifest(request.manifest_sha256, run.spec)
         holds = request.holds_version if request.HasField("holds_version") else None
-        ask = Ask(self._id(request.client_id, "client_id"), self._id(request.task_id, "task_id"), holds)
+        ask = Ask(self._client(request.client_id, caller), self._id(request.task_id, "task_id"), holds)
         if run.draining:
             return self._refusal(Refused(ask, Reason.PAUSED, "the server is going down", self._retry_s()))
         answer = await run.writer.submit(ev.TaskAsked(run.writer.now(), ask))
@@ -90,9 +93,11 @@ class Devices(DevicesServicer):
 
     @streams
     async def FetchModel(
-        self, request: devices.FetchModelRequest
+        self, request: devices.FetchModelRequest, caller: Caller
     ) -> AsyncIterator[devices.FetchModelResponse]:
-        """Stream a model from an offset on."""
+        """Stream a model from an offset on, to a device or an observer."""
+        if caller.peer is not None and caller.peer.kind is Kind.DEVICE:
+            caller.check_name(request.client_id)
         check_manifest(request.manifest_sha256, self.run.spec)
         checked_codecs(request.codecs, "codecs")  # before the writer's thread looks at them
         if request.part_id:
@@ -129,25 +134,27 @@ class Devices(DevicesServicer):
             yield response
 
     @answers
-    async def PushUpdate(self, requests: Requests) -> devices.PushUpdateResponse:
+    async def PushUpdate(self, requests: Requests, caller: Caller) -> devices.PushUpdateResponse:
         """Receive an update; the answer leaves after it is durable."""
-        verdict = await self.run.intake.push(requests)
+        verdict = await self.run.intake.push(requests, caller)
         return _push_response(verdict)
 
     @answers
-    async def QueryUpload(self, request: devices.QueryUploadRequest) -> devices.QueryUploadResponse:
+    async def QueryUpload(
+        self, request: devices.QueryUploadRequest, caller: Caller
+    ) -> devices.QueryUploadResponse:
         """Where an upload stands."""
-        self._id(request.client_id, "client_id")
+        self._client(request.client_id, caller)
         update_id = self._id(request.update_id, "update_id")
         if (verdict := await self.run.intake.verdict(update_id)) is not None:
             return devices.QueryUploadResponse(verdict=_push_response(verdict))
         return devices.QueryUploadResponse(received_bytes=await self.run.uploads.received(update_id))
 
     @answers
-    async def Heartbeat(self, request: devices.HeartbeatRequest) -> devices.HeartbeatResponse:
+    async def Heartbeat(self, request: devices.HeartbeatRequest, caller: Caller) -> devices.HeartbeatResponse:
         """Renew a lease and tell the device what it should know."""
         writer = self.run.writer
-        client_id, task_id = self._id(request.client_id, "client_id"), self._id(request.task_id, "task_id")
+        client_id, task_id = self._client(request.client_id, caller), self._id(request.task_id, "task_id")
         if not 0 <= request.progress < float("inf"):
             raise InvalidUpdate(f"progress must be a finite number, 0 or more, not {request.progress!r}")
         await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress))
@@ -170,17 +177,33 @@ class Devices(DevicesServicer):
         )
 
     @answers
-    async def DropTask(self, request: devices.DropTaskRequest) -> devices.DropTaskResponse:
+    async def DropTask(self, request: devices.DropTaskRequest, caller: Caller) -> devices.DropTaskResponse:
         """Take a task back."""
-        client_id, task_id = self._id(request.client_id, "client_id"), self._id(request.task_id, "task_id")
+        client_id, task_id = self._client(request.client_id, caller), self._id(request.task_id, "task_id")
         why = request.why[:WHY_CHARS_MAX]
         await self.run.writer.submit(ev.TaskDropped(self.run.writer.now(), client_id, task_id, why))
         return devices.DropTaskResponse()
+
+    @answers
+    async def RenewCertificate(
+        self, request: devices.RenewCertificateRequest, caller: Caller
+    ) -> devices.RenewCertificateResponse:
+        """A newer certificate for the device that calls."""
+        authority, life_s = self.run.authority, self.run.config.identity.certificate_s
+        if authority is None or caller.peer is None:
+            raise ConfigError("nobody has a certificate on this port: there is none to renew")
+        made = await asyncio.to_thread(authority.renew, caller.peer, request.signing_request, life_s)
+        return devices.RenewCertificateResponse(certificate=certificate_der(made))
 
     # --- parts of answers --------------------------------------------------------------------
 
     def _id(self, text: str, name: str) -> str:
         return checked_id(text, name, self.run.limits)
+
+    def _client(self, client_id: str, caller: Caller) -> str:
+        """The id of the device that calls. Raises `InvalidUpdate`, `NotPermitted` for another's."""
+        caller.check_name(self._id(client_id, "client_id"))
+        return client_id
 
     def _retry_s(self) -> tuple[float, float]:
         return self.run.writer.engine.settings.retry_after_s

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from anabranch.core.config import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec
+from anabranch.identity.authority import Authority
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
 from anabranch.server.models import Models
@@ -36,6 +37,8 @@ class LiveRun:
     intake: Intake
     feed: Feed
     started_at: float
+    # Where every caller must be known; None on loopback or with --insecure.
+    authority: Authority | None
     limits: Limits = field(default=DEFAULT_LIMITS)
     draining: bool = False
     sent_to_devices: Sent = field(default_factory=Sent)

@@ -486,6 +486,7 @@ class UpdateHeader(_message.Message):
     SUBMODEL_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
     update_id: _builtins.str
@@ -495,6 +496,8 @@ class UpdateHeader(_message.Message):
     mode_epoch: _builtins.int
     examples: _builtins.int
     local_steps: _builtins.int
+    signature: _builtins.bytes
+    """By the key of the device's certificate: docs/protocol.md, "Signatures"."""
     @_builtins.property
     def submodel(self) -> _model_pb2.SubmodelMap: ...
     @_builtins.property
@@ -516,10 +519,11 @@ class UpdateHeader(_message.Message):
         submodel: _model_pb2.SubmodelMap | None = ...,
         parts: _abc.Iterable[_model_pb2.Part] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["submodel", b"submodel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "mode_epoch", b"mode_epoch", "parts", b"parts", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "mode_epoch", b"mode_epoch", "parts", b"parts", "signature", b"signature", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -773,3 +777,43 @@ class DropTaskResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropTaskResponse: _TypeAlias = DropTaskResponse  # noqa: Y015
+
+@_typing.final
+class RenewCertificateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNING_REQUEST_FIELD_NUMBER: _builtins.int
+    signing_request: _builtins.bytes
+    """PKCS #10 in DER, as in JoinRequest."""
+    def __init__(
+        self,
+        *,
+        signing_request: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signing_request", b"signing_request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewCertificateRequest: _TypeAlias = RenewCertificateRequest  # noqa: Y015
+
+@_typing.final
+class RenewCertificateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.bytes
+    """DER."""
+    def __init__(
+        self,
+        *,
+        certificate: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewCertificateResponse: _TypeAlias = RenewCertificateResponse  # noqa: Y015

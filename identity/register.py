@@ -1,0 +1,200 @@
+"""What the authority knows: the tokens it gave out, and the certificates it signed. One SQLite file.
+
+The server and the command line use it at the same time, each through a connection of its own. Tokens are
+stored as digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError
+from anabranch.identity.certificates import Kind
+from anabranch.identity.files import write_private
+
+BUSY_S = 10.0
+FORMAT = 1
+
+TABLES = """
+CREATE TABLE tokens (
+    token_id TEXT PRIMARY KEY,
+    secret_sha256 TEXT NOT NULL,
+    name TEXT NOT NULL,
+    expires_at REAL NOT NULL,
+    used_by TEXT,
+    revoked INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE certificates (
+    serial TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    key_sha256 TEXT NOT NULL,
+    issued_at REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    revoked_at REAL
+);
+CREATE INDEX ix_certificates_name ON certificates (name);
+"""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One name's standing. `expires_at` is its newest certificate's, in seconds since 1970."""
+
+    kind: str
+    name: str
+    expires_at: float
+    revoked: bool
+
+
+class Register:
+    """See the module. Methods may be called from any thread. Raises `StoreError` where the file fails."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        if not path.exists():
+            raise ConfigError(f"{path} is not there: restore it, or make another authority")
+        self._connection = sqlite3.connect(
+            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+        )
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version != FORMAT:
+            self._connection.close()
+            raise ConfigError(
+                f"{path} is of format {version}, this program reads {FORMAT}: upgrade anabranch"
+            )
+
+    @classmethod
+    def create(cls, path: Path) -> Register:
+        """A new, empty register."""
+        write_private(path, b"", replace=False)
+        connection = sqlite3.connect(path)
+        connection.executescript(f"{TABLES} PRAGMA user_version = {FORMAT};")
+        connection.close()
+        return cls(path)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+    # --- tokens ------------------------------------------------------------------------------
+
+    def add_token(self, token_id: str, secret: str, name: str, expires_at: float) -> None:
+        """A token for a name; the secret's digest is kept, the secret is not."""
+        row = (token_id, _digest(secret), name, expires_at)
+        with self._writing() as connection:
+            connection.execute(
+                "INSERT INTO tokens (token_id, secret_sha256, name, expires_at) VALUES (?, ?, ?, ?)", row
+            )
+
+    def use_token(self, token: str, key_sha256: str, now: float) -> str:
+        """The name that a token was made out to; from now on the token is of that key alone.
+
+        A repeated call with the same key is harmless: an answer may get lost. Raises `NotAuthenticated`.
+        """
+        token_id, _, secret = token.partition(".")
+        with self._writing() as connection:
+            query = "SELECT secret_sha256, name, expires_at, used_by, revoked FROM tokens WHERE token_id = ?"
+            row = connection.execute(query, (token_id,)).fetchone()
+            # Compared even where there is none, and in constant time.
+            known = "" if row is None else row[0]
+            if not hmac.compare_digest(_digest(secret), known.ljust(64)):
+                raise NotAuthenticated("the token is not known here: ask for another")
+            _, name, expires_at, used_by, revoked = row
+            if revoked:
+                raise NotAuthenticated(f"the token of {name!r} was revoked: ask for another")
+            if now >= expires_at:
+                raise NotAuthenticated(f"the token of {name!r} has expired: ask for another")
+            if used_by not in (None, key_sha256):
+                raise NotAuthenticated(f"the token of {name!r} was used before: ask for another")
+            connection.execute("UPDATE tokens SET used_by = ? WHERE token_id = ?", (key_sha256, token_id))
+        return str(name)
+
+    # --- certificates ------------------------------------------------------------------------
+
+    def add_certificate(
+        self, serial: str, kind: Kind, name: str, key_sha256: str, times: tuple[float, float], alone: bool
+    ) -> None:
+        """A certificate that was signed, `times` = (issued_at, expires_at).
+
+        `alone`: those of the same name with another key are revoked.
+        """
+        issued_at, expires_at = times
+        with self._writing() as connection:
+            if alone:
+                connection.execute(
+                    "UPDATE certificates SET revoked_at = ? WHERE kind = ? AND name = ?"
+                    " AND key_sha256 != ? AND revoked_at IS NULL",
+                    (issued_at, kind.value, name, key_sha256),
+                )
+            connection.execute(
+                "INSERT INTO certificates (serial, kind, name, key_sha256, issued_at, expires_at)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (serial, kind.value, name, key_sha256, issued_at, expires_at),
+            )
+
+    def standing(self, serial: str) -> str:
+        """`good`, `revoked` or `unknown`."""
+        with self._lock:
+            try:
+                query = "SELECT revoked_at FROM certificates WHERE serial = ?"
+                row = self._connection.execute(query, (serial,)).fetchone()
+            except sqlite3.Error as error:
+                raise StoreError(f"{self._path} cannot be read: {error}") from error
+        if row is None:
+            return "unknown"
+        return "good" if row[0] is None else "revoked"
+
+    def revoke(self, name: str, now: float) -> int:
+        """Revoke all certificates and tokens of a name; returns how many there were."""
+        with self._writing() as connection:
+            certificates = connection.execute(
+                "UPDATE certificates SET revoked_at = ? WHERE name = ? AND revoked_at IS NULL", (now, name)
+            )
+            tokens = connection.execute(
+                "UPDATE tokens SET revoked = 1 WHERE name = ? AND revoked = 0 AND used_by IS NULL", (name,)
+            )
+        return certificates.rowcount + tokens.rowcount
+
+    def members(self) -> list[Member]:
+        """Everybody who has had a certificate, by name."""
+        query = (
+            "SELECT kind, name, MAX(expires_at), MIN(revoked_at IS NOT NULL) FROM certificates"
+            " GROUP BY kind, name ORDER BY kind, name"
+        )
+        with self._lock:
+            rows = self._connection.execute(query).fetchall()
+        return [Member(kind, name, expires_at, bool(revoked)) for kind, name, expires_at, revoked in rows]
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all or nothing."""
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error as error:
+                raise StoreError(f"{self._path} cannot be written: {error}") from error
+            try:
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise StoreError(f"{self._path} cannot be written: {error}") from error
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,47 @@
+"""Who calls, and whether that still counts: asked at every call, so a revocation takes effect at the next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from anabranch.core.errors import NotAuthenticated, NotPermitted
+from anabranch.identity.authority import Authority
+from anabranch.identity.certificates import Kind, Peer, peer_of
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who calls. Without TLS there is no `peer`, and a caller is whoever it says."""
+
+    peer: Peer | None = None
+
+    def check_name(self, client_id: str) -> None:
+        """Raises `NotPermitted` unless the caller is this device: nobody speaks for another."""
+        peer = self.peer
+        if peer is not None and (peer.kind, peer.name) != (Kind.DEVICE, client_id):
+            raise NotPermitted(f"{peer.kind} {peer.name!r} may not speak for {client_id!r}: use its own name")
+
+    def __str__(self) -> str:
+        return "somebody on this machine" if self.peer is None else f"{self.peer.kind} {self.peer.name!r}"
+
+
+class Gate:
+    """Of one port. Without an `authority` it is not guarded; else these `kinds` may pass."""
+
+    def __init__(self, authority: Authority | None = None, kinds: Collection[Kind] = ()) -> None:
+        self._authority, self._kinds = authority, frozenset(kinds)
+
+    def caller(self, context: Any) -> Caller:
+        """Who makes this call. Raises `NotAuthenticated`, `NotPermitted`."""
+        if self._authority is None:
+            return Caller()
+        shown = context.auth_context().get("x509_pem_cert")
+        if not shown:  # the handshake has seen to it: this port would be misconfigured
+            raise NotAuthenticated("no certificate was shown: join first")
+        peer = peer_of(bytes(shown[0]))
+        self._authority.check(peer)
+        if peer.kind not in self._kinds:
+            raise NotPermitted(f"this port is not for {peer.kind}s: {peer.name!r} may not call it")
+        return Caller(peer)
