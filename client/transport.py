@@ -18,6 +18,7 @@ from anabranch.client.channel import (
     mapped_errors,
     stream_deadline_s,
 )
+from anabranch.client.history import SeenHistory
 from anabranch.client.link import Link
 from anabranch.client.messages import (
     Enrolment,
@@ -37,6 +38,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Capability, Reason, Task
+from anabranch.identity.certificates import Kind
 from anabranch.identity.signatures import update_message
 from anabranch.identity.wallet import Wallet
 from anabranch.protos import convert
@@ -102,7 +104,8 @@ class Transport(Protocol):
 class GrpcTransport:
     """A `Transport` over gRPC, connected at the first call. `stall_s`: see `StallGuard`.
 
-    With a `wallet` it speaks mutual TLS, signs its updates and renews its certificate.
+    With a `wallet` it speaks mutual TLS, signs its updates, renews its certificate, and takes models only
+    of a history that follows from what it has seen.
     """
 
     def __init__(
@@ -118,6 +121,9 @@ class GrpcTransport:
         self._limits, self._stall_s = limits, stall_s
         self._link = Link(address, limits, reconnect_max_s, wallet)
         self._enrolled: Enrolment | None = None
+        # An operator's papers serve several observers at a time: each has a memory of its own.
+        folder = wallet.folder if wallet is not None and wallet.peer.kind is Kind.DEVICE else None
+        self._history = None if wallet is None else SeenHistory(wallet.authority, folder)
         self._partial: Download | None = None
         self._partial_for: tuple[int | None, Submodel | None] = (None, None)
 
@@ -314,7 +320,15 @@ class GrpcTransport:
         if done is None or done.received < len(done.data):
             self._partial = done
             raise Unavailable("the model stream ended early")
-        return done.finished()
+        model = done.finished()
+        if self._history is not None:
+            self._history.check(done.header, self._links)
+        return model
+
+    def _links(self, after: int, to: int) -> bytes:
+        request = devices.GetLinksRequest(after_version=after, to_version=to)
+        links: bytes = self._call(self._stub.GetLinks, request).links
+        return links
 
     def _send(self, entry: UpdateEntry, offset: int) -> PushAnswer:
         timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)

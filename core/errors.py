@@ -12,7 +12,8 @@ AnabranchError
 │   └── InvalidSignature     what was signed is not what came, or by another key
 ├── IdentityError            a peer is not who it must be
 │   ├── NotAuthenticated     no valid certificate or token: none, unknown, expired, revoked, used
-│   └── NotPermitted         a valid certificate, but for something else: another's name, another port
+│   ├── NotPermitted         a valid certificate, but for something else: another's name, another port
+│   └── HistoryMismatch      the server's history is not the one that this device has seen
 ├── ProtocolError            a call that does not fit the state it meets
 │   ├── UnknownTask          no such task, or not this client's
 │   ├── UnknownVersion       a model version that is not held (any more)
@@ -86,6 +87,10 @@ class NotAuthenticated(IdentityError):
 
 class NotPermitted(IdentityError):
     """A valid certificate, but for something else: another's name, another port."""
+
+
+class HistoryMismatch(IdentityError):
+    """The server's history is older than the one that this device has seen, or another one."""
 
 
 class ProtocolError(AnabranchError):
@@ -178,6 +183,7 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     ReplayMismatch: Outcome("DATA_LOSS", 40),
     NotAuthenticated: Outcome("UNAUTHENTICATED", 50),
     NotPermitted: Outcome("PERMISSION_DENIED", 51),
+    HistoryMismatch: Outcome("FAILED_PRECONDITION", 52),
 }
 
 FALLBACK = Outcome("INTERNAL", 1)

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from anabranch.core.errors import InvalidSignature, NotAuthenticated
 from anabranch.core.events import Proof
-from anabranch.identity.certificates import Kind, PublicKey, certificate_der, is_issued_by, peer_of
+from anabranch.identity.certificates import Key, Kind, PublicKey, certificate_der, is_issued_by, peer_of
 
 DOMAIN = b"anabranch update 1\n"  # so that no signature for another purpose can stand for an update's
 FIELDS = ("base_version", "client_id", "examples", "local_steps", "submodel", "task_id", "update_id")
@@ -37,14 +37,17 @@ def update_message(run_id: str, record: Mapping[str, Any]) -> bytes:
     return DOMAIN + json.dumps(data, sort_keys=True, separators=(",", ":")).encode()
 
 
+def sign(key: Key, message: bytes) -> bytes:
+    """A key's signature of a message: ECDSA with SHA-256, DER."""
+    return key.sign(message, ec.ECDSA(hashes.SHA256()))
+
+
 def check_signature(key: PublicKey, signature: bytes, message: bytes) -> None:
     """Raises `InvalidSignature` unless the key has signed the message."""
     try:
         key.verify(signature, message, ec.ECDSA(hashes.SHA256()))
     except BadSignature:
-        raise InvalidSignature(
-            "the signature is not that of this update by the key of the device's certificate"
-        ) from None
+        raise InvalidSignature("the signature is not of what came, by the key of the certificate") from None
 
 
 def make_proof(certificate: x509.Certificate, signature: bytes) -> Proof:

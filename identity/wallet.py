@@ -10,8 +10,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from anabranch.core.errors import ConfigError, NotAuthenticated
 from anabranch.identity.certificates import (
@@ -30,6 +28,7 @@ from anabranch.identity.certificates import (
     signing_request,
 )
 from anabranch.identity.files import make_private_folder, write_private
+from anabranch.identity.signatures import sign
 
 IDENTITY, JOINING = "identity.pem", "joining.pem"
 END_KEY = b"-----END PRIVATE KEY-----\n"
@@ -76,7 +75,7 @@ class Wallet:
 
     def sign(self, message: bytes) -> bytes:
         """The key's signature of a message: ECDSA with SHA-256, DER."""
-        return self.key.sign(message, ec.ECDSA(hashes.SHA256()))
+        return sign(self.key, message)
 
     def renewed(self, certificate: bytes) -> Wallet:
         """The same papers with a newer certificate (DER), saved.

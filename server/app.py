@@ -126,7 +126,17 @@ async def _live(
     models = Models(folder, spec, frozen, downlink_at(recovered.engine.strategy, config.downlink.codec))
     clock = WallClock(recovered.last_now)
     every = (server.snapshot_every_versions, server.snapshot_every_updates)
-    writer = Writer(recovered.engine, store, models, clock, recovered.seq, recovered.saved, every, limits)
+    writer = Writer(
+        recovered.engine,
+        store,
+        models,
+        clock,
+        recovered.history,
+        recovered.seq,
+        recovered.saved,
+        every,
+        limits,
+    )
     uploads, feed = Uploads(store.blobs, limits), Feed()
     writer.listener = feed.tell
     intake = Intake(spec, recovered.info.run_id, writer, uploads)
@@ -140,7 +150,7 @@ async def _live(
         intake,
         feed,
         clock.now(),
-        None if identity is None else identity.authority,
+        identity,
         limits,
     )
     writer.start()

@@ -23,6 +23,11 @@ class Caller:
         if peer is not None and (peer.kind, peer.name) != (Kind.DEVICE, client_id):
             raise NotPermitted(f"{peer.kind} {peer.name!r} may not speak for {client_id!r}: use its own name")
 
+    def check_observer(self, client_id: str) -> None:
+        """Raises `NotPermitted` for a device that says another's name. An operator may look on."""
+        if self.peer is not None and self.peer.kind is Kind.DEVICE:
+            self.check_name(client_id)
+
     def __str__(self) -> str:
         return "somebody on this machine" if self.peer is None else f"{self.peer.kind} {self.peer.name!r}"
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -17,7 +18,8 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Task
-from anabranch.identity.certificates import Kind, certificate_der
+from anabranch.identity.certificates import certificate_der
+from anabranch.identity.heads import head_message
 from anabranch.protos.convert import (
     PROTOCOL_VERSION,
     capability_from_proto,
@@ -40,6 +42,7 @@ from anabranch.server.run import LiveRun
 
 E = TypeVar("E", Granted, Refused)
 
+LINKS_MAX = 4096  # in one answer: 128 KiB
 DEVICE_TABLES = ("run", "fleet", "client")
 WHY_CHARS_MAX = 200
 
@@ -96,8 +99,7 @@ class Devices(DevicesServicer):
         self, request: devices.FetchModelRequest, caller: Caller
     ) -> AsyncIterator[devices.FetchModelResponse]:
         """Stream a model from an offset on, to a device or an observer."""
-        if caller.peer is not None and caller.peer.kind is Kind.DEVICE:
-            caller.check_name(request.client_id)
+        caller.check_observer(request.client_id)
         check_manifest(request.manifest_sha256, self.run.spec)
         checked_codecs(request.codecs, "codecs")  # before the writer's thread looks at them
         if request.part_id:
@@ -124,6 +126,7 @@ class Devices(DevicesServicer):
             header.from_version = file.from_version
         header.vector_sha256 = bytes.fromhex(file.vector_sha256)
         header.part_only = file.part_only
+        await self._sign(header, caller)
         if request.offset > file.size_bytes:
             raise InvalidUpdate(f"offset {request.offset} is past the model's {file.size_bytes} bytes")
         sent = self.run.sent_to_observers if request.exact else self.run.sent_to_devices
@@ -185,14 +188,24 @@ class Devices(DevicesServicer):
         return devices.DropTaskResponse()
 
     @answers
+    async def GetLinks(self, request: devices.GetLinksRequest, _: Caller) -> devices.GetLinksResponse:
+        """Links of the chain of versions, in order."""
+        after = request.after_version
+        limit = min(max(0, request.to_version - after), LINKS_MAX)
+        rows = await self.run.writer.look_store(lambda store: store.versions(after, limit)) if limit else []
+        links = list(itertools.takewhile(bool, (row.link for row in rows)))
+        return devices.GetLinksResponse(links=b"".join(bytes.fromhex(link) for link in links if link))
+
+    @answers
     async def RenewCertificate(
         self, request: devices.RenewCertificateRequest, caller: Caller
     ) -> devices.RenewCertificateResponse:
         """A newer certificate for the device that calls."""
-        authority, life_s = self.run.authority, self.run.config.identity.certificate_s
-        if authority is None or caller.peer is None:
+        identity = self.run.identity
+        if identity is None or caller.peer is None:
             raise ConfigError("nobody has a certificate on this port: there is none to renew")
-        made = await asyncio.to_thread(authority.renew, caller.peer, request.signing_request, life_s)
+        renew = identity.authority.renew
+        made = await asyncio.to_thread(renew, caller.peer, request.signing_request, identity.life_s)
         return devices.RenewCertificateResponse(certificate=certificate_der(made))
 
     # --- parts of answers --------------------------------------------------------------------
@@ -204,6 +217,29 @@ class Devices(DevicesServicer):
         """The id of the device that calls. Raises `InvalidUpdate`, `NotPermitted` for another's."""
         caller.check_name(self._id(client_id, "client_id"))
         return client_id
+
+    async def _sign(self, header: devices.ModelHeader, caller: Caller) -> None:
+        """Vouch for a model, and for the history that led to it, to who has a certificate."""
+        run, version = self.run, header.version
+        if caller.peer is None:
+            return
+        assert run.identity is not None, "a caller with a certificate came through a guarded port"
+        head = run.writer.history.head_of(version)
+        if head is None:
+            rows = await run.writer.look_store(lambda store: store.versions(version - 1, 1))
+            head = rows[0].head if rows else None
+        if head is None:
+            raise UnknownVersion(f"version {version} is of before its history was kept: fetch the newest")
+        header.run_id, header.head = run.info.run_id, bytes.fromhex(head)
+        message = head_message(
+            run.info.run_id,
+            version,
+            head,
+            header.manifest_sha256.hex(),
+            header.part.sha256.hex(),
+            header.vector_sha256.hex(),
+        )
+        header.signature, header.certificate = run.identity.sign(message)
 
     def _retry_s(self) -> tuple[float, float]:
         return self.run.writer.engine.settings.retry_after_s

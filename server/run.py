@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from anabranch.core.config import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec
-from anabranch.identity.authority import Authority
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
 from anabranch.server.models import Models
 from anabranch.server.store.base import RunInfo
+from anabranch.server.tls import ServerIdentity
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
 
@@ -38,7 +38,7 @@ class LiveRun:
     feed: Feed
     started_at: float
     # Where every caller must be known; None on loopback or with --insecure.
-    authority: Authority | None
+    identity: ServerIdentity | None
     limits: Limits = field(default=DEFAULT_LIMITS)
     draining: bool = False
     sent_to_devices: Sent = field(default_factory=Sent)

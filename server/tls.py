@@ -8,14 +8,24 @@ from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import dataclass
 
 import grpc
+from cryptography import x509
 
 from anabranch.core.config import Config
 from anabranch.core.errors import ConfigError
 from anabranch.identity.addresses import host_and_port, is_loopback
 from anabranch.identity.authority import Authority
-from anabranch.identity.certificates import certificate_pem, key_pem, new_key, renewal_due
+from anabranch.identity.certificates import (
+    Key,
+    certificate_der,
+    certificate_pem,
+    key_pem,
+    new_key,
+    renewal_due,
+)
+from anabranch.identity.signatures import sign
 
 log = logging.getLogger(__name__)
 
@@ -48,26 +58,43 @@ def join_address(config: Config) -> str:
     return f"{host}:{port + JOIN_PORT_AFTER if port else 0}"
 
 
+@dataclass(frozen=True)
+class Shown:
+    """A key, its certificate, and both as gRPC takes them."""
+
+    key: Key
+    certificate: x509.Certificate
+    configuration: grpc.ServerCertificateConfiguration
+
+
 class ServerIdentity:
     """The certificate that the server shows. `life_s`: how long one is valid, in seconds."""
 
     def __init__(self, authority: Authority, life_s: float) -> None:
         self.authority, self.life_s = authority, life_s
         self._lock = threading.Lock()  # gRPC asks from threads of its own
-        self._renew_at = 0.0
-        self._configuration: grpc.ServerCertificateConfiguration | None = None
+        self._shown: Shown | None = None
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
-        """The certificate of the moment: another one after two thirds of its life."""
+        """The certificate of the moment, for a handshake."""
+        return self._current().configuration
+
+    def sign(self, message: bytes) -> tuple[bytes, bytes]:
+        """A signature of a message (ECDSA with SHA-256, DER), and the certificate of its key (DER)."""
+        shown = self._current()
+        return sign(shown.key, message), certificate_der(shown.certificate)
+
+    def _current(self) -> Shown:
+        """Another one after two thirds of its life."""
         with self._lock:
-            if self._configuration is None or self.authority.now() >= self._renew_at:
+            if self._shown is None or self.authority.now() >= renewal_due(self._shown.certificate):
                 key = new_key()
                 made = self.authority.server(key.public_key(), self.life_s)
                 pair = (key_pem(key), certificate_pem(made))
-                self._configuration = grpc.ssl_server_certificate_configuration([pair], self.authority.pem)
-                self._renew_at = renewal_due(made)
+                configuration = grpc.ssl_server_certificate_configuration([pair], self.authority.pem)
+                self._shown = Shown(key, made, configuration)
                 log.info("a new certificate for the server, serial %x", made.serial_number)
-            return self._configuration
+            return self._shown
 
     def credentials(self, clients: bool) -> grpc.ServerCredentials:
         """Credentials of a port; `clients`: whoever calls must show a certificate of the authority."""

@@ -21,6 +21,7 @@ from anabranch.core.errors import Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.server.books import Answer, Books, Call, Saved
 from anabranch.server.clock import WallClock
+from anabranch.server.history import History
 from anabranch.server.models import Models
 from anabranch.server.store.base import Store
 
@@ -46,12 +47,13 @@ class Writer:
         store: Store,
         models: Models,
         clock: WallClock,
+        history: History,
         seq: int = 0,
         saved: Saved | None = None,
         every: tuple[int, int] = (0, 0),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._books = Books(engine, store, models, every, seq, saved or Saved())
+        self._books = Books(engine, store, models, every, seq, saved or Saved(), history)
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
@@ -70,6 +72,11 @@ class Writer:
     def engine(self) -> Engine:
         """For single reads of numbers and names; whatever is wider goes through `look`."""
         return self._books.engine
+
+    @property
+    def history(self) -> History:
+        """The chain of the versions; for single looks."""
+        return self._books.history
 
     @property
     def duplicates(self) -> int:

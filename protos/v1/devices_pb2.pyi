@@ -384,6 +384,10 @@ class ModelHeader(_message.Message):
     FROM_VERSION_FIELD_NUMBER: _builtins.int
     VECTOR_SHA256_FIELD_NUMBER: _builtins.int
     PART_ONLY_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     manifest_sha256: _builtins.bytes
     published_at_s: _builtins.float
@@ -397,6 +401,12 @@ class ModelHeader(_message.Message):
     """SHA-256 of the decoded vector, little-endian: what the device has must hash to this."""
     part_only: _builtins.bool
     """The payload is a model of the wanted sub-model's shapes, not the whole."""
+    run_id: _builtins.str
+    """Over a guarded port, what the server vouches for: docs/protocol.md, "History"."""
+    head: _builtins.bytes
+    signature: _builtins.bytes
+    certificate: _builtins.bytes
+    """The server's, DER."""
     @_builtins.property
     def part(self) -> _model_pb2.Part: ...
     def __init__(
@@ -411,10 +421,14 @@ class ModelHeader(_message.Message):
         from_version: _builtins.int | None = ...,
         vector_sha256: _builtins.bytes = ...,
         part_only: _builtins.bool = ...,
+        run_id: _builtins.str = ...,
+        head: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "from_version", b"from_version", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "final", b"final", "from_version", b"from_version", "manifest_sha256", b"manifest_sha256", "not_modified", b"not_modified", "part", b"part", "part_only", b"part_only", "published_at_s", b"published_at_s", "vector_sha256", b"vector_sha256", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "certificate", b"certificate", "final", b"final", "from_version", b"from_version", "head", b"head", "manifest_sha256", b"manifest_sha256", "not_modified", b"not_modified", "part", b"part", "part_only", b"part_only", "published_at_s", b"published_at_s", "run_id", b"run_id", "signature", b"signature", "vector_sha256", b"vector_sha256", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__from_version: _TypeAlias = _typing.Literal["from_version"]  # noqa: Y015
     _WhichOneofArgType__from_version: _TypeAlias = _typing.Literal["_from_version", b"_from_version"]  # noqa: Y015
@@ -817,3 +831,45 @@ class RenewCertificateResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RenewCertificateResponse: _TypeAlias = RenewCertificateResponse  # noqa: Y015
+
+@_typing.final
+class GetLinksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_VERSION_FIELD_NUMBER: _builtins.int
+    TO_VERSION_FIELD_NUMBER: _builtins.int
+    after_version: _builtins.int
+    to_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        after_version: _builtins.int = ...,
+        to_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_version", b"after_version", "to_version", b"to_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLinksRequest: _TypeAlias = GetLinksRequest  # noqa: Y015
+
+@_typing.final
+class GetLinksResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINKS_FIELD_NUMBER: _builtins.int
+    links: _builtins.bytes
+    """The links of the versions after `after_version`, in order, 32 bytes each; perhaps not all up to `to_version`."""
+    def __init__(
+        self,
+        *,
+        links: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLinksResponse: _TypeAlias = GetLinksResponse  # noqa: Y015

@@ -45,6 +45,8 @@ class DevicesStub:
     """Renew a lease; the answer carries notices."""
     DropTask: _grpc.UnaryUnaryMultiCallable[_devices_pb2.DropTaskRequest, _devices_pb2.DropTaskResponse]
     """Give a task back."""
+    GetLinks: _grpc.UnaryUnaryMultiCallable[_devices_pb2.GetLinksRequest, _devices_pb2.GetLinksResponse]
+    """How the history went on after a version."""
     RenewCertificate: _grpc.UnaryUnaryMultiCallable[_devices_pb2.RenewCertificateRequest, _devices_pb2.RenewCertificateResponse]
     """A new certificate in the place of the one that this connection has shown."""
 
@@ -65,6 +67,8 @@ class DevicesAsyncStub(DevicesStub):
     """Renew a lease; the answer carries notices."""
     DropTask: _aio.UnaryUnaryMultiCallable[_devices_pb2.DropTaskRequest, _devices_pb2.DropTaskResponse]  # type: ignore[assignment]
     """Give a task back."""
+    GetLinks: _aio.UnaryUnaryMultiCallable[_devices_pb2.GetLinksRequest, _devices_pb2.GetLinksResponse]  # type: ignore[assignment]
+    """How the history went on after a version."""
     RenewCertificate: _aio.UnaryUnaryMultiCallable[_devices_pb2.RenewCertificateRequest, _devices_pb2.RenewCertificateResponse]  # type: ignore[assignment]
     """A new certificate in the place of the one that this connection has shown."""
 
@@ -124,6 +128,14 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_devices_pb2.DropTaskResponse, _abc.Awaitable[_devices_pb2.DropTaskResponse]]:
         """Give a task back."""
+
+    @_abc_1.abstractmethod
+    def GetLinks(
+        self,
+        request: _devices_pb2.GetLinksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_devices_pb2.GetLinksResponse, _abc.Awaitable[_devices_pb2.GetLinksResponse]]:
+        """How the history went on after a version."""
 
     @_abc_1.abstractmethod
     def RenewCertificate(

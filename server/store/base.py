@@ -60,6 +60,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A version's place in the chain of hashes, hex: see `identity.heads`."""
+
+    link: str
+    head: str
+
+
+@dataclass(frozen=True)
 class Projection:
     """What came of a logged event: written beside the log for look-ups and audits."""
 
@@ -68,6 +76,8 @@ class Projection:
     effects: Sequence[Effect]
     # SHA-256 (hex) of versions, where they were computed.
     digests: Mapping[int, str] = field(default_factory=dict)
+    # Of every version that was published.
+    links: Mapping[int, Link] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -81,7 +91,11 @@ class Recovery:
 
 @dataclass(frozen=True)
 class VersionRow:
-    """A published version. `sha256` is of the little-endian vector; None where nobody asked for it."""
+    """A published version. `sha256` is of the little-endian vector; None where nobody asked for it.
+
+    `seq` is the event that published it. `link` and `head`: see `Link`; None for versions of before there
+    were any.
+    """
 
     version: int
     sha256: str | None
@@ -89,6 +103,9 @@ class VersionRow:
     published_at: float
     snapshot: bool
     metrics: Mapping[str, float]
+    seq: int = 0
+    link: str | None = None
+    head: str | None = None
 
 
 class Blobs(Protocol):
@@ -169,8 +186,8 @@ class Store(Protocol):
         """The newest good snapshot and the events after it."""
         ...
 
-    def records(self) -> Iterator[tuple[int, Record]]:
-        """The whole log."""
+    def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """The log above an event: all of it, if not said otherwise."""
         ...
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:

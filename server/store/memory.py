@@ -165,7 +165,11 @@ class MemoryStore:
                 case Decided(duplicate=False):
                     self.books.receipts.setdefault(effect.receipt.update_id, effect.receipt)
                 case Published(version=v):
-                    row = VersionRow(v, None, len(effect.update_ids), projection.now, False, {})
+                    row = VersionRow(
+                        v, None, len(effect.update_ids), projection.now, False, {}, projection.seq
+                    )
+                    if (link := projection.links.get(v)) is not None:
+                        row = replace(row, link=link.link, head=link.head)
                     versions.setdefault(v, row)
         for v, sha256 in projection.digests.items():
             if v in versions and versions[v].sha256 is None:
@@ -204,9 +208,9 @@ class MemoryStore:
             log.warning("snapshot %d is damaged: going back to the one before", kept.seq)
         return Recovery(None, 0, self._after(0))
 
-    def records(self) -> Iterator[tuple[int, Record]]:
-        """The whole log."""
-        return self._after(0)
+    def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """The log above an event."""
+        return self._after(after)
 
     def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
         while seq < len(self.books.lines):

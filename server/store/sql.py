@@ -170,9 +170,9 @@ class SqlStore:
             if not self._blobs.path(record["payload"]["sha256"]).exists():
                 raise StoreError(f"the payload of update {record['update_id']!r} is no blob: adopt it first")
 
-    def records(self) -> Iterator[tuple[int, Record]]:
-        """The whole log."""
-        return self._after(0)
+    def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """The log above an event."""
+        return self._after(after)
 
     def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
         """Events above `seq`, a page at a time: no cursor stays open while others write."""
@@ -232,6 +232,9 @@ class SqlStore:
                 published_at=row.published_at,
                 snapshot=bool(row.snapshot),
                 metrics=values[row.version],
+                seq=row.applied_through_seq,
+                link=row.link,
+                head=row.head,
             )
             for row in found
         ]

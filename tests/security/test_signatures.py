@@ -244,7 +244,7 @@ def test_a_proof_is_of_its_client_its_authority_and_its_time(authority: Authorit
     assert "operator 'a'" in problem(signer=operator)
     assert "device 'a'" in problem(client_id="b")
     assert "not valid then" in problem(now=record["now"] + 2 * 86400)
-    assert "not that of this update" in problem(task_id="other")
+    assert "not of what came" in problem(task_id="other")
 
 
 def test_a_signature_of_no_key_of_ours() -> None:
