@@ -41,8 +41,8 @@ format: setup  ## put the code in the one format
 demo: setup  ## a real server, eight unequal devices, real images, a report
 	$(BIN)/anabranch demo $(DEMO_ARGS)
 
-prove: setup  ## the long forms of the durability proofs
-	$(BIN)/pytest -m prove $(PYTEST_ARGS)
+prove: setup  ## the long forms of the proofs: hundreds of seeds with every fault, many kills
+	$(BIN)/pytest -m prove -v $(PYTEST_ARGS)
 
 bench: setup  ## the benchmarks, as ratios against a bare stream and a copy in memory
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import statistics
@@ -47,6 +48,13 @@ Job = tuple[Point, int, str, int]
 
 def run(job: Job) -> Result:
     """One simulation, in a worker process. A tuning run (on validation) ends once it is at the target."""
+    try:
+        return _simulated(job)
+    finally:
+        gc.collect()  # a run holds every device's examples, and is a circle of objects
+
+
+def _simulated(job: Job) -> Result:
     from anabranch.simulation.run import Progress, open_simulation
 
     point, seed, part, in_a_row = job

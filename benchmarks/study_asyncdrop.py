@@ -64,7 +64,7 @@ BASE: dict[str, dict[str, Any]] = {
     "client": {"batch_size": 32, "steps": 20, "momentum": 0.9},
 }
 
-LEARNING_RATES = (0.01, 0.03, 0.1)
+LEARNING_RATES = (0.003, 0.01, 0.03)
 CONSTANT: dict[str, Any] = {"rho": 0.0, "staleness": {"name": "constant"}}
 TEASQ: dict[str, Any] = {"concurrency_fraction": CONCURRENCY / DEVICES, "mu": 0.0}
 WHOLE: Tables = {"submodel": {"name": "none"}}
@@ -149,6 +149,7 @@ def _run(data_file: Path, quick: bool) -> None:
         for method in METHODS:
             found = tune(pool, grid(method), TUNING_SEEDS, HORIZON_S, IN_A_ROW)
             data["tuned"][method] = [[dict(p.chosen), s, p == found.best] for p, s in found.scores]
+            data_file.write_text(json.dumps(data) + "\n", encoding="utf-8")
         for method in [*METHODS, *CHANGED]:
             data["runs"][method] = _compared(pool, data, method, SEEDS[:1] if quick else SEEDS)
             data["minutes"] = (time.monotonic() - started) / 60

@@ -1,8 +1,8 @@
 """The device agent: it does what the session says, and tells the session what came of it.
 
-The session (`core/session.py`) decides; here are its hands. Training, network calls and waiting happen
-in the thread that calls `run`, heartbeats in another while that one is busy. A result is in the outbox
-before it is sent, so the agent may die at any moment and go on from there when it starts again.
+The session (`core/session.py`) decides; here are its hands. They are in the thread that calls `run`, but
+for heartbeats, and for what goes on in the background: pushes (`client.push = "overlap"`) or training
+(`elastic`). A result is in the outbox before it is sent: the agent may die at any moment, and go on from it.
 """
 
 from __future__ import annotations
@@ -12,35 +12,31 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anabranch.client.held import keep_model, kept_model
+from anabranch.client.elastic import ElasticTrainer
+from anabranch.client.held import HeldModels
 from anabranch.client.lease import Cancelled, LeaseKeeper, OnEvent
 from anabranch.client.memory import Memories
 from anabranch.client.messages import Enrolment
 from anabranch.client.outbox import Outbox
+from anabranch.client.shadow import Order, SyncThread
 from anabranch.client.state import fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
+from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.compress.feedback import make_uplink
-from anabranch.compress.model import full_bytes
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
-from anabranch.core.config import ClientTable
-from anabranch.core.errors import (
-    AnabranchError,
-    IdentityError,
-    InvalidUpdate,
-    ManifestMismatch,
-    TooLarge,
-    outcome_of,
-)
+from anabranch.core.config import ClientTable, build
+from anabranch.core.errors import AnabranchError, IdentityError, InvalidUpdate, ManifestMismatch, outcome_of
 from anabranch.core.ledger import TRAIN_S
+from anabranch.core.overlap import PUSH_TIMER, OverlapSession
+from anabranch.core.ranges import ELASTIC, OVERLAP
 from anabranch.core.session import Phase, Session, SessionSettings
-from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Task, Verdict
 from anabranch.workloads.app import App, Shard
 
@@ -48,22 +44,7 @@ log = logging.getLogger(__name__)
 
 Effects = list[ef.SessionEffect]
 
-
-@dataclass
-class AgentSummary:
-    """What an agent has done when it ends, and `why` it ended."""
-
-    client_id: str
-    why: str = ""
-    answered: int = 0
-    applied: int = 0
-    rejected: int = 0
-    failures: int = 0
-    uplink_bytes: int = 0
-    downlink_bytes: int = 0
-    uplink_bytes_raw: int = 0
-    downlink_bytes_full_equivalent: int = 0
-    training_s: float = 0.0
+LOOK_AROUND_S = 3600.0  # without a timer the bell ends the rest
 
 
 class Agent:
@@ -96,21 +77,23 @@ class Agent:
         self.client_id = client_id
         self.summary = AgentSummary(client_id)
         self._transport, self._shard, self._state_dir = transport, shard, state_dir
-        self._step_time_s = step_time_s
-        self._settings = settings
+        self._settings, self._step_time_s = settings, step_time_s
         self._seed = fresh_seed() if seed is None else seed
         self._on_event = on_event
         self._bell = bell or Bell(time.monotonic)
         self._local = LocalTrainer(app, settings, threads)
-        limits = SessionSettings(settings.retry_base_s, settings.retry_cap_s, tasks_max)
-        self._session = Session(client_id, self._seed, limits)
+        self._limits = SessionSettings(settings.retry_base_s, settings.retry_cap_s, tasks_max)
+        self._session = Session(client_id, self._seed, self._limits)
         self._lock = threading.Lock()  # of the session
+        self._todo: deque[ef.SessionEffect] = deque()  # for the thread of `run`
         self._timers: dict[str, float] = {}
-        self._lease = LeaseKeeper(transport, self._handle, self._bell, self._tell)
+        self._sync: SyncThread | None = None
+        self._elastic: ElasticTrainer | None = None
+        self._lease = LeaseKeeper(transport, self._handle, self._bell, self._tell, self._advise)
         self._outbox: Outbox | None = None
         self._memories: Memories | None = None
         self._run_id = ""
-        self._base: BaseModel | None = None
+        self._models = HeldModels(self._local, transport, state_dir, self._bell.now, self.summary, self._tell)
         self._start_model: BaseModel | None = None  # what the task at hand is trained from
         self._fatal: AnabranchError | None = None
 
@@ -121,8 +104,7 @@ class Agent:
     def run(self) -> AgentSummary:
         """Work until the run ends, `tasks_max` is reached, `stop`, SIGTERM or SIGINT.
 
-        Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `StoreLocked`, an
-        `IdentityError` and the like.
+        Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `IdentityError` and the like.
         """
         with interruptible(self._bell):
             try:
@@ -132,7 +114,11 @@ class Agent:
                 self.summary.why = str(reason)
             finally:
                 self._lease.stop()
-                self._give_back()
+                if self._sync is not None:
+                    self._sync.stop()
+                if self._elastic is not None:
+                    self._elastic.stop()
+                self._drop_task()
         self._tell("stopped", why=self.summary.why)
         if self._fatal is not None:
             raise self._fatal
@@ -140,15 +126,22 @@ class Agent:
 
     def _run(self) -> None:
         self._outbox = Outbox(self._state_dir / "outbox")
-        self._memories = Memories(self._state_dir / "memory", self._outbox.pending())
-        self._enrol()
+        pending = self._outbox.pending()
+        self._memories = Memories(self._state_dir / "memory", pending)
+        self._follow(self._enrol())
         self._lease.start()
-        todo = deque(self._start())
-        while todo or self._session.phase is not Phase.STOPPED:
-            self._bell.check()
-            if after := self._cancel():
-                todo = deque(after)
-            todo.extend(self._do(todo.popleft()) if todo else self._await_timer())
+        first, later = (pending[0], tuple(pending[1:])) if pending else (None, ())
+        self._order(self._handle(ev.Started(self._bell.now(), first, later)))
+        while self._todo or self._session.phase is not Phase.STOPPED:
+            self._check()
+            self._cancel()
+            self._order(self._do(self._todo.popleft()) if self._todo else self._await_timer())
+
+    def _check(self) -> None:
+        """Raises what ends the agent: a stop, or an error in the sync thread."""
+        self._bell.check()
+        if self._sync is not None:
+            self._sync.check()
 
     # --- the session -------------------------------------------------------------------------
 
@@ -156,28 +149,71 @@ class Agent:
         with self._lock:
             return self._session.handle(event)
 
-    def _start(self) -> Effects:
+    def _follow(self, seen: Enrolment) -> None:
+        """Push as the run says."""
+        table = seen.config.get("client", {})
+        if table.get("push") == ELASTIC:
+            self._elastic = ElasticTrainer(
+                self._local, build(ClientTable, table, "client"), self._bell, self._step_time_s
+            )
+            self._step_time_s = 0.0  # the training itself takes that long
+            limits = replace(self._limits, ask_with_push=True)
+            self._session = Session(self.client_id, self._seed, limits)
+        if table.get("push") == OVERLAP:
+            held_max = int(seen.config.get("server", {}).get("tasks_per_client", 1))
+            limits = replace(self._limits, tasks_held_max=held_max)
+            self._session = OverlapSession(self.client_id, self._seed, limits)
+            self._sync = SyncThread(self._carry, self._bell.now, self._bell.ring)
+            self._sync.start()
+
+    def _advise(self) -> None:
+        """The server wants what there is: of use to a device that trains on."""
+        if self._elastic is not None:
+            self._elastic.advise()
+
+    def _order(self, effects: Effects) -> None:
+        """To each thread its orders."""
+        for effect in effects:
+            match effect:
+                case ef.Push() if self._sync is not None:
+                    self._sync.take(effect)
+                case ef.SetTimer(name) if self._sync is not None and name == PUSH_TIMER:
+                    self._sync.take(effect)
+                case ef.Discard(update_id):
+                    self._discard(update_id)
+                case _:
+                    self._todo.append(effect)
+
+    def _carry(self, order: Order) -> None:
+        """In the sync thread."""
+        match order:
+            case ef.Push():
+                self._order(self._attempt("push", self._push, order))
+            case ef.SetTimer(name):
+                self._order(self._handle(ev.TimerFired(self._bell.now(), name)))
+        self._bell.ring()
+
+    def _discard(self, update_id: str) -> None:
         assert self._outbox is not None
-        pending = self._outbox.pending()
-        return self._handle(ev.Started(self._bell.now(), pending[0] if pending else None))
+        assert self._memories is not None
+        self._memories.drop(update_id)  # unless it was committed
+        self._outbox.remove(update_id)
 
     def _do(self, effect: ef.SessionEffect) -> Effects:
         """Carry out one order; returns what the session wants next."""
-        assert self._outbox is not None
         match effect:
+            case ef.FetchModel(task) | ef.Train(task) if task is not self._session.task:
+                return []  # it was cancelled before its turn came
             case ef.AskTask(task_id):
-                # What an earlier life has left goes first, be it more than one.
-                return self._start() if self._outbox.pending() else self._attempt("ask", self._ask, task_id)
+                return self._attempt("ask", self._ask, task_id)
             case ef.FetchModel(task):
                 return self._attempt("fetch", self._fetch, task)
             case ef.Train():
                 return self._attempt("train", self._train, effect)
-            case ef.Push(update_id):
-                return self._attempt("push", self._push, update_id)
-            case ef.Discard(update_id):
-                assert self._memories is not None
-                self._memories.drop(update_id)  # unless it was committed
-                self._outbox.remove(update_id)
+            case ef.Push():
+                return self._attempt("push", self._push, effect)
+            case ef.GiveBack(task_id, why):
+                self._give_back(task_id, why)
             case ef.SetTimer():
                 self._set_timer(effect)
             case ef.Stop(why):
@@ -191,7 +227,8 @@ class Agent:
             raise  # nothing will be taken from this device as it is: the outbox waits until it is
         except AnabranchError as error:
             retryable = outcome_of(error).retryable
-            self.summary.failures += 1
+            with self._lock:
+                self.summary.failures += 1
             self._tell("failed", call=call, error=type(error).__name__, detail=str(error), again=retryable)
             if call == "ask" and isinstance(error, ManifestMismatch):
                 self._enrol()  # another run may be served there now: raises if its model is another, too
@@ -199,19 +236,19 @@ class Agent:
             elif call == "ask" and not retryable:
                 self._fatal = error
             window_s = getattr(error, "retry_after_s", None)
-            return self._handle(ev.CallFailed(self._bell.now(), str(error), retryable, window_s))
+            update_id = argument.update_id if isinstance(argument, ef.Push) else None
+            return self._handle(ev.CallFailed(self._bell.now(), str(error), retryable, window_s, update_id))
 
-    def _cancel(self) -> Effects:
-        """What the session makes of a notice that its task is not wanted."""
-        task_id = self._lease.take_unwanted()
-        effects = self._handle(ev.TaskCancelled(self._bell.now(), task_id)) if task_id else []
-        if effects:
-            self._tell("cancelled", task=task_id)
-        return effects
+    def _cancel(self) -> None:
+        """Tell the session of notices that a task is not wanted."""
+        for task_id in self._lease.take_unwanted():
+            if effects := self._handle(ev.TaskCancelled(self._bell.now(), task_id)):
+                self._tell("cancelled", task=task_id)
+                self._order(effects)
 
     # --- the calls ---------------------------------------------------------------------------
 
-    def _enrol(self) -> None:
+    def _enrol(self) -> Enrolment:
         seen = persist(
             lambda: self._transport.enrol(self._local.capability()),
             self._bell,
@@ -221,22 +258,17 @@ class Agent:
             lambda error: self._tell("failed", call="enrol", error=type(error).__name__, detail=str(error)),
         )
         self._local.adopt(seen.spec)
-        if seen.run_id != self._run_id:
-            self._base = kept_model(self._state_dir, seen.run_id, self._local.spec)
+        self._models.join(seen.run_id)
         self._run_id = seen.run_id
-        if self._local.examples is None:
-            self._load(seen)
-        else:
-            self._tell("enrolled", run=seen.run, version=seen.version, examples=len(self._local.examples))
-
-    def _load(self, seen: Enrolment) -> None:
-        """Find the data, and say how much it is."""
-        self._local.load(self._shard if isinstance(self._shard, Shard) else self._shard(seen.config))
-        self._enrol()
+        if self._local.examples is None:  # find the data, and say how much it is
+            self._local.load(self._shard if isinstance(self._shard, Shard) else self._shard(seen.config))
+            return self._enrol()
+        self._tell("enrolled", run=seen.run, version=seen.version, examples=len(self._local.examples))
+        return seen
 
     def _ask(self, task_id: str) -> Effects:
-        held = None if self._base is None else self._base.version
-        answer = self._transport.ask(Ask(self.client_id, task_id, held), self._local.spec)
+        ask = Ask(self.client_id, task_id, self._models.version)
+        answer = self._transport.ask(ask, self._local.spec)
         now = self._bell.now()
         if isinstance(answer, Task):
             self._lease.progress.begin()
@@ -249,38 +281,8 @@ class Agent:
 
     def _fetch(self, task: Task) -> Effects:
         make_uplink(task.uplink)  # a codec that is not here: better known before the training
-        if self._base is not None and self._base.version == task.base_version:
-            self._start_model = self._base
-        else:
-            self._start_model = self._fetched(task.base_version, task.submodel)
-            self.summary.downlink_bytes_full_equivalent += full_bytes(self._local.spec)
-        if self._start_model.submodel is None and self._start_model is not self._base:
-            self._base = self._start_model
-            keep_model(self._state_dir, self._base, self._run_id, self._local.spec)
+        self._start_model = self._models.get(task)
         return self._handle(ev.ModelFetched(self._bell.now()))
-
-    def _fetched(self, version: int, submodel: Submodel | None) -> BaseModel:
-        """A version, by what leads there from the one that the device has, or else whole or a part."""
-        began, held = self._bell.now(), self._base
-        holds = None if held is None else held.version
-        layout_hash = self._local.spec.layout_hash
-        fetched = self._transport.fetch(layout_hash, version, holds=holds, submodel=submodel)
-        size = len(fetched.data)
-        self.summary.downlink_bytes += size
-        try:
-            model = self._local.decode(fetched, held, submodel)
-        except (InvalidUpdate, TooLarge) as error:
-            if held is None:
-                raise
-            # What the device has is not what it was: it goes on from nothing.
-            self._tell("failed", call="decode", error=type(error).__name__, detail=str(error), again=True)
-            self._base = None
-            return self._fetched(version, submodel)
-        took_s = self._bell.now() - began
-        self._tell(
-            "fetched", version=version, size_bytes=size, took_s=took_s, from_version=fetched.from_version
-        )
-        return model
 
     def _train(self, order: ef.Train) -> Effects:
         assert self._start_model is not None
@@ -288,16 +290,16 @@ class Agent:
         assert self._memories is not None
         task_id, lease, began = order.task.task_id, self._lease, self._bell.now()
         layout_hash = self._local.spec.layout_hash
-        memory = self._memories.load(self._run_id, layout_hash)
+        memory = self._memories.load(self._run_id, layout_hash, self._outbox.pending())
 
         def each_step() -> None:
             lease.progress.step()
-            self._bell.check()
+            self._check()
             lease.check(task_id)
 
         lease.progress.begin()
         try:
-            entry, pending = self._local.train(
+            entry, pending = (self._elastic or self._local).train(
                 order.task, order.update_id, self._start_model, memory, each_step
             )
             lease.progress.begin()
@@ -309,13 +311,13 @@ class Agent:
             self._memories.forget()
             raise
         took_s = self._bell.now() - began
-        self.summary.training_s += took_s
-        entry = replace(entry, metrics={**entry.metrics, TRAIN_S: took_s})
+        trained_s = entry.metrics.get(TRAIN_S, took_s)
+        entry = replace(entry, metrics={**entry.metrics, TRAIN_S: trained_s})
+        self.summary.training_s += trained_s
         if pending is not None:
             self._memories.put(order.update_id, pending, self._run_id, layout_hash)
         self._outbox.put(entry)
-        metrics = dict(entry.metrics)
-        self._tell("trained", task=task_id, steps=entry.local_steps, took_s=took_s, metrics=metrics)
+        self._tell("trained", task=task_id, steps=entry.local_steps, took_s=took_s, metrics={**entry.metrics})
         return self._handle(ev.Trained(self._bell.now(), order.update_id))
 
     def _step_s(self, task: Task) -> float:
@@ -328,18 +330,18 @@ class Agent:
             self._lease.check(task_id)
             self._bell.rest(left_s)
 
-    def _push(self, update_id: str) -> Effects:
+    def _push(self, order: ef.Push) -> Effects:
         assert self._outbox is not None
+        update_id = order.update_id
         entry = self._outbox.load(update_id)
-        answer = self._transport.push(entry)
+        if order.next_task_id:
+            ask = Ask(self.client_id, order.next_task_id, self._models.version)
+            answer = self._transport.push_and_ask(entry, ask, self._local.spec)
+        else:
+            answer = self._transport.push(entry)
         decision = answer.decision
-        rejected = decision.verdict is Verdict.REJECTED
-        self.summary.answered += 1
-        self.summary.rejected += rejected
-        self.summary.applied += not rejected
-        self.summary.uplink_bytes += len(entry.payload)
-        self.summary.uplink_bytes_raw += entry.values * self._local.spec.vector_dtype.itemsize
-        if not rejected and self._memories is not None:
+        self.summary.pushed(entry, answer, self._local.spec.vector_dtype.itemsize)
+        if decision.verdict is not Verdict.REJECTED and self._memories is not None:
             self._memories.commit(update_id)
         self._tell(
             "pushed",
@@ -352,17 +354,23 @@ class Agent:
             duplicate=answer.duplicate,
             size_bytes=len(entry.payload),
         )
-        return self._handle(ev.PushAcknowledged(self._bell.now(), update_id, decision))
+        task = answer.next if isinstance(answer.next, Task) else None
+        if task is not None:
+            self._tell("granted", task=task.task_id, base_version=task.base_version)
+        return self._handle(ev.PushAcknowledged(self._bell.now(), update_id, decision, task))
 
-    def _give_back(self) -> None:
+    def _drop_task(self) -> None:
         """At the end: a task without a result is of more use to another device."""
         task, outbox = self._session.task, self._outbox
         if task is None or outbox is None or self._session.update_id in outbox.pending():
             return
+        self._give_back(task.task_id, self.summary.why or "the device stopped")
+
+    def _give_back(self, task_id: str, why: str) -> None:
         try:
-            self._transport.drop(task.task_id, self.summary.why or "the device stopped")
+            self._transport.drop(task_id, why)
         except AnabranchError as error:
-            log.info("task %s was not given back, its lease will end: %s", task.task_id, error)
+            log.info("task %s was not given back, its lease will end: %s", task_id, error)
 
     # --- time --------------------------------------------------------------------------------
 
@@ -374,10 +382,12 @@ class Agent:
 
     def _await_timer(self) -> Effects:
         """Rest until the next timer is due. Woken before, it comes back for a look around."""
-        assert self._timers, f"nothing to wait for in phase {self._session.phase}"
+        if not self._timers:  # the sync thread has all there is to do
+            assert self._sync is not None, f"nothing to wait for in phase {self._session.phase}"
+            self._bell.rest(LOOK_AROUND_S)
+            return []
         name, at = min(self._timers.items(), key=lambda item: item[1])
-        left_s = at - self._bell.now()
-        if left_s > 0:
+        if (left_s := at - self._bell.now()) > 0:
             self._tell("waiting", seconds=left_s)
             self._bell.rest(left_s)
             return []

@@ -1,18 +1,26 @@
-"""A transport that fails where it is told to: the same faults every time."""
+"""A transport that fails where it is told to, or as often: the same faults every time.
+
+For tests of what is built on a `Transport`, your own App and retries among them. The vocabulary is that of
+the simulator's `[faults]`, so that what was found there can be tried against a live server:
+
+    transport = FaultyTransport(GrpcTransport(...), at_random=MessageFaults(FaultsTable(loss=0.1), seed=1))
+"""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from anabranch.client.messages import Enrolment, FetchedModel, HeartbeatAnswer, PushAnswer, UploadState
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.transport import Transport
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, Unavailable
+from anabranch.core.faults import FaultKind, FaultsTable, MessageFaults
 from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Capability, Task
@@ -20,31 +28,39 @@ from anabranch.core.updates import Ask, Capability, Task
 T = TypeVar("T")
 
 
-class FaultKind(StrEnum):
-    """What happens to a call."""
-
-    LOST = "lost"  # it never arrives
-    ANSWER_LOST = "answer_lost"  # it is carried out, the caller does not hear of it
-    TWICE = "twice"  # it is carried out twice, the caller hears the second answer
-
-
 @dataclass(frozen=True)
 class Fault:
-    """The `nth` call (from 1) of the method `call` meets this fault; `error` is what the caller gets."""
+    """The `nth` call (from 1) of the method `call` meets this fault; `error` is what the caller gets.
+
+    `delay_s` is for `DELAYED` alone.
+    """
 
     call: str
     nth: int
     kind: FaultKind
     error: AnabranchError = field(default_factory=lambda: Unavailable("a fault of the test"))
+    delay_s: float = 0.0
 
 
 class FaultyTransport:
-    """Passes calls on to `inner`, less the faults. `calls` counts them by method."""
+    """Passes calls on to `inner`, less the faults. `calls` counts them by method, `met` the faults by kind.
 
-    def __init__(self, inner: Transport, faults: Sequence[Fault] = ()) -> None:
-        self._inner = inner
+    `faults` happen where they say. `at_random` draws the fate of every other call and of its answer. A call
+    that is `REORDERED` fails for its caller, and is carried out after the next one. `sleep` is for delays.
+    """
+
+    def __init__(
+        self,
+        inner: Transport,
+        faults: Sequence[Fault] = (),
+        at_random: MessageFaults | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._inner, self._at_random, self._sleep = inner, at_random, sleep
         self._faults = {(f.call, f.nth): f for f in faults}
+        self._late: list[Callable[[], object]] = []
         self.calls: Counter[str] = Counter()
+        self.met: Counter[FaultKind] = Counter()
 
     def enrol(self, capability: Capability) -> Enrolment:
         """See `Transport`."""
@@ -72,6 +88,10 @@ class FaultyTransport:
         """See `Transport`."""
         return self._pass("push", lambda: self._inner.push(entry))
 
+    def push_and_ask(self, entry: UpdateEntry, ask: Ask, spec: ParamSpec) -> PushAnswer:
+        """See `Transport`. It counts as a push."""
+        return self._pass("push", lambda: self._inner.push_and_ask(entry, ask, spec))
+
     def query_upload(self, update_id: str) -> UploadState:
         """See `Transport`."""
         return self._pass("query_upload", lambda: self._inner.query_upload(update_id))
@@ -86,12 +106,46 @@ class FaultyTransport:
 
     def _pass(self, name: str, call: Callable[[], T]) -> T:
         self.calls[name] += 1
-        fault = self._faults.get((name, self.calls[name]))
-        if fault is None:
+        late, self._late = self._late, []
+        try:
+            for fault in self._meets(name):
+                self.met[fault.kind] += 1
+                if fault.kind is FaultKind.DELAYED:
+                    self._sleep(fault.delay_s)
+                elif fault.kind is FaultKind.DUPLICATED:
+                    call()
+                else:
+                    self._fail(fault, call)
             return call()
-        if fault.kind is FaultKind.LOST:
-            raise fault.error
-        answer = call()
+        finally:
+            for overtaken in late:
+                with contextlib.suppress(AnabranchError):  # nobody waits for its answer
+                    overtaken()
+
+    def _fail(self, fault: Fault, call: Callable[[], object]) -> NoReturn:
         if fault.kind is FaultKind.ANSWER_LOST:
-            raise fault.error
-        return call() if fault.kind is FaultKind.TWICE else answer
+            call()
+        elif fault.kind is FaultKind.REORDERED:
+            self._late.append(call)
+        raise fault.error
+
+    def _meets(self, name: str) -> list[Fault]:
+        """The faults of this call, in the order in which they happen: one that fails comes last."""
+        nth = self.calls[name]
+        if (fault := self._faults.get((name, nth))) is not None:
+            return [fault]
+        if self._at_random is None:
+            return []
+        there, back = (self._at_random.fate(f"{name} {way}", nth) for way in ("up", "down"))
+        delay_s = max(there.delays_s, default=0.0) + max(back.delays_s, default=0.0)
+        happens = {
+            FaultKind.DELAYED: delay_s > 0.0,
+            FaultKind.LOST: not there.delays_s,
+            FaultKind.REORDERED: there.held,
+            FaultKind.DUPLICATED: len(there.delays_s) > 1,
+            FaultKind.ANSWER_LOST: not back.delays_s,
+        }
+        return [Fault(name, nth, kind, delay_s=delay_s) for kind, does in happens.items() if does]
+
+
+__all__ = ["Fault", "FaultKind", "FaultsTable", "FaultyTransport", "MessageFaults"]

@@ -1,12 +1,23 @@
-"""The version that a device has whole, kept on its disk: after a restart it need not be fetched again."""
+"""The models that a device has: the version it has whole, kept on its disk, and how others are fetched.
+
+After a restart the version that is on the disk need not be fetched again.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from anabranch.client.lease import OnEvent
 from anabranch.client.records import SUFFIX, Record, read_record, write_record
-from anabranch.client.trainer import BaseModel
+from anabranch.client.summary import AgentSummary
+from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.transport import Transport
+from anabranch.compress.model import full_bytes
+from anabranch.core.errors import InvalidUpdate, TooLarge
 from anabranch.core.params import ParamSpec
+from anabranch.core.submodels import Submodel
+from anabranch.core.updates import Task
 
 FILE, VECTOR, FROZEN = f"held{SUFFIX}", "vector", "frozen/"
 
@@ -25,3 +36,65 @@ def kept_model(state_dir: Path, run_id: str, spec: ParamSpec) -> BaseModel | Non
         return None
     frozen = {n.removeprefix(FROZEN): a for n, a in record.arrays.items() if n.startswith(FROZEN)}
     return BaseModel(int(record.facts["version"]), record.arrays[VECTOR], frozen)
+
+
+class HeldModels:
+    """Fetches what tasks start from. Bytes are counted in `summary`, `tell` hears of them."""
+
+    def __init__(
+        self,
+        local: LocalTrainer,
+        transport: Transport,
+        state_dir: Path,
+        clock: Callable[[], float],
+        summary: AgentSummary,
+        tell: OnEvent,
+    ) -> None:
+        self._local, self._transport, self._state_dir = local, transport, state_dir
+        self._clock, self._summary, self._tell = clock, summary, tell
+        self._run_id = ""
+        self._whole: BaseModel | None = None
+
+    @property
+    def version(self) -> int | None:
+        """The version that is here whole."""
+        return None if self._whole is None else self._whole.version
+
+    def join(self, run_id: str) -> None:
+        """Versions are this run's from now on."""
+        if run_id != self._run_id:
+            self._whole = kept_model(self._state_dir, run_id, self._local.spec)
+        self._run_id = run_id
+
+    def get(self, task: Task) -> BaseModel:
+        """What a task starts from. Raises the errors of `Transport.fetch`, `InvalidUpdate` and `TooLarge`."""
+        if self._whole is not None and self._whole.version == task.base_version:
+            return self._whole
+        model = self._fetched(task.base_version, task.submodel)
+        self._summary.downlink_bytes_full_equivalent += full_bytes(self._local.spec)
+        if model.submodel is None:
+            self._whole = model
+            keep_model(self._state_dir, model, self._run_id, self._local.spec)
+        return model
+
+    def _fetched(self, version: int, submodel: Submodel | None) -> BaseModel:
+        """A version, by what leads there from the one that is here, or else whole or a part."""
+        began, held = self._clock(), self._whole
+        layout_hash = self._local.spec.layout_hash
+        fetched = self._transport.fetch(layout_hash, version, holds=self.version, submodel=submodel)
+        size = len(fetched.data)
+        self._summary.downlink_bytes += size
+        try:
+            model = self._local.decode(fetched, held, submodel)
+        except (InvalidUpdate, TooLarge) as error:
+            if held is None:
+                raise
+            # What the device has is not what it was: it goes on from nothing.
+            self._tell("failed", call="decode", error=type(error).__name__, detail=str(error), again=True)
+            self._whole = None
+            return self._fetched(version, submodel)
+        took_s = self._clock() - began
+        self._tell(
+            "fetched", version=version, size_bytes=size, took_s=took_s, from_version=fetched.from_version
+        )
+        return model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Protocol
 
 from anabranch.client.messages import NoticeKind
@@ -20,7 +20,7 @@ Handle = Callable[[ev.SessionEvent], list[ef.SessionEffect]]
 class OnEvent(Protocol):
     """Hears what happens: a kind, such as `granted`, `trained` or `pushed`, and its data.
 
-    Called from the agent's thread and from the heartbeats'.
+    Called from the agent's thread, from the heartbeats' and from the sync thread.
     """
 
     def __call__(self, kind: str, **data: Any) -> None:
@@ -65,12 +65,23 @@ class Progress:
 
 
 class LeaseKeeper:
-    """Carries out what the session orders at a heartbeat. `handle` is the session's, under a lock."""
+    """Carries out what the session orders at a heartbeat. `handle` is the session's, under a lock.
 
-    def __init__(self, transport: Transport, handle: Handle, bell: Bell, tell: OnEvent) -> None:
+    `advise` is called when the server wants what there is.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        handle: Handle,
+        bell: Bell,
+        tell: OnEvent,
+        advise: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._advise = advise
         self._transport, self._handle, self._bell, self._tell = transport, handle, bell, tell
         self._pulse = Pulse(self._beat, bell.now)
-        self._unwanted = ""
+        self._unwanted: set[str] = set()
         self.progress = Progress(bell.now)
 
     def start(self) -> None:
@@ -87,13 +98,15 @@ class LeaseKeeper:
 
     def check(self, task_id: str) -> None:
         """Raises `Cancelled` once a notice has said that this task is not wanted."""
-        if self._unwanted == task_id:
+        if task_id in self._unwanted:
             raise Cancelled
 
-    def take_unwanted(self) -> str:
-        """The task that is not wanted, told once; empty if there is none."""
-        task_id, self._unwanted = self._unwanted, ""
-        return task_id
+    def take_unwanted(self) -> Collection[str]:
+        """The tasks that are not wanted, told once."""
+        if not self._unwanted:
+            return self._unwanted
+        task_ids, self._unwanted = self._unwanted, set()
+        return task_ids
 
     def _beat(self) -> None:
         for effect in self._handle(ev.TimerFired(self._bell.now(), "heartbeat")):
@@ -110,7 +123,9 @@ class LeaseKeeper:
             self._tell("failed", call="heartbeat", error=type(error).__name__, detail=str(error))
             return
         for notice in answer.notices:
+            if notice.kind is NoticeKind.UPLOAD_NOW:
+                self._advise()
             over = notice.kind is NoticeKind.FINISHED
             if over or (notice.kind is NoticeKind.CANCEL and notice.task_id == task.task_id):
-                self._unwanted = task.task_id
+                self._unwanted.add(task.task_id)
                 self._bell.ring()

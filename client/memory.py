@@ -7,11 +7,16 @@ Pending is written before the update goes into the outbox. An applied update's m
 one that counted, then the outbox lets the update go; a rejected one's is dropped. A crash in between
 repeats the step: the update is sent again, the server gives the same answer. Another run, or another
 model, starts with nothing.
+
+Where a result is encoded while earlier ones wait to be sent, it goes on from what the newest of these left
+out: updates are answered in the order in which they were encoded. If an earlier one is then rejected, what
+it had taken over from the memory before is lost with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,13 +33,19 @@ class Memories:
 
     def __init__(self, folder: Path, outbox: Collection[str] = ()) -> None:
         self._folder = folder
+        self._lock = threading.Lock()  # results leave in another thread than the one that makes them
         for path in [*folder.glob(f"{PENDING}*{SUFFIX}"), *folder.glob(f"*{UNFINISHED}")]:
             if path.stem.removeprefix(PENDING) not in outbox or path.suffix == UNFINISHED:
                 path.unlink()
 
-    def load(self, run_id: str, layout_hash: str) -> Memory | None:
-        """The memory that counts in this run of this model; None: nothing is remembered."""
-        record = read_record(self._folder / KEPT)
+    def load(self, run_id: str, layout_hash: str, waiting: Sequence[str] = ()) -> Memory | None:
+        """The memory that counts in this run of this model; None: nothing is remembered.
+
+        `waiting`: the updates that are not answered yet, oldest first.
+        """
+        with self._lock:
+            pending = [path for path in map(self._pending, reversed(waiting)) if path.exists()]
+            record = read_record(pending[0] if pending else self._folder / KEPT)
         if record is None or (record.facts["run_id"], record.facts["layout_hash"]) != (run_id, layout_hash):
             return None
         facts = record.facts
@@ -55,9 +66,10 @@ class Memories:
     def commit(self, update_id: str) -> None:
         """The server has taken the update. Harmless to repeat."""
         pending = self._pending(update_id)
-        if pending.exists():
-            pending.replace(self._folder / KEPT)
-            sync_folder(self._folder)
+        with self._lock:
+            if pending.exists():
+                pending.replace(self._folder / KEPT)
+                sync_folder(self._folder)
 
     def drop(self, update_id: str) -> None:
         """The update does not count. Harmless to repeat."""

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from anabranch.core.effects import Refused
 from anabranch.core.params import ParamSpec
-from anabranch.core.updates import Decision
+from anabranch.core.updates import Decision, Task
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class PushAnswer:
     decision: Decision
     version: int
     duplicate: bool = False
+    next: Task | Refused | None = None  # where it was asked for with the push
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
+ROLLBACK_S = 3600.0
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
@@ -56,6 +57,7 @@ class RunStatus:
     observer_bytes: int
     uptime_s: float
     config: Mapping[str, Any]
+    quarantined: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -139,6 +141,7 @@ class OperatorClient:
             observer_bytes=s.observer_bytes,
             uptime_s=s.uptime_s,
             config=json.loads(s.config_json or "{}"),
+            quarantined=dict(s.quarantined),
         )
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[PublishedVersion]:
@@ -163,6 +166,25 @@ class OperatorClient:
     def resume(self) -> None:
         """Hand out tasks again."""
         self._call(self._stub.Resume, operators.ResumeRequest())
+
+    def quarantine(self, client_id: str, why: str = "") -> None:
+        """No task for a client and no update of it, until `release`; `why` is told to it."""
+        self._call(self._stub.Quarantine, operators.QuarantineRequest(client_id=client_id, why=why))
+
+    def release(self, client_id: str) -> bool:
+        """Let a client out of quarantine; whether it was in."""
+        return self._call(self._stub.Release, operators.ReleaseRequest(client_id=client_id)).released
+
+    def rollback(self, to_version: int, without: Sequence[str]) -> tuple[int, int]:
+        """The version that comes of leaving out the updates of some clients after `to_version`.
+
+        And how many updates that were. It takes as long as the run's whole log takes to fold. Raises
+        `UnknownVersion`; `ConfigError` for a client that is not enrolled, or a strategy of rounds.
+        """
+        request = operators.RollbackRequest(to_version=to_version, without=without)
+        with mapped_errors(self.address):
+            done = self._stub.Rollback(request, timeout=ROLLBACK_S)
+        return done.version, done.updates_left_out
 
     def report_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a version."""

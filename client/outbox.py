@@ -18,6 +18,7 @@ import hashlib
 import json
 import logging
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -97,11 +98,13 @@ class UpdateEntry:
 class Outbox:
     """Results that no server has answered yet. At the bounds the oldest entry makes room, with a warning.
 
-    Owned by one process and one thread. Opening it drops what a crash has left unfinished or torn.
+    Owned by one process; one thread puts in, another may send and remove. Opening it drops what a crash has
+    left unfinished or torn.
     """
 
     def __init__(self, folder: Path, entries_max: int = 64, bytes_max: int = 2 * GIB) -> None:
         self._folder, self._entries_max, self._bytes_max = folder, entries_max, bytes_max
+        self._lock = threading.Lock()  # of the list of the files
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"*{UNFINISHED}"):
             path.unlink()
@@ -151,14 +154,16 @@ class Outbox:
 
     def remove(self, update_id: str) -> None:
         """The server has answered. Harmless to repeat."""
-        self._path(update_id).unlink(missing_ok=True)
+        with self._lock:
+            self._path(update_id).unlink(missing_ok=True)
 
     def _path(self, update_id: str) -> Path:
         return self._folder / f"{checked_id(update_id, 'update_id')}{SUFFIX}"
 
     def _files(self) -> list[tuple[int, int, Path]]:
         """(time written in ns, size in bytes, path) of each entry, oldest first."""
-        found = [(path.stat(), path) for path in self._folder.glob(f"*{SUFFIX}")]
+        with self._lock:
+            found = [(path.stat(), path) for path in self._folder.glob(f"*{SUFFIX}")]
         return sorted((stat.st_mtime_ns, stat.st_size, path) for stat, path in found)
 
     def _make_room(self, size: int) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from anabranch.client.agent import Agent, AgentSummary
+from anabranch.client.agent import Agent
 from anabranch.client.channel import check_plain
 from anabranch.client.follower import Follower, Measurement
 from anabranch.client.joining import join_address, joined_wallet
@@ -17,6 +17,7 @@ from anabranch.client.lease import OnEvent
 from anabranch.client.operator import open_operator, operator_wallet
 from anabranch.client.state import device_id, fresh_id, fresh_seed, locked
 from anabranch.client.stopping import Bell, interruptible, persist
+from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import shard_of
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.config import ClientTable

@@ -25,12 +25,12 @@ from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.params import ParamSpec, Vector, digest
 from anabranch.core.rng import seed_of
 from anabranch.core.submodels import Submodel, UnitMap
-from anabranch.core.updates import Capability, Task
+from anabranch.core.updates import Capability, LocalPlan, Task
 from anabranch.protos.convert import submodel_to_proto
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import watched
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import cut, smaller, trainer_for
+from anabranch.workloads.trainer import Hook, cut, smaller, trainer_for
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,6 +147,24 @@ class LocalTrainer:
                 base.part(task.submodel), base.frozen, self.examples, task.local, task.seed, smaller(task)
             )
         covered = cut(task, result.delta)
+        return self.pack(task, update_id, covered, result.steps, result.metrics, memory)
+
+    def train_on(self, base: BaseModel, plan: LocalPlan, seed: int, hook: Hook) -> None:
+        """Train from `base` until `hook` raises: see `Trainer.train_on`."""
+        assert self.examples is not None, "load a shard first"
+        self._trainer.train_on(base.vector, base.frozen, self.examples, plan, seed, hook)
+
+    def pack(
+        self,
+        task: Task,
+        update_id: str,
+        covered: Vector,
+        steps: int,
+        metrics: Mapping[str, float],
+        memory: Memory | None,
+    ) -> tuple[UpdateEntry, Memory | None]:
+        """The update of a task: `covered` is the delta on its coordinates. Raises as `train` does."""
+        assert self.examples is not None, "load a shard first"
         uplink = make_uplink(task.uplink)
         payload, pending = uplink.encode(
             covered, self.spec, task.submodel, memory, seed_of(task.seed, "codec"), task.base_version
@@ -157,12 +175,12 @@ class LocalTrainer:
             manifest_sha256=self.spec.layout_hash,
             base_version=task.base_version,
             examples=len(self.examples),
-            local_steps=result.steps,
+            local_steps=steps,
             codec=uplink.codec.text,
             payload=payload,
             values=covered.size,
             submodel=submodel_to_proto(task.submodel),
-            metrics=finite(result.metrics),
+            metrics=finite(metrics),
         )
         return entry, pending
 

@@ -70,7 +70,12 @@ def signed_record(entry: UpdateEntry, client_id: str, spec: ParamSpec) -> dict[s
 
 
 def update_messages(
-    entry: UpdateEntry, client_id: str, offset: int, guard: StallGuard, signature: bytes = b""
+    entry: UpdateEntry,
+    client_id: str,
+    offset: int,
+    guard: StallGuard,
+    signature: bytes = b"",
+    next_ask: devices.AskTaskRequest | None = None,
 ) -> Iterator[devices.PushUpdateRequest]:
     """The header, then chunks from `offset` on."""
     part = model.Part(
@@ -93,6 +98,7 @@ def update_messages(
             parts=[part],
             metrics=entry.metrics,
             signature=signature,
+            next=next_ask,
         )
     )
     view = memoryview(entry.payload)

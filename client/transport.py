@@ -7,6 +7,7 @@ the server's retry window. The agent calls from two threads: its own, and the on
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 import grpc
@@ -88,6 +89,10 @@ class Transport(Protocol):
         """Send an update; returns once the server has it for good. Raises `InvalidUpdate` and the like."""
         ...
 
+    def push_and_ask(self, entry: UpdateEntry, ask: Ask, spec: ParamSpec) -> PushAnswer:
+        """The same, and apply for a task from the version that the update leads to: see `PushAnswer.next`."""
+        ...
+
     def query_upload(self, update_id: str) -> UploadState:
         """How much of an upload is there."""
         ...
@@ -152,13 +157,17 @@ class GrpcTransport:
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
         """See `Transport`."""
-        request = devices.AskTaskRequest(
+        return self._asked(self._call(self._stub.AskTask, self._ask_request(ask, spec)), ask, spec)
+
+    def _ask_request(self, ask: Ask, spec: ParamSpec) -> devices.AskTaskRequest:
+        return devices.AskTaskRequest(
             client_id=self.client_id,
             task_id=ask.task_id,
             manifest_sha256=bytes.fromhex(spec.layout_hash),
             holds_version=ask.holds_version,
         )
-        answer = self._call(self._stub.AskTask, request)
+
+    def _asked(self, answer: devices.AskTaskResponse, ask: Ask, spec: ParamSpec) -> Task | Refused:
         if answer.WhichOneof("answer") == "task":
             if answer.task.task_id != ask.task_id:
                 raise InvalidUpdate(f"asked for task {ask.task_id!r}, was given {answer.task.task_id!r}")
@@ -213,17 +222,28 @@ class GrpcTransport:
 
     def push(self, entry: UpdateEntry) -> PushAnswer:
         """See `Transport`. Goes on as long as every attempt brings something."""
-        state = UploadState(0)
+        return _push_answer(self._pushed(entry, None))
+
+    def push_and_ask(self, entry: UpdateEntry, ask: Ask, spec: ParamSpec) -> PushAnswer:
+        """See `Transport`."""
+        message = self._pushed(entry, self._ask_request(ask, spec))
+        granted = self._asked(message.next, ask, spec) if message.HasField("next") else None
+        return replace(_push_answer(message), next=granted)
+
+    def _pushed(
+        self, entry: UpdateEntry, next_ask: devices.AskTaskRequest | None
+    ) -> devices.PushUpdateResponse:
+        has = 0
         if len(entry.payload) > CHUNK_BYTES:
-            state = self.query_upload(entry.update_id)
-        while state.answer is None:
+            has = _has(self.query_upload(entry.update_id), entry)
+        while True:
             try:
-                return self._send(entry, state.received_bytes)
+                return self._send(entry, has, next_ask)
             except Unavailable:
-                sent, state = state.received_bytes, self._state_after_a_break(entry.update_id)
-                if state.answer is None and state.received_bytes <= sent:
+                now_has = _has(self._state_after_a_break(entry.update_id), entry)
+                if now_has <= has:
                     raise
-        return state.answer
+                has = now_has
 
     def query_upload(self, update_id: str) -> UploadState:
         """See `Transport`."""
@@ -330,16 +350,23 @@ class GrpcTransport:
         links: bytes = self._call(self._stub.GetLinks, request).links
         return links
 
-    def _send(self, entry: UpdateEntry, offset: int) -> PushAnswer:
+    def _send(
+        self, entry: UpdateEntry, offset: int, next_ask: devices.AskTaskRequest | None
+    ) -> devices.PushUpdateResponse:
         timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)
         with mapped_errors(self.address):
             # The guard is made first: gRPC takes messages from a thread of its own.
             guard = StallGuard(lambda: call.cancel(), self._stall_s)  # noqa: PLW0108
             call = self._stub.PushUpdate.future(
-                update_messages(entry, self.client_id, offset, guard, signature), timeout=timeout
+                update_messages(entry, self.client_id, offset, guard, signature, next_ask), timeout=timeout
             )
             with guard:
-                return _push_answer(call.result())
+                return call.result()
+
+
+def _has(state: UploadState, entry: UpdateEntry) -> int:
+    """From where to send. Of a decided update the header alone gets the answer again, and the ask's."""
+    return len(entry.payload) + 1 if state.answer is not None else state.received_bytes
 
 
 def _not_modified(header: devices.ModelHeader) -> FetchedModel:

@@ -45,6 +45,15 @@ def payload_codec(uplink: str) -> str:
     return rest if first.partition("(")[0] == FEEDBACK else uplink
 
 
+def chain_for(codecs: Collection[str], configured: str, wanted: str) -> str:
+    """The chain of a task's update: `wanted` by the strategy where the configuration leaves that to it.
+
+    Raw for a device that lacks one of the stages.
+    """
+    text = wanted if configured == AUTO else configured
+    return RAW if lacks(codecs, text) else text
+
+
 def lacks(codecs: Collection[str], text: str) -> list[str]:
     """The stages of a chain that are not among `codecs` (stage names; `name:version` counts too)."""
     known = {RAW, *(codec.partition(":")[0] for codec in codecs)}

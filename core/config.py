@@ -17,8 +17,13 @@ from typing import Any, TypeVar
 
 from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
+from anabranch.core.faults import FaultsTable
+from anabranch.core.ranges import TASK, check_ranges
+from anabranch.core.robust import RobustTable
 
 T = TypeVar("T")
+
+NO_KEY = {"key": False}  # the metadata of a field that is no key of its table: others set it
 
 
 @dataclass(frozen=True)
@@ -47,7 +52,9 @@ class FleetTable:
     (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes).
     `split`: `iid`, `dirichlet`, `shards`, `speed-shards`. `leavers`: the fraction of devices that leave for
     good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model takes its
-    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`).
+    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`). The
+    fraction `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
+    `attack_strength` says (0: as the attack does itself).
     """
 
     clients: int = 8
@@ -67,6 +74,9 @@ class FleetTable:
     availability_period_s: float = 600.0
     leavers: float = 0.0
     submodel_step: str = "operations"
+    attackers: float = 0.0
+    attack: str = "sign_flip"
+    attack_strength: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -119,7 +129,8 @@ class ServerTable:
     """`[server]`: where it listens, where it keeps its data, whom it lets in and how long for.
 
     `concurrency` caps the devices in training at a time (0: no cap). `staleness_max` rejects older
-    updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds.
+    updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds. A device
+    whose task is `upload_now_versions` behind is advised to push what it has (0: never).
     """
 
     address: str = "127.0.0.1:7070"
@@ -132,6 +143,7 @@ class ServerTable:
     lease_min_s: float = 10.0
     lease_max_s: float = 3600.0
     tasks_per_client: int = 1
+    upload_now_versions: int = 0
     retry_after_min_s: float = 0.5
     retry_after_max_s: float = 2.0
     snapshot_every_versions: int = 50
@@ -156,7 +168,11 @@ class IdentityTable:
 
 @dataclass(frozen=True)
 class ClientTable:
-    """`[client]`: local training, and how the agent behaves."""
+    """`[client]`: local training, and how the agent behaves.
+
+    `push`: `task` sends a result before the next task is asked for, `overlap` while it is trained; with
+    `elastic` devices train on, and the keys after it say when they push and how they merge.
+    """
 
     epochs: int = 1
     steps: int = 0
@@ -168,6 +184,14 @@ class ClientTable:
     device: str = "auto"
     retry_base_s: float = 0.5
     retry_cap_s: float = 60.0
+    push: str = TASK
+    push_when: str = "continuous"
+    push_steps: int = 10
+    push_steps_max: int = 200
+    push_duty: float = 0.5
+    push_change: float = 0.3
+    merge: str = "delta"
+    merge_weight: float = 0.5
 
 
 @dataclass(frozen=True)
@@ -178,11 +202,13 @@ class Config:
     fleet: FleetTable = FleetTable()
     strategy: StrategyTable = StrategyTable()
     submodel: SubmodelTable = SubmodelTable()
+    robust: RobustTable = field(default_factory=RobustTable)
     uplink: UplinkTable = UplinkTable()
     downlink: DownlinkTable = DownlinkTable()
     server: ServerTable = ServerTable()
     identity: IdentityTable = IdentityTable()
     client: ClientTable = ClientTable()
+    faults: FaultsTable = field(default_factory=FaultsTable)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -202,39 +228,14 @@ TABLES: dict[str, type[Any]] = {
     "fleet": FleetTable,
     "strategy": StrategyTable,
     "submodel": SubmodelTable,
+    "robust": RobustTable,
     "uplink": UplinkTable,
     "downlink": DownlinkTable,
     "server": ServerTable,
     "identity": IdentityTable,
     "client": ClientTable,
+    "faults": FaultsTable,
 }
-
-CHOICES = {
-    "run.evaluate_on": ("test", "validation"),
-    "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
-    "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
-    "fleet.submodel_step": ("operations", "whole"),
-    "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
-    "identity.tls": ("auto", "always"),
-    "client.precision": ("auto", "float32", "bfloat16", "float16"),
-}
-POSITIVE = (
-    "fleet.clients",
-    "fleet.dirichlet_alpha",
-    "fleet.shards_per_client",
-    "fleet.speed_levels",
-    "fleet.step_time_s",
-    "fleet.availability_period_s",
-    "server.lease_s",
-    "server.lease_min_s",
-    "server.lease_max_s",
-    "server.tasks_per_client",
-    "server.retry_after_max_s",
-    "identity.certificate_s",
-    "client.batch_size",
-    "client.learning_rate",
-)
-FRACTIONS = ("run.target_accuracy", "fleet.dropout", "fleet.availability", "fleet.leavers")
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
@@ -255,15 +256,15 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
     strategy = values.pop("strategy")
     name = strategy.pop("name", StrategyTable.name)
     built = {t: build(TABLES[t], v, t) for t, v in values.items()}
-    config = Config(strategy=StrategyTable(str(name), strategy), sources=sources, **built)
-    _check_ranges(config)
-    return config
+    built["strategy"] = StrategyTable(str(name), strategy)
+    check_ranges(built)
+    return Config(sources=sources, **built)
 
 
 def build(cls: type[T], values: Mapping[str, Any], table: str) -> T:
     """A dataclass of the table's values. Raises `ConfigError` on unknown keys and wrong types."""
     hints = typing.get_type_hints(cls)
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    known = {f.name: f for f in fields(cls) if f.metadata != NO_KEY}  # type: ignore[arg-type]
     for key in values:
         _known(key, known, f"key in [{table}]")
     lacking = [
@@ -317,54 +318,3 @@ def _typed(value: Any, hint: Any, path: str) -> Any:
 
 def _plain(table: Any) -> dict[str, Any]:
     return {f.name: getattr(table, f.name) for f in fields(table)}
-
-
-def _at(config: Config, path: str) -> Any:
-    table, key = path.split(".")
-    return getattr(getattr(config, table), key)
-
-
-def _check_ranges(config: Config) -> None:
-    for path, allowed in CHOICES.items():
-        if _at(config, path) not in allowed:
-            raise ConfigError(f"{path} must be one of {', '.join(allowed)}, not {_at(config, path)!r}")
-    for path in POSITIVE:
-        if not _at(config, path) > 0:
-            raise ConfigError(f"{path} must be greater than 0, not {_at(config, path)!r}")
-    for path in FRACTIONS:
-        if not 0 <= _at(config, path) <= 1:
-            raise ConfigError(f"{path} must be from 0 to 1, not {_at(config, path)!r}")
-    _check_no_negatives(config)
-    _check_relations(config)
-
-
-def _check_relations(config: Config) -> None:
-    fleet, server, submodel = config.fleet, config.server, config.submodel
-    if not submodel.drop < 1:
-        raise ConfigError(f"submodel.drop must be less than 1, not {submodel.drop!r}")
-    if not submodel.widths or not all(isinstance(w, float | int) and 0 < w <= 1 for w in submodel.widths):
-        raise ConfigError(f"submodel.widths must be fractions in (0, 1], not {submodel.widths!r}")
-    if fleet.speed_ratio < 1:
-        raise ConfigError(f"fleet.speed_ratio must be at least 1, not {fleet.speed_ratio!r}")
-    if fleet.availability == 0:
-        raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
-    if fleet.leavers and not config.run.virtual_s_max:
-        raise ConfigError("fleet.leavers needs run.virtual_s_max: devices leave at a random moment of it")
-    if fleet.dropout == 1:
-        raise ConfigError("fleet.dropout must be less than 1: no update would ever come")
-    if not (config.client.epochs or config.client.steps):
-        raise ConfigError("client.epochs or client.steps must be greater than 0: nothing would be learned")
-    if server.lease_min_s > server.lease_max_s:
-        raise ConfigError(f"server.lease_min_s must not be over lease_max_s, {server.lease_max_s:g}")
-    if server.retry_after_min_s > server.retry_after_max_s:
-        raise ConfigError(
-            f"server.retry_after_min_s must not be over retry_after_max_s, {server.retry_after_max_s:g}"
-        )
-
-
-def _check_no_negatives(config: Config) -> None:
-    for table, cls in TABLES.items():
-        for f in fields(cls):
-            value = getattr(getattr(config, table), f.name)
-            if isinstance(value, int | float) and value < 0:
-                raise ConfigError(f"{table}.{f.name} must not be negative, not {value!r}")

@@ -76,7 +76,31 @@ class Finished:
     why: str
 
 
-Effect = Granted | Refused | Decided | Published | LeaseEnded | Finished
+@dataclass(frozen=True)
+class Barred:
+    """A client is in quarantine from now on: no task, no update."""
+
+    client_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Unbarred:
+    """A client is out of quarantine."""
+
+    client_id: str
+
+
+@dataclass(frozen=True)
+class RolledBackTo:
+    """`version` is what the log gives without the updates `left_out`, which came after `to_version`."""
+
+    version: int
+    to_version: int
+    left_out: tuple[str, ...]
+
+
+Effect = Granted | Refused | Decided | Published | LeaseEnded | Finished | Barred | Unbarred | RolledBackTo
 
 # --- the device's ----------------------------------------------------------------------------
 
@@ -105,9 +129,10 @@ class Train:
 
 @dataclass(frozen=True)
 class Push:
-    """Push the outbox entry: the same bytes every time."""
+    """Push the outbox entry: the same bytes every time. With a `next_task_id`, ask for that task as well."""
 
     update_id: str
+    next_task_id: str = ""
 
 
 @dataclass(frozen=True)
@@ -132,6 +157,14 @@ class StopTraining:
 
 
 @dataclass(frozen=True)
+class GiveBack:
+    """Tell the server that this task will have no result; if that fails, its lease will end."""
+
+    task_id: str
+    why: str
+
+
+@dataclass(frozen=True)
 class SetTimer:
     """Send `TimerFired(name)` at this moment; a later order of the same name replaces it."""
 
@@ -146,4 +179,6 @@ class Stop:
     why: str
 
 
-SessionEffect = AskTask | FetchModel | Train | Push | Discard | Renew | StopTraining | SetTimer | Stop
+SessionEffect = (
+    AskTask | FetchModel | Train | Push | Discard | Renew | StopTraining | GiveBack | SetTimer | Stop
+)

@@ -12,12 +12,15 @@ decides what its paper decides.
 from __future__ import annotations
 
 import heapq
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from anabranch.core import events as ev
+from anabranch.core.admission import refusal_of, superseded
 from anabranch.core.broadcast import Broadcast, BroadcastState
-from anabranch.core.chains import AUTO, RAW, lacks
+from anabranch.core.chains import chain_for
+from anabranch.core.clipping import clipped
 from anabranch.core.effects import (
+    Barred,
     Decided,
     Effect,
     Finished,
@@ -26,27 +29,20 @@ from anabranch.core.effects import (
     LeaseEnded,
     Published,
     Refused,
+    RolledBackTo,
+    Unbarred,
 )
-from anabranch.core.ledger import ClientRecord, Ledger
+from anabranch.core.guard import Guard
+from anabranch.core.ledger import Counters, Ledger
 from anabranch.core.objections import objection
+from anabranch.core.outcome import outcome
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.planner import Applicant, Planner, PlannerState
 from anabranch.core.rng import seed_of
 from anabranch.core.settings import EngineSettings
-from anabranch.core.strategy import Context, Refusal, State, Step, Strategy, rejected
+from anabranch.core.strategy import Context, State, Step, Strategy, rejected
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Receipt, Task, TaskState, Update, Verdict
-
-
-@dataclass
-class Counters:
-    """Totals since version 0."""
-
-    granted: int = 0
-    applied: int = 0
-    rejected: int = 0
-    duplicates: int = 0
-    leases_lost: int = 0
 
 
 class Engine:
@@ -75,6 +71,8 @@ class Engine:
         self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
         self.history: dict[int, Vector] = {}
         self.ledger = Ledger(settings.receipts_max)
+        self.guard = Guard()
+        self.clip = strategy.clip if isinstance(settings.clip, str) else settings.clip
         self.pending: list[str] = []
         self.counters = Counters()
         self.paused = False
@@ -98,15 +96,16 @@ class Engine:
                 self.ledger.enrol(event.client_id, event.capability)
             case ev.TaskDropped():
                 return self._dropped(event)
-            case ev.Paused():
-                self.paused = True
-            case ev.Resumed():
-                self.paused = False
+            case _:
+                return self._ordered(event)
         return []
 
-    def refusal(self, ask: Ask, now: float) -> Refused | None:
-        """Why this ask would get no task now, or None. Changes nothing, so it needs no journal."""
-        refused = self._refusal(ask, now)
+    def refusal(self, ask: Ask, now: float, ahead: int = 0) -> Refused | None:
+        """Why this ask would get no task now, or None. Changes nothing, so it needs no journal.
+
+        `ahead`: devices that come first, so that as many more are as good as in training.
+        """
+        refused = refusal_of(ask, self._context(now), self, ahead)
         if refused is None:
             return None
         final = bool(self.finished)
@@ -127,32 +126,6 @@ class Engine:
 
     # --- asks --------------------------------------------------------------------------------
 
-    def _refusal(self, ask: Ask, now: float) -> Refusal | None:
-        if self.finished:
-            return Refusal(Reason.RUN_FINISHED, self.finished)
-        known = self.ledger.tasks.get(ask.task_id)
-        if known is not None and known.client_id == ask.client_id and known.state is TaskState.LEASED:
-            return None
-        if self.paused:
-            return Refusal(Reason.PAUSED, "the run is paused by its operator")
-        if ask.client_id not in self.ledger.clients:
-            return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
-        if known is not None or self.ledger.receipt_of_task(ask.task_id) is not None:
-            return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
-        superseded, context = self._superseded(ask), self._context(now)
-        cap, live = self.settings.concurrency, self.ledger.live
-        if cap and live >= cap and not superseded:
-            return Refusal(Reason.AT_CAPACITY, f"{live} of {cap} devices are in training")
-        state = self.state
-        for task in superseded:
-            state = self.strategy.on_lost(state, task, context)
-        return self.strategy.admit(state, ask, replace(context, live_tasks=live - len(superseded)))
-
-    def _superseded(self, ask: Ask) -> list[Task]:
-        """The live tasks that the client gives up by asking: the oldest, beyond what it may hold."""
-        live = self.ledger.live_of(ask.client_id)
-        return live[: max(0, len(live) - self.settings.tasks_per_client + 1)]
-
     def _asked(self, event: ev.TaskAsked) -> list[Effect]:
         ask, now = event.ask, event.now
         if refused := self.refusal(ask, now):
@@ -163,7 +136,8 @@ class Engine:
         plan = self.strategy.plan(self.state, ask, self.settings.local, self._context(now))
         self.state = plan.state
         submodel = self._submodel(ask)
-        lease_s = self._lease_s(self.ledger.clients[ask.client_id])
+        client = self.ledger.clients[ask.client_id]
+        lease_s = self.settings.lease_of(client.task_s_ewma)
         task = Task(
             task_id=ask.task_id,
             client_id=ask.client_id,
@@ -173,26 +147,20 @@ class Engine:
             lease_s=lease_s,
             seed=seed_of(self.settings.seed, "task", ask.client_id, self.counters.granted),
             local=plan.local,
-            uplink=self._uplink(ask, plan.uplink),
+            uplink=chain_for(client.capability.codecs, self.settings.uplink, plan.uplink),
             submodel=submodel,
         )
         self.counters.granted += 1
+        self.guard.granted(ask.client_id, now, self.settings)
         self.ledger.open(task)
         heapq.heappush(self._deadlines, (task.expires_at, task.task_id))
         return [*effects, Granted(task)]
 
     def _make_room(self, ask: Ask, now: float) -> list[Effect]:
         effects: list[Effect] = []
-        for task in self.ledger.expired_of(ask.client_id):
-            self._close(task)
-        for task in self._superseded(ask):
+        for task in superseded(ask, self):
             effects += self._lose(task, LeaseEnd.SUPERSEDED, now)
         return effects
-
-    def _uplink(self, ask: Ask, wanted: str) -> str:
-        """The codec of the task's update: raw for a device that cannot do what is wanted."""
-        text = wanted if self.settings.uplink == AUTO else self.settings.uplink
-        return RAW if lacks(self.ledger.clients[ask.client_id].capability.codecs, text) else text
 
     def _submodel(self, ask: Ask) -> Submodel | None:
         """The part of the model that the next task is of."""
@@ -202,12 +170,6 @@ class Engine:
         applicant = Applicant(self.ledger.slowness(ask.client_id), self.version, seed)
         self.planner_state, submodel = self.planner.plan(self.planner_state, self.vector, applicant)
         return submodel
-
-    def _lease_s(self, client: ClientRecord) -> float:
-        s = self.settings
-        if client.task_s_ewma is None:
-            return s.lease_s
-        return min(max(3.0 * client.task_s_ewma, s.lease_min_s), s.lease_max_s)
 
     # --- updates -----------------------------------------------------------------------------
 
@@ -222,7 +184,7 @@ class Engine:
         assert step.decision is not None, f"{self.strategy.name}: a step must carry a decision"
         effects = self._take(step, [update.update_id])
         receipt = Receipt(update.update_id, update.task_id, self.version, step.decision)
-        self._settle(task, receipt, event)
+        effects += self._settle(task, receipt, event)
         decided = Decided(update.client_id, receipt, update.examples)
         return [decided, *effects, *self._after(effects, event.now)]
 
@@ -239,7 +201,19 @@ class Engine:
                 refused = rejected(context.staleness, Reason.BASE_GONE, detail)
                 return Step(self._without(task, event), None, refused)
             context = replace(context, base=base)
-        return self.strategy.step(self.state, self._donated(context.base), update, context)
+        return self._stepped(update, context)
+
+    def _stepped(self, update: Update, context: Context) -> Step:
+        """The strategy's step for an update that is cut to a bounded length, where lengths are bounded."""
+        vector, length, detail = self._donated(context.base), None, ""
+        if self.clip:
+            cut = clipped(update, self.spec, self.guard.lengths, self.clip)
+            update, length, detail = cut.update, cut.length, cut.detail
+        step = self.strategy.step(self.state, vector, update, context)
+        if step.decision is None or step.decision.verdict is Verdict.REJECTED:
+            return step
+        self.guard.taken(update.client_id, length, self.settings)
+        return replace(step, decision=replace(step.decision, detail=detail or step.decision.detail))
 
     def _base(self, version: int) -> Vector | None:
         """The model that devices have of a version, or None where it is not held any more."""
@@ -255,7 +229,7 @@ class Engine:
             return self.state
         return self.strategy.on_lost(self.state, task, self._context(event.now))
 
-    def _settle(self, task: Task | None, receipt: Receipt, event: ev.UpdateArrived) -> None:
+    def _settle(self, task: Task | None, receipt: Receipt, event: ev.UpdateArrived) -> list[Effect]:
         update, reason = event.update, receipt.decision.reason
         rejection = receipt.decision.verdict is Verdict.REJECTED
         self.counters.rejected += rejection
@@ -263,10 +237,47 @@ class Engine:
         owned = task is not None and task.client_id == update.client_id
         self.ledger.file(receipt, answers_task=owned and reason is not Reason.DUPLICATE_TASK)
         if task is None or not owned:
-            return
+            return []
         self._close(task)
         self._tell_planner(task, applied=not rejection)
         self.ledger.finished_task(task, event.now, update, rejection)
+        why = self.guard.flawed(update.client_id, reason, self.settings)
+        return self._quarantined(update.client_id, why, event.now) if why else []
+
+    # --- what operators order ----------------------------------------------------------------
+
+    def _ordered(self, event: ev.Event) -> list[Effect]:
+        match event:
+            case ev.Paused() | ev.Resumed():
+                self.paused = isinstance(event, ev.Paused)
+            case ev.Quarantined():
+                return self._quarantined(event.client_id, event.why, event.now)
+            case ev.Released() if self.guard.release(event.client_id):
+                return [Unbarred(event.client_id)]
+            case ev.RolledBack():
+                return self._rolled_back(event)
+        return []
+
+    def _quarantined(self, client_id: str, why: str, now: float) -> list[Effect]:
+        """No task for this client any more; those that it has end."""
+        effects: list[Effect] = [Barred(client_id, why)]
+        self.guard.bar(client_id, why)
+        for task in self.ledger.expired_of(client_id):
+            self._close(task)
+        for task in self.ledger.live_of(client_id):
+            effects += self._lose(task, LeaseEnd.CANCELLED, now)
+        return effects
+
+    def _rolled_back(self, event: ev.RolledBack) -> list[Effect]:
+        """Publish what the log gives without some clients, which go into quarantine."""
+        found = outcome(event, self)
+        why = f"a rollback to version {event.to_version} left its updates out"
+        effects = [e for c in event.without for e in self._quarantined(c, why, event.now)]
+        self.pending, self.guard.lengths = found.folded, found.lengths
+        self.counters.rollbacks += 1
+        effects += self._take(Step(found.state, found.vector), [])
+        self.pending = found.pending
+        return [*effects, RolledBackTo(self.version, event.to_version, found.left_out)]
 
     # --- leases ------------------------------------------------------------------------------
 
@@ -357,6 +368,7 @@ class Engine:
             self.history[self.version] = self.vector
         self.vector = step.vector
         self.version += 1
+        self.guard.published(self.settings)
         if self.broadcast is not None:
             self.broadcast_state = self.broadcast.publish(
                 self.broadcast_state, self.version, self.vector, self.ledger.bases
@@ -377,13 +389,9 @@ class Engine:
         return [*more, *self._check_budget()]
 
     def _check_budget(self) -> list[Effect]:
-        s = self.settings
         if self.finished:
             return []
-        if s.versions_max and self.version >= s.versions_max:
-            self.finished = f"the run ended at version {self.version}, its budget"
-        elif s.updates_max and self.counters.applied >= s.updates_max:
-            self.finished = f"the run ended after {self.counters.applied} updates, its budget"
+        self.finished = self.settings.spent(self.version, self.counters.applied)
         return [Finished(self.finished)] if self.finished else []
 
     def _forget_base(self, version: int) -> None:

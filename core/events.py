@@ -5,9 +5,13 @@ The first group is the server's (`Engine.handle`), the second the device's (`Ses
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from anabranch.core.updates import Ask, Capability, Decision, Task, Update
+
+if TYPE_CHECKING:
+    from anabranch.core.engine import Engine
 
 # --- the server's ----------------------------------------------------------------------------
 
@@ -105,17 +109,62 @@ class Resumed:
     now: float
 
 
-Event = Enrolled | TaskAsked | LeaseRenewed | TaskDropped | UpdateArrived | Ticked | Paused | Resumed
+@dataclass(frozen=True)
+class Quarantined:
+    """An operator gives a client no more tasks and takes no more of its updates."""
+
+    now: float
+    client_id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Released:
+    """An operator lets a client out of quarantine."""
+
+    now: float
+    client_id: str
+
+
+@dataclass(frozen=True)
+class RolledBack:
+    """An operator goes back to a version, and on from there without the updates of some clients.
+
+    `to_seq`: the place in the log of the event that published the version, 0 for version 0. `fold` is the
+    state that the log gives then (`rollback.py`); it is no part of the record.
+    """
+
+    now: float
+    to_version: int
+    to_seq: int
+    without: tuple[str, ...]
+    fold: Engine | None = field(default=None, compare=False, repr=False)
+
+
+Event = (
+    Enrolled
+    | TaskAsked
+    | LeaseRenewed
+    | TaskDropped
+    | UpdateArrived
+    | Ticked
+    | Paused
+    | Resumed
+    | Quarantined
+    | Released
+    | RolledBack
+)
 
 # --- the device's ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Started:
-    """The device begins, or begins again; `pending` names the update its outbox still holds."""
+    """The device begins, or begins again; what its outbox still holds is named, oldest first."""
 
     now: float
     pending_update_id: str | None = None
+    later_update_ids: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -153,21 +202,29 @@ class Trained:
 
 @dataclass(frozen=True)
 class PushAcknowledged:
-    """The server answered: the update is durable, or was refused for good."""
+    """The server answered: the update is durable, or was refused for good.
+
+    `task`: the next one, if it was asked for and granted with the push.
+    """
 
     now: float
     update_id: str
     decision: Decision
+    task: Task | None = None
 
 
 @dataclass(frozen=True)
 class CallFailed:
-    """The call in flight failed. `retryable`: the same call may succeed later."""
+    """A call in flight failed. `retryable`: the same call may succeed later.
+
+    `update_id`: it was the push of that update; needed only where another call may be in flight.
+    """
 
     now: float
     detail: str
     retryable: bool
     retry_after_s: tuple[float, float] | None = None
+    update_id: str | None = None
 
 
 @dataclass(frozen=True)

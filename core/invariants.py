@@ -33,7 +33,7 @@ def violations(engine: Engine) -> list[str]:
     check(set(engine.history) <= set(ledger.bases), "models are held that no live task started from")
     check(engine.vector.size == engine.spec.size, "the vector does not have the size of the spec")
     check(bool(np.isfinite(engine.vector).all()), "the model has values that are not finite")
-    check(engine.version <= engine.counters.applied, "more versions than updates")
+    check(engine.version <= engine.counters.applied + engine.counters.rollbacks, "more versions than updates")
     return found
 
 

@@ -26,6 +26,7 @@ from anabranch.core.updates import Ask, Update
 
 Record = dict[str, Any]
 LoadDelta = Callable[[ev.Payload, Submodel | None], Delta]
+Refold = Callable[[ev.RolledBack, int, Engine], ev.RolledBack]
 
 _PLAIN: dict[str, type[Any]] = {
     "renewed": ev.LeaseRenewed,
@@ -33,6 +34,8 @@ _PLAIN: dict[str, type[Any]] = {
     "ticked": ev.Ticked,
     "paused": ev.Paused,
     "resumed": ev.Resumed,
+    "quarantined": ev.Quarantined,
+    "released": ev.Released,
 }
 _KIND = {cls: kind for kind, cls in _PLAIN.items()}
 
@@ -46,6 +49,9 @@ def to_record(event: ev.Event) -> Record:
             return {"kind": "asked", "now": event.now, **asdict(event.ask)}
         case ev.UpdateArrived():
             return _update_record(event)
+        case ev.RolledBack(now, to_version, to_seq, without):
+            found = {"now": now, "to_version": to_version, "to_seq": to_seq, "without": list(without)}
+            return {"kind": "rolled_back", **found}
         case _:
             return {"kind": _KIND[type(event)], **asdict(event)}
 
@@ -60,6 +66,8 @@ def from_record(record: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Ev
         return ev.TaskAsked(data.pop("now"), Ask(**data))
     if kind == "update":
         return _update_event(data, spec, load_delta)
+    if kind == "rolled_back":  # whoever handles it brings its state
+        return ev.RolledBack(data["now"], data["to_version"], data["to_seq"], tuple(data["without"]))
     event: ev.Event = _PLAIN[kind](**data)
     return event
 
@@ -87,17 +95,21 @@ class JournalDigest:
 
 
 def replay(
-    engine: Engine, records: Iterable[Record], load_delta: LoadDelta
+    engine: Engine, records: Iterable[Record], load_delta: LoadDelta, refold: Refold | None = None
 ) -> Iterable[tuple[Record, list[Effect]]]:
-    """Feed the records to the engine, yielding each with its effects.
+    """Feed the records to the engine, yielding each with its effects; `refold` is for rollbacks.
 
-    Raises `ReplayMismatch` where a record cannot be read as an event.
+    Raises `ReplayMismatch` where a record cannot be read as an event, or is a rollback without `refold`.
     """
     for number, record in enumerate(records):
         try:
             event = from_record(record, engine.spec, load_delta)
         except (KeyError, TypeError, ValueError) as error:
             raise ReplayMismatch(f"record {number} of the journal is not an event: {error!r}") from error
+        if isinstance(event, ev.RolledBack):
+            if refold is None:
+                raise ReplayMismatch(f"record {number} of the journal is a rollback: it needs the whole log")
+            event = refold(event, number + 1, engine)
         yield record, engine.handle(event)
 
 

@@ -38,6 +38,18 @@ class ClientRecord:
         return None if self.step_s_ewma is None else float(f"{self.step_s_ewma:.1e}")
 
 
+@dataclass
+class Counters:
+    """Totals since version 0."""
+
+    granted: int = 0
+    applied: int = 0
+    rejected: int = 0
+    duplicates: int = 0
+    leases_lost: int = 0
+    rollbacks: int = 0
+
+
 class Ledger:
     """Clients, tasks and receipts, with the indices that make every look-up cheap."""
 

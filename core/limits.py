@@ -36,6 +36,7 @@ class Limits:
     # --- the engine
     receipts_max: int = 100_000  # oldest receipts leave memory; the store keeps them all
     clients_max: int = 1_000_000
+    waiting_max: int = 10_000  # devices whose turn for a place is kept; more are refused as they come
     # --- the store
     inline_bytes_max: int = 1 * MIB  # larger payloads are spooled and become files of their own
     commit_events_max: int = 64  # events in one group commit

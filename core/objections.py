@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from anabranch.core import events as ev
+from anabranch.core.guard import Guard
 from anabranch.core.ledger import Ledger
 from anabranch.core.settings import EngineSettings
 from anabranch.core.strategy import Context, Strategy, rejected
@@ -17,6 +18,7 @@ class Books(Protocol):
     strategy: Strategy
     settings: EngineSettings
     ledger: Ledger
+    guard: Guard
     version: int
     finished: str
 
@@ -51,6 +53,8 @@ def objection(event: ev.UpdateArrived, task: Task | None, context: Context, book
 
 def _no_task(update: Update, task: Task | None, books: Books) -> tuple[Reason, str]:
     """Why the client has no task for this update."""
+    if update.client_id in books.guard.quarantined:
+        return Reason.QUARANTINED, books.guard.quarantined[update.client_id]
     if (used := books.ledger.receipt_of_task(update.task_id)) is not None:
         return Reason.DUPLICATE_TASK, f"task {update.task_id!r} was answered by update {used.update_id!r}"
     if task is None and books.strategy.synchronous and update.base_version < books.version:

@@ -44,11 +44,17 @@ IN_FLIGHT = (Phase.ASKING, Phase.FETCHING, Phase.TRAINING, Phase.PUSHING)
 
 @dataclass(frozen=True)
 class SessionSettings:
-    """Seconds. `tasks_max`: stop after so many answered updates (0: never)."""
+    """Seconds. `tasks_max`: stop after so many answered updates (0: never).
+
+    `tasks_held_max`: tasks of which the server may know at a time, see `core/overlap.py`. `ask_with_push`: a
+    push asks for the next task, so that this starts from the very version that the update made.
+    """
 
     retry_base_s: float = 0.5
     retry_cap_s: float = 60.0
     tasks_max: int = 0
+    tasks_held_max: int = 1
+    ask_with_push: bool = False
 
 
 class Session:
@@ -66,7 +72,8 @@ class Session:
         self.given_up = 0
         self._asks = 0
         self._draws = 0
-        self._task_id = ""
+        self._task_id = self._next_task_id = ""
+        self._later: list[str] = []  # what an earlier life has left, behind the update in hand
         self._again: Callable[[float], list[ef.SessionEffect]] = self._ask
 
     def handle(self, event: ev.SessionEvent) -> list[ef.SessionEffect]:  # noqa: C901 - one flat table
@@ -74,11 +81,8 @@ class Session:
         if self.phase is Phase.STOPPED:
             return []
         match event:
-            case ev.Started(now, None):
-                return self._ask_anew(now)
-            case ev.Started(now, str(pending)):
-                self.update_id = pending
-                return self._push(now)
+            case ev.Started():
+                return self._started(event)
             case ev.TaskGranted(_, task) if self.phase is Phase.ASKING and task.task_id == self._task_id:
                 return self._granted(event)
             case ev.TaskRefused() if self.phase is Phase.ASKING:
@@ -88,7 +92,7 @@ class Session:
             case ev.Trained(now, update_id) if self.phase is Phase.TRAINING and update_id == self.update_id:
                 return self._push(now)
             case ev.PushAcknowledged(now, update_id) if update_id == self.update_id:
-                return self._acknowledged(now)
+                return self._acknowledged(now, event.task)
             case ev.CallFailed() if self.phase in IN_FLIGHT:
                 return self._failed(event)
             case ev.TaskCancelled(now, task_id) if self.task is not None and task_id == self.task.task_id:
@@ -103,9 +107,12 @@ class Session:
 
     def _ask_anew(self, now: float) -> list[ef.SessionEffect]:
         self.task = self.update_id = None
-        self._asks += 1
-        self._task_id = unique_id(self.seed, "task", self.client_id, self._asks)
+        self._task_id, self._next_task_id = self._next_task_id or self._fresh_task_id(), ""
         return self._ask(now)
+
+    def _fresh_task_id(self) -> str:
+        self._asks += 1
+        return unique_id(self.seed, "task", self.client_id, self._asks)
 
     def _ask(self, now: float) -> list[ef.SessionEffect]:  # noqa: ARG002
         self.phase = Phase.ASKING
@@ -125,9 +132,25 @@ class Session:
     def _push(self, now: float) -> list[ef.SessionEffect]:  # noqa: ARG002
         assert self.update_id is not None
         self.phase = Phase.PUSHING
-        return [ef.Push(self.update_id)]
+        last = self.settings.tasks_max and self.answered + 1 >= self.settings.tasks_max
+        if self.settings.ask_with_push and not (self._later or last):
+            self._next_task_id = self._next_task_id or self._fresh_task_id()
+        return [ef.Push(self.update_id, self._next_task_id)]
 
     # --- the answers -------------------------------------------------------------------------
+
+    def _started(self, event: ev.Started) -> list[ef.SessionEffect]:
+        if event.pending_update_id is None:
+            return self._ask_anew(event.now)
+        self.update_id, self._later = event.pending_update_id, list(event.later_update_ids)
+        return self._push(event.now)
+
+    def _next(self, now: float) -> list[ef.SessionEffect]:
+        """What an earlier life has left goes first, be it more than one; then a new task."""
+        if not self._later:
+            return self._ask_anew(now)
+        self.task, self.update_id = None, self._later.pop(0)
+        return self._push(now)
 
     def _granted(self, event: ev.TaskGranted) -> list[ef.SessionEffect]:
         self.task, self.failures = event.task, 0
@@ -139,13 +162,16 @@ class Session:
         self.failures = 0
         return self._wait(event.now, self._ask_anew, event.retry_after_s)
 
-    def _acknowledged(self, now: float) -> list[ef.SessionEffect]:
+    def _acknowledged(self, now: float, granted: Task | None) -> list[ef.SessionEffect]:
         assert self.update_id is not None
         discard = ef.Discard(self.update_id)
         self.answered, self.failures, self.given_up = self.answered + 1, 0, 0
         if self.settings.tasks_max and self.answered >= self.settings.tasks_max:
             return [discard, *self._stop(f"{self.answered} tasks done")]
-        return [discard, *self._ask_anew(now)]
+        if granted is not None and granted.task_id == self._next_task_id:
+            self._task_id, self._next_task_id, self.update_id = self._next_task_id, "", None
+            return [discard, *self._granted(ev.TaskGranted(now, granted))]
+        return [discard, *self._next(now)]
 
     def _failed(self, event: ev.CallFailed) -> list[ef.SessionEffect]:
         """Repeat a call that may succeed later; for one that cannot, give the task up."""
@@ -158,7 +184,7 @@ class Session:
             return self._stop(event.detail)
         if self.phase is Phase.PUSHING and self.update_id:
             # The server does not want this one; the device is well, so it does not back off.
-            return [ef.Discard(self.update_id), *self._ask_anew(event.now)]
+            return [ef.Discard(self.update_id), *self._next(event.now)]
         self.task = self.update_id = None
         # A grant clears `failures`: without this, tasks that all fail would be asked for at full speed.
         self.given_up += 1
@@ -186,16 +212,23 @@ class Session:
         window_s: tuple[float, float] | None,
     ) -> list[ef.SessionEffect]:
         self.phase, self._again = Phase.WAITING, again
+        return [ef.SetTimer("retry", self._backed_off(now, self.failures, window_s))]
+
+    def _backed_off(self, now: float, failures: int, window_s: tuple[float, float] | None) -> float:
+        """When to repeat a call after so many failures in a row."""
         if window_s is None:
-            doublings = min(self.failures, DOUBLINGS_MAX)
+            doublings = min(failures, DOUBLINGS_MAX)
             window_s = (0.0, min(self.settings.retry_cap_s, self.settings.retry_base_s * 2.0**doublings))
         low, high = window_s
-        return [ef.SetTimer("retry", now + low + (high - low) * self._uniform())]
+        return now + low + (high - low) * self._uniform()
 
     def _heartbeat(self, now: float) -> ef.SetTimer:
         assert self.task is not None
+        return self._beat(now, self.task.lease_s)
+
+    def _beat(self, now: float, lease_s: float) -> ef.SetTimer:
         jitter = 1.0 + HEARTBEAT_JITTER * (2.0 * self._uniform() - 1.0)
-        return ef.SetTimer("heartbeat", now + jitter * self.task.lease_s / HEARTBEATS_PER_LEASE)
+        return ef.SetTimer("heartbeat", now + jitter * lease_s / HEARTBEATS_PER_LEASE)
 
     def _uniform(self) -> float:
         self._draws += 1

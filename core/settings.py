@@ -15,7 +15,8 @@ class EngineSettings:
     """Zero means no bound. Times in seconds, the retry window as (earliest, latest).
 
     `uplink`: the codec chain of updates; `auto` leaves it to the strategy. `any_submodel`: an update may
-    cover another part of the model than its task, which is for those who aggregate by hand.
+    cover another part of the model than its task, which is for those who aggregate by hand. From `clip` on:
+    `clipping.py` and `guard.py`; `auto` leaves the clip to the strategy.
     """
 
     seed: int = 0
@@ -32,11 +33,31 @@ class EngineSettings:
     local: LocalPlan = field(default_factory=LocalPlan)
     uplink: str = AUTO
     any_submodel: bool = False
+    clip: float | str = AUTO
+    buffer_max: int = 0
+    window_max: int = 0
+    window_versions: int = 20
+    tasks_per_minute: float = 0.0
+    flaws_max: int = 0
+
+    def lease_of(self, task_s_ewma: float | None) -> float:
+        """Seconds of the lease of a client with this mean task time, None where that is not known."""
+        if task_s_ewma is None:
+            return self.lease_s
+        return min(max(3.0 * task_s_ewma, self.lease_min_s), self.lease_max_s)
+
+    def spent(self, version: int, applied: int) -> str:
+        """Why a run with this version and so many applied updates has ended; empty while it goes on."""
+        if self.versions_max and version >= self.versions_max:
+            return f"the run ended at version {version}, its budget"
+        if self.updates_max and applied >= self.updates_max:
+            return f"the run ended after {applied} updates, its budget"
+        return ""
 
     @classmethod
     def of(cls, config: Config, limits: Limits = DEFAULT_LIMITS) -> EngineSettings:
         """The settings of a configuration."""
-        server, run, client = config.server, config.run, config.client
+        server, run, client, robust = config.server, config.run, config.client, config.robust
         return cls(
             seed=run.seed,
             concurrency=server.concurrency,
@@ -58,4 +79,10 @@ class EngineSettings:
                 weight_decay=client.weight_decay,
             ),
             uplink=config.uplink.codec,
+            clip=robust.clip,
+            buffer_max=robust.buffer_max,
+            window_max=robust.window_max,
+            window_versions=robust.window_versions,
+            tasks_per_minute=robust.tasks_per_minute,
+            flaws_max=robust.flaws_max,
         )

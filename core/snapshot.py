@@ -6,6 +6,7 @@ SHA-256 over both: two engines with one digest behave alike for ever.
 
 from __future__ import annotations
 
+import copy as copying
 import hashlib
 import heapq
 import json
@@ -17,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.broadcast import Broadcast
-from anabranch.core.engine import Counters, Engine
-from anabranch.core.ledger import ClientRecord
+from anabranch.core.engine import Engine
+from anabranch.core.guard import Guard
+from anabranch.core.ledger import ClientRecord, Counters
 from anabranch.core.params import ParamSpec
 from anabranch.core.planner import Planner
 from anabranch.core.settings import EngineSettings
@@ -36,7 +38,7 @@ from anabranch.core.updates import (
 )
 
 Array = npt.NDArray[Any]
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
         "finished": engine.finished,
         "pending": list(engine.pending),
         "counters": asdict(engine.counters),
+        "guard": asdict(engine.guard),
         "clients": [asdict(c) for c in ledger.clients.values()],
         "tasks": [_pack(t, f"task/{t.task_id}", arrays) for t in ledger.tasks.values()],
         "receipts": [[*_receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()],
@@ -98,6 +101,7 @@ def restore(
     engine.paused, engine.finished = meta["paused"], meta["finished"]
     engine.pending = list(meta["pending"])
     engine.counters = Counters(**meta["counters"])
+    engine.guard = Guard(**copying.deepcopy(meta["guard"]))
     engine.state = strategy.state_type(**_unpack(meta["strategy"], arrays))
     if broadcast is not None:
         engine.broadcast_state = broadcast.state_type(**_unpack(meta["broadcast"], arrays))

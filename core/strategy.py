@@ -92,6 +92,11 @@ class Strategy(Protocol):
         """Whether the steps want `context.base`."""
         ...
 
+    @property
+    def clip(self) -> float:
+        """To how many median lengths a longer update is cut, where `[robust] clip` leaves that to us."""
+        ...
+
     def init(self, vector: Vector) -> State:
         """The state before the first update. `vector` has the shape of the model, (size,)."""
         ...
@@ -120,6 +125,10 @@ class Strategy(Protocol):
         """When `on_timer` wants to be called next, on the clock of `context.now`."""
         ...
 
+    def shifted(self, state: State, versions: int) -> State:
+        """The state in which every version has a number that is higher by `versions`."""
+        ...
+
     def downlink(self, version: int) -> str:
         """The codec of a version's way to the devices, where `[downlink] codec` leaves that to us."""
         ...
@@ -140,6 +149,11 @@ class AsyncStrategy:
         """Deltas are enough."""
         return False
 
+    @property
+    def clip(self) -> float:
+        """Never."""
+        return 0.0
+
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
         """Admit: the engine's concurrency cap is the only limit."""
         return None
@@ -159,6 +173,10 @@ class AsyncStrategy:
     def timer(self, state: State) -> float | None:
         """No timers."""
         return None
+
+    def shifted(self, state: State, versions: int) -> State:
+        """The state knows no versions."""
+        return state
 
     def downlink(self, version: int) -> str:
         """As it is."""

@@ -128,6 +128,9 @@ class Reason(StrEnum):
     AT_CAPACITY = "at_capacity"
     NOT_SELECTED = "not_selected"
     UNKNOWN_CLIENT = "unknown_client"
+    OVER_SHARE = "over_share"
+    TOO_FAST = "too_fast"
+    QUARANTINED = "quarantined"
 
 
 @dataclass(frozen=True)

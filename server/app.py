@@ -16,6 +16,7 @@ from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at
 from anabranch.core.config import Config
+from anabranch.core.engine import Engine
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
 from anabranch.identity.authority import Authority, authority_exists
@@ -23,11 +24,11 @@ from anabranch.server.clock import WallClock
 from anabranch.server.feed import Feed
 from anabranch.server.heap import bound_heap
 from anabranch.server.intake import Intake
-from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest
+from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest, read_manifest
 from anabranch.server.models import Models
 from anabranch.server.ports import Ports
 from anabranch.server.proofs import keep_authority
-from anabranch.server.recovery import Recovered, recover
+from anabranch.server.recovery import Recovered, make_engine, recover, refolder
 from anabranch.server.run import LiveRun
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_store
@@ -125,18 +126,7 @@ async def _live(
     folder = Path(server.data_dir) / "models" / recovered.info.run_id
     models = Models(folder, spec, frozen, downlink_at(recovered.engine.strategy, config.downlink.codec))
     clock = WallClock(recovered.last_now)
-    every = (server.snapshot_every_versions, server.snapshot_every_updates)
-    writer = Writer(
-        recovered.engine,
-        store,
-        models,
-        clock,
-        recovered.history,
-        recovered.seq,
-        recovered.saved,
-        every,
-        limits,
-    )
+    writer = _writer(store, recovered, config, models, clock, limits)
     uploads, feed = Uploads(store.blobs, limits), Feed()
     writer.listener = feed.tell
     intake = Intake(spec, recovered.info.run_id, writer, uploads)
@@ -161,6 +151,22 @@ async def _live(
         uploads.close()
         await writer.close()
         models.close()
+
+
+def _writer(
+    store: Store, recovered: Recovered, config: Config, models: Models, clock: WallClock, limits: Limits
+) -> Writer:
+    server, engine = config.server, recovered.engine
+    every = (server.snapshot_every_versions, server.snapshot_every_updates)
+    place = (recovered.history, recovered.seq, recovered.saved)
+    writer = Writer(engine, store, models, clock, *place, every, limits)
+    kept = kept_manifest(Path(server.data_dir))
+
+    def fresh() -> Engine:
+        return make_engine(config, read_manifest(kept, limits), None, limits)
+
+    writer.fold_by(refolder(store, engine.spec, fresh))
+    return writer
 
 
 async def _drain(run: LiveRun, ports: Ports) -> None:

@@ -10,17 +10,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect, Granted, Published
 from anabranch.core.engine import Engine
-from anabranch.core.errors import AnabranchError, StoreFull
+from anabranch.core.errors import AnabranchError, ConfigError, StoreFull, UnknownVersion
 from anabranch.core.journal import Record, to_record
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import digest
+from anabranch.core.rollback import Refolder
 from anabranch.core.snapshot import take_snapshot
 from anabranch.core.updates import Task, TaskState
+from anabranch.core.waiting import WaitingLine
+from anabranch.server.failpoints import reach
 from anabranch.server.history import History
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
 from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
@@ -83,10 +87,13 @@ class Books:
         seq: int,
         saved: Saved,
         history: History,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
         self.engine, self.store, self.models, self.history = engine, store, models, history
         self.seq = seq
         self.duplicates = 0
+        self.line = WaitingLine(limits)
+        self.refold: Refolder | None = None
         self._projections: list[Projection] = []
         self._every_versions, self._every_updates = every
         self._saved = saved
@@ -94,12 +101,18 @@ class Books:
 
     def commit(self, batch: Sequence[Call]) -> float | None:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
-        logged = [call for call in batch if call.event is not None and not self._answered(call)]
+        reach("batch_taken")
+        orders = [call for call in batch if isinstance(call.event, ev.RolledBack)]
+        others = [call for call in batch if call.event is not None and call not in orders]
+        logged = [call for call in others if not self._answered(call)]
         if logged:
             self._log(logged)
+        for call in orders:
+            self._roll_back(call)
         for call in batch:
             if call.look is not None:
                 self._look(call)
+        reach("answers_ready")
         return self.engine.next_deadline()
 
     def project(self) -> None:
@@ -128,6 +141,43 @@ class Books:
         ended = time.perf_counter()
         self._not_before = ended + SAVING_SHARE * (ended - began)
 
+    def _roll_back(self, call: Call) -> None:
+        """Log a rollback once its state is known, and write a snapshot: it took the whole log to make."""
+        assert isinstance(call.event, ev.RolledBack), "a rollback"
+        assert self.refold is not None, "this writer was not told how to fold the log"
+        try:
+            self.project()
+            self._check_rollback(call.event)
+            version = call.event.to_version
+            (row,) = self.store.versions(version - 1, 1) if version else (None,)
+            event = replace(call.event, to_seq=0 if row is None else row.seq)
+            call.event = self.refold(event, self.seq + 1, self.engine)
+        except DiskFailed:
+            raise
+        except AnabranchError as error:
+            call.error = error
+            return
+        self._log([call])
+        if call.error is None:
+            self.flush(call.event.now)
+
+    def _check_rollback(self, event: ev.RolledBack) -> None:
+        """Raises `UnknownVersion`, `ConfigError`."""
+        if self.engine.strategy.synchronous:
+            name = self.engine.strategy.name
+            raise ConfigError(
+                f"strategy {name!r} works in rounds, whose cohorts were drawn: they cannot be redone"
+            )
+        if not 0 <= event.to_version <= self.engine.version:
+            raise UnknownVersion(
+                f"version {event.to_version} is not published: the newest is {self.engine.version}"
+            )
+        if not event.without:
+            raise ConfigError("without: name at least one client whose updates are left out")
+        for client_id in event.without:
+            if client_id not in self.engine.ledger.clients:
+                raise ConfigError(f"without: client {client_id!r} is not enrolled")
+
     def _look(self, call: Call) -> None:
         assert call.look is not None
         try:
@@ -151,8 +201,12 @@ class Books:
                 task = ledger.tasks.get(task_id)
                 held = task is not None and (task.client_id, task.state) == (client_id, TaskState.LEASED)
                 return not held or task is None or progress <= task.progress
+            case ev.Quarantined(client_id=client_id, why=why):
+                return self.engine.guard.quarantined.get(client_id) == why
+            case ev.Released(client_id=client_id):
+                return client_id not in self.engine.guard.quarantined
             case ev.TaskAsked(now, ask):
-                refused = self.engine.refusal(ask, now)
+                refused = self.line.refusal(self.engine, ask, now)
                 call.effects = [refused] if refused else []
             case ev.UpdateArrived(update=update):
                 known = ledger.receipts.get(update.update_id)
@@ -190,6 +244,8 @@ class Books:
         self.seq = call.seq = seq
         self.history.add(record)
         call.effects = self.engine.handle(call.event)
+        reach("handled")
+        self.line.heard(call.event.now, call.effects)
         digests, links = {}, {}
         for effect in call.effects:
             if isinstance(effect, Granted):

@@ -8,7 +8,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnded, Published, Refused
+from anabranch.core.effects import (
+    Barred,
+    Decided,
+    Effect,
+    Finished,
+    Granted,
+    LeaseEnded,
+    Published,
+    Refused,
+    RolledBackTo,
+    Unbarred,
+)
 
 KEPT = 10_000
 
@@ -100,5 +111,12 @@ def _happening(seq: int, now: float, effect: Effect) -> Happening | None:
             return Happening(seq, now, "lease_ended", task.client_id, task.base_version, data)
         case Finished(why=why):
             return Happening(seq, now, "finished", "", 0, {"why": why})
+        case Barred(client_id=client_id, why=why):
+            return Happening(seq, now, "quarantined", client_id, 0, {"why": why})
+        case Unbarred(client_id=client_id):
+            return Happening(seq, now, "released", client_id, 0, {})
+        case RolledBackTo(version=version, to_version=to_version, left_out=left_out):
+            data = {"to_version": to_version, "updates_left_out": len(left_out)}
+            return Happening(seq, now, "rolled_back", "", version, data)
         case _:
             return None

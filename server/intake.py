@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,13 +18,13 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.chains import RAW, payload_codec
-from anabranch.core.effects import Decided
+from anabranch.core.effects import Decided, Effect
 from anabranch.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownTask
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from anabranch.core.params import Delta, ParamSpec
 from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Receipt, Update, find_flaw
+from anabranch.core.updates import Ask, Receipt, Update, find_flaw
 from anabranch.identity.signatures import check_signature, make_proof, update_message
 from anabranch.protos.convert import (
     check_manifest,
@@ -36,6 +36,8 @@ from anabranch.protos.convert import (
 )
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
+from anabranch.server.books import Answer
+from anabranch.server.failpoints import reach
 from anabranch.server.gate import Caller
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.uploads import Bytes, Upload, Uploads
@@ -52,11 +54,15 @@ Requests = AsyncIterator[devices.PushUpdateRequest]
 
 @dataclass(frozen=True)
 class Header:
-    """A header whose form was checked, and the signature if one is due. `update` has no values yet."""
+    """A header whose form was checked, with its signature if one is due. `update` has no values yet.
+
+    `ask`: for the next task.
+    """
 
     update: Update
     payload: ev.Payload
     proof: ev.Proof | None = None
+    ask: Ask | None = None
 
 
 @dataclass(frozen=True)
@@ -70,11 +76,16 @@ class Checked:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the caller is told. `seq` is the update's place in the log, 0 for a duplicate."""
+    """What the caller is told. `seq` is the update's place in the log, 0 for a duplicate.
+
+    `ask`: what it applies for in the same call, and `asked`: what came of that, unless it is still open.
+    """
 
     receipt: Receipt
     duplicate: bool
     seq: int
+    ask: Ask | None = None
+    asked: Sequence[Effect] = ()
 
 
 def checked_metrics(metrics: dict[str, float]) -> dict[str, float]:
@@ -108,7 +119,25 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
     size_bytes = _checked_size(part.size_bytes, codec, Layout.of(spec, submodel), limits)
     values = 0 if submodel is None else submodel.size
     sha256 = checked_digest(part.sha256, "parts[0].sha256")
-    return Header(update, ev.Payload(sha256, size_bytes, part.encoding.codec, values))
+    payload = ev.Payload(sha256, size_bytes, part.encoding.codec, values)
+    return Header(update, payload, ask=_read_ask(message, spec, limits))
+
+
+def _read_ask(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits) -> Ask | None:
+    """The ask for the next task, if the push has one. Raises `InvalidUpdate` and `ManifestMismatch`."""
+    if not message.HasField("next"):
+        return None
+    if message.next.client_id != message.client_id:
+        raise InvalidUpdate("next.client_id must be the update's client_id: nobody asks for another")
+    return read_ask(message.next, spec, limits)
+
+
+def read_ask(message: devices.AskTaskRequest, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> Ask:
+    """An ask whose form was checked. Raises `InvalidUpdate` and `ManifestMismatch`."""
+    check_manifest(message.manifest_sha256, spec)
+    holds = message.holds_version if message.HasField("holds_version") else None
+    client_id = checked_id(message.client_id, "client_id", limits)
+    return Ask(client_id, checked_id(message.task_id, "task_id", limits), holds)
 
 
 def _checked_size(size_bytes: int, codec: Codec, layout: Layout, limits: Limits) -> int:
@@ -165,7 +194,7 @@ class Intake:
             async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
                 header = await self._header(requests, caller)
                 if (known := await self._known(header)) is not None:
-                    return known
+                    return replace(known, ask=header.ask)
                 upload = await self._receive(header, requests, deadline)
         except TimeoutError:
             raise Unavailable("the upload came too slowly and was cut: query it and go on") from None
@@ -218,6 +247,7 @@ class Intake:
     async def _receive(self, header: Header, requests: Requests, deadline: asyncio.Timeout) -> Upload:
         payload, clock = header.payload, asyncio.get_running_loop().time
         upload = await self.uploads.open(header.update.update_id, payload.size_bytes, payload.sha256)
+        reach("upload_begun")
         latest = clock() + max(WHOLE_UPLOAD_S_MIN, payload.size_bytes / SLOWEST_BYTES_PER_S)
         try:
             async for request in requests:
@@ -231,6 +261,7 @@ class Intake:
 
     async def _decide(self, header: Header, upload: Upload) -> Verdict:
         await upload.complete()
+        reach("upload_whole")
         raw_bytes = self._raw_bytes(header.payload.values or self.spec.size)
         self.writer.coming += 1
         try:
@@ -244,13 +275,23 @@ class Intake:
         event = ev.UpdateArrived(
             self.writer.now(), checked.update, header.payload, checked.flaw, header.proof
         )
-        answer = await self.writer.submit(event, checked.inline)
+        reach("update_checked")
+        answer, asked = await self._submitted(event, checked, header.ask)
         decided = next(e for e in answer.effects if isinstance(e, Decided))
         if checked.flaw and not decided.duplicate:
             raise InvalidUpdate(f"update {checked.update.update_id}: {checked.flaw}")
         if not decided.duplicate:
             self.bytes_raw += raw_bytes
-        return Verdict(decided.receipt, decided.duplicate, answer.seq or 0)
+        return Verdict(decided.receipt, decided.duplicate, answer.seq or 0, header.ask, asked)
+
+    async def _submitted(
+        self, event: ev.UpdateArrived, checked: Checked, ask: Ask | None
+    ) -> tuple[Answer, Sequence[Effect]]:
+        """What came of an update, and of the ask that goes right behind it."""
+        if ask is None or checked.flaw:
+            return await self.writer.submit(event, checked.inline), ()
+        answer, asked = await self.writer.submit_both(event, checked.inline, ev.TaskAsked(event.now, ask))
+        return answer, asked.effects
 
     def _raw_bytes(self, values: int) -> int:
         return values * self.spec.vector_dtype.itemsize

@@ -14,9 +14,10 @@ from safetensors.numpy import save
 from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
+from anabranch.core.effects import RolledBackTo
 from anabranch.core.engine import Engine
 from anabranch.core.errors import UnknownVersion
-from anabranch.protos.convert import manifest_to_proto
+from anabranch.protos.convert import checked_id, manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
 from anabranch.server.feed import Happening
@@ -30,6 +31,7 @@ from anabranch.server.store.base import Store, VersionRow
 log = logging.getLogger(__name__)
 
 VERSIONS_MAX = 1000
+WHY_CHARS_MAX = 200
 
 
 class Operators(OperatorsServicer):
@@ -71,6 +73,37 @@ class Operators(OperatorsServicer):
         await self.run.writer.submit(ev.Resumed(self.run.writer.now()))
         log.info("resumed by %s", caller)
         return operators.ResumeResponse()
+
+    @answers
+    async def Quarantine(
+        self, request: operators.QuarantineRequest, caller: Caller
+    ) -> operators.QuarantineResponse:
+        """Bar a client."""
+        client_id = checked_id(request.client_id, "client_id", self.run.limits)
+        why = request.why[:WHY_CHARS_MAX] or "by an operator"
+        await self.run.writer.submit(ev.Quarantined(self.run.writer.now(), client_id, why))
+        log.info("%s was quarantined by %s", client_id, caller)
+        return operators.QuarantineResponse()
+
+    @answers
+    async def Release(self, request: operators.ReleaseRequest, caller: Caller) -> operators.ReleaseResponse:
+        """Let a client out of quarantine."""
+        client_id = checked_id(request.client_id, "client_id", self.run.limits)
+        answer = await self.run.writer.submit(ev.Released(self.run.writer.now(), client_id))
+        log.info("%s was released by %s", client_id, caller)
+        return operators.ReleaseResponse(released=bool(answer.effects))
+
+    @answers
+    async def Rollback(
+        self, request: operators.RollbackRequest, caller: Caller
+    ) -> operators.RollbackResponse:
+        """Publish what the log gives without some clients' updates."""
+        without = tuple(sorted({checked_id(c, "without", self.run.limits) for c in request.without}))
+        event = ev.RolledBack(self.run.writer.now(), request.to_version, 0, without)
+        answer = await self.run.writer.submit(event)
+        done = next(e for e in answer.effects if isinstance(e, RolledBackTo))
+        log.info("rolled back to version %d by %s", request.to_version, caller)
+        return operators.RollbackResponse(version=done.version, updates_left_out=len(done.left_out))
 
     @streams
     async def Export(
@@ -135,6 +168,7 @@ class Operators(OperatorsServicer):
             uptime_s=run.writer.now() - run.started_at,
             manifest=manifest_to_proto(run.spec),
             config_json=json.dumps(run.config.to_json()),
+            quarantined=engine.guard.quarantined,
         )
 
     def _keep(self, engine: Engine, wanted: int | None) -> int:

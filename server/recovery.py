@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
@@ -16,9 +17,12 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, ReplayMismatch
 from anabranch.core.journal import Record, from_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import Delta, digest
+from anabranch.core.params import Delta, ParamSpec, digest
+from anabranch.core.ranges import ELASTIC
+from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore
+from anabranch.core.strategy import Strategy
 from anabranch.core.submodels import Submodel
 from anabranch.server.books import Saved
 from anabranch.server.history import History, history_at
@@ -26,7 +30,7 @@ from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.store.base import Link, Projection, RunInfo, Store, VersionRow
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 
 log = logging.getLogger(__name__)
@@ -52,13 +56,24 @@ def make_engine(
     config: Config, manifest: Manifest, snapshot: Snapshot | None = None, limits: Limits = DEFAULT_LIMITS
 ) -> Engine:
     """The engine of a snapshot, or of version 0."""
-    strategy = make_strategy(config.strategy.name, config.strategy.params)
+    strategy = strategy_of(config)
     settings = EngineSettings.of(config, limits)
     broadcast = make_broadcast(manifest.spec, strategy, config.downlink.codec)
     planner = make_planner(manifest.spec, strategy, config)
+    _check_elastic(config, strategy)
     if snapshot is not None:
         return restore(snapshot, manifest.spec, strategy, settings, broadcast, planner)
     return Engine(manifest.spec, strategy, settings, manifest.vector, broadcast, planner)
+
+
+def _check_elastic(config: Config, strategy: Strategy) -> None:
+    """What a device keeps of its own must not be added to the model again with its next update."""
+    adds = not strategy.needs_base
+    if config.client.push == ELASTIC and adds and config.client.merge_weight < 1:
+        raise ConfigError(
+            f"client.push = 'elastic' with strategy {strategy.name!r}, which adds updates up, needs "
+            "client.merge_weight = 1: or take a strategy that mixes models, such as fedasync"
+        )
 
 
 def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = DEFAULT_LIMITS) -> Recovered:
@@ -77,7 +92,7 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
     history = history_at(store, info, engine.version, seq)
     known = {row.version: row for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
-    for seq, record, effects in replay(engine, store, found.tail):
+    for seq, record, effects in replay(engine, store, found.tail, partial(make_engine, config, manifest)):
         last_now, replayed = record["now"], replayed + 1
         digests = check_versions(effects, known)
         links = check_links(history, record, effects, known)
@@ -93,19 +108,30 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
 
 
 def replay(
-    engine: Engine, store: Store, tail: Iterator[tuple[int, Record]]
+    engine: Engine, store: Store, tail: Iterator[tuple[int, Record]], fresh: Callable[[], Engine]
 ) -> Iterator[tuple[int, Record, list[Effect]]]:
-    """Feed logged events to the engine. Raises `ReplayMismatch` where one cannot be read."""
+    """Feed logged events to the engine; `fresh` makes the one of version 0.
 
-    def load(payload: ev.Payload, submodel: Submodel | None) -> Delta:
-        return decode(payload, store.payload(payload), engine.spec, submodel)
-
+    Raises `ReplayMismatch` where an event cannot be read.
+    """
+    refold = refolder(store, engine.spec, fresh)
     for seq, record in tail:
         try:
-            event = from_record(record, engine.spec, load)
+            event = from_record(record, engine.spec, refold.load_delta)
         except (KeyError, TypeError, ValueError) as error:
             raise ReplayMismatch(f"event {seq} of the log cannot be read: {error!r}") from error
+        if isinstance(event, ev.RolledBack):
+            event = refold(event, seq, engine)
         yield seq, record, engine.handle(event)
+
+
+def refolder(store: Store, spec: ParamSpec, fresh: Callable[[], Engine]) -> Refolder:
+    """What makes the states of rollbacks, of a store's log."""
+
+    def load(payload: ev.Payload, submodel: Submodel | None) -> Delta:
+        return decode(payload, store.payload(payload), spec, submodel)
+
+    return Refolder(fresh, store.records, load, store.receipt)
 
 
 def check_links(
@@ -166,6 +192,7 @@ def _check_same(stored: Config, config: Config, limits: Limits) -> None:
         ("downlink.codec", stored.downlink.codec, config.downlink.codec),
         *_differences("strategy", dict(stored.strategy.params), dict(config.strategy.params)),
         *_differences("submodel", vars(stored.submodel), vars(config.submodel)),
+        *_differences("robust", vars(stored.robust), vars(config.robust)),
         *_differences(
             "setting", vars(EngineSettings.of(stored, limits)), vars(EngineSettings.of(config, limits))
         ),

@@ -35,7 +35,7 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
 from anabranch.server.gate import Caller, Gate
-from anabranch.server.intake import Requests, Verdict
+from anabranch.server.intake import Requests, Verdict, read_ask
 from anabranch.server.models import ModelFile, Wanted
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
@@ -68,6 +68,7 @@ class Devices(DevicesServicer):
         capability = capability_from_proto(request.capability)
         await run.writer.submit(ev.Enrolled(run.writer.now(), client_id, capability))
         tables = {t: v for t, v in run.config.to_json().items() if t in DEVICE_TABLES}
+        tables["server"] = {"tasks_per_client": run.config.server.tasks_per_client}
         return devices.EnrolResponse(
             run=run.info.name,
             run_id=run.info.run_id,
@@ -80,19 +81,9 @@ class Devices(DevicesServicer):
     @answers
     async def AskTask(self, request: devices.AskTaskRequest, caller: Caller) -> devices.AskTaskResponse:
         """Grant or refuse a task."""
-        run = self.run
-        check_manifest(request.manifest_sha256, run.spec)
-        holds = request.holds_version if request.HasField("holds_version") else None
-        ask = Ask(self._client(request.client_id, caller), self._id(request.task_id, "task_id"), holds)
-        if run.draining:
-            return self._refusal(Refused(ask, Reason.PAUSED, "the server is going down", self._retry_s()))
-        answer = await run.writer.submit(ev.TaskAsked(run.writer.now(), ask))
-        granted = _find(answer.effects, Granted)
-        if granted is None:
-            refused = _find(answer.effects, Refused)
-            assert refused is not None, "an ask is granted or refused"
-            return self._refusal(refused)
-        return await self._grant(granted.task, holds)
+        ask = read_ask(request, self.run.spec, self.run.limits)
+        caller.check_name(ask.client_id)
+        return await self._answer_to(ask)
 
     @streams
     async def FetchModel(
@@ -140,7 +131,10 @@ class Devices(DevicesServicer):
     async def PushUpdate(self, requests: Requests, caller: Caller) -> devices.PushUpdateResponse:
         """Receive an update; the answer leaves after it is durable."""
         verdict = await self.run.intake.push(requests, caller)
-        return _push_response(verdict)
+        response = _push_response(verdict)
+        if verdict.ask is not None:
+            response.next.CopyFrom(await self._answer_to(verdict.ask, verdict.asked))
+        return response
 
     @answers
     async def QueryUpload(
@@ -172,6 +166,13 @@ class Devices(DevicesServicer):
         elif not held:
             detail = "the task is not wanted any more"
             notices.append(devices.Notice(kind=devices.NOTICE_KIND_CANCEL, task_id=task_id, detail=detail))
+        elif (
+            task is not None and 0 < self.run.config.server.upload_now_versions <= version - task.base_version
+        ):
+            detail = f"version {version} is served, the task is of version {task.base_version}"
+            notices.append(
+                devices.Notice(kind=devices.NOTICE_KIND_UPLOAD_NOW, task_id=task_id, detail=detail)
+            )
         return devices.HeartbeatResponse(
             expires_at_s=task.expires_at if task is not None and held else 0.0,
             server_time_s=writer.now(),
@@ -253,6 +254,20 @@ class Devices(DevicesServicer):
             final=refused.final,
         )
         return devices.AskTaskResponse(refusal=refusal, server_time_s=self.run.writer.now())
+
+    async def _answer_to(self, ask: Ask, asked: Sequence[Effect] = ()) -> devices.AskTaskResponse:
+        """The answer to an ask; `asked`: what came of it, if it has had its turn."""
+        if self.run.draining:
+            return self._refusal(Refused(ask, Reason.PAUSED, "the server is going down", self._retry_s()))
+        if not asked:
+            writer = self.run.writer
+            asked = (await writer.submit(ev.TaskAsked(writer.now(), ask))).effects
+        granted = _find(asked, Granted)
+        if granted is not None:
+            return await self._grant(granted.task, ask.holds_version)
+        refused = _find(asked, Refused)
+        assert refused is not None, "an ask is granted or refused"
+        return self._refusal(refused)
 
     async def _grant(self, task: Task, holds: int | None) -> devices.AskTaskResponse:
         codecs = self.run.writer.engine.ledger.clients[task.client_id].capability.codecs

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from anabranch.core.config import Config
@@ -53,11 +54,12 @@ def verify(data_dir: Path, database: str = "", ca_sha256: str = "") -> VerifyRep
     store = open_store(database, data_dir)
     try:
         info, manifest = stored_run(store, data_dir)
-        engine = make_engine(Config.from_json(info.config), manifest)
+        fresh = partial(make_engine, Config.from_json(info.config), manifest)
+        engine = fresh()
         problems = [*store.problems(), *_first_weights(info, manifest)]
         proofs, events = Proofs(info.run_id, read_authorities(data_dir), ca_sha256), 0
         try:
-            for seq, found in _replayed(store, engine, proofs, new_history(info)):
+            for seq, found in _replayed(store, engine, fresh, proofs, new_history(info)):
                 events = seq
                 problems += found
         except AnabranchError as error:
@@ -83,12 +85,12 @@ def _first_weights(info: RunInfo, manifest: Manifest) -> list[str]:
 
 
 def _replayed(
-    store: Store, engine: Engine, proofs: Proofs, history: History
+    store: Store, engine: Engine, fresh: Callable[[], Engine], proofs: Proofs, history: History
 ) -> Iterator[tuple[int, list[str]]]:
     """Every event's number with what is wrong after it."""
     recovery = store.load()
     known = {row.version: row for row in store.versions(limit=1 << 31)}
-    for seq, record, effects in replay(engine, store, store.records()):
+    for seq, record, effects in replay(engine, store, store.records(), fresh):
         found = [] if (unproved := proofs.problem(record)) is None else [unproved]
         try:
             check_versions(effects, known)

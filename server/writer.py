@@ -19,8 +19,10 @@ from anabranch.core.effects import Effect
 from anabranch.core.engine import Engine
 from anabranch.core.errors import Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call, Saved
 from anabranch.server.clock import WallClock
+from anabranch.server.failpoints import reach
 from anabranch.server.history import History
 from anabranch.server.models import Models
 from anabranch.server.store.base import Store
@@ -53,7 +55,7 @@ class Writer:
         every: tuple[int, int] = (0, 0),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._books = Books(engine, store, models, every, seq, saved or Saved(), history)
+        self._books = Books(engine, store, models, every, seq, saved or Saved(), history, limits)
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
@@ -83,6 +85,10 @@ class Writer:
         """Updates that were answered from a stored verdict since the start."""
         return self._books.duplicates
 
+    def fold_by(self, refold: Refolder) -> None:
+        """How the states of rollbacks are made; without it there are none."""
+        self._books.refold = refold
+
     @property
     def seq(self) -> int:
         """The last event in the log."""
@@ -104,6 +110,19 @@ class Writer:
         """
         answer: Answer = await self._enqueue(Call(event, inline))
         return answer
+
+    async def submit_both(
+        self, event: ev.Event, inline: bytes | None, follow_up: ev.Event
+    ) -> tuple[Answer, Answer]:
+        """Two events with nothing in between. Raises as `submit` does."""
+        calls = Call(event, inline), Call(follow_up)
+        futures = [self._put(call, first=call is calls[0]) for call in calls]
+        # Both are waited for: an error of the second would else be nobody's.
+        answers: list[Any] = await asyncio.gather(*futures, return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException):
+                raise answer
+        return answers[0], answers[1]
 
     async def look(self, question: Callable[[Engine], T]) -> T:
         """Ask the engine something, in turn with the events; the question may change nothing."""
@@ -135,15 +154,19 @@ class Writer:
     # --- the queue ---------------------------------------------------------------------------
 
     async def _enqueue(self, call: Call) -> Any:
+        return await self._put(call)
+
+    def _put(self, call: Call, first: bool = True) -> asyncio.Future[Any]:
+        """Into the queue. What follows up is let in where it is full."""
         if self.failure is not None:
             raise Unavailable(f"the writer has stopped: {self.failure}")
         if self._closing:
             raise Unavailable("the server is going down: try again when it is back")
-        if self._queue.qsize() >= self._limits.queue_events_max:
+        if first and self._queue.qsize() >= self._limits.queue_events_max:
             raise Overloaded(f"{self._queue.qsize()} events are waiting, the queue is full")
         call.future = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(call)
-        return await call.future
+        return call.future
 
     async def _run(self) -> None:
         while (batch := await self._gather()) is not None:
@@ -164,6 +187,7 @@ class Writer:
             call.settle()
             if self.listener is not None and call.event is not None and call.error is None:
                 self.listener(self.seq if call.seq is None else call.seq, call.event.now, call.effects)
+        reach("answered")
         full = any(isinstance(c.error, StoreFull) for c in batch)
         self._schedule(deadline, RETRY_FULL_DISK_S if full else 0.0)
 

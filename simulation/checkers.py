@@ -32,6 +32,13 @@ class Checker:
         self._published_at = 0.0
         self._now = 0.0
         self._decided: set[str] = set()
+        self._folded: set[str] = set()
+
+    def restarted(self, engine: Engine) -> None:
+        """The server came back after a crash: from now on this is its engine, of the same state."""
+        self._engine = engine
+        if engine.version != self._version:
+            raise AssertionError(f"version {self._version} was published, {engine.version} came back")
 
     def observe(self, event: ev.Event, effects: Sequence[Effect]) -> None:
         """Check one event and what came of it."""
@@ -40,14 +47,17 @@ class Checker:
         self._now = event.now
         for effect in effects:
             match effect:
-                case Published(version):
+                case Published(version, _, update_ids):
                     self._need(
                         version == self._version + 1, event, f"version {version} after {self._version}"
                     )
                     self._version, self._published_at = version, event.now
+                    twice = self._folded.intersection(update_ids)
+                    self._need(not twice, event, f"updates {sorted(twice)} were folded in twice")
+                    self._folded.update(update_ids)
                 case Decided():
                     self._check_decision(event, effect)
-                case Granted(task):
+                case Granted(task, again=False):
                     self._need(task.base_version == self._version, event, "a task from an old version")
                 case Refused():
                     self._need(False, event, "a refused ask was journalled")

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
+from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.workloads.profiles import DeviceProfiles
 
 
@@ -36,3 +38,40 @@ class Link:
     def download_s(self, payload_bytes: int) -> float:
         """Seconds from the first bit sent by the server to the last one at the device."""
         return self.latency_s + 8 * payload_bytes / self.down_bps
+
+
+class Network(Protocol):
+    """Carries messages between the devices and the server.
+
+    `timeout_s`: a call that has no answer after so long, and the time that its bytes take, is repeated; None
+    where messages always arrive.
+    """
+
+    timeout_s: float | None
+
+    def send(self, link: str, due_s: float, action: Action) -> None:
+        """A message leaves now and is due then; `action` is what it brings about when it arrives."""
+        ...
+
+
+class PerfectNetwork:
+    """Every message arrives once, when it is due."""
+
+    timeout_s: float | None = None
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self._clock = clock
+
+    def send(self, link: str, due_s: float, action: Action) -> None:  # noqa: ARG002
+        """See `Network`."""
+        self._clock.at(due_s, action)
+
+
+def up(client_id: str) -> str:
+    """The name of the link from a device to the server."""
+    return f"{client_id} up"
+
+
+def down(client_id: str) -> str:
+    """The name of the link from the server to a device."""
+    return f"{client_id} down"

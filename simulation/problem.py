@@ -10,15 +10,19 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from anabranch.compress.feedback import make_uplink
+from anabranch.core.chains import RAW
 from anabranch.core.config import Config
 from anabranch.core.params import Tensors
 from anabranch.core.rng import seed_of
 from anabranch.core.updates import Task
+from anabranch.simulation.attacks import Attack
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import cut, smaller, trainer_for
+from anabranch.workloads.trainer import TrainResult, cut, smaller, trainer_for
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class Problem:
         own = self.trainer.initial(seed_of(config.run.seed, "initial"))
         self.initial: dict[str, Array] = own if start is None else dict(start)
         self.frozen = self.spec.frozen(self.initial)
+        self._attack = Attack(config.fleet, config.run.seed)
         self._groups = tuple(speed_profile(config.fleet, config.run.seed).group.tolist())
         self._examples: dict[int, Examples] = {}
         self._held_out: Examples | None = None
@@ -72,17 +77,34 @@ class Problem:
 
     def train(self, job: Job) -> LocalResult:
         """Local training, encoded as it would travel. Raises `InvalidUpdate` where it has diverged."""
-        task, examples = job.task, self.examples(job.device)
-        submodel = smaller(task)
-        vector = job.vector if submodel is None else job.vector[submodel.indices]
-        result = self.trainer.train(vector, self.frozen, examples, task.local, task.seed, submodel)
+        task, uplink = job.task, make_uplink(job.task.uplink)
+        result = self._trained(job, job.device)
         covered = cut(task, result.delta)
-        uplink = make_uplink(task.uplink)
+        if helpers := self._attack.helpers(job.device):
+            honest = [covered, *(cut(task, self._trained(job, other).delta) for other in helpers[1:])]
+            covered = self._attack.poisoned(honest)
+            if not np.isfinite(covered).all():  # no codec would take it
+                uplink = make_uplink(RAW)
         payload, memory = uplink.encode(
             covered, self.spec, task.submodel, job.memory, seed_of(task.seed, "codec"), task.base_version
         )
         sha256 = hashlib.sha256(payload).hexdigest()
         return LocalResult(payload, uplink.codec.text, sha256, result.steps, dict(result.metrics), memory)
+
+    def _trained(self, job: Job, device: int) -> TrainResult:
+        """Local training on the data of a device."""
+        task, submodel = job.task, smaller(job.task)
+        examples = self._attack.examples(device, self.examples(device), self._last_label)
+        vector = job.vector if submodel is None else job.vector[submodel.indices]
+        return self.trainer.train(vector, self.frozen, examples, task.local, task.seed, submodel)
+
+    def _last_label(self) -> int:
+        return int(self._held_out_examples().y.max())
+
+    def _held_out_examples(self) -> Examples:
+        if self._held_out is None:
+            self._held_out = self.app.data(self.shard(self.config.run.evaluate_on))
+        return self._held_out
 
     def step_cost(self, task: Task) -> float:
         """Time of a step of the task relative to one of the whole model, as `fleet.submodel_step` says."""
@@ -93,9 +115,7 @@ class Problem:
 
     def evaluate(self, evaluation: Evaluation) -> Mapping[str, float]:
         """The App's metrics on the held-out part that `[run] evaluate_on` names."""
-        if self._held_out is None:
-            self._held_out = self.app.data(self.shard(self.config.run.evaluate_on))
-        return self.trainer.evaluate(evaluation.vector, self.frozen, self._held_out)
+        return self.trainer.evaluate(evaluation.vector, self.frozen, self._held_out_examples())
 
 
 class OneThread:

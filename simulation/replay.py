@@ -18,13 +18,14 @@ from anabranch.core.errors import DataError
 from anabranch.core.events import Payload
 from anabranch.core.journal import replay
 from anabranch.core.params import Delta, digest
+from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import state_digest
 from anabranch.core.submodels import Submodel
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.run import open_simulation
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
 
@@ -82,15 +83,21 @@ def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> Replay
 
 def _through_payloads(reader: JournalReader) -> Engine:
     config, spec = reader.config, reader.spec
-    strategy = make_strategy(config.strategy.name, config.strategy.params)
-    vector, broadcast = spec.flatten(reader.initial()), make_broadcast(spec, strategy, config.downlink.codec)
-    planner = make_planner(spec, strategy, config)
-    engine = Engine(spec, strategy, EngineSettings.of(config), vector, broadcast, planner)
+    strategy = strategy_of(config)
+
+    def fresh() -> Engine:
+        vector = spec.flatten(reader.initial())
+        broadcast = make_broadcast(spec, strategy, config.downlink.codec)
+        planner = make_planner(spec, strategy, config)
+        return Engine(spec, strategy, EngineSettings.of(config), vector, broadcast, planner)
+
+    engine = fresh()
     with reader.open_payloads() as read:
 
         def load_delta(payload: Payload, submodel: Submodel | None) -> Delta:
             return make_codec(payload.codec).decode(read(payload), Layout.of(spec, submodel))
 
-        for _ in replay(engine, reader.records(), load_delta):
+        refold = Refolder(fresh, lambda: enumerate(reader.records(), 1), load_delta)
+        for _ in replay(engine, reader.records(), load_delta, refold):
             pass
     return engine

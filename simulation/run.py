@@ -15,22 +15,29 @@ from anabranch.core.config import Config
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Tensors, digest
+from anabranch.core.ranges import TASK
 from anabranch.core.session import Session, SessionSettings
 from anabranch.core.settings import EngineSettings
+from anabranch.core.snapshot import Snapshot, restore
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result
+from anabranch.simulation.attacks import hurried
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.devices import Device, Surroundings
+from anabranch.simulation.disk import Disk
 from anabranch.simulation.evaluation import Evaluator, Measured
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.executors.processes import ProcessesExecutor
 from anabranch.simulation.executors.serial import SerialExecutor
+from anabranch.simulation.faults import RIGHT, DeviceClock, Faults
+from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.problem import Problem, ProblemSource
+from anabranch.simulation.server import Direct, Process
 from anabranch.simulation.versions import Versions
-from anabranch.simulation.world import World
-from anabranch.strategies.registry import make_strategy
+from anabranch.simulation.world import Journal, World
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
 from anabranch.workloads.profiles import speed_profile
@@ -96,6 +103,10 @@ def open_simulation(
     `start`: the first weights, in the place of the App's own.
     """
     _need_budget(config)
+    if config.client.push != TASK:
+        raise ConfigError(
+            f"client.push = {config.client.push!r} is for live devices: simulated ones push by {TASK!r}"
+        )
     source = ProblemSource(config, app, start)
     problem = source.open()
     with ExitStack() as stack:
@@ -138,26 +149,34 @@ class Simulation:
         self._journal, self._recorder = journal, recorder
         self.clock = VirtualClock()
         self.frozen = problem.frozen
-        strategy = make_strategy(config.strategy.name, config.strategy.params)
-        self.engine = Engine(
-            problem.spec,
-            strategy,
-            EngineSettings.of(config),
-            problem.spec.flatten(problem.initial),
-            make_broadcast(problem.spec, strategy, config.downlink.codec),
-            make_planner(problem.spec, strategy, config),
-        )
-        versions = Versions(self.engine, problem.frozen)
+        strategy = strategy_of(config)
+        engine = make_engine(config, problem)
+        versions = Versions(engine, problem.frozen)
         downlink = downlink_at(strategy, config.downlink.codec)
-        self.world = World(self.clock, self.engine, versions, journal, recorder, downlink)
+        self.faults: Faults | None = None
+        kept: Journal = journal
+        if config.faults.on:
+            self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
+            kept = Disk(journal, partial(make_engine, config, problem), config.server.snapshot_every_updates)
+        self.world = World(self.clock, engine, versions, kept, recorder, downlink)
+        self.server = self._serve()
         self.devices = self._devices(executor)
-        tell = partial(_tell, progress, self.clock, self.engine)
+        tell = partial(_tell, progress, self.clock, versions)  # not the world, which holds the evaluator
         self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, tell)
         self.world.observers.append(self._evaluator.observe)
+
+    @property
+    def engine(self) -> Engine:
+        """The server's; after a crash it is another."""
+        return self.world.engine
 
     def run(self) -> None:
         """From time 0 to the end of the first budget."""
         self._evaluator.begin()
+        if self.faults is not None:
+            assert isinstance(self.server, Process)
+            of = {device.client_id: device for device in self.devices}
+            self.faults.begin(lambda client_id, down_s: of[client_id].crash(down_s), self.server.crash)
         for device in self.devices:
             device.begin()
         self.clock.run(self._config.run.virtual_s_max or math.inf)
@@ -167,27 +186,52 @@ class Simulation:
         """What the run came to, after `wall_s` real seconds."""
         return self._recorder.result(digest(self.engine.vector), self._journal.sha256, wall_s)
 
+    def _names(self) -> list[str]:
+        return [f"device-{i:04d}" for i in range(self._config.fleet.clients)]
+
+    def _serve(self) -> Direct:
+        """The server as the devices meet it."""
+        if self.faults is None:
+            return Direct(self.world)
+        return Process(self.world, self.clock, self._config.run.seed, self._config.faults.commit_s)
+
     def _devices(self, executor: Executor) -> list[Device]:
         config, seed = self._config, self._config.run.seed
         around = Surroundings(
             clock=self.clock,
-            server=self.world,
+            server=self.server,
+            network=self.faults or PerfectNetwork(self.clock),
             executor=executor,
             fleet=config.fleet,
-            profiles=speed_profile(config.fleet, seed),
+            profiles=hurried(speed_profile(config.fleet, seed), config.fleet, seed),
             seed=seed,
             step_cost=self._problem.step_cost,
             horizon_s=config.run.virtual_s_max,
         )
         settings = SessionSettings(config.client.retry_base_s, config.client.retry_cap_s)
         return [
-            Device(i, self._problem.count(i), Session(f"device-{i:04d}", seed, settings), around)
-            for i in range(config.fleet.clients)
+            Device(i, self._problem.count(i), Session(name, seed, settings), around, self._clock_of(name))
+            for i, name in enumerate(self._names())
         ]
 
+    def _clock_of(self, client_id: str) -> DeviceClock:
+        return RIGHT if self.faults is None else self.faults.clock_of(client_id)
 
-def _tell(progress: Tell | None, clock: VirtualClock, engine: Engine, measured: Measured) -> None:
+
+def make_engine(config: Config, problem: Problem, snapshot: Snapshot | None = None) -> Engine:
+    """The engine of a run: of a snapshot, or of version 0."""
+    spec, strategy = problem.spec, strategy_of(config)
+    settings = EngineSettings.of(config)
+    broadcast = make_broadcast(spec, strategy, config.downlink.codec)
+    planner = make_planner(spec, strategy, config)
+    if snapshot is not None:
+        return restore(snapshot, spec, strategy, settings, broadcast, planner)
+    return Engine(spec, strategy, settings, spec.flatten(problem.initial), broadcast, planner)
+
+
+def _tell(progress: Tell | None, clock: VirtualClock, versions: Versions, measured: Measured) -> None:
     if progress is not None:
+        engine = versions.engine
         applied = engine.counters.applied
         progress(Progress(clock.now, engine.version, applied, measured.accuracy, measured.loss))
 

@@ -41,7 +41,8 @@ class Versions:
     """
 
     def __init__(self, engine: Engine, frozen: Tensors) -> None:
-        self._engine, self._downloads = engine, Downloads(engine.spec, frozen)
+        self.engine = engine
+        self._downloads = Downloads(engine.spec, frozen)
         self._in_use: WeakValueDictionary[int, Model] = WeakValueDictionary()
         self._sizes: dict[int | None, int] = {}  # of the current version, by what a device holds
         self._sized_version = -1
@@ -49,17 +50,17 @@ class Versions:
     @property
     def version(self) -> int:
         """The engine's."""
-        return self._engine.version
+        return self.engine.version
 
     def offer(self, holds: int | None, submodel: Submodel | None = None) -> Offer:
         """The current version for a device that holds another, or none, and has a task of `submodel`."""
-        version = self._engine.version
+        version = self.engine.version
         if self._sized_version != version:
             self._sizes, self._sized_version = {version: 0}, version
         model = self._in_use.get(version)
         if model is None:
             model = self._in_use[version] = self._decoded()
-        if isinstance(submodel, UnitMap) and self._engine.broadcast is None and holds != version:
+        if isinstance(submodel, UnitMap) and self.engine.broadcast is None and holds != version:
             return Offer(model, full_bytes(submodel.small), part_only=True)
         if holds not in self._sizes:
             self._sizes[holds] = len(self._download(holds).data)
@@ -67,14 +68,14 @@ class Versions:
 
     def exact(self) -> Model:
         """The server's own model of this moment, to the bit."""
-        return Model(self._engine.version, self._engine.vector.copy())
+        return Model(self.engine.version, self.engine.vector.copy())
 
     def in_use(self) -> list[int]:
         """The versions that somebody holds."""
         return sorted(self._in_use)
 
     def _decoded(self) -> Model:
-        engine = self._engine
+        engine = self.engine
         replica = None
         if engine.broadcast is not None:
             replica = engine.broadcast.replica(engine.broadcast_state, engine.version)
@@ -85,6 +86,6 @@ class Versions:
         return Model(engine.version, replica)
 
     def _download(self, holds: int | None) -> Download:
-        make = self._downloads.offer(self._engine, self._engine.version, holds, STAGES)
+        make = self._downloads.offer(self.engine, self.engine.version, holds, STAGES)
         assert make is not None, "the current version is always held"
         return make()

@@ -1,6 +1,6 @@
 """The server side of a simulation: the same engine as live, its journal, and the record of the run.
 
-Devices call `enrol`, `ask`, `push` and `renew` at the virtual moment at which their message arrives.
+`server.py` calls `enrol`, `ask`, `push` and `renew` at the virtual moment at which the server handles them.
 As on a live server an ask that would be refused changes nothing and is not journalled.
 """
 
@@ -40,9 +40,11 @@ from anabranch.core.updates import (
     Verdict,
     find_flaw,
 )
+from anabranch.core.waiting import WaitingLine
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
-from anabranch.simulation.devices import Outbox
+from anabranch.simulation.disk import Disk
+from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.versions import Offer, Versions
 
 Observer = Callable[[ev.Event, Sequence[Effect]], None]
@@ -57,7 +59,10 @@ class Journal(Protocol):
 
 
 class World:
-    """See the module. Observers see every engine event with its effects, after it was handled."""
+    """See the module. Observers see every engine event with its effects, after it was handled.
+
+    After a crash there is another engine: `restarted` are told of it.
+    """
 
     def __init__(
         self,
@@ -71,7 +76,9 @@ class World:
         self.clock = clock
         self.engine = engine
         self.versions = versions
+        self.line = WaitingLine()
         self.observers: list[Observer] = []
+        self.restarted: list[Callable[[Engine], None]] = []
         self._journal = journal
         self._recorder = recorder
         self._full_bytes = full_bytes(engine.spec)
@@ -86,7 +93,7 @@ class World:
 
     def ask(self, ask: Ask) -> Refused | tuple[Task, Offer]:
         """A task and the model it starts from, or why there is none."""
-        refused = self.engine.refusal(ask, self.clock.now)
+        refused = self.line.refusal(self.engine, ask, self.clock.now)
         if refused is not None:
             return refused
         effects = self._handle(ev.TaskAsked(self.clock.now, ask))
@@ -149,13 +156,29 @@ class World:
 
     # --- the engine --------------------------------------------------------------------------
 
+    def stop(self) -> None:
+        """The process is gone: no lease ends by itself until `restart`."""
+        self._tick_at = math.inf
+
+    def restart(self) -> None:
+        """Go on with the engine that the disk holds. Raises `ReplayMismatch` if it is not the same."""
+        assert isinstance(self._journal, Disk), "only a run with faults has a disk"
+        self.engine = self.versions.engine = self._journal.rebuild(self.engine)
+        self.line = WaitingLine()
+        self._plan_tick()
+        for tell in self.restarted:
+            tell(self.engine)
+
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
         self._journal.append(to_record(event), payload)
         effects = self.engine.handle(event)
+        self.line.heard(event.now, effects)
         for effect in effects:
             self._record(effect, event)
         for observe in self.observers:
             observe(event, effects)
+        if isinstance(self._journal, Disk):
+            self._journal.save_if_due(self.engine)
         self._plan_tick()
         return effects
 

@@ -14,6 +14,9 @@ With sub-models both sums are, for each coordinate, over the devices that cover 
 stays as it is. So `[submodel] name = "heterofl"` makes it HeteroFL's rule, and `"ist"` independent subnet
 training.
 
+With a rule of `robust/` the mean is what the rule makes of the rows Delta_i; n_i does not count then, since a
+device may claim any number of examples.
+
 The cohort is a uniform draw of the enrolled devices, fixed for the round, whoever asks first; in
 round 0, when the fleet is not known yet, first come is first served. Over-selection and deadline
 make it an honest baseline: a synchronous system in practice has both (Bonawitz et al., MLSys 2019).
@@ -32,11 +35,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anabranch.core.config import NO_KEY
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Vector, add_scaled
 from anabranch.core.rng import rank
 from anabranch.core.strategy import AsyncStrategy, Context, Plan, Refusal, Step, held, published, rejected
 from anabranch.core.updates import Ask, LocalPlan, Reason, Task, Update
+from anabranch.strategies.robust.rows import Row, covered_by, loaded_delta, stored_row
+from anabranch.strategies.robust.rule import Rule, combine
 
 
 @dataclass(frozen=True)
@@ -45,7 +51,8 @@ class FedAvgState:
 
     `total` = sum_i n_i Delta_i, shape (size,). `covered` = sum_i n_i for each coordinate; empty as long as
     all updates are of the whole model. `cohort` may take part (None: anybody, round 0), `members` have got
-    their task, `answered` have been counted.
+    their task, `answered` have been counted. With a rule `total` is empty, `rows` has the updates as plain
+    data, and `memory` what the rule remembers.
     """
 
     total: Vector
@@ -56,6 +63,8 @@ class FedAvgState:
     deadline: float | None = None
     cohort: list[str] | None = None
     covered: Vector = field(default_factory=lambda: np.empty(0))
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    memory: Vector = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -70,6 +79,7 @@ class FedAvg(AsyncStrategy):
     clients_per_round: int = 10
     over_selection: float = 1.3
     deadline_s: float = 60.0
+    rule: Rule | None = field(default=None, metadata=NO_KEY)
 
     def __post_init__(self) -> None:
         if self.clients_per_round < 1:
@@ -88,7 +98,7 @@ class FedAvg(AsyncStrategy):
 
     def init(self, vector: Vector) -> FedAvgState:
         """Round 0."""
-        return FedAvgState(np.zeros_like(vector))
+        return FedAvgState(np.zeros_like(vector) if self.rule is None else np.empty(0, vector.dtype))
 
     def admit(self, state: FedAvgState, ask: Ask, context: Context) -> Refusal | None:
         """Members of the cohort, until all places are taken."""
@@ -114,12 +124,8 @@ class FedAvg(AsyncStrategy):
         if context.staleness > 0:
             detail = f"round {update.base_version} is over, this is round {context.version}"
             return Step(state, None, rejected(context.staleness, Reason.ROUND_OVER, detail))
-        add_scaled(state.total, update.examples, update.delta, update.where)
-        answered = [*state.answered, update.client_id]
-        covered = self._covered(state, update)
-        examples = state.examples + update.examples
-        state = replace(state, examples=examples, answered=answered, covered=covered)
-        if len(answered) < self._quota(state):
+        state = self._gathered(state, update)
+        if len(state.answered) < self._quota(state):
             return Step(state, None, held(0, float(update.examples)))
         step = self._end_round(state, vector, context)
         return replace(step, decision=published(0, float(update.examples)))
@@ -144,15 +150,31 @@ class FedAvg(AsyncStrategy):
             cohort = sorted([*cohort, *self._draw(context, context.version, draws, cohort)])
         return Step(replace(state, draws=draws, cohort=cohort, deadline=self._deadline(context)))
 
+    def _gathered(self, state: FedAvgState, update: Update) -> FedAvgState:
+        """The round with one update more."""
+        answered = [*state.answered, update.client_id]
+        if self.rule is not None:
+            return replace(state, answered=answered, rows=[*state.rows, stored_row(update, 1.0)])
+        add_scaled(state.total, update.examples, update.delta, update.where)
+        covered = self._covered(state, update)
+        return replace(state, examples=state.examples + update.examples, answered=answered, covered=covered)
+
     def _end_round(self, state: FedAvgState, vector: Vector, context: Context) -> Step:
-        if state.covered.size:
+        memory = state.memory
+        if self.rule is not None:
+            rows = [Row(loaded_delta(r["delta"]), covered_by(r, context.spec)) for r in state.rows]
+            combined = combine(self.rule, rows, vector, memory)
+            add_scaled(vector, 1.0, combined.direction)
+            memory = combined.memory
+        elif state.covered.size:
             mean = np.divide(state.total, state.covered, out=state.total, where=state.covered > 0)
             add_scaled(vector, 1.0, mean.astype(vector.dtype, copy=False))
         else:
             add_scaled(vector, 1.0 / state.examples, state.total)
         state.total.fill(0)
         cohort = self._draw(context, context.version + 1, 0, [])
-        return Step(FedAvgState(state.total, deadline=self._deadline(context), cohort=cohort), vector)
+        begun = FedAvgState(state.total, deadline=self._deadline(context), cohort=cohort, memory=memory)
+        return Step(begun, vector)
 
     def _covered(self, state: FedAvgState, update: Update) -> Vector:
         if update.submodel is None and not state.covered.size:

@@ -13,6 +13,8 @@
     m <- beta m + g
     w <- w + eta_g m
 
+With a rule of `robust/` g is what the rule makes of the rows s(tau_i) Delta_i, which are kept one by one.
+
 Concurrency is apart from K: `[server] concurrency`. A device gets its next task at once. With
 `flush_s` an old buffer is applied although it is not full, divided by the updates it has.
 
@@ -29,21 +31,29 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anabranch.core.config import NO_KEY
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Vector, add_scaled
 from anabranch.core.strategy import AsyncStrategy, Context, Step, held, published
 from anabranch.core.updates import Update
+from anabranch.strategies.robust.rows import Row, loaded_delta, stored_row
+from anabranch.strategies.robust.rule import Rule, combine
 from anabranch.strategies.staleness import Staleness, make_staleness
 
 
 @dataclass(frozen=True)
 class FedBuffState:
-    """`buffer`: sum of s(tau_i) Delta_i, shape (size,); `moment`: m, empty without momentum."""
+    """`buffer`: sum of s(tau_i) Delta_i, shape (size,); `moment`: m, empty without momentum.
+
+    With a rule `buffer` is empty, `rows` has the updates as plain data, and `memory` what the rule remembers.
+    """
 
     buffer: Vector
     moment: Vector
     count: int = 0
     since: float | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    memory: Vector = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -58,6 +68,7 @@ class FedBuff(AsyncStrategy):
     momentum: float = 0.0
     flush_s: float = 0.0
     staleness: Mapping[str, Any] = field(default_factory=lambda: {"name": "polynomial", "a": 0.5})
+    rule: Rule | None = field(default=None, metadata=NO_KEY)
 
     def __post_init__(self) -> None:
         if self.buffer_size < 1:
@@ -78,14 +89,18 @@ class FedBuff(AsyncStrategy):
     def init(self, vector: Vector) -> FedBuffState:
         """An empty buffer."""
         moment = np.zeros_like(vector) if self.momentum else np.empty(0, vector.dtype)
-        return FedBuffState(np.zeros_like(vector), moment)
+        buffer = np.zeros_like(vector) if self.rule is None else np.empty(0, vector.dtype)
+        return FedBuffState(buffer, moment)
 
     def step(self, state: FedBuffState, vector: Vector, update: Update, context: Context) -> Step:
         """Add to the buffer; apply it when it has K updates."""
         weight = self.s(context.staleness)
-        add_scaled(state.buffer, weight, update.delta)
         since = context.now if state.since is None else state.since
         state = replace(state, count=state.count + 1, since=since)
+        if self.rule is None:
+            add_scaled(state.buffer, weight, update.delta)
+        else:
+            state = replace(state, rows=[*state.rows, stored_row(update, weight)])
         if state.count < self.buffer_size:
             return Step(state, None, held(context.staleness, weight))
         return replace(self._apply(state, vector), decision=published(context.staleness, weight))
@@ -99,11 +114,16 @@ class FedBuff(AsyncStrategy):
         return self._apply(state, vector)
 
     def _apply(self, state: FedBuffState, vector: Vector) -> Step:
+        total, count, memory = state.buffer, state.count, state.memory
+        if self.rule is not None:
+            rows = [Row(loaded_delta(r["delta"]), scale=r["scale"]) for r in state.rows]
+            combined = combine(self.rule, rows, vector, memory)
+            total, count, memory = combined.direction, 1, combined.memory
         if self.momentum:
             np.multiply(state.moment, vector.dtype.type(self.momentum), out=state.moment)
-            add_scaled(state.moment, 1.0 / state.count, state.buffer)
+            add_scaled(state.moment, 1.0 / count, total)
             add_scaled(vector, self.server_lr, state.moment)
         else:
-            add_scaled(vector, self.server_lr / state.count, state.buffer)
+            add_scaled(vector, self.server_lr / count, total)
         state.buffer.fill(0)
-        return Step(replace(state, count=0, since=None), vector)
+        return Step(replace(state, count=0, since=None, rows=[], memory=memory), vector)

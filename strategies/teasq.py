@@ -22,8 +22,12 @@ When K updates are in the cache:
     adding:  w_{t+1} = w_t + eta S(tau_mean) sum_c s_c n_c Delta_c / sum_c s_c n_c
     alpha_t  = alpha S(tau_mean)
 
-In the robust mode an update longer than `clip` times the median length of the last 51 is shortened to that:
-one device whose training has exploded would otherwise end the run. It is said in the decision.
+In the robust mode an update longer than 4 times the median length is shortened to that, unless `[robust]
+clip` says otherwise (`core/clipping.py`): one device whose training has exploded would end the run.
+
+With a rule of `robust/` and s_mean = (1/K) sum_c s_c the mean is what the rule makes of the rows
+(s_c / s_mean) Delta_c, where models are mixed of (s_c / s_mean) (w_base,c + Delta_c - w_t). n_c does not
+count then, since a device may claim any number of examples.
 
 A device has one update of each base version in the cache, the newest. A cache that is not full is applied
 `flush_s` after its oldest update. An update of more than `staleness_max` versions is not used. A device
@@ -51,8 +55,6 @@ update for each version; the flush; the lease.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
@@ -60,29 +62,32 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anabranch.core.chains import RAW
+from anabranch.core.config import NO_KEY
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import Delta, SparseVector, Vector, add_scaled
+from anabranch.core.params import Vector, add_scaled
 from anabranch.core.strategy import AsyncStrategy, Context, Plan, Refusal, Step, held, published, rejected
 from anabranch.core.updates import Ask, LocalPlan, Reason, Update
 from anabranch.strategies.compression_schedule import BITS, Schedule, Strength
+from anabranch.strategies.robust.rows import Row, covered_by, loaded_delta, stored_delta
+from anabranch.strategies.robust.rule import Combined, Rule, combine
 from anabranch.strategies.staleness import Staleness, make_staleness
 
 MODES = ("robust", "paper")
 PAPER_ALPHA = 0.6
-LENGTHS_KEPT, LENGTHS_NEEDED = 51, 10
+CLIP = 4.0
 
 
 @dataclass(frozen=True)
 class TeasqState:
     """`cache`: the updates that wait, oldest first, as plain data; `bases`: w_base by version (as text).
 
-    `lengths`: Euclidean, of the newest updates, as they came.
+    `memory`: what the rule remembers, empty without one.
     """
 
     cache: list[dict[str, Any]] = field(default_factory=list)
     bases: dict[str, Vector] = field(default_factory=dict)
     since: float | None = None
-    lengths: list[float] = field(default_factory=list)
+    memory: Vector = field(default_factory=lambda: np.empty(0))
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,6 @@ class Teasq(AsyncStrategy):
     mu: float = 0.005
     staleness_max: int = 50
     flush_s: float = 0.0
-    clip: float = 4.0
     kept: float = 0.05
     bits: int = 4
     feedback_decay: float = 0.9
@@ -112,6 +116,7 @@ class Teasq(AsyncStrategy):
     downlink_step: float = 2.0
     downlink_kept: float = 1.0
     downlink_bits: int = 8
+    rule: Rule | None = field(default=None, metadata=NO_KEY)
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -133,7 +138,7 @@ class Teasq(AsyncStrategy):
         for key in ("alpha", "feedback_decay"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ConfigError(f"strategy.{key} must be in [0, 1], not {getattr(self, key)!r}")
-        for key in ("cache_size", "mu", "staleness_max", "flush_s", "clip"):
+        for key in ("cache_size", "mu", "staleness_max", "flush_s"):
             if getattr(self, key) < 0:
                 raise ConfigError(f"strategy.{key} must not be negative, not {getattr(self, key)!r}")
 
@@ -157,6 +162,11 @@ class Teasq(AsyncStrategy):
     def needs_base(self) -> bool:
         """Where models are mixed."""
         return self.mixing > 0
+
+    @property
+    def clip(self) -> float:
+        """Four median lengths in the robust mode."""
+        return CLIP if self.mode == "robust" else 0.0
 
     def init(self, vector: Vector) -> TeasqState:
         """An empty cache."""
@@ -190,16 +200,12 @@ class Teasq(AsyncStrategy):
         if self.staleness_max and context.staleness > self.staleness_max:
             detail = f"staleness {context.staleness} is over the bound of {self.staleness_max} versions"
             return Step(state, None, rejected(context.staleness, Reason.STALE, detail))
-        scale, lengths = self._clipped(state, update)
-        state, dropped = self._cached(replace(state, lengths=lengths), update, scale, context)
+        state, dropped = self._cached(state, update, context)
         weight = self.s(context.staleness)
-        detail = f"shortened to {scale:.3g} of its length" if scale < 1.0 else ""
         if len(state.cache) < self._size(context):
-            decision = replace(held(context.staleness, weight), detail=detail)
-            return Step(state, None, decision, dropped)
+            return Step(state, None, held(context.staleness, weight), dropped)
         step = self._apply(state, vector, context)
-        decision = replace(published(context.staleness, weight), detail=detail)
-        return replace(step, decision=decision, dropped=dropped)
+        return replace(step, decision=published(context.staleness, weight), dropped=dropped)
 
     def timer(self, state: TeasqState) -> float | None:
         """When the oldest update in the cache has waited for `flush_s`."""
@@ -209,21 +215,17 @@ class Teasq(AsyncStrategy):
         """Apply what there is."""
         return self._apply(state, vector, context)
 
+    def shifted(self, state: TeasqState, versions: int) -> TeasqState:
+        """Other numbers for the bases of the cache."""
+        cache = [{**c, "base_version": c["base_version"] + versions} for c in state.cache]
+        bases = {str(int(version) + versions): base for version, base in state.bases.items()}
+        return replace(state, cache=cache, bases=bases)
+
     def _size(self, context: Context) -> int:
         return self.cache_size or max(1, math.ceil(self.cache_fraction * len(context.clients)))
 
-    def _clipped(self, state: TeasqState, update: Update) -> tuple[float, list[float]]:
-        """What the update is multiplied by, and the lengths with its own."""
-        x = update.delta.values if isinstance(update.delta, SparseVector) else update.delta
-        length = math.sqrt(float(np.einsum("i,i->", x, x, dtype=np.float64)))
-        lengths = [*state.lengths, length][-LENGTHS_KEPT:]
-        if not self.clip or self.mode == "paper" or len(state.lengths) < LENGTHS_NEEDED:
-            return 1.0, lengths
-        longest = self.clip * statistics.median(state.lengths)
-        return (longest / length if length > longest else 1.0), lengths
-
     def _cached(
-        self, state: TeasqState, update: Update, scale: float, context: Context
+        self, state: TeasqState, update: Update, context: Context
     ) -> tuple[TeasqState, tuple[str, ...]]:
         """The state with the update in its cache, and the update whose place it took."""
         key = (update.client_id, update.base_version)
@@ -233,18 +235,17 @@ class Teasq(AsyncStrategy):
             assert context.base is not None, "mixing needs w_base"
             bases = {**bases, str(update.base_version): context.base.copy()}
         since = context.now if state.since is None else state.since
-        cache = [*(c for c in state.cache if c not in older), self._entry(update, scale)]
-        return TeasqState(cache, bases, since, state.lengths), tuple(c["update_id"] for c in older)
+        cache = [*(c for c in state.cache if c not in older), self._entry(update)]
+        return TeasqState(cache, bases, since, state.memory), tuple(c["update_id"] for c in older)
 
-    def _entry(self, update: Update, scale: float) -> dict[str, Any]:
+    def _entry(self, update: Update) -> dict[str, Any]:
         """What the cache keeps of an update."""
         return {
             "update_id": update.update_id,
             "client": update.client_id,
             "base_version": update.base_version,
             "examples": update.examples,
-            "scale": scale,
-            "delta": _stored(update.delta),
+            "delta": stored_delta(update.delta),
         }
 
     def _shares(self, state: TeasqState, context: Context) -> list[float]:
@@ -255,25 +256,29 @@ class Teasq(AsyncStrategy):
         taus = [context.version - c["base_version"] for c in state.cache]
         shares = self._shares(state, context)
         pull = (self.mixing or self.server_lr) * self.s(sum(taus) / len(taus))
+        if self.rule is not None:
+            combined = self._combined(self.rule, state, vector, context)
+            add_scaled(vector, pull, combined.direction)
+            return Step(TeasqState(memory=combined.memory), vector)
         if self.mixing:
             vector *= vector.dtype.type(1.0 - pull)
         for share, c in zip(shares, state.cache, strict=True):
             weight = pull * (share / sum(shares))
             if self.mixing:
                 add_scaled(vector, weight, state.bases[str(c["base_version"])])
-            add_scaled(vector, weight * c["scale"], loaded(c["delta"]))
-        return Step(TeasqState(lengths=state.lengths), vector)
+            add_scaled(vector, weight, loaded_delta(c["delta"]))
+        return Step(TeasqState(), vector)
 
-
-def _stored(delta: Delta) -> dict[str, Any]:
-    if isinstance(delta, SparseVector):
-        return {"values": delta.values, "indices": delta.indices, "size": delta.size}
-    return {"values": np.array(delta)}
-
-
-def loaded(stored: Mapping[str, Any]) -> Delta:
-    """The delta of an update in the cache."""
-    if "indices" in stored:
-        return SparseVector(stored["indices"], stored["values"], stored["size"])
-    values: Vector = stored["values"]
-    return values
+    def _combined(self, rule: Rule, state: TeasqState, vector: Vector, context: Context) -> Combined:
+        """What a rule makes of the cache."""
+        weights = [self.s(context.version - c["base_version"]) for c in state.cache]
+        mean = sum(weights) / len(weights)
+        rows = []
+        for c, weight in zip(state.cache, weights, strict=True):
+            delta, where = loaded_delta(c["delta"]), covered_by(c, context.spec)
+            if self.mixing:
+                moved = state.bases[str(c["base_version"])][where] - vector[where]
+                add_scaled(moved, 1.0, delta)
+                delta = moved
+            rows.append(Row(delta, where, weight / mean))
+        return combine(rule, rows, vector, state.memory)

@@ -23,7 +23,7 @@ AsyncDrop; with whole models, adding, equal n_c and S = 1 it is FedBuff.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,9 +31,9 @@ import numpy as np
 
 from anabranch.core.params import Delta, Indices, SparseVector, Vector
 from anabranch.core.strategy import Context, Step
-from anabranch.core.submodels import submodel_from_json
 from anabranch.core.updates import Update
-from anabranch.strategies.teasq import Teasq, TeasqState, loaded
+from anabranch.strategies.robust.rows import covered_by, loaded_delta
+from anabranch.strategies.teasq import Teasq, TeasqState
 
 
 @dataclass(frozen=True)
@@ -44,25 +44,29 @@ class TeasqDrop(Teasq):
     supports_submodels: ClassVar[bool] = True
     submodel: ClassVar[str] = "hetero"
 
-    def _entry(self, update: Update, scale: float) -> dict[str, Any]:
+    def _entry(self, update: Update) -> dict[str, Any]:
         """As TEASQ's, with the sub-model that it covers."""
         submodel = None if update.submodel is None else update.submodel.to_json()
-        return {**super()._entry(update, scale), "submodel": submodel}
+        return {**super()._entry(update), "submodel": submodel}
 
     def _apply(self, state: TeasqState, vector: Vector, context: Context) -> Step:
         """Each coordinate by the updates that cover it."""
         if all(c["submodel"] is None for c in state.cache):
             return super()._apply(state, vector, context)
         shares = self._shares(state, context)
-        covers = [_where(c, context) for c in state.cache]
+        covers = [covered_by(c, context.spec) for c in state.cache]
         total, pull = self._pulls(state, shares, covers, vector, context)
+        if self.rule is not None:
+            combined = self._combined(self.rule, state, vector, context)
+            vector += pull * total * combined.direction
+            return Step(TeasqState(memory=combined.memory), vector)
         if self.mixing:
             vector *= 1 - pull * total
         for share, at, c in zip(shares, covers, state.cache, strict=True):
             if self.mixing:
                 vector[at] += pull[at] * vector.dtype.type(share) * state.bases[str(c["base_version"])][at]
-            _add(vector, at, pull, share * c["scale"], loaded(c["delta"]))
-        return Step(TeasqState(lengths=state.lengths), vector)
+            _add(vector, at, pull, share, loaded_delta(c["delta"]))
+        return Step(TeasqState(), vector)
 
     def _pulls(
         self,
@@ -83,14 +87,6 @@ class TeasqDrop(Teasq):
         np.divide(pull, total, out=pull, where=count > 0)
         pull[count == 0] = 0
         return total, pull.astype(vector.dtype, copy=False)
-
-
-def _where(entry: Mapping[str, Any], context: Context) -> slice | Indices:
-    """The coordinates that an update in the cache covers."""
-    if entry["submodel"] is None:
-        return slice(None)
-    assert context.spec is not None, "sub-models are those of a model"
-    return submodel_from_json(entry["submodel"], context.spec).indices
 
 
 def _add(vector: Vector, at: slice | Indices, pull: Vector, scale: float, delta: Delta) -> None:

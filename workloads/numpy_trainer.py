@@ -7,6 +7,7 @@ from anabranch.core.submodels import UnitMap
 from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import App, Array, Examples
 from anabranch.workloads.trainer import (
+    Hook,
     TrainResult,
     build_model,
     check_submodel,
@@ -14,6 +15,7 @@ from anabranch.workloads.trainer import (
     declared_units,
     result_of,
     spec_of,
+    train_endlessly,
 )
 
 
@@ -57,6 +59,25 @@ class NumpyTrainer:
         delta = spec.flatten(arrays) - vector.astype(spec.vector_dtype, copy=False)
         return result_of(delta, metrics, plan, examples, self._app.name)
 
+    def train_on(
+        self,
+        vector: Vector,
+        frozen: Tensors,
+        examples: Examples,
+        plan: LocalPlan,
+        seed: int,
+        hook: Hook,
+    ) -> None:
+        """See `Trainer`: the App's `train` on arrays that stay."""
+        arrays = _arrays(self.spec, vector, frozen)
+        train_endlessly(
+            lambda endless, life: self._app.train(arrays, examples, endless, life),
+            plan,
+            seed,
+            _LiveArrays(self.spec, arrays),
+            hook,
+        )
+
     def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
         """The App's own evaluation."""
         return dict(self._app.evaluate(_arrays(self.spec, vector, frozen), examples))
@@ -65,6 +86,23 @@ class NumpyTrainer:
         """The share of the parameters: numpy's operations are not counted."""
         check_submodel(self.spec, submodel)
         return submodel.size / self.spec.size
+
+
+class _LiveArrays:
+    """The arrays that the App is training."""
+
+    def __init__(self, spec: ParamSpec, arrays: dict[str, Array]) -> None:
+        self._spec, self._arrays = spec, arrays
+
+    def flat(self) -> Vector:
+        """See `LiveWeights`."""
+        return self._spec.flatten(self._arrays)
+
+    def add(self, change: Vector) -> None:
+        """See `LiveWeights`."""
+        for name, at in self._spec.slices.items():
+            array = self._arrays[name]
+            array += change[at].reshape(array.shape).astype(array.dtype, copy=False)
 
 
 def _arrays(spec: ParamSpec, vector: Vector, frozen: Tensors) -> dict[str, Array]:

@@ -67,3 +67,24 @@ class Resident:
                 f"train changed the shape of the model: {found.numel()} numbers, not {self.spec.size}"
             )
         return found
+
+
+class LiveModule:
+    """The weights of a resident module while it is trained: see `LiveWeights`."""
+
+    def __init__(self, resident: Resident) -> None:
+        self._torch, self._resident = import_torch(), resident
+
+    def flat(self) -> Vector:
+        """A copy on the host."""
+        found: Vector = self._resident.flat().cpu().numpy()
+        return found
+
+    def add(self, change: Vector) -> None:
+        """Add in place, on the device."""
+        slices, state = self._resident.spec.slices, self._resident.module.state_dict()
+        given = self._torch.from_numpy(np.ascontiguousarray(change))
+        with self._torch.no_grad():
+            for name, at in slices.items():
+                tensor = state[name]
+                tensor.add_(given[at].view(tensor.shape).to(tensor.device, tensor.dtype))

@@ -11,16 +11,18 @@ from anabranch.core.submodels import UnitMap
 from anabranch.core.units import UnitGroup, check_groups
 from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import App, Array, Examples
-from anabranch.workloads.resident import Resident
+from anabranch.workloads.resident import LiveModule, Resident
 from anabranch.workloads.torch_loop import TorchRuntime, import_torch
 from anabranch.workloads.trainer import (
     NO_UNITS,
+    Hook,
     TrainResult,
     build_model,
     check_submodel,
     declared_units,
     result_of,
     spec_of,
+    train_endlessly,
 )
 
 if TYPE_CHECKING:
@@ -72,6 +74,25 @@ class TorchTrainer:
         resident.module.zero_grad(set_to_none=True)
         delta = (resident.flat() - given).cpu().numpy()
         return result_of(delta, metrics, plan, examples, self._app.name)
+
+    def train_on(
+        self,
+        vector: Vector,
+        frozen: Tensors,
+        examples: Examples,
+        plan: LocalPlan,
+        seed: int,
+        hook: Hook,
+    ) -> None:
+        """See `Trainer`: the App's `train` on the module of the whole model."""
+        self._load(self._whole, vector, frozen)
+        self._whole.module.train()
+
+        def train(endless: LocalPlan, life: int) -> None:
+            with self.runtime.seeded(life):
+                self._app.train(self._whole.module, examples, endless, life)
+
+        train_endlessly(train, plan, seed, LiveModule(self._whole), hook)
 
     def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
         """The App's evaluation of the module in evaluation mode."""

@@ -6,18 +6,22 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
 from anabranch.core.params import ParamSpec, Tensors, Vector
+from anabranch.core.rng import seed_of
 from anabranch.core.submodels import Coordinates, UnitMap
 from anabranch.core.units import UnitGroup
 from anabranch.core.updates import LocalPlan, Task
 from anabranch.workloads.app import App, Array, Examples, Model
-from anabranch.workloads.batches import planned_steps
+from anabranch.workloads.batches import planned_steps, watched
+
+ENDLESS_STEPS = 2**53
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +31,21 @@ class TrainResult:
     delta: Vector
     steps: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class LiveWeights(Protocol):
+    """The weights of a model in training: for the thread that trains alone, between two steps."""
+
+    def flat(self) -> Vector:
+        """A copy, (spec.size,)."""
+        ...
+
+    def add(self, change: Vector) -> None:
+        """Add (spec.size,) numbers in place."""
+        ...
+
+
+Hook = Callable[[LiveWeights], None]
 
 
 class Trainer(Protocol):
@@ -65,6 +84,22 @@ class Trainer(Protocol):
         With a sub-model the smaller model alone is built and trained: `vector` and the delta are its,
         (submodel.size,), in the order of `submodel.indices`. Raises `AppError` when a layer is not
         known to work in a smaller size.
+        """
+        ...
+
+    def train_on(
+        self,
+        vector: Vector,
+        frozen: Tensors,
+        examples: Examples,
+        plan: LocalPlan,
+        seed: int,
+        hook: Callable[[LiveWeights], None],
+    ) -> None:
+        """Train from `vector` without an end. `hook` is called between steps; what it raises comes out.
+
+        The App is given a plan of endlessly many steps, so that its optimizer lives on. Where its `train`
+        returns all the same, it is called again, with the hook in between.
         """
         ...
 
@@ -116,6 +151,17 @@ def build_model(app: App, seed: int) -> Model:
     """`app.model()`, with the seed where it takes one."""
     takes_seed = "seed" in inspect.signature(app.model).parameters
     return app.model(seed=seed) if takes_seed else app.model()  # type: ignore[call-arg]
+
+
+def train_endlessly(
+    train: Callable[[LocalPlan, int], object], plan: LocalPlan, seed: int, live: LiveWeights, hook: Hook
+) -> None:
+    """Call `train` (a plan, a seed) again and again, with `hook` between steps, until that raises."""
+    endless = replace(plan, steps=ENDLESS_STEPS)
+    with watched(lambda: hook(live)):
+        for life in itertools.count():
+            train(endless, seed_of(seed, "life", life))
+            hook(live)
 
 
 def smaller(task: Task) -> UnitMap | None:

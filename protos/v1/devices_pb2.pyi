@@ -500,6 +500,7 @@ class UpdateHeader(_message.Message):
     SUBMODEL_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
@@ -518,6 +519,10 @@ class UpdateHeader(_message.Message):
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Part]: ...
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
+    @_builtins.property
+    def next(self) -> Global___AskTaskRequest:
+        """The next task, asked for in the same call: it starts from the version that this update leads to."""
+
     def __init__(
         self,
         *,
@@ -533,11 +538,12 @@ class UpdateHeader(_message.Message):
         submodel: _model_pb2.SubmodelMap | None = ...,
         parts: _abc.Iterable[_model_pb2.Part] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        next: Global___AskTaskRequest | None = ...,
         signature: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["submodel", b"submodel"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "submodel", b"submodel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "mode_epoch", b"mode_epoch", "parts", b"parts", "signature", b"signature", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "mode_epoch", b"mode_epoch", "next", b"next", "parts", b"parts", "signature", b"signature", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -604,11 +610,16 @@ class PushUpdateResponse(_message.Message):
     DECISION_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     RECEIVE_SEQ_FIELD_NUMBER: _builtins.int
+    NEXT_FIELD_NUMBER: _builtins.int
     status: Global___PushStatus.ValueType
     version: _builtins.int
     receive_seq: _builtins.int
     @_builtins.property
     def decision(self) -> _model_pb2.Decision: ...
+    @_builtins.property
+    def next(self) -> Global___AskTaskResponse:
+        """The answer to UpdateHeader.next, where it was set."""
+
     def __init__(
         self,
         *,
@@ -616,10 +627,11 @@ class PushUpdateResponse(_message.Message):
         decision: _model_pb2.Decision | None = ...,
         version: _builtins.int = ...,
         receive_seq: _builtins.int = ...,
+        next: Global___AskTaskResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "next", b"next"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "receive_seq", b"receive_seq", "status", b"status", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "next", b"next", "receive_seq", b"receive_seq", "status", b"status", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

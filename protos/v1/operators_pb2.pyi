@@ -38,6 +38,26 @@ Global___GetStatusRequest: _TypeAlias = GetStatusRequest  # noqa: Y015
 class GetStatusResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class QuarantinedEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     RUN_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     STRATEGY_FIELD_NUMBER: _builtins.int
@@ -58,6 +78,7 @@ class GetStatusResponse(_message.Message):
     UPLINK_BYTES_RAW_FIELD_NUMBER: _builtins.int
     DOWNLINK_BYTES_FULL_EQUIVALENT_FIELD_NUMBER: _builtins.int
     OBSERVER_BYTES_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     run_id: _builtins.str
     strategy: _builtins.str
@@ -82,6 +103,10 @@ class GetStatusResponse(_message.Message):
     """Models that went to observers such as evaluators; not among the downlink's."""
     @_builtins.property
     def manifest(self) -> _model_pb2.Manifest: ...
+    @_builtins.property
+    def quarantined(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Clients in quarantine, with why."""
+
     def __init__(
         self,
         *,
@@ -105,10 +130,11 @@ class GetStatusResponse(_message.Message):
         uplink_bytes_raw: _builtins.int = ...,
         downlink_bytes_full_equivalent: _builtins.int = ...,
         observer_bytes: _builtins.int = ...,
+        quarantined: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "config_json", b"config_json", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "run", b"run", "run_id", b"run_id", "strategy", b"strategy", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "config_json", b"config_json", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "strategy", b"strategy", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -272,6 +298,130 @@ class ResumeResponse(_message.Message):
 Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
 
 @_typing.final
+class QuarantineRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    why: _builtins.str
+    """Told to the client."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuarantineRequest: _TypeAlias = QuarantineRequest  # noqa: Y015
+
+@_typing.final
+class QuarantineResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___QuarantineResponse: _TypeAlias = QuarantineResponse  # noqa: Y015
+
+@_typing.final
+class ReleaseRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseRequest: _TypeAlias = ReleaseRequest  # noqa: Y015
+
+@_typing.final
+class ReleaseResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RELEASED_FIELD_NUMBER: _builtins.int
+    released: _builtins.bool
+    """Whether the client was in quarantine."""
+    def __init__(
+        self,
+        *,
+        released: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReleaseResponse: _TypeAlias = ReleaseResponse  # noqa: Y015
+
+@_typing.final
+class RollbackRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TO_VERSION_FIELD_NUMBER: _builtins.int
+    WITHOUT_FIELD_NUMBER: _builtins.int
+    to_version: _builtins.int
+    """Updates after this version count as rejected if they are of one of these clients."""
+    @_builtins.property
+    def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        to_version: _builtins.int = ...,
+        without: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["to_version", b"to_version", "without", b"without"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollbackRequest: _TypeAlias = RollbackRequest  # noqa: Y015
+
+@_typing.final
+class RollbackResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    UPDATES_LEFT_OUT_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    """The version that came of it."""
+    updates_left_out: _builtins.int
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        updates_left_out: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["updates_left_out", b"updates_left_out", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RollbackResponse: _TypeAlias = RollbackResponse  # noqa: Y015
+
+@_typing.final
 class ExportRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -354,7 +504,9 @@ class WatchResponse(_message.Message):
     seq: _builtins.int
     at_s: _builtins.float
     kind: _builtins.str
-    """"granted", "refused", "decided", "published", "lease_ended", "evaluated", "finished" """
+    """"granted", "refused", "decided", "published", "lease_ended", "evaluated", "finished",
+    "quarantined", "released", "rolled_back"
+    """
     client_id: _builtins.str
     version: _builtins.int
     data_json: _builtins.str

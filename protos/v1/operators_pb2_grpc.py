@@ -54,6 +54,21 @@ class OperatorsStub:
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeRequest.SerializeToString,
                 response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeResponse.FromString,
                 _registered_method=True)
+        self.Quarantine = channel.unary_unary(
+                '/anabranch.v1.Operators/Quarantine',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.QuarantineRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.QuarantineResponse.FromString,
+                _registered_method=True)
+        self.Release = channel.unary_unary(
+                '/anabranch.v1.Operators/Release',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ReleaseRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ReleaseResponse.FromString,
+                _registered_method=True)
+        self.Rollback = channel.unary_unary(
+                '/anabranch.v1.Operators/Rollback',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackResponse.FromString,
+                _registered_method=True)
         self.Export = channel.unary_stream(
                 '/anabranch.v1.Operators/Export',
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ExportRequest.SerializeToString,
@@ -95,6 +110,26 @@ class OperatorsServicer:
 
     def Resume(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Quarantine(self, request, context):
+        """No tasks for this client, and no updates of it, until Release; its tasks end.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Release(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollback(self, request, context):
+        """A new version, as if the updates of some clients after an older version had been rejected on arrival.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -142,6 +177,21 @@ def add_OperatorsServicer_to_server(servicer, server):
                     servicer.Resume,
                     request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeRequest.FromString,
                     response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeResponse.SerializeToString,
+            ),
+            'Quarantine': grpc.unary_unary_rpc_method_handler(
+                    servicer.Quarantine,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.QuarantineRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.QuarantineResponse.SerializeToString,
+            ),
+            'Release': grpc.unary_unary_rpc_method_handler(
+                    servicer.Release,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ReleaseRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ReleaseResponse.SerializeToString,
+            ),
+            'Rollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackResponse.SerializeToString,
             ),
             'Export': grpc.unary_stream_rpc_method_handler(
                     servicer.Export,
@@ -267,6 +317,87 @@ class Operators:
             '/anabranch.v1.Operators/Resume',
             anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeRequest.SerializeToString,
             anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Quarantine(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.Operators/Quarantine',
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.QuarantineRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.QuarantineResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Release(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.Operators/Release',
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.ReleaseRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.ReleaseResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.Operators/Rollback',
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,6 +36,11 @@ class OperatorsStub:
     Pause: _grpc.UnaryUnaryMultiCallable[_operators_pb2.PauseRequest, _operators_pb2.PauseResponse]
     """No tasks go out until Resume; updates are still taken."""
     Resume: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ResumeRequest, _operators_pb2.ResumeResponse]
+    Quarantine: _grpc.UnaryUnaryMultiCallable[_operators_pb2.QuarantineRequest, _operators_pb2.QuarantineResponse]
+    """No tasks for this client, and no updates of it, until Release; its tasks end."""
+    Release: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]
+    Rollback: _grpc.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]
+    """A new version, as if the updates of some clients after an older version had been rejected on arrival."""
     Export: _grpc.UnaryStreamMultiCallable[_operators_pb2.ExportRequest, _operators_pb2.ExportResponse]
     """A version as a safetensors file, in chunks."""
     Watch: _grpc.UnaryStreamMultiCallable[_operators_pb2.WatchRequest, _operators_pb2.WatchResponse]
@@ -51,6 +56,11 @@ class OperatorsAsyncStub(OperatorsStub):
     Pause: _aio.UnaryUnaryMultiCallable[_operators_pb2.PauseRequest, _operators_pb2.PauseResponse]  # type: ignore[assignment]
     """No tasks go out until Resume; updates are still taken."""
     Resume: _aio.UnaryUnaryMultiCallable[_operators_pb2.ResumeRequest, _operators_pb2.ResumeResponse]  # type: ignore[assignment]
+    Quarantine: _aio.UnaryUnaryMultiCallable[_operators_pb2.QuarantineRequest, _operators_pb2.QuarantineResponse]  # type: ignore[assignment]
+    """No tasks for this client, and no updates of it, until Release; its tasks end."""
+    Release: _aio.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]  # type: ignore[assignment]
+    Rollback: _aio.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]  # type: ignore[assignment]
+    """A new version, as if the updates of some clients after an older version had been rejected on arrival."""
     Export: _aio.UnaryStreamMultiCallable[_operators_pb2.ExportRequest, _operators_pb2.ExportResponse]  # type: ignore[assignment]
     """A version as a safetensors file, in chunks."""
     Watch: _aio.UnaryStreamMultiCallable[_operators_pb2.WatchRequest, _operators_pb2.WatchResponse]  # type: ignore[assignment]
@@ -87,6 +97,29 @@ class OperatorsServicer(metaclass=_abc_1.ABCMeta):
         request: _operators_pb2.ResumeRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operators_pb2.ResumeResponse, _abc.Awaitable[_operators_pb2.ResumeResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Quarantine(
+        self,
+        request: _operators_pb2.QuarantineRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operators_pb2.QuarantineResponse, _abc.Awaitable[_operators_pb2.QuarantineResponse]]:
+        """No tasks for this client, and no updates of it, until Release; its tasks end."""
+
+    @_abc_1.abstractmethod
+    def Release(
+        self,
+        request: _operators_pb2.ReleaseRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operators_pb2.ReleaseResponse, _abc.Awaitable[_operators_pb2.ReleaseResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def Rollback(
+        self,
+        request: _operators_pb2.RollbackRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operators_pb2.RollbackResponse, _abc.Awaitable[_operators_pb2.RollbackResponse]]:
+        """A new version, as if the updates of some clients after an older version had been rejected on arrival."""
 
     @_abc_1.abstractmethod
     def Export(

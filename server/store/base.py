@@ -103,7 +103,7 @@ class VersionRow:
     published_at: float
     snapshot: bool
     metrics: Mapping[str, float]
-    seq: int = 0
+    seq: int
     link: str | None = None
     head: str | None = None
 

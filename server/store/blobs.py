@@ -26,6 +26,7 @@ from pathlib import Path
 
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt, TooLarge
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
+from anabranch.server.failpoints import reach
 from anabranch.server.store.files import (
     check_space,
     disk_errors,
@@ -119,6 +120,7 @@ class BlobStore:
                     os.fdatasync(descriptor)
             finally:
                 os.close(descriptor)
+        reach("chunk_written")
         return end
 
     def seal(self, update_id: str, sha256: str) -> memoryview:
@@ -138,6 +140,7 @@ class BlobStore:
             with self._lock:
                 taken.rename(whole)
                 self._sealed[update_id] = sha256
+        reach("payload_sealed")
         return data
 
     def adopt(self, update_id: str, sha256: str) -> None:
@@ -157,8 +160,11 @@ class BlobStore:
             with self._lock:  # so that the folder's name is durable for whoever finds it there
                 make_folder(blob.parent)
             sync_file(taken)
+            reach("payload_synced")
             taken.rename(blob)
+            reach("payload_renamed")
             sync_folder(blob.parent)
+        reach("payload_durable")
 
     def discard(self, update_id: str) -> None:
         """Forget an upload, if it is there."""

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import Limits
-from anabranch.core.snapshot import Snapshot
+from anabranch.core.snapshot import FORMAT, Snapshot
 from anabranch.server.store.files import check_space, disk_errors, make_folder, open_file, sync_folder
 
 META = "$meta"
@@ -76,6 +76,9 @@ class SnapshotFiles:
             meta = json.loads(tensors.pop(META).tobytes())
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StoreCorrupt(f"snapshot {path.name} cannot be read: {error}") from error
+        if meta.get("format") != FORMAT:  # the log has it all
+            found = meta.get("format")
+            raise StoreCorrupt(f"snapshot {path.name} is of format {found}, this program reads {FORMAT}")
         return Snapshot(meta, tensors)
 
     def remove_all_but(self, kept: set[str]) -> None:

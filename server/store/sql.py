@@ -20,6 +20,7 @@ from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
+from anabranch.server.failpoints import reach
 from anabranch.server.store import migrations, rows, schema
 from anabranch.server.store.base import Entry, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import BlobStore
@@ -122,8 +123,11 @@ class SqlStore:
         check_space(self._data_dir, self._limits.free_disk_bytes_min)
         with self._database.writing() as connection:
             write_projections(connection, projections)
+            reach("projections_written")
             seqs = self._number(connection, entries)
             self._insert(connection, [(s, e) for s, e in zip(seqs, entries, strict=True) if s is not None])
+            reach("rows_written")
+        reach("committed")
         self._last_seq += sum(seq is not None for seq in seqs)
         return seqs
 
@@ -254,6 +258,7 @@ class SqlStore:
     def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:
         """Write a snapshot durably; keeps the newest three. Raises `StoreFull`."""
         sha256 = self._snapshots.write(snapshot)
+        reach("snapshot_written")
         row = {
             "applied_through_seq": applied_through_seq,
             "version": snapshot.meta["version"],
@@ -266,7 +271,9 @@ class SqlStore:
             kept = connection.execute(newest).all()
             oldest = kept[-1].applied_through_seq
             connection.execute(delete(snapshots).where(snapshots.c.applied_through_seq < oldest))
+        reach("snapshot_named")
         self._snapshots.remove_all_but({k.sha256 for k in kept})
+        reach("snapshots_cleared")
 
     def load(self) -> Recovery:
         """The newest good snapshot and the events after it."""

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core import events as ev
+from anabranch.core.config import merge
 from anabranch.core.effects import Decided, Refused
 from anabranch.core.engine import Engine
 from anabranch.core.errors import InvalidUpdate
@@ -66,19 +67,25 @@ class Aggregation:
 
 
 def aggregate(
-    strategy: str, params: Mapping[str, Any], model: Mapping[str, Array], updates: Sequence[Update]
+    strategy: str,
+    params: Mapping[str, Any],
+    model: Mapping[str, Array],
+    updates: Sequence[Update],
+    robust: Mapping[str, Any] | None = None,
 ) -> Aggregation:
     """Apply updates one after the other to version 0, `model`.
 
     Any version that earlier updates of the same call have made may be an update's base. The clock
     does not advance, so no deadline passes, and every client of the call is selected for every
-    round. An update whose values cannot be used is a rejected step.
+    round. An update whose values cannot be used is a rejected step. `robust` has keys of the
+    `[robust]` table: the rule that replaces the mean, and the clip.
 
-    Raises `ConfigError` for an unknown strategy or parameter; `InvalidUpdate` for a model that
+    Raises `ConfigError` for an unknown strategy, parameter or rule; `InvalidUpdate` for a model that
     holds no float tensor or values that are not finite, and for an update whose fields are of
     the wrong type, or that has both or neither of `delta` and `model`.
     """
-    return _Driver(strategy, params, model, list(updates)).run()
+    table = merge([("robust", {"robust": robust or {}})]).robust
+    return _Driver(make_strategy(strategy, params, table), table.clip, model, list(updates)).run()
 
 
 def _check_fields(u: Update) -> None:
@@ -105,7 +112,7 @@ class _Driver:
     """Opens every task at the version it names, then pushes the updates in their order."""
 
     def __init__(
-        self, strategy: str, params: Mapping[str, Any], model: Mapping[str, Array], updates: Sequence[Update]
+        self, strategy: Strategy, clip: float | str, model: Mapping[str, Array], updates: Sequence[Update]
     ) -> None:
         tensors = {name: np.asarray(a) for name, a in model.items()}
         self.spec = ParamSpec.of(tensors)
@@ -115,11 +122,13 @@ class _Driver:
             _check_fields(u)
         self.frozen = {name: a.copy() for name, a in self.spec.frozen(tensors).items()}
         self.updates = updates
-        settings = EngineSettings(tasks_per_client=max(1, len(updates)), lease_s=np.inf, any_submodel=True)
+        settings = EngineSettings(
+            tasks_per_client=max(1, len(updates)), lease_s=np.inf, any_submodel=True, clip=clip
+        )
         vector = self.spec.flatten(tensors)
         if not np.isfinite(vector).all():
             raise InvalidUpdate("model: there are values that are not finite")
-        self.engine = Engine(self.spec, _for_all(make_strategy(strategy, params), updates), settings, vector)
+        self.engine = Engine(self.spec, _for_all(strategy, updates), settings, vector)
         self.bases: dict[int, Vector] = {}
         self.wanted = {u.base_version for u in updates}
         self.refused: dict[str, Refused] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.config import TABLES
+from anabranch.core.config import NO_KEY, TABLES
 from anabranch.core.errors import OUTCOMES
 from anabranch.core.limits import DEFAULT_LIMITS, GIB, KIB, MIB
 from anabranch.core.updates import Reason
@@ -103,6 +103,6 @@ def test_the_settings_of_strategies() -> None:
     assert documented == {
         (name, key): value
         for name, cls in BUILT_IN.items()
-        for key, value in asdict(cls()).items()
+        for key, value in ((f.name, getattr(cls(), f.name)) for f in fields(cls) if f.metadata != NO_KEY)
         if name != "teasq_drop"
     }

@@ -14,7 +14,7 @@ from federations import first_weights
 from local_server import LocalServer, LocalTransport
 
 from anabranch.client.agent import Agent
-from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
+from anabranch.client.faulty import Fault, FaultKind, FaultsTable, FaultyTransport, MessageFaults
 from anabranch.client.messages import HeartbeatAnswer, PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.stopping import Bell
@@ -109,6 +109,23 @@ def test_no_single_fault_changes_the_model(call: str, kind: FaultKind, nth: int,
     summary = federation.agent(transport).run()
     assert (summary.answered, federation.server.engine.version) == (3, 3)
     assert federation.model() == undisturbed(tmp_path / "smooth")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_no_mixture_of_faults_costs_or_doubles_an_update(seed: int, tmp_path: Path) -> None:
+    federation = Federation(tmp_path / "faulty")
+    rests: list[float] = []
+    table = FaultsTable(loss=0.2, duplication=0.2, reordering=0.2, delay=0.2, delay_s=1.0)
+    transport = FaultyTransport(
+        LocalTransport(federation.server, "a"), at_random=MessageFaults(table, seed), sleep=rests.append
+    )
+    summary = federation.agent(transport).run()
+    assert (summary.answered, federation.server.engine.version) == (3, 3)
+    # A late ask may take the place of the task in hand: then another one is done, from another seed.
+    same = federation.model() == undisturbed(tmp_path / "smooth")
+    assert same == (federation.server.engine.counters.granted == 3)
+    assert transport.met
+    assert len(rests) == transport.met[FaultKind.DELAYED]
 
 
 def test_a_push_that_fails_for_long_is_repeated_with_the_same_bytes(federation: Federation) -> None:

@@ -17,11 +17,11 @@ from federations import config, first_weights
 from live_server import live_server
 from safetensors.numpy import load_file
 
-from anabranch.client.agent import AgentSummary
 from anabranch.client.follower import Follower, Measurement
 from anabranch.client.operator import OperatorClient
 from anabranch.client.outbox import Outbox
 from anabranch.client.run import ClientOptions, FollowerOptions, follow, run_client
+from anabranch.client.summary import AgentSummary
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable, UnknownVersion
 from anabranch.core.params import digest

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from anabranch.core.params import ParamSpec
+from anabranch.core.robust import RobustTable
 from anabranch.core.snapshot import _pack, _unpack
 from anabranch.core.strategy import Context, State, Step, Strategy
 from anabranch.core.submodels import Coordinates
@@ -19,7 +20,8 @@ from anabranch.strategies.registry import BUILT_IN, make_strategy
 
 SIZE = 5
 SPEC = ParamSpec.of({"w": np.zeros(SIZE, np.float32)})
-VARIANTS: list[tuple[str, dict[str, Any]]] = [
+Variant = tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], RobustTable]
+VARIANTS: list[Variant] = [
     *((name, {}) for name in BUILT_IN),
     ("fedbuff", {"buffer_size": 2, "momentum": 0.9, "flush_s": 3.0}),
     ("fedavg", {"clients_per_round": 2}),
@@ -28,10 +30,17 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("teasq", {"mode": "paper", "cache_size": 2}),
     ("teasq_drop", {"cache_size": 3, "flush_s": 3.0, "staleness_max": 4, "mu": 0.1}),
     ("teasq_drop", {"mode": "paper", "cache_size": 2}),
+    ("fedbuff", {"buffer_size": 3, "momentum": 0.9}, RobustTable(rule="median")),
+    ("fedavg", {"clients_per_round": 3}, RobustTable(rule="krum")),
+    ("teasq", {"cache_size": 3, "mode": "paper"}, RobustTable(rule="centred_clipping")),
+    ("teasq_drop", {"cache_size": 3, "flush_s": 3.0}, RobustTable(rule="geometric_median")),
+    ("teasq_drop", {"cache_size": 4, "mode": "paper"}, RobustTable(rule="multi_krum")),
 ]
 
 
-@pytest.fixture(params=VARIANTS, ids=lambda v: f"{v[0]}-{len(v[1])}")
+@pytest.fixture(
+    params=VARIANTS, ids=lambda v: "-".join([v[0], str(len(v[1])), *(table.rule for table in v[2:])])
+)
 def strategy(request: pytest.FixtureRequest) -> Strategy:
     return make_strategy(*request.param)
 

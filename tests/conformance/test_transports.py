@@ -67,7 +67,8 @@ def test_enrolment_tells_the_run(connect: Connect) -> None:
     seen = connect("a").enrol(Capability(examples=10))
     assert seen.spec == ParamSpec.of(first_weights())
     assert (seen.run, seen.version, seen.config["fleet"]["clients"]) == ("test", 0, 4)
-    assert set(seen.config) == {"run", "fleet", "client"}
+    assert set(seen.config) == {"run", "fleet", "client", "server"}
+    assert seen.config["server"] == {"tasks_per_client": 1}, "the rest of that table is nobody's business"
     assert connect("a").enrol(Capability(examples=10)) == seen
 
 
@@ -130,6 +131,27 @@ def test_an_update_is_answered_once_and_for_ever(connect: Connect) -> None:
     assert (again.decision, again.version, again.duplicate) == (first.decision, 1, True)
     assert transport.query_upload("u-1").answer == again
     assert transport.fetch(spec.layout_hash).version == 1
+
+
+def test_the_next_task_starts_from_what_the_update_made(connect: Connect) -> None:
+    transport, spec = enrolled(connect)
+    other, _ = enrolled(connect, "b")
+    theirs = other.ask(Ask("b", "t-b"), spec)
+    assert isinstance(theirs, Task)
+    entry, ask = result_of(granted(transport, spec, "t-1"), spec, "u-1"), Ask("a", "t-2")
+    first = transport.push_and_ask(entry, ask, spec)
+    assert isinstance(first.next, Task)
+    assert (first.next.task_id, first.next.base_version, first.version) == ("t-2", 1, 1)
+    other.push(result_of(theirs, spec, "u-b"))
+    again = transport.push_and_ask(entry, ask, spec)
+    assert (again.next, again.duplicate, again.version) == (first.next, True, 1)
+    assert transport.fetch(spec.layout_hash, 1).version == 1, "the lease holds the version"
+    assert transport.push(result_of(first.next, spec, "u-2")).decision.staleness == 1
+
+
+def test_a_push_may_ask_for_nothing(connect: Connect) -> None:
+    transport, spec = enrolled(connect)
+    assert transport.push(result_of(granted(transport, spec, "t-1"), spec, "u-1")).next is None
 
 
 def test_an_update_moves_the_model_by_its_delta(connect: Connect) -> None:

@@ -162,6 +162,21 @@ def test_leases_expire_by_themselves(tmp_path: Path, manifest: Manifest) -> None
         assert late.decision.verdict == "published"
 
 
+def test_a_device_that_waits_goes_before_one_that_has_just_pushed(tmp_path: Path, manifest: Manifest) -> None:
+    patient = {"concurrency": 1, "retry_after_min_s": CALL_S, "retry_after_max_s": CALL_S}
+    with Served(server_config(tmp_path / "data", server=patient), manifest) as served:
+        quick, waiting = served.device(), served.device("device-2")
+        task = quick.task()
+        assert waiting.ask().refusal.reason == "at_capacity"
+        quick.push(task, ones(quick))
+        refusal = quick.ask().refusal
+        assert (refusal.reason, refusal.detail) == (
+            "at_capacity",
+            "devices that have waited longer for a place: 1",
+        )
+        assert waiting.ask().HasField("task")
+
+
 def test_an_operator_looks_and_pauses(served: Served) -> None:
     device, operator = served.device(), served.operator()
     device.work()

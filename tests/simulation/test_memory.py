@@ -19,9 +19,9 @@ from anabranch.core.config import Config
 from anabranch.core.updates import Ask, Capability, Decision, Reason, Task, Verdict
 from anabranch.reports.journal_files import DigestJournal
 from anabranch.reports.recorder import Recorder
-from anabranch.simulation.devices import Outbox
 from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult, Pending
 from anabranch.simulation.executors.serial import SerialExecutor
+from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.problem import ProblemSource
 from anabranch.simulation.run import Simulation, open_simulation
 

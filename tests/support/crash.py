@@ -41,6 +41,7 @@ VALUES = 300
 ROWS = 15  # of the one tensor: what has a single dimension is too small for a chain
 SERVING_S = 60.0  # a hung server fails the test by itself
 RESENDS = 0.1
+WITHIN_S = 30.0  # a failpoint is reached much sooner
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,9 @@ class Plan:
     broken: bool = False
     compressed: bool = False
     units: bool = False
+    # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
+    failpoints: tuple[str, ...] = ()
+    nth: int = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,11 +108,12 @@ class ServerProcess:
         ]
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self) -> float:
+    def start(self, failpoint: str = "") -> float:
         """Start, and wait for health to say SERVING; returns the seconds it took."""
         began = time.monotonic()
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+            command = [*self._command, *[failpoint][: bool(failpoint)]]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
         with grpc.insecure_channel(self.address, options=QUICK) as channel:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() - began < SERVING_S and self._process.poll() is None:
@@ -125,6 +130,14 @@ class ServerProcess:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
+
+    def died(self, within_s: float) -> bool:
+        """Whether it is killed, by itself, within this time."""
+        assert self._process is not None
+        try:
+            return self._process.wait(within_s) == -signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            return False
 
     def drain(self) -> int:
         """SIGTERM; returns the exit code."""
@@ -162,6 +175,10 @@ class Writer(threading.Thread):
                     self._one(device)
         except Exception as error:  # noqa: BLE001 - a thread's error must not be lost
             self.problems.append(f"{self._client_id}: {error!r}")
+
+    def enough(self) -> None:
+        """End with the update at hand."""
+        self._share = 0
 
     def _one(self, device: Device) -> None:
         task_id, update_id = self._id(), self._id()
@@ -247,7 +264,10 @@ def run(folder: Path, plan: Plan) -> Outcome:
     for writer in writers:
         writer.start()
     try:
-        _kill_at_random(server, writers, plan, outcome)
+        if plan.failpoints:
+            _kill_at_failpoints(server, writers, plan, outcome)
+        else:
+            _kill_at_random(server, writers, plan, outcome)
     except NotServing as error:
         outcome.problems.append(str(error))
         _abandon(writers)
@@ -296,6 +316,23 @@ def _kill_at_random(server: ServerProcess, writers: list[Writer], plan: Plan, ou
         time.sleep(chance.uniform(0.0, 0.03))
         server.kill()
         outcome.restarts_s.append(server.start())
+
+
+def _kill_at_failpoints(server: ServerProcess, writers: list[Writer], plan: Plan, outcome: Outcome) -> None:
+    """Arm one failpoint after the other. A server may die of it before it serves: that is one life less."""
+    server.kill()
+    for name in plan.failpoints:
+        try:
+            server.start(f"{name}:{plan.nth}")
+        except NotServing:
+            if not server.died(0.0):
+                raise
+        if not server.died(WITHIN_S):
+            outcome.problems.append(f"the failpoint {name} was not reached")
+            server.kill()
+    outcome.restarts_s.append(server.start())
+    for writer in writers:
+        writer.enough()
 
 
 def _broken_promises(data_dir: Path, plan: Plan, writers: list[Writer], expected: Vector) -> list[str]:

@@ -1,16 +1,21 @@
 """A server process for the crash tests.
 
-    python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX [broken] [compressed] [units]
+    python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
+        [broken] [compressed] [units] [NAME:N]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
-With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed.
+With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `NAME:N` the
+process kills itself when it reaches the failpoint for the N-th time; snapshots are frequent then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
+import os
+import signal
 import sys
 from collections import deque
 from collections.abc import Sequence
@@ -21,6 +26,7 @@ from typing import ClassVar
 from wire import server_config
 
 from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.server import failpoints
 from anabranch.server.app import serve
 from anabranch.server.manifest import read_manifest
 from anabranch.server.store.base import Entry, Projection, RunInfo
@@ -59,12 +65,27 @@ class AcknowledgesEarly(SqlStore):
         super().close()
 
 
+def die_at(name: str, nth: int) -> None:
+    """Kill this process when it reaches a failpoint for the n-th time."""
+    assert name in failpoints.POINTS, name
+    reached = itertools.count(1)
+
+    def hook(here: str) -> None:
+        if here == name and next(reached) >= nth:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    failpoints.arm(hook)
+
+
 def main(model: str, data_dir: str, database: str, address: str, inline: str, *words: str) -> int:
     """Serve until a signal comes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     limits = replace(DEFAULT_LIMITS, inline_bytes_max=int(inline), free_disk_bytes_min=1)
     # No lease ends by itself, however slow the machine is.
     server = {"address": address, "database": database, "snapshot_every_versions": 100, "lease_min_s": 60.0}
+    if armed := [word.split(":") for word in words if ":" in word]:
+        server["snapshot_every_versions"] = 5
+        die_at(armed[0][0], int(armed[0][1]))
     tables = (COMPRESSED if "compressed" in words else {}) | (UNITS if "units" in words else {})
     config = server_config(Path(data_dir), server=server, **tables)
     store = open_store(database, Path(data_dir), limits)

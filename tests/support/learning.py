@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from anabranch.core.config import Config
@@ -37,9 +38,10 @@ def recorded(data_dir: Path) -> dict[str, Recorded]:
     store, found = open_store("", data_dir), {}
     try:
         info, manifest = stored_run(store, data_dir)
-        engine = make_engine(Config.from_json(info.config), manifest)
+        fresh = partial(make_engine, Config.from_json(info.config), manifest)
+        engine = fresh()
         before = learned(engine)
-        for _, record, _ in replay(engine, store, store.records()):
+        for _, record, _ in replay(engine, store, store.records(), fresh):
             after = learned(engine)
             if record["kind"] == "update":
                 found[record["update_id"]] = Recorded(record["flaw"], before != after)

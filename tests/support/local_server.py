@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from anabranch.client.messages import (
     Enrolment,
@@ -31,7 +32,7 @@ from anabranch.core.submodels import Submodel, UnitMap
 from anabranch.core.units import UnitGroup
 from anabranch.core.updates import Ask, Capability, Receipt, Task, TaskState, Update, find_flaw
 from anabranch.protos.convert import submodel_from_proto
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 
 
@@ -49,18 +50,19 @@ class LocalServer:
         self.spec = ParamSpec.of(tensors, groups)
         self.config, self.clock, self.run_id = config, clock, run_id
         self.frozen = self.spec.frozen(tensors)
-        strategy = make_strategy(config.strategy.name, config.strategy.params)
+        strategy = strategy_of(config)
         broadcast = make_broadcast(self.spec, strategy, config.downlink.codec)
         vector = self.spec.flatten(tensors)
         planner = make_planner(self.spec, strategy, config)
         self.engine = Engine(self.spec, strategy, EngineSettings.of(config), vector, broadcast, planner)
         self.downloads = Downloads(self.spec, self.frozen)
         self.lock = threading.Lock()
+        self.turn = threading.RLock()  # for two events with nothing in between
         self.models = {0: self._encoded()}
 
     def do(self, event: ev.Event) -> list[Effect]:
         """One event through the engine."""
-        with self.lock:
+        with self.turn, self.lock:
             deadline = self.engine.next_deadline()
             if deadline is not None and deadline <= event.now:
                 self.engine.handle(ev.Ticked(event.now))
@@ -86,6 +88,7 @@ class LocalTransport:
         s = self.server
         s.do(ev.Enrolled(s.clock(), self.client_id, capability))
         tables = {t: v for t, v in s.config.to_json().items() if t in ("run", "fleet", "client")}
+        tables["server"] = {"tasks_per_client": s.config.server.tasks_per_client}
         return Enrolment(s.config.run.name, s.run_id, s.spec, tables, s.engine.version)
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
@@ -145,6 +148,10 @@ class LocalTransport:
             raise InvalidUpdate(flaw)
         return PushAnswer(decided.receipt.decision, decided.receipt.version, decided.duplicate)
 
+    def push_and_ask(self, entry: UpdateEntry, ask: Ask, spec: ParamSpec) -> PushAnswer:
+        with self.server.turn:
+            return replace(self.push(entry), next=self.ask(ask, spec))
+
     def query_upload(self, update_id: str) -> UploadState:
         known = self.server.receipt(update_id)
         return UploadState(0, None if known is None else PushAnswer(known.decision, known.version, True))
@@ -159,7 +166,9 @@ class LocalTransport:
             )
         if task is None or (task.client_id, task.state) != (self.client_id, TaskState.LEASED):
             return HeartbeatAnswer(0.0, s.engine.version, (Notice(NoticeKind.CANCEL, task_id, "it ended"),))
-        return HeartbeatAnswer(task.expires_at, s.engine.version)
+        behind, most = s.engine.version - task.base_version, s.config.server.upload_now_versions
+        advice = (Notice(NoticeKind.UPLOAD_NOW, task_id, "upload now"),) if 0 < most <= behind else ()
+        return HeartbeatAnswer(task.expires_at, s.engine.version, advice)
 
     def drop(self, task_id: str, why: str) -> None:
         self.server.do(ev.TaskDropped(self.server.clock(), self.client_id, task_id, why))

@@ -12,6 +12,7 @@ from anabranch.core.effects import Decided, Effect
 from anabranch.core.engine import Engine
 from anabranch.core.invariants import violations
 from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.robust import RobustTable
 from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Coordinates, Submodel
 from anabranch.core.updates import Ask, Capability, Decision, Update
@@ -30,9 +31,10 @@ class Bench:
 
     def __init__(self, strategy: str = "fedbuff", start: Vector | None = None, **options: Any) -> None:
         settings = {k: options.pop(k) for k in list(options) if k in EngineSettings.__dataclass_fields__}
+        robust = RobustTable(**options.pop("robust", {}))
         self.engine = Engine(
             SPEC,
-            make_strategy(strategy, options),
+            make_strategy(strategy, options, robust),
             EngineSettings(**settings),
             vector(0, 0, 0, 0) if start is None else start,
         )

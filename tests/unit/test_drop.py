@@ -253,7 +253,7 @@ def by_coordinate(updates: Any, alpha: float, server_lr: float, a: float = 0.5) 
 @given(st.integers(1, 6), st.integers(0, 2**31), st.sampled_from([0.0, 0.6]))
 def test_teasq_drop_is_its_definition_on_every_coordinate(count: int, seed: int, alpha: float) -> None:
     updates = cached(count, seed, parts=True)
-    params = {"cache_size": count, "alpha": alpha, "server_lr": 0.7, "clip": 0.0}
+    params = {"cache_size": count, "alpha": alpha, "server_lr": 0.7}
     expected = by_coordinate(updates, alpha, 0.7)
     np.testing.assert_allclose(stepped("teasq_drop", params, updates), expected, rtol=1e-10, atol=1e-12)
 
@@ -262,7 +262,7 @@ def test_teasq_drop_is_its_definition_on_every_coordinate(count: int, seed: int,
 @given(st.integers(1, 5), st.integers(0, 2**31), st.sampled_from([0.0, 0.6]))
 def test_a_sparse_update_counts_as_the_dense_one_with_zeros(count: int, seed: int, alpha: float) -> None:
     updates = cached(count, seed, parts=True)
-    params = {"cache_size": count, "alpha": alpha, "clip": 0.0}
+    params = {"cache_size": count, "alpha": alpha}
     zeroed = [(b, n, np.where(d > 0, d, 0.0), w) for b, n, d, w in updates]
     found = stepped("teasq_drop", params, updates, sparse=True)
     np.testing.assert_allclose(found, stepped("teasq_drop", params, zeroed), rtol=1e-12)
@@ -281,13 +281,13 @@ def test_with_whole_models_teasq_drop_is_teasq(alpha: float, how: str) -> None:
 def test_with_a_cache_of_one_and_no_staleness_weight_teasq_drop_is_asyncdrop() -> None:
     for seed in range(8):
         updates = cached(1, seed, parts=True)
-        found = stepped("teasq_drop", {"cache_size": 1, "alpha": 0.5, "a": 0.0, "clip": 0.0}, updates)
+        found = stepped("teasq_drop", {"cache_size": 1, "alpha": 0.5, "a": 0.0}, updates)
         np.testing.assert_allclose(found, stepped("asyncdrop", {"alpha": 0.5}, updates), rtol=1e-12)
 
 
 def test_with_whole_models_equal_examples_and_no_staleness_weight_teasq_drop_is_fedbuff() -> None:
     updates = [(b, 7, d, w) for b, _, d, w in cached(4, 5, parts=False)]
-    found = stepped("teasq_drop", {"cache_size": 4, "a": 0.0, "clip": 0.0}, updates)
+    found = stepped("teasq_drop", {"cache_size": 4, "a": 0.0}, updates)
     constant = {"buffer_size": 4, "staleness": {"name": "constant"}}
     np.testing.assert_allclose(found, stepped("fedbuff", constant, updates), rtol=1e-12)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.core import effects as ef
@@ -170,6 +170,7 @@ def test_tasks_that_fail_each_time_are_asked_for_ever_more_slowly() -> None:
     assert d.session.failures == 12
 
 
+@settings(deadline=None)
 @given(failures=st.integers(1, 2000), seed=st.integers(0, 2**32), base_s=st.floats(0.01, 5.0))
 def test_the_backoff_has_full_jitter_and_a_cap(failures: int, seed: int, base_s: float) -> None:
     d = Device(seed, retry_base_s=base_s, retry_cap_s=60.0).at(Phase.PUSHING)

@@ -76,6 +76,7 @@ def status(
         f"  {updates}",
         f"  {s.clients} clients, {s.live_tasks} in training, {s.leases_lost} leases lost",
         f"  {up}, {down}; up for {duration_text(s.uptime_s)}",
+        *(f"  in quarantine: {client} ({why})" for client, why in sorted(s.quarantined.items())),
     ]
     Output(as_json).result(s.to_json(), "\n".join(lines))
 
@@ -125,6 +126,55 @@ def resume(
     with _operator(admin, identity, insecure) as client:
         client.resume()
     Output(as_json).result({"paused": False}, "resumed")
+
+
+@admin_app.command()
+def quarantine(
+    client: Annotated[str, typer.Argument(help="The client's id.", metavar="CLIENT")],
+    why: Annotated[str, typer.Option(help="Told to the client.")] = "",
+    admin: Admin = ADMIN_ADDRESS,
+    as_json: AsJson = False,
+) -> None:
+    """Give a client no more tasks and take no more of its updates."""
+    from anabranch.client.operator import OperatorClient
+
+    with OperatorClient(admin) as operator:
+        operator.quarantine(client, why)
+    Output(as_json).result({"client": client, "quarantined": True}, f"{client} is in quarantine")
+
+
+@admin_app.command()
+def release(
+    client: Annotated[str, typer.Argument(help="The client's id.", metavar="CLIENT")],
+    admin: Admin = ADMIN_ADDRESS,
+    as_json: AsJson = False,
+) -> None:
+    """Let a client out of quarantine."""
+    from anabranch.client.operator import OperatorClient
+
+    with OperatorClient(admin) as operator:
+        released = operator.release(client)
+    said = f"{client} is out of quarantine" if released else f"{client} was not in quarantine"
+    Output(as_json).result({"client": client, "released": released}, said)
+
+
+@admin_app.command()
+def rollback(
+    to: Annotated[int, typer.Option("--to", help="The last version that is not in doubt.", min=0)],
+    without: Annotated[
+        list[str],
+        typer.Option("--without", help="A client whose later updates are left out; may be repeated."),
+    ],
+    admin: Admin = ADMIN_ADDRESS,
+    as_json: AsJson = False,
+) -> None:
+    """Publish the model as if some clients' updates after a version had been rejected."""
+    from anabranch.client.operator import OperatorClient
+
+    with OperatorClient(admin) as operator:
+        version, left_out = operator.rollback(to, without)
+    found = {"version": version, "updates_left_out": left_out}
+    Output(as_json).result(found, f"version {version}, without {left_out} updates")
 
 
 @admin_app.command()

@@ -15,7 +15,7 @@ from anabranch.compress.feedback import make_uplink
 from anabranch.core.chains import AUTO
 from anabranch.core.config import TABLES, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 
 PREFIX = "ANABRANCH_"
 
@@ -43,7 +43,7 @@ def load_config(
         table, key, value = parse_override(text)
         layers.append(("--set", {table: {key: value}}))
     config = merge(_one_strategy(layers))
-    make_strategy(config.strategy.name, config.strategy.params)
+    strategy_of(config)
     if config.uplink.codec != AUTO:
         make_uplink(config.uplink.codec)
     check_downlink(config.downlink.codec)

@@ -21,6 +21,7 @@ from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.journal import replay as replay_journal
 from anabranch.core.params import Delta, Tensors, digest
+from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Submodel, UnitMap, submodel_from_json
 from anabranch.core.updates import Receipt, Task, Verdict
@@ -28,7 +29,7 @@ from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result
-from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 
 
@@ -47,10 +48,14 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     """Replay a live run's journal; `metrics` are those of its versions. Times count from the first event."""
     journal = JournalReader(folder)
     config, spec, initial = journal.config, journal.spec, journal.initial()
-    strategy = make_strategy(config.strategy.name, config.strategy.params)
-    broadcast = make_broadcast(spec, strategy, config.downlink.codec)
-    planner = make_planner(spec, strategy, config)
-    engine = Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast, planner)
+    strategy = strategy_of(config)
+
+    def fresh() -> Engine:
+        broadcast = make_broadcast(spec, strategy, config.downlink.codec)
+        planner = make_planner(spec, strategy, config)
+        return Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast, planner)
+
+    engine = fresh()
     recorder = Recorder(
         strategy=config.strategy.name,
         workload=config.run.workload,
@@ -67,7 +72,8 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
 
         teller = _Teller(recorder, engine, spec.frozen(initial), downlink_at(strategy, config.downlink.codec))
         start = now = None
-        for record, effects in replay_journal(engine, journal.records(), load_delta):
+        refold = Refolder(fresh, lambda: enumerate(journal.records(), 1), load_delta)
+        for record, effects in replay_journal(engine, journal.records(), load_delta, refold):
             now = float(record["now"])
             start = now if start is None else start
             teller.tell(now - start, record, effects)

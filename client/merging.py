@@ -1,0 +1,79 @@
+"""What becomes of a model in training when the server's comes in, some steps after the snapshot was sent.
+
+| symbol | name     | meaning                                                  |
+|--------|----------|----------------------------------------------------------|
+| w      | live     | the weights as they are now, steps after the snapshot    |
+| w_s    | snapshot | what was sent                                            |
+| w_PS   | center   | the server's model once it had taken the snapshot        |
+| a      | weight   | how far towards the server, in (0, 1]                    |
+
+    delta          w <- w + a (w_PS - w_s)        the steps that were taken meanwhile are kept whole
+    interpolation  w <- (1 - a) w + a w_PS        they are scaled by 1 - a
+    replacement    w <- w_PS                      they are lost
+
+The elastic force and the interpolation are those of ShadowEASGD (Zheng et al., arXiv 2003.03477, after
+Zhang, Choromanska and LeCun, NIPS 2015); the delta form is that of hivemind's `delta_rule_averaging`. With a
+server that mixes each update by the same a, w_PS <- (1 - a) w_PS + a w_s, the delta form conserves
+(1 - a) w_PS + sum_i w_i but for the local steps: tests/property/test_conservation.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from anabranch.core.errors import ConfigError
+from anabranch.core.params import Vector
+from anabranch.workloads.trainer import LiveWeights
+
+DELTA, PAPER_INTERPOLATION = "delta", "paper-interpolation"
+
+
+class Merge(Protocol):
+    """A rule. It is applied by the thread that trains, between two steps."""
+
+    def apply(self, live: LiveWeights, snapshot: Vector, center: Vector) -> None:
+        """Change `live` in place; the others are (spec.size,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class ElasticDelta:
+    """The delta form. Local optimizer state stays as it is, under every rule."""
+
+    weight: float = 0.5
+
+    def apply(self, live: LiveWeights, snapshot: Vector, center: Vector) -> None:
+        """Steps taken since the snapshot are kept whole."""
+        live.add(center.dtype.type(self.weight) * (center - snapshot))
+
+
+@dataclass(frozen=True)
+class PaperInterpolation:
+    """The paper's rule to the letter, for comparisons: it works like a learning rate scaled by 1 - a."""
+
+    weight: float = 0.5
+
+    def apply(self, live: LiveWeights, snapshot: Vector, center: Vector) -> None:  # noqa: ARG002
+        """The fraction a of what was learned since the snapshot is lost."""
+        live.add(center.dtype.type(self.weight) * (center - live.flat()))
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """The server's model in the place of the device's own: the negative control of the tests."""
+
+    def apply(self, live: LiveWeights, snapshot: Vector, center: Vector) -> None:  # noqa: ARG002
+        """All that was learned since the snapshot is lost."""
+        live.add(center - live.flat())
+
+
+def make_merge(name: str, weight: float) -> Merge:
+    """The rule of `client.merge` and `client.merge_weight`. Raises `ConfigError`."""
+    if not 0 < weight <= 1:
+        raise ConfigError(f"client.merge_weight must be in (0, 1], not {weight!r}")
+    if name == DELTA:
+        return ElasticDelta(weight)
+    if name == PAPER_INTERPOLATION:
+        return PaperInterpolation(weight)
+    raise ConfigError(f"client.merge must be {DELTA} or {PAPER_INTERPOLATION}, not {name!r}")

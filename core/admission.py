@@ -1,0 +1,61 @@
+"""Why an ask gets no task, whatever the method; what the strategy has against it comes last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from anabranch.core.guard import Guard
+from anabranch.core.ledger import Ledger
+from anabranch.core.settings import EngineSettings
+from anabranch.core.strategy import Context, Refusal, State, Strategy
+from anabranch.core.updates import Ask, Reason, Task, TaskState
+
+
+class Books(Protocol):
+    """What the engine has on record."""
+
+    strategy: Strategy
+    state: State
+    settings: EngineSettings
+    ledger: Ledger
+    guard: Guard
+    paused: bool
+    finished: str
+
+
+def refusal_of(ask: Ask, context: Context, books: Books, ahead: int = 0) -> Refusal | None:
+    """Why this ask would get no task now, or None. Changes nothing. `ahead`: as for `Engine.refusal`."""
+    ledger, settings = books.ledger, books.settings
+    if books.finished:
+        return Refusal(Reason.RUN_FINISHED, books.finished)
+    known = ledger.tasks.get(ask.task_id)
+    if known is not None and known.client_id == ask.client_id and known.state is TaskState.LEASED:
+        return None
+    if books.paused:
+        return Refusal(Reason.PAUSED, "the run is paused by its operator")
+    if ask.client_id not in ledger.clients:
+        return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
+    if known is not None or ledger.receipt_of_task(ask.task_id) is not None:
+        return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
+    gone = [task for task in superseded(ask, books) if task.state is TaskState.LEASED]
+    # A device that asks anew with a task in hand keeps its place: nobody else would get it.
+    live = ledger.live + (0 if gone else ahead)
+    others = len(ledger.live_of(ask.client_id)) - len(gone)
+    if refusal := books.guard.refusal(ask.client_id, others, context.now, settings):
+        return refusal
+    if settings.concurrency and live >= settings.concurrency and not gone:
+        return Refusal(Reason.AT_CAPACITY, f"{live} of {settings.concurrency} devices are in training")
+    state = books.state
+    for task in gone:
+        state = books.strategy.on_lost(state, task, context)
+    return books.strategy.admit(state, ask, replace(context, live_tasks=live - len(gone)))
+
+
+def superseded(ask: Ask, books: Books) -> list[Task]:
+    """The tasks that the client gives up by asking, beyond what it may hold: expired, then old ones.
+
+    What is left may still be answered: the result of an expired task may be on its way.
+    """
+    mine = [*books.ledger.expired_of(ask.client_id), *books.ledger.live_of(ask.client_id)]
+    return mine[: max(0, len(mine) - books.settings.tasks_per_client + 1)]

@@ -1,0 +1,48 @@
+"""What an engine takes over of the state that a rollback's fold (`rollback.py`) has come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.core import events as ev
+from anabranch.core.params import Vector
+from anabranch.core.strategy import State
+from anabranch.core.updates import Verdict
+
+if TYPE_CHECKING:
+    from anabranch.core.engine import Engine
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine takes over of a fold.
+
+    `folded`: updates that had been held and are in the new version; `pending`: those that are still held;
+    `left_out`: those that count no more.
+    """
+
+    state: State
+    vector: Vector
+    lengths: list[float]
+    folded: list[str]
+    pending: list[str]
+    left_out: tuple[str, ...]
+
+
+def outcome(event: ev.RolledBack, engine: Engine) -> Outcome:
+    """What becomes of an engine by a rollback that has its state."""
+    fold = event.fold
+    assert fold is not None, "a rollback is handled with the state that the log gives"
+    rejected = {u for u, r in fold.ledger.receipts.items() if r.decision.verdict is Verdict.REJECTED}
+    held = set(fold.pending)
+    taken = [u for u, r in engine.ledger.receipts.items() if r.decision.verdict is not Verdict.REJECTED]
+    return Outcome(
+        # The numbers of versions in it are the fold's; its newest one is to be our next.
+        state=engine.strategy.shifted(fold.state, engine.version + 1 - fold.version),
+        vector=fold.vector,
+        lengths=list(fold.guard.lengths),
+        folded=[u for u in engine.pending if u not in held and u not in rejected],
+        pending=[u for u in engine.pending if u in held],
+        left_out=tuple(u for u in taken if u in rejected),
+    )

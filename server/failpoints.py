@@ -1,0 +1,45 @@
+"""Named moments between the steps of the acknowledgement protocol, at which a test may end the process.
+
+`docs/durability.md` has the steps. Nothing happens at a failpoint unless `arm` was called, which no part of
+the server does: the tests kill a real process at each of them, and what was acknowledged must survive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+# In the order in which an update meets them; those of a payload are for one that is not inline.
+POINTS = (
+    "upload_begun",  # the header is checked, the upload has its place
+    "chunk_written",  # bytes are in the spool
+    "upload_whole",  # all bytes are
+    "payload_sealed",  # their digest is right
+    "payload_synced",  # the file is on the disk, in the spool
+    "payload_renamed",  # it has its name as a blob
+    "payload_durable",  # and its folder is on the disk
+    "update_checked",  # the values are good; not in the writer's queue yet
+    "batch_taken",  # the writer has it in hand
+    "projections_written",  # what earlier events have come to is in the transaction
+    "rows_written",  # so are the event and the update; nothing is committed
+    "committed",  # the log has it, the engine has not
+    "handled",  # the engine has folded it
+    "answers_ready",  # the whole batch is handled; nobody has heard of it
+    "answered",  # the acknowledgements are on their way
+    "snapshot_written",  # the file of a snapshot is on the disk
+    "snapshot_named",  # the database knows it
+    "snapshots_cleared",  # and older ones are gone
+)
+
+_hook: Callable[[str], None] | None = None
+
+
+def arm(hook: Callable[[str], None] | None) -> None:
+    """Have `hook` called with the name of every failpoint reached, in whatever thread; None: no more."""
+    global _hook  # noqa: PLW0603 - one process, one set of failpoints
+    _hook = hook
+
+
+def reach(name: str) -> None:
+    """This moment has come."""
+    if _hook is not None:
+        _hook(name)

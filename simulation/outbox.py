@@ -1,0 +1,18 @@
+"""What a simulated device has in its outbox."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anabranch.core.updates import Task
+from anabranch.simulation.executors.base import LocalResult
+
+
+@dataclass(frozen=True, eq=False)
+class Outbox:
+    """A finished update, kept until the server has answered for good."""
+
+    task: Task
+    update_id: str
+    examples: int
+    result: LocalResult

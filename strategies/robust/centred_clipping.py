@@ -1,0 +1,56 @@
+"""Centred clipping: the mean, of rows that are pulled to within a radius of the last result.
+
+| symbol  | name       | meaning                                                       |
+|---------|------------|---------------------------------------------------------------|
+| x_i     | rows       | the rows                                                      |
+| v       | before     | the result of the last buffer, 0 at first                     |
+| tau     | radius     | clipping radius (0: the median of ||x_i - v||, at every pass) |
+| L       | iterations | passes                                                        |
+
+    v <- v + (1/n) sum_i (x_i - v) min(1, tau / ||x_i - v||),    L times
+
+No row moves the result by more than L tau / n. With sub-models the sum is, for each coordinate, over the n_j
+rows that cover it.
+
+Source: Karimireddy, He and Jaggi, "Learning from history for Byzantine robust optimization", ICML 2021; the
+formula is recalled. There devices send momenta, which change slowly; here they send deltas. Ours: the radius
+that follows the rows, and that several passes are the default then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from anabranch.strategies.robust.rows import Floats, Rows
+
+
+@dataclass(frozen=True)
+class CentredClipping:
+    """See the module for the equations and the symbols."""
+
+    name: ClassVar[str] = "centred_clipping"
+    remembers: ClassVar[bool] = True
+
+    radius: float = 0.0
+    iterations: int = 8
+
+    def combine(self, rows: Rows, before: Floats) -> Floats:
+        """L passes from the last result."""
+        v = before
+        for _ in range(self.iterations):
+            v = self._pass(rows, v)
+        return v
+
+    def _pass(self, rows: Rows, v: Floats) -> Floats:
+        distances = rows.distances(v)
+        tau = self.radius or float(np.median(distances))
+        shares = np.divide(tau, distances, out=np.ones(len(rows)), where=distances > tau)
+        out = np.zeros_like(v)
+        for block in rows.blocks():
+            here, counts = v[block.at], block.counts
+            pulls = (block.weights(shares) * (block.values - here)).sum(axis=0)
+            out[block.at] = np.where(counts > 0, here + pulls / np.maximum(counts, 1), 0.0)
+        return out

@@ -1,0 +1,47 @@
+"""What a robust rule is, and how a strategy has its buffer combined by one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import numpy as np
+
+from anabranch.core.params import Vector
+from anabranch.strategies.robust.rows import Floats, Row, Rows
+
+
+class Rule(Protocol):
+    """One paper's answer to: what is the mean of these rows, some of which may be anything?
+
+    A frozen dataclass of its parameters, pure. A coordinate that no row covers comes out as 0.
+    """
+
+    name: ClassVar[str]
+    remembers: ClassVar[bool]  # whether the next buffer starts from this one's result
+
+    def combine(self, rows: Rows, before: Floats) -> Floats:
+        """The result, shape (size,), of at least one row; `before` is the last one, zeros at first."""
+        ...
+
+
+@dataclass(frozen=True)
+class Combined:
+    """`direction`, shape (size,), in the model's dtype; `memory` for the state: empty if there is none."""
+
+    direction: Vector
+    memory: Vector
+
+
+def combine(rule: Rule, rows: Sequence[Row], vector: Vector, memory: Vector) -> Combined:
+    """What a rule makes of a buffer for the model `vector`; `memory` is the last `Combined`'s, or empty."""
+    before = memory.astype(np.float64) if memory.size else np.zeros(vector.size)
+    direction = rule.combine(Rows(rows, vector.size), before).astype(vector.dtype)
+    return Combined(direction, direction.copy() if rule.remembers else np.empty(0, vector.dtype))
+
+
+def hostile(attackers: float, rows: int) -> int:
+    """F of n rows, for an assumed fraction: floor(attackers n), but for rounding."""
+    return math.floor(attackers * rows + 1e-9)

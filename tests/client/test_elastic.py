@@ -1,0 +1,238 @@
+"""The agent whose device trains on: on an engine without a network, and real time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agents import Federation
+from local_server import LocalServer, LocalTransport
+
+from anabranch.client.agent import Agent
+from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
+from anabranch.client.messages import PushAnswer
+from anabranch.client.outbox import Outbox, UpdateEntry
+from anabranch.client.stopping import Bell
+from anabranch.client.transport import Transport
+from anabranch.core.config import ClientTable
+from anabranch.core.ledger import TRAIN_S
+from anabranch.core.params import ParamSpec
+from anabranch.core.updates import Ask, LocalPlan, Task
+from anabranch.workloads.app import Examples
+from anabranch.workloads.batches import batches
+from anabranch.workloads.synthetic import Synthetic
+
+WAIT_S = 30.0
+SOON = ClientTable(retry_base_s=0.001, retry_cap_s=0.01)
+MIXING = {"name": "fedasync", "alpha": 0.5, "staleness": {"name": "constant"}}
+
+
+class Elastic(Federation):
+    """A federation whose devices train on, in real time: a push every three steps."""
+
+    def __init__(self, folder: Path, **tables: Any) -> None:
+        client = {"push": "elastic", "push_when": "interval", "push_steps": 3}
+        tables["client"] = client | tables.get("client", {})
+        super().__init__(folder, **({"strategy": MIXING} | tables))
+        self.server.clock = Bell().now
+
+    def agent(self, transport: Transport | None = None, app: Any = None, **options: Any) -> Agent:
+        return super().agent(transport, app, **({"bell": Bell(), "settings": SOON} | options))
+
+
+class Counted(Synthetic):
+    """Counts its local steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+        self.starts = 0
+
+    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        self.starts += 1
+        for rows in batches(len(examples), plan, seed):
+            self.steps += 1
+            model["hidden.bias"] += np.float32(0.01) * len(rows)
+        return {}
+
+
+class Gated(LocalTransport):
+    """Its pushes wait until the gate is open."""
+
+    def __init__(self, server: LocalServer) -> None:
+        super().__init__(server, "a")
+        self.gate = threading.Event()
+        self.pushing = threading.Event()
+
+    def push(self, entry: UpdateEntry) -> PushAnswer:
+        self.pushing.set()
+        assert self.gate.wait(WAIT_S)
+        return super().push(entry)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Elastic:
+    return Elastic(tmp_path)
+
+
+def test_it_pushes_now_and_then_and_each_exchange_is_one_task(federation: Elastic) -> None:
+    summary = federation.agent(tasks_max=5).run()
+    assert (summary.why, summary.applied, summary.failures) == ("5 tasks done", 5, 0)
+    engine = federation.server.engine
+    assert (engine.version, engine.counters.granted, engine.counters.leases_lost) == (5, 5, 0)
+    trained = [data for kind, data in federation.events if kind == "trained"]
+    assert all(data["steps"] >= 3 for data in trained)
+    assert all(data["metrics"][TRAIN_S] > 0 for data in trained)
+    assert Outbox(federation.folder / "a" / "outbox").pending() == []
+
+
+def test_training_goes_on_while_a_push_hangs(federation: Elastic) -> None:
+    transport, app = Gated(federation.server), Counted()
+    agent = federation.agent(transport, app, tasks_max=2)
+    thread = threading.Thread(target=agent.run)
+    thread.start()
+    assert transport.pushing.wait(WAIT_S)
+    before, rest = app.steps, threading.Event()
+    for _ in range(300):
+        if app.steps > before + 50:
+            break
+        rest.wait(0.1)
+    assert app.steps > before + 50, "training waits for the network"
+    transport.gate.set()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    assert app.starts == 1, "the optimizer is made once"
+    steps = [data["steps"] for kind, data in federation.events if kind == "trained"]
+    assert steps[1] > 50, "what was learned meanwhile is in the next update"
+
+
+def test_the_answer_that_is_merged_is_the_version_that_the_update_made(federation: Elastic) -> None:
+    """Another device's updates come in between: they are seen one exchange later."""
+
+    bases: list[tuple[int, int]] = []
+
+    class Crowded(LocalTransport):
+        def push_and_ask(self, entry: UpdateEntry, ask: Ask, spec: ParamSpec) -> PushAnswer:
+            answer = super().push_and_ask(entry, ask, spec)
+            assert answer.next is not None
+            bases.append((answer.version, getattr(answer.next, "base_version", -1)))
+            other = LocalTransport(self.server, "b")
+            task = other.ask(Ask("b", f"b-{answer.version}"), spec)
+            assert isinstance(task, Task)
+            delta = np.ones(spec.size, np.float32).tobytes()
+            other.push(
+                UpdateEntry(
+                    f"u-{answer.version}", task.task_id, spec.layout_hash, task.base_version, 1, 1,
+                    "raw", delta, spec.size,
+                )
+            )  # fmt: skip
+            return answer
+
+    transport = Crowded(federation.server, "a")
+    LocalTransport(federation.server, "b").enrol(federation.agent()._local.capability())
+    summary = federation.agent(transport, tasks_max=4).run()
+    assert summary.applied == 4
+    assert all(made == base for made, base in bases)
+    assert federation.server.engine.counters.rejected == 0
+
+
+@pytest.mark.parametrize("call", ["enrol", "ask", "fetch", "push"])
+@pytest.mark.parametrize("kind", list(FaultKind))
+@pytest.mark.parametrize("nth", [1, 2])
+def test_no_single_fault_loses_or_doubles_an_exchange(
+    call: str, kind: FaultKind, nth: int, tmp_path: Path
+) -> None:
+    federation = Elastic(tmp_path)
+    transport = FaultyTransport(LocalTransport(federation.server, "a"), [Fault(call, nth, kind)])
+    summary = federation.agent(transport).run()
+    assert (summary.answered, summary.rejected, federation.server.engine.version) == (3, 0, 3)
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("moment", ["granted", "fetched", "trained", "pushed"])
+def test_a_crash_at_any_moment_is_harmless(moment: str, tmp_path: Path) -> None:
+    federation = Elastic(tmp_path)
+
+    def crash(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if kind == moment and federation.kinds().count(kind) == 2:
+            raise Crash
+
+    with pytest.raises(Crash):
+        federation.agent(on_event=crash, tasks_max=0).run()
+    held = Outbox(tmp_path / "a" / "outbox").pending()
+    federation.events.clear()
+    summary = federation.agent(seed=8).run()
+    pushed = [data["update"] for kind, data in federation.events if kind == "pushed"]
+    assert pushed[: len(held)] == held
+    engine = federation.server.engine
+    assert (summary.rejected, engine.counters.rejected) == (0, 0)
+    assert engine.counters.applied == len(engine.ledger.receipts)
+
+
+def test_an_error_of_the_app_ends_the_agent_and_gives_the_task_back(federation: Elastic) -> None:
+    class Raising(Counted):
+        def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+            raise ZeroDivisionError("a bug of the App")
+
+    with pytest.raises(ZeroDivisionError, match="bug of the App"):
+        federation.agent(app=Raising()).run()
+    assert federation.server.engine.ledger.live == 0
+
+
+def test_the_server_may_ask_for_what_there_is(tmp_path: Path) -> None:
+    """The device would wait for ten million steps; a heartbeat tells it that the model has moved on."""
+    federation = Elastic(
+        tmp_path,
+        client={"push_when": "advised", "push_steps": 1, "push_steps_max": 10**7},
+        server={"lease_s": 0.15, "lease_min_s": 0.15, "upload_now_versions": 1},
+    )
+
+    def hear(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if kind == "fetched":
+            other = LocalTransport(federation.server, "b")
+            other.enrol(agent._local.capability())
+            spec = federation.server.spec
+            task = other.ask(Ask("b", "t-b"), spec)
+            assert isinstance(task, Task)
+            delta = np.zeros(spec.size, np.float32).tobytes()
+            fields = (task.task_id, spec.layout_hash, task.base_version, 1, 1)
+            other.push(UpdateEntry("u-b", *fields, "raw", delta, spec.size))
+
+    agent = federation.agent(on_event=hear, tasks_max=1)
+    assert agent.run().applied == 1
+
+
+def test_devices_that_train_on_learn_together(tmp_path: Path) -> None:
+    from anabranch.workloads.app import Shard
+    from anabranch.workloads.trainer import trainer_for
+
+    federation = Elastic(
+        tmp_path,
+        client={"push_steps": 20, "batch_size": 16, "learning_rate": 0.2},
+        run={"versions_max": 60},
+    )
+    agents = [
+        Agent(
+            Synthetic(), LocalTransport(federation.server, f"d{n}"), f"d{n}", Shard("train", n, 3),
+            tmp_path / f"d{n}", SOON, seed=n,
+        )
+        for n in range(3)
+    ]  # fmt: skip
+    threads = [threading.Thread(target=agent.run) for agent in agents]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+    found = trainer_for(Synthetic()).evaluate(
+        federation.server.engine.vector, {}, Synthetic().data(Shard("test"))
+    )
+    assert found["accuracy"] > 0.6  # chance is 0.1

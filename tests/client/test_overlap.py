@@ -1,0 +1,251 @@
+"""The agent whose results leave in the background: on an engine without a network, and real time."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agents import Federation
+from local_server import LocalServer, LocalTransport
+
+from anabranch.client.agent import Agent
+from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
+from anabranch.client.memory import Memories
+from anabranch.client.messages import PushAnswer
+from anabranch.client.outbox import Outbox, UpdateEntry
+from anabranch.client.stopping import Bell
+from anabranch.client.transport import Transport
+from anabranch.compress.feedback import Memory
+from anabranch.core.config import ClientTable
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.params import SparseVector
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads.app import Examples
+from anabranch.workloads.synthetic import Synthetic
+
+WAIT_S = 30.0
+SOON = ClientTable(retry_base_s=0.001, retry_cap_s=0.01)
+
+
+class Overlapping(Federation):
+    """A federation whose devices push in the background, in real time."""
+
+    def __init__(self, folder: Path, **tables: Any) -> None:
+        tables["client"] = {"push": "overlap", **tables.get("client", {})}
+        tables["server"] = {"tasks_per_client": 2, **tables.get("server", {})}
+        super().__init__(folder, **tables)
+        self.server.clock = Bell().now
+
+    def agent(self, transport: Transport | None = None, app: Any = None, **options: Any) -> Agent:
+        return super().agent(transport, app, **({"bell": Bell(), "settings": SOON} | options))
+
+
+class Gated(LocalTransport):
+    """Its pushes wait until the gate is open."""
+
+    def __init__(self, server: LocalServer) -> None:
+        super().__init__(server, "a")
+        self.gate = threading.Event()
+        self.pushing = threading.Event()
+
+    def push(self, entry: UpdateEntry) -> PushAnswer:
+        self.pushing.set()
+        assert self.gate.wait(WAIT_S)
+        return super().push(entry)
+
+
+@pytest.fixture
+def federation(tmp_path: Path) -> Overlapping:
+    return Overlapping(tmp_path)
+
+
+def test_the_next_task_is_trained_while_the_result_is_on_its_way(federation: Overlapping) -> None:
+    transport = Gated(federation.server)
+
+    def hear(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if federation.kinds().count("trained") == 2:
+            transport.gate.set()  # not before: without the overlap nobody would ever get here
+
+    summary = federation.agent(transport, on_event=hear, tasks_max=4).run()
+    assert (summary.why, summary.applied, summary.failures) == ("4 tasks done", 4, 0)
+    kinds = federation.kinds()
+    assert kinds.index("pushed") > [i for i, kind in enumerate(kinds) if kind == "trained"][1]
+    third_ask = [i for i, kind in enumerate(kinds) if kind == "granted"][2]
+    assert third_ask > kinds.index("pushed"), "the server would have given the first task up"
+    assert federation.server.engine.counters.leases_lost == 0
+    assert Outbox(federation.folder / "a" / "outbox").pending() == []
+
+
+def test_it_works_until_the_run_ends(tmp_path: Path) -> None:
+    federation = Overlapping(tmp_path, run={"versions_max": 5})
+    summary = federation.agent(tasks_max=0).run()
+    assert "version 5, its budget" in summary.why
+    assert summary.applied == 5
+
+
+@pytest.mark.parametrize("call", ["enrol", "ask", "fetch", "push"])
+@pytest.mark.parametrize("kind", list(FaultKind))
+@pytest.mark.parametrize("nth", [1, 2])
+def test_no_single_fault_loses_or_doubles_a_result(
+    call: str, kind: FaultKind, nth: int, tmp_path: Path
+) -> None:
+    federation = Overlapping(tmp_path)
+    transport = FaultyTransport(LocalTransport(federation.server, "a"), [Fault(call, nth, kind)])
+    summary = federation.agent(transport).run()
+    assert (summary.answered, summary.rejected, federation.server.engine.version) == (3, 0, 3)
+    assert federation.server.engine.counters.applied == 3
+
+
+def test_a_result_that_is_refused_for_good_makes_room_and_work_goes_on(federation: Overlapping) -> None:
+    faults = [Fault("push", 1, FaultKind.LOST, InvalidUpdate("not finite"))]
+    transport = FaultyTransport(LocalTransport(federation.server, "a"), faults)
+    assert federation.agent(transport, tasks_max=2).run().answered == 2
+    assert federation.kinds().count("trained") == 3
+
+
+def test_a_task_that_cannot_be_done_does_not_cost_the_result_on_its_way(federation: Overlapping) -> None:
+    """Its slot is given back; else the next ask would give up the older task, whose result is sent."""
+    transport = Gated(federation.server)
+
+    class Diverging(Synthetic):
+        def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+            if federation.kinds().count("granted") == 2:
+                raise InvalidUpdate("the training has diverged")
+            return super().train(model, examples, plan, seed)
+
+    def hear(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if federation.kinds().count("granted") == 3:
+            transport.gate.set()
+
+    summary = federation.agent(transport, Diverging(), on_event=hear).run()
+    assert (summary.applied, summary.rejected, summary.failures) == (3, 0, 1)
+
+
+def test_an_error_in_the_sync_thread_ends_the_agent(federation: Overlapping) -> None:
+    class Broken(LocalTransport):
+        def push(self, entry: UpdateEntry) -> PushAnswer:
+            raise ZeroDivisionError("a bug")
+
+    endless = Overlapping(federation.folder / "endless", client={"steps": 3})
+    with pytest.raises(ZeroDivisionError, match="a bug"):
+        endless.agent(Broken(endless.server, "a"), tasks_max=0).run()
+
+
+def test_a_stop_does_not_wait_for_a_push_and_loses_nothing(federation: Overlapping) -> None:
+    transport = Gated(federation.server)
+    agent = federation.agent(transport, tasks_max=0)
+    thread = threading.Thread(target=agent.run)
+    thread.start()
+    assert transport.pushing.wait(WAIT_S)
+    agent.stop()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+    held = Outbox(federation.folder / "a" / "outbox").pending()
+    assert 1 <= len(held) <= 2
+    transport.gate.set()
+    federation.events.clear()
+    assert federation.agent(seed=8).run().rejected == 0
+    pushed = [data["update"] for kind, data in federation.events if kind == "pushed"]
+    assert pushed[: len(held)] == held
+
+
+# --- crashes -------------------------------------------------------------------------------------
+
+
+class Crash(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("moment", ["granted", "fetched", "trained", "pushed"])
+@pytest.mark.parametrize("nth", [2, 3])
+@pytest.mark.parametrize("slow", [False, True], ids=["quick", "slow"])
+def test_a_crash_at_any_moment_is_harmless(moment: str, nth: int, slow: bool, tmp_path: Path) -> None:
+    federation = Overlapping(tmp_path)
+    transport = Gated(federation.server)
+
+    def crash(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if not slow or federation.kinds().count("trained") == 2:
+            transport.gate.set()
+        if kind == moment and federation.kinds().count(kind) == nth:
+            raise Crash
+
+    with pytest.raises(Crash):
+        federation.agent(transport, on_event=crash, tasks_max=0).run()
+    made = Outbox(tmp_path / "a" / "outbox").pending()
+    transport.gate.set()
+    federation.events.clear()
+    summary = federation.agent(seed=8, tasks_max=4).run()
+    pushed = [data["update"] for kind, data in federation.events if kind == "pushed"]
+    assert pushed[: len(made)] == made, "what was left goes first, in its order"
+    engine = federation.server.engine
+    assert (summary.rejected, engine.counters.rejected) == (0, 0)
+    assert engine.counters.applied == len(engine.ledger.receipts)
+    assert set(pushed) <= set(engine.ledger.receipts)
+
+
+# --- what the uplink remembers -------------------------------------------------------------------
+
+
+def memory(value: float) -> Memory:
+    return Memory(np.full(3, value, np.float32), 0)
+
+
+def test_a_result_goes_on_from_what_the_one_before_left_out(tmp_path: Path) -> None:
+    box = Memories(tmp_path)
+    for update_id, value in (("u-1", 1.0), ("u-2", 2.0)):
+        box.put(update_id, memory(value), "run", "layout")
+    waiting = ["u-1", "u-2"]
+
+    def residual(ids: list[str]) -> float:
+        found = box.load("run", "layout", ids)
+        assert found is not None
+        return float(found.residual[0])
+
+    assert residual(waiting) == 2.0
+    box.drop("u-2")
+    assert residual(waiting) == 1.0
+    box.commit("u-1")
+    assert residual(waiting) == residual([]) == 1.0
+
+
+def test_error_feedback_loses_nothing_when_results_overlap(tmp_path: Path) -> None:
+    """What the server got and what is still remembered add up to what was trained."""
+    sent: list[np.ndarray[Any, Any]] = []
+
+    class Listening(LocalTransport):
+        def push(self, entry: UpdateEntry) -> PushAnswer:
+            update, _ = self._update(entry)
+            delta = update.delta
+            dense = np.zeros(self.server.spec.size, np.float32)
+            if isinstance(delta, SparseVector):
+                dense[delta.indices] = delta.values
+            else:
+                dense += delta
+            sent.append(dense)
+            return super().push(entry)
+
+    trained: list[np.ndarray[Any, Any]] = []
+    federation = Overlapping(
+        tmp_path, strategy={"name": "fedbuff", "buffer_size": 100}, uplink={"codec": "ef(1.0)|topk(0.05)"}
+    )
+    agent = federation.agent(Listening(federation.server, "a"), tasks_max=6)
+    inner = agent._local._trainer.train
+
+    def train(*values: Any, **named: Any) -> Any:
+        result = inner(*values, **named)
+        trained.append(result.delta.copy())
+        return result
+
+    agent._local._trainer.train = train  # type: ignore[method-assign]
+    assert agent.run().applied == 6
+    kept = Memories(tmp_path / "a" / "memory").load(
+        federation.server.run_id, federation.server.spec.layout_hash
+    )
+    assert kept is not None
+    assert np.sum(sent, axis=0) + kept.residual == pytest.approx(np.sum(trained, axis=0), abs=1e-5)

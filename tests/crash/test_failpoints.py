@@ -1,0 +1,54 @@
+"""SIGKILL between every two steps of the acknowledgement: nothing acknowledged lost, nothing twice."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import pytest
+from crash import Plan, run
+
+from anabranch.server.failpoints import POINTS
+
+ROOT = Path(__file__).parents[2]
+# Every payload is larger than this, so that it goes through a spool file and a blob.
+NOTHING_INLINE = 512
+MANY = 100_000  # the writers stop when the last failpoint was reached
+
+
+def check(plan: Plan, folder: Path) -> None:
+    outcome = run(folder, plan)
+    assert outcome.problems == [], plan
+    assert outcome.acknowledged > len(plan.failpoints)
+
+
+@pytest.mark.timeout(300)
+def test_a_crash_at_every_failpoint(tmp_path: Path) -> None:
+    check(Plan(seed=21, updates=MANY, failpoints=POINTS, inline_bytes_max=NOTHING_INLINE), tmp_path)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("nth", [1, 2, 7])
+def test_a_crash_at_every_failpoint_in_any_order(
+    nth: int, database: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    url = request.getfixturevalue("postgresql_url") if database == "postgresql" else ""
+    order = random.Random(nth).sample(POINTS, len(POINTS)) * 2
+    plan = Plan(
+        seed=nth,
+        updates=MANY,
+        failpoints=tuple(order),
+        nth=nth,
+        database=url,
+        inline_bytes_max=NOTHING_INLINE,
+    )
+    check(plan, tmp_path)
+
+
+def test_every_failpoint_is_somewhere_in_the_server() -> None:
+    sources = (ROOT / "server").rglob("*.py")
+    reached = [name for path in sources for name in re.findall(r'reach\("(\w+)"\)', path.read_text())]
+    assert sorted(reached) == sorted(POINTS)

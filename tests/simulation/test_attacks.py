@@ -1,0 +1,136 @@
+"""Hostile devices in a simulated fleet: what they send, and what the rules make of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleets import Ones, config, events
+
+from anabranch.core.config import FleetTable, merge
+from anabranch.reports.result import Result
+from anabranch.simulation.attacks import FLOOD, Attack, hostile_devices, hurried
+from anabranch.simulation.replay import replay_run
+from anabranch.simulation.run import simulate
+from anabranch.workloads.app import Examples
+from anabranch.workloads.profiles import speed_profile
+
+HONEST = [np.array([1.0, 2.0], np.float32), np.array([3.0, 2.0], np.float32)]
+
+
+def fleet(attack: str, attackers: float = 0.2, **more: Any) -> FleetTable:
+    return FleetTable(clients=20, attack=attack, attackers=attackers, **more)
+
+
+@pytest.mark.parametrize(
+    ("attack", "strength", "expected"),
+    [
+        ("sign_flip", 0.0, [-5, -10]),
+        ("sign_flip", 2.0, [-2, -4]),
+        ("scale", 0.0, [100, 200]),
+        ("alie", 0.0, [0.5, 2]),  # mean (2, 2), deviation (1, 0)
+        ("ipm", 0.0, [-10, -10]),
+        ("label_flip", 0.0, [1, 2]),
+        ("flood", 0.0, [-1, -2]),
+    ],
+)
+def test_what_a_hostile_device_sends(attack: str, strength: float, expected: Any) -> None:
+    found = Attack(fleet(attack, attack_strength=strength), 0).poisoned(HONEST)
+    assert found.dtype == np.float32
+    assert found.tolist() == pytest.approx(expected)
+
+
+def test_the_fraction_is_kept_exactly_and_drawn_by_the_seed() -> None:
+    draws = {hostile_devices(fleet("scale"), seed) for seed in range(20)}
+    assert len(draws) > 10
+    assert {len(d) for d in draws} == {4}
+    assert hostile_devices(fleet("scale", 0.0), 3) == ()
+
+
+def test_only_colluders_need_help_and_honest_devices_need_nothing() -> None:
+    hostile = hostile_devices(fleet("alie", 0.5), 1)
+    attack = Attack(fleet("alie", 0.5), 1)
+    found = attack.helpers(hostile[3])
+    assert (found[0], len(found), len(set(found))) == (hostile[3], 4, 4)
+    assert set(found) <= set(hostile)
+    assert all(attack.helpers(d) == [] for d in range(20) if d not in hostile)
+    assert Attack(fleet("scale", 0.5), 1).helpers(hostile[3]) == [hostile[3]]
+
+
+def test_labels_are_turned_for_the_hostile_alone() -> None:
+    attack = Attack(fleet("label_flip"), 0)
+    honest = Examples(np.zeros((3, 1)), np.array([0, 4, 9]))
+    (bad, *_), good = attack.devices, next(d for d in range(20) if d not in attack.devices)
+    assert attack.examples(bad, honest, lambda: 9).y.tolist() == [9, 5, 0]
+    assert attack.examples(good, honest, lambda: 9) is honest
+
+
+def test_those_that_flood_are_fast() -> None:
+    table = fleet("flood")
+    before, after = speed_profile(table, 0), hurried(speed_profile(table, 0), table, 0)
+    ratio = before.step_time_s / after.step_time_s
+    assert sorted(set(ratio.tolist())) == [1.0, FLOOD]
+    assert np.flatnonzero(ratio > 1).tolist() == list(hostile_devices(table, 0))
+
+
+def run(attack: str, robust: dict[str, Any], step_time_s: float = 0.1) -> Result:
+    """Twenty devices, four of them hostile, and FedBuff with K = 10."""
+    hostile = {"clients": 20, "attackers": 0.2 if attack else 0.0, "attack": attack or "scale"}
+    base = config(
+        fleet={**hostile, "step_time_s": step_time_s}, robust=robust, client={"learning_rate": 0.3}
+    ).to_json()
+    return simulate(merge([("base", base), ("K", {"strategy": {"buffer_size": 10}})]))
+
+
+def accuracy(result: Result) -> float:
+    assert result.final_accuracy is not None
+    return result.final_accuracy
+
+
+RECOMMENDED = {"rule": "multi_krum", "attackers": 0.3, "clip": 2.0}
+
+
+def test_under_attack_the_mean_falls_apart_and_the_recommended_rule_does_not() -> None:
+    clean = accuracy(run("", {}))
+    assert clean > 0.7
+    assert accuracy(run("", RECOMMENDED)) > clean - 0.02, "it costs little where nobody attacks"
+    for attack in ("sign_flip", "scale", "ipm", "alie"):
+        assert accuracy(run(attack, RECOMMENDED)) > clean - 0.03, attack
+    for attack in ("sign_flip", "ipm"):
+        assert accuracy(run(attack, {})) < clean - 0.2, attack
+
+
+def test_no_numbers_are_rejected_and_put_their_senders_into_quarantine() -> None:
+    found = run("nan", {"flaws_max": 2})
+    assert found.updates_rejected == 4 * 2
+    assert found.updates_applied > 50
+
+
+def test_a_bounded_share_holds_a_flood_back() -> None:
+    hostile = {f"device-{i:04d}" for i in hostile_devices(FleetTable(clients=20, attackers=0.2), 0)}
+
+    def share(result: Result) -> float:
+        sent = {c: row.updates for c, row in result.clients.items()}
+        return sum(n for c, n in sent.items() if c in hostile) / sum(sent.values())
+
+    flooded, bounded = run("flood", {}, 1.0), run("flood", {"buffer_max": 1}, 1.0)
+    assert share(flooded) > 0.5
+    assert share(bounded) <= 0.4, "four of the ten places of a buffer"
+
+
+def test_an_attack_replays_and_does_not_depend_on_who_trains(tmp_path: Path) -> None:
+    settings = config(
+        fleet={"attackers": 0.5, "attack": "alie"}, robust={"rule": "krum", "buffer_max": 2, "clip": 3.0}
+    )
+    serial = simulate(settings, tmp_path)
+    parallel = simulate(settings, workers=2)
+    assert (serial.model_sha256, serial.journal_sha256) == (parallel.model_sha256, parallel.journal_sha256)
+    assert replay_run(tmp_path).matches
+
+
+def test_an_attack_is_seen_in_the_journal_as_any_update(tmp_path: Path) -> None:
+    settings = config("fedasync", fleet={"attackers": 0.5, "attack": "scale"})
+    simulate(settings, tmp_path, app=Ones())
+    assert {e["verdict"] for e in events(tmp_path, "decided")} == {"published"}

@@ -1,0 +1,25 @@
+"""Places that are few: everybody gets one in turn, and they do not stay empty for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from places import use_of_places
+
+
+def test_nobody_starves_where_places_are_few() -> None:
+    with_line, without = use_of_places(200, 10), use_of_places(200, 10, line=False)
+    assert min(without.grants) == 0  # whoever has just pushed is there first
+    assert min(with_line.grants) >= max(with_line.grants) - 1
+    assert sum(with_line.grants) >= 0.96 * sum(without.grants)
+
+
+@pytest.mark.parametrize(("clients", "places", "idle_max"), [(8, 6, 0.03), (200, 10, 0.04)])
+def test_places_do_not_stay_empty(clients: int, places: int, idle_max: float) -> None:
+    assert use_of_places(clients, places).idle < idle_max
+
+
+def test_devices_that_vanish_while_they_wait_hold_nobody_up() -> None:
+    rough: dict[str, Any] = {"dropout": 0.1, "availability": 0.8, "availability_period_s": 100.0}
+    assert use_of_places(200, 10, **rough).idle < 0.04

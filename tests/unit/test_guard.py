@@ -1,0 +1,202 @@
+"""Shares, rates and quarantine: what one client may have, and what becomes of one that may have nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machines import Bench, decision
+
+from anabranch.core import events as ev
+from anabranch.core.effects import Barred, Granted, LeaseEnd, LeaseEnded, Refused, Unbarred
+from anabranch.core.journal import from_record, to_record
+from anabranch.core.snapshot import restore, state_digest, take_snapshot
+from anabranch.core.updates import Reason, Verdict
+
+
+def reason(effects: list[Any]) -> Reason | None:
+    """Why an ask was refused; None if it was granted."""
+    return effects[0].reason if isinstance(effects[0], Refused) else None
+
+
+def test_a_client_has_at_most_its_share_of_a_version() -> None:
+    b = Bench("fedbuff", buffer_size=4, buffer_max=2, tasks_per_client=3)
+    b.enrol("a", "b")
+    b.work("a", "a0")
+    assert reason(b.ask("a", "a1")) is None
+    assert reason(b.ask("a", "a2")) is Reason.OVER_SHARE, "the live task counts"
+    b.push("a", "a1")
+    assert reason(b.ask("a", "a3")) is Reason.OVER_SHARE
+    b.work("b", "b0")
+    b.work("b", "b1")
+    assert b.engine.version == 1
+    assert reason(b.ask("a", "a4")) is None, "a new version, a new share"
+
+
+def test_a_client_has_at_most_its_share_of_a_window() -> None:
+    b = Bench("fedasync", window_max=2, window_versions=3)
+    b.enrol("a", "b")
+    for task in ("a0", "a1"):
+        assert b.work("a", task).verdict is Verdict.PUBLISHED
+    assert reason(b.ask("a", "a2")) is Reason.OVER_SHARE
+    b.work("b", "b0")
+    assert reason(b.ask("a", "a3")) is Reason.OVER_SHARE
+    b.work("b", "b1")
+    assert reason(b.ask("a", "a4")) is None, "its first one has left the window"
+
+
+def test_an_update_that_was_not_taken_costs_no_share() -> None:
+    b = Bench("fedbuff", buffer_size=9, buffer_max=1)
+    b.enrol("a")
+    b.ask("a", "a0")
+    b.push("a", "a0", flaw="damaged")
+    assert reason(b.ask("a", "a1")) is None
+
+
+def test_a_minutes_worth_of_tasks_may_come_at_once_and_then_the_rate_holds() -> None:
+    b = Bench("fedbuff", buffer_size=100, tasks_per_minute=3.0)
+    b.enrol("a", "b")
+    for i in range(3):
+        b.work("a", f"a{i}", now=0.0)
+    assert reason(b.ask("a", "x", now=19.9)) is Reason.TOO_FAST
+    assert reason(b.ask("b", "b0", now=19.9)) is None, "everybody has a rate of their own"
+    b.work("a", "a3", now=20.0)
+    assert reason(b.ask("a", "y", now=39.9)) is Reason.TOO_FAST
+    for i in range(3):
+        assert reason(b.ask("a", f"z{i}", now=200.0)) is None
+        b.push("a", f"z{i}", now=200.0)
+    assert reason(b.ask("a", "z3", now=200.0)) is Reason.TOO_FAST
+
+
+@settings(max_examples=50)
+@given(
+    gaps=st.lists(st.floats(0.0, 30.0), min_size=1, max_size=80),
+    rate=st.floats(0.5, 20.0),
+)
+def test_in_no_minute_are_there_more_than_two_minutes_worth(gaps: list[float], rate: float) -> None:
+    b = Bench("fedbuff", buffer_size=1000, tasks_per_minute=rate)
+    b.enrol("a")
+    granted = []
+    for i, now in enumerate(np.cumsum(gaps).tolist()):
+        if isinstance(b.ask("a", f"t{i}", now=now)[0], Granted):
+            granted.append(now)
+            b.push("a", f"t{i}", now=now)
+    for start in granted:
+        assert sum(start <= t < start + 60.0 for t in granted) <= 2 * rate + 2
+
+
+@pytest.mark.parametrize("limits", [{"buffer_max": 1}, {"window_max": 2, "window_versions": 4}])
+@settings(max_examples=30)
+@given(turns=st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=80))
+def test_no_version_has_more_of_a_client_than_it_may(limits: Any, turns: list[tuple[str, bool]]) -> None:
+    b = Bench("fedbuff", buffer_size=3, tasks_per_client=2, **limits)
+    b.enrol(*"abcd")
+    versions: list[list[str]] = [[]]
+    for i, (client, finish) in enumerate(turns):
+        b.ask(client, f"t{i}", now=float(i))
+        for task in b.engine.ledger.live_of(client) if finish else ():
+            verdict = decision(b.push(client, task.task_id, now=float(i))).verdict
+            versions[-1].append(client)
+            if verdict is Verdict.PUBLISHED:
+                versions.append([])
+    span = limits.get("window_versions", 0) + 1
+    most = limits.get("buffer_max") or limits["window_max"]
+    for i in range(len(versions)):
+        together = [c for version in versions[i : i + span] for c in version]
+        assert all(together.count(c) <= most for c in "abcd")
+
+
+# --- quarantine ----------------------------------------------------------------------------------
+
+
+def barred(client: str = "a", why: str = "as an example", now: float = 5.0) -> ev.Quarantined:
+    return ev.Quarantined(now, client, why)
+
+
+def test_a_client_in_quarantine_gets_no_task_and_its_tasks_end() -> None:
+    b = Bench("fedbuff", buffer_size=3)
+    b.enrol("a", "b")
+    b.ask("a", "a0")
+    b.ask("b", "b0")
+    effects = b.do(barred())
+    assert [e for e in effects if isinstance(e, Barred)] == [Barred("a", "as an example")]
+    (ended,) = [e for e in effects if isinstance(e, LeaseEnded)]
+    assert (ended.task.task_id, ended.end) == ("a0", LeaseEnd.CANCELLED)
+    refused = b.ask("a", "a1")[0]
+    assert (refused.reason, refused.detail, refused.final) == (Reason.QUARANTINED, "as an example", False)
+    late = decision(b.push("a", "a0", base=0))
+    assert (late.verdict, late.reason) == (Verdict.REJECTED, Reason.QUARANTINED)
+    assert decision(b.push("b", "b0")).verdict is Verdict.HELD
+
+
+def test_a_late_update_of_an_expired_task_is_not_taken_from_quarantine() -> None:
+    b = Bench("fedbuff", buffer_size=3, lease_s=1.0)
+    b.enrol("a")
+    b.ask("a", "a0")
+    b.tick(2.0)
+    b.do(barred())
+    assert decision(b.push("a", "a0", base=0, now=6.0)).reason is Reason.QUARANTINED
+
+
+def test_a_client_that_is_released_goes_on() -> None:
+    b = Bench("fedbuff", buffer_size=3)
+    b.enrol("a")
+    b.do(barred())
+    assert b.do(ev.Released(6.0, "a")) == [Unbarred("a")]
+    assert b.do(ev.Released(6.0, "a")) == []
+    assert b.work("a", "a0", now=7.0).verdict is Verdict.HELD
+
+
+def test_enrolling_again_is_no_way_out() -> None:
+    b = Bench("fedbuff", buffer_size=3)
+    b.do(barred())
+    b.enrol("a", now=6.0)
+    assert reason(b.ask("a", "a0", now=7.0)) is Reason.QUARANTINED
+
+
+def test_the_last_flaw_puts_a_client_into_quarantine() -> None:
+    b = Bench("fedbuff", buffer_size=3, flaws_max=2)
+    b.enrol("a", "b")
+    b.ask("a", "a0")
+    b.push("a", "a0", flaw="not finite")
+    b.work("a", "a1")
+    b.ask("a", "a2")
+    effects = b.push("a", "a2", base=7)
+    (found,) = [e for e in effects if isinstance(e, Barred)]
+    assert found.why == "sent 2 updates that cannot be used, the last: future_base"
+    assert reason(b.ask("a", "a3")) is Reason.QUARANTINED
+    assert reason(b.ask("b", "b0")) is None
+    b.do(ev.Released(9.0, "a"))
+    b.ask("a", "a4", now=9.0)
+    assert not [e for e in b.push("a", "a4", flaw="again", now=9.0) if isinstance(e, Barred)]
+
+
+def test_a_stale_update_is_no_flaw() -> None:
+    b = Bench("fedasync", flaws_max=1, staleness_max=1)
+    b.enrol("a", "b")
+    b.ask("a", "a0")
+    for i in range(3):
+        b.work("b", f"b{i}")
+    assert decision(b.push("a", "a0")).reason is Reason.STALE
+    assert not b.engine.guard.quarantined
+
+
+def test_the_guard_survives_a_snapshot_and_its_events_a_journal() -> None:
+    limits: dict[str, Any] = {"buffer_max": 2, "window_max": 5, "tasks_per_minute": 9.0, "flaws_max": 3}
+    b = Bench("fedbuff", buffer_size=2, clip=2.0, **limits)
+    b.enrol("a", "b")
+    for i in range(5):
+        b.work("ab"[i % 2], f"t{i}", now=float(i))
+    b.ask("a", "bad", now=6.0)
+    b.push("a", "bad", flaw="damaged", now=6.0)
+    for event in (barred("b"), ev.Released(7.0, "b"), barred("a")):
+        assert from_record(to_record(event), b.engine.spec, lambda *_: np.empty(0)) == event
+        b.do(event)
+    e = b.engine
+    again = restore(take_snapshot(e), e.spec, e.strategy, e.settings)
+    assert state_digest(again) == state_digest(e)
+    assert again.guard == e.guard
+    assert again.guard is not e.guard

@@ -1,0 +1,225 @@
+"""The waiting line as lists of events: who waits longest goes first, and nobody is waited for in vain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from machines import Bench
+
+from anabranch.core.effects import Granted, Refused
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.snapshot import state_digest
+from anabranch.core.updates import Ask, Reason
+from anabranch.core.waiting import GRACE_S, KEPT_S, PACE_S_MAX, PACE_S_MIN, WaitingLine
+
+NAMES = tuple("abcdef")
+
+
+class Room:
+    """An engine with a line before it, driven as the drivers do."""
+
+    def __init__(
+        self, places: int = 1, waiting_max: int = 100, strategy: str = "fedbuff", **options: Any
+    ) -> None:
+        options = {"concurrency": places, "retry_after_s": (0.5, 2.0), **options}
+        self.bench = Bench(strategy, **options)
+        self.line = WaitingLine(replace(DEFAULT_LIMITS, waiting_max=waiting_max))
+        self.bench.enrol(*NAMES)
+        self.tasks: dict[str, str] = {}
+        self.asked = 0
+
+    def ask(self, client: str, now: float) -> Granted | Refused:
+        """Apply for a task under a new id."""
+        self.asked += 1
+        task_id = f"t{self.asked}"
+        refused = self.line.refusal(self.bench.engine, Ask(client, task_id), now)
+        if refused is not None:
+            return refused
+        effects = self.bench.ask(client, task_id, now)
+        self.line.heard(now, effects)
+        (granted,) = (e for e in effects if isinstance(e, Granted))
+        self.tasks[client] = task_id
+        return granted
+
+    def push(self, client: str, now: float) -> None:
+        """Answer the client's task."""
+        self.line.heard(now, self.bench.push(client, self.tasks.pop(client), now=now))
+
+    def is_granted(self, client: str, now: float) -> bool:
+        """Ask, and say whether there was a task."""
+        return isinstance(self.ask(client, now), Granted)
+
+
+def test_who_has_waited_goes_before_who_has_just_pushed() -> None:
+    room = Room()
+    assert room.is_granted("a", 0.0)
+    assert not room.is_granted("b", 1.0)
+    room.push("a", 2.0)
+    refused = room.ask("a", 2.0)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.detail) == (
+        Reason.AT_CAPACITY,
+        "devices that have waited longer for a place: 1",
+    )
+    assert room.is_granted("b", 2.5)
+    room.push("b", 3.0)
+    assert not room.is_granted("b", 3.0)
+    assert room.is_granted("a", 3.1)
+
+
+def test_places_enough_for_all_who_wait_leave_one_for_the_next() -> None:
+    room = Room(places=2)
+    assert room.is_granted("a", 0.0)
+    assert room.is_granted("b", 0.0)
+    assert not room.is_granted("c", 0.0)
+    room.push("a", 1.0)
+    room.push("b", 1.0)
+    assert room.is_granted("a", 1.0)
+    assert not room.is_granted("b", 1.0)
+    assert room.is_granted("c", 1.1)
+
+
+def test_a_device_that_does_not_come_back_is_not_waited_for() -> None:
+    room = Room()
+    room.ask("a", 0.0)
+    refused = room.ask("b", 1.0)
+    assert isinstance(refused, Refused)
+    room.push("a", 2.0)
+    awaited_until = 1.0 + refused.retry_after_s[1] + GRACE_S
+    assert not room.is_granted("a", awaited_until)
+    assert room.is_granted("a", awaited_until + 0.01)
+
+
+def test_a_device_that_comes_late_has_its_old_turn() -> None:
+    room = Room()
+    room.ask("a", 0.0)
+    room.ask("b", 1.0)
+    room.ask("c", 4.0)
+    room.ask("b", 5.0)  # it was due at 3.5
+    room.push("a", 5.5)
+    assert not room.is_granted("c", 5.6)
+    assert room.is_granted("b", 5.7)
+
+
+def test_a_device_that_comes_much_too_late_goes_to_the_end() -> None:
+    room = Room()
+    room.ask("a", 0.0)
+    refused = room.ask("b", 1.0)
+    assert isinstance(refused, Refused)
+    late = 1.0 + refused.retry_after_s[1] + GRACE_S + KEPT_S + 0.1
+    room.ask("c", late - 0.5)
+    room.ask("b", late)
+    room.push("a", late)
+    assert not room.is_granted("b", late + 0.1)
+    assert room.is_granted("c", late + 0.2)
+    assert len(room.line) == 1
+
+
+def test_the_engine_learns_nothing_of_those_who_wait() -> None:
+    room = Room()
+    room.ask("a", 0.0)
+    before = state_digest(room.bench.engine)
+    for client in "bcdef":
+        assert not room.is_granted(client, 1.0)
+    assert state_digest(room.bench.engine) == before
+    assert len(room.line) == 5
+
+
+def test_a_device_that_asks_anew_with_a_task_in_hand_keeps_its_place() -> None:
+    room = Room()
+    room.ask("a", 0.0)
+    room.ask("b", 1.0)
+    assert room.is_granted("a", 2.0)
+    assert not room.is_granted("b", 2.1)
+
+
+def test_the_line_is_bounded() -> None:
+    room = Room(waiting_max=2)
+    room.ask("a", 0.0)
+    for n in range(200):
+        for client in "bcdef":
+            room.ask(client, 1.0 + 0.001 * n)
+    assert len(room.line) == 2
+    assert len(room.line._ends) <= 5
+    room.push("a", 2.0)
+    assert not room.is_granted("d", 2.0)
+    assert room.is_granted("b", 2.1)
+
+
+def test_without_a_line_who_comes_first_is_served() -> None:
+    room = Room(waiting_max=0)
+    room.ask("a", 0.0)
+    refused = room.ask("b", 1.0)
+    assert isinstance(refused, Refused)
+    assert refused.retry_after_s == (0.5, 2.0)
+    room.push("a", 2.0)
+    assert room.is_granted("a", 2.0)
+
+
+def test_the_window_follows_the_pace_and_the_turn() -> None:
+    room = Room(places=1)
+    now = 0.0
+    for _ in range(3):  # a place every 8 seconds
+        assert room.is_granted("a", now)
+        now += 8.0
+        room.push("a", now)
+    room.ask("a", now)
+    windows = []
+    for client in "bcdef":
+        refused = room.ask(client, now)
+        assert isinstance(refused, Refused)
+        windows.append(refused.retry_after_s)
+    assert windows[0] == pytest.approx((0.25, 0.5))
+    assert windows[1] == pytest.approx((2.25, 4.5))
+    assert windows == sorted(windows)
+    assert all(PACE_S_MIN <= latest_s <= PACE_S_MAX for _, latest_s in windows)
+
+
+def test_another_reason_is_not_a_turn() -> None:
+    room = Room()
+    room.ask("a", 0.0)
+    room.ask("b", 1.0)
+    room.bench.engine.paused = True
+    refused = room.ask("b", 2.0)
+    assert isinstance(refused, Refused)
+    assert (refused.reason, refused.retry_after_s, len(room.line)) == (Reason.PAUSED, (0.5, 2.0), 0)
+
+
+def test_the_cap_of_a_strategy_has_the_same_line() -> None:
+    room = Room(places=0, strategy="teasq", concurrency_fraction=0.1, kept=1.0, bits=32)  # ceil(0.1 * 6) = 1
+    assert room.is_granted("a", 0.0)
+    assert not room.is_granted("b", 1.0)
+    room.push("a", 2.0)
+    refused = room.ask("a", 2.0)
+    assert isinstance(refused, Refused)
+    assert refused.detail == "devices that have waited longer for a place: 1"
+    assert room.is_granted("b", 2.5)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.integers(1, 4),
+    st.lists(
+        st.tuples(st.sampled_from(NAMES), st.booleans(), st.sampled_from([0.0, 0.1, 1.0, 9.0])), max_size=80
+    ),
+)
+def test_whatever_they_do_the_first_in_the_line_gets_the_next_place(
+    places: int, steps: list[tuple[str, bool, float]]
+) -> None:
+    room, now = Room(places), 0.0
+    for client, pushes, wait_s in steps:
+        now += wait_s
+        if client in room.tasks:
+            if pushes:
+                room.push(client, now)
+            continue
+        room.line._forget(now)
+        free, ahead = places - len(room.tasks), room.line.ahead(client)
+        assert room.is_granted(client, now) == (free > ahead)
+        assert len(room.line) <= len(NAMES) - len(room.tasks)
+        assert len(room.line._tickets) <= len(room.line)
+        assert sorted(room.line._tickets) == room.line._tickets
