@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,13 +16,14 @@ from anabranch.core.errors import (
     AnabranchError,
     ConfigError,
     IdentityError,
+    NotAuthenticated,
     Overloaded,
     ProtocolError,
     Unavailable,
     WireError,
 )
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.identity.addresses import is_loopback
+from anabranch.identity.addresses import host_and_port, is_loopback
 from anabranch.identity.certificates import SERVER_NAME
 from anabranch.identity.wallet import Wallet
 
@@ -29,6 +31,7 @@ T = TypeVar("T")
 
 CONTROL_S = 10.0  # the deadline of every call that is no stream
 RECONNECT_MAX_S = 20.0
+PROBE_S = 2.0
 ERROR_KEY = "anabranch-error"  # trailing metadata: the class of core/errors.py
 RETRY_KEY = "retry-after-s"  # trailing metadata: "earliest,latest"
 
@@ -53,6 +56,18 @@ def check_plain(address: str, insecure: bool) -> None:
             f"{address} is another machine, and nothing says who this one is: join with --token and "
             "--ca-sha256 (an operator: --identity), or say --insecure"
         )
+
+
+def check_not_guarded(address: str) -> None:
+    """Raises `NotAuthenticated`, with the fix, where a server speaks TLS; for when plain text failed."""
+    try:
+        ssl.get_server_certificate(host_and_port(address), timeout=PROBE_S)
+    except OSError:  # nobody is there, or no TLS
+        return
+    raise NotAuthenticated(
+        f"{address} wants a certificate: a device joins with --token and --ca-sha256, an operator names its "
+        "papers with --identity (`anabranch admin operator NAME` makes them)"
+    )
 
 
 def open_channel(
@@ -115,12 +130,18 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
 
 
 @contextmanager
-def mapped_errors(address: str) -> Iterator[None]:
-    """Inside, what gRPC raises becomes an error of the tree."""
+def mapped_errors(address: str, plain: bool = False) -> Iterator[None]:
+    """Inside, what gRPC raises becomes an error of the tree.
+
+    `plain`: the channel is in the clear. Raises `NotAuthenticated` where it fails as the port is guarded.
+    """
     try:
         yield
     except grpc.RpcError as error:
-        raise error_of(error, address) from error
+        found = error_of(error, address)
+        if plain and isinstance(found, Unavailable):
+            check_not_guarded(address)
+        raise found from error
     except (grpc.FutureCancelledError, ValueError) as error:  # a channel that was closed meanwhile
         raise Unavailable(f"{address}: the call was cut off: {error}") from error
 

@@ -12,13 +12,15 @@ import grpc
 from anabranch.client.channel import CONTROL_S, RECONNECT_MAX_S, mapped_errors, open_channel
 from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.identity.certificates import lifetime
 from anabranch.identity.wallet import Wallet
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 
 log = logging.getLogger(__name__)
 
-RETRY_S = 30.0  # between two attempts to renew
+RETRY_S = 30.0  # between two attempts to renew, less for certificates of a short life
+RETRIES_MIN = 20
 
 
 class Link:
@@ -63,7 +65,8 @@ class Link:
     def _renew(self, now: float) -> None:
         """Get a newer certificate; what fails is tried again later, the old one still counts for a while."""
         assert self.wallet is not None
-        self._not_before = now + RETRY_S
+        begin, end = lifetime(self.wallet.certificate)
+        self._not_before = now + min(RETRY_S, (end - begin) / RETRIES_MIN)
         try:
             request = devices.RenewCertificateRequest(signing_request=self.wallet.request())
             with mapped_errors(self.address):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -105,6 +106,7 @@ class OperatorClient:
     def __init__(self, address: str, limits: Limits = DEFAULT_LIMITS, wallet: Wallet | None = None) -> None:
         self.address = address
         self._limits = limits
+        self._plain = wallet is None
         self._channel = open_channel(address, limits, wallet=wallet)
         self._stub = OperatorsStub(self._channel)
 
@@ -182,7 +184,7 @@ class OperatorClient:
         `UnknownVersion`; `ConfigError` for a client that is not enrolled, or a strategy of rounds.
         """
         request = operators.RollbackRequest(to_version=to_version, without=without)
-        with mapped_errors(self.address):
+        with self._errors():
             done = self._stub.Rollback(request, timeout=ROLLBACK_S)
         return done.version, done.updates_left_out
 
@@ -201,7 +203,7 @@ class OperatorClient:
         exported = written = size = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with unfinished.open("wb") as file, mapped_errors(self.address):
+            with unfinished.open("wb") as file, self._errors():
                 stream = self._stub.Export(operators.ExportRequest(version=version), timeout=timeout)
                 with StallGuard(stream.cancel, self._limits.upload_idle_s) as guard:
                     for message in stream:
@@ -219,7 +221,7 @@ class OperatorClient:
 
     def watch(self, after_seq: int = 0) -> Iterator[WatchedEvent]:
         """What happens, as it happens, from the cursor on (0: from now on); ends with the server."""
-        with mapped_errors(self.address):
+        with self._errors():
             stream = self._stub.Watch(operators.WatchRequest(after_seq=after_seq))
             try:
                 for e in stream:
@@ -228,8 +230,11 @@ class OperatorClient:
             finally:
                 stream.cancel()
 
+    def _errors(self) -> AbstractContextManager[None]:
+        return mapped_errors(self.address, self._plain)
+
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        with mapped_errors(self.address):
+        with self._errors():
             return method(request, timeout=CONTROL_S)
 
 

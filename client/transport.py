@@ -149,7 +149,8 @@ class GrpcTransport:
             protocol_version=convert.PROTOCOL_VERSION,
             capability=convert.capability_to_proto(capability),
         )
-        answer = self._call(self._stub.Enrol, request)
+        with mapped_errors(self.address, plain=self._link.wallet is None):
+            answer = self._stub.Enrol(request, timeout=CONTROL_S)
         spec = convert.manifest_from_proto(answer.manifest)
         config = json.loads(answer.config_json or "{}")
         self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version)

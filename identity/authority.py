@@ -163,7 +163,9 @@ class Authority:
     def check(self, peer: Peer) -> None:
         """Raises `NotAuthenticated` unless a certificate that TLS has verified counts at this moment."""
         who = f"the certificate of {peer.kind} {peer.name!r}"
-        if not peer.not_before <= self._now() < peer.not_after:
+        if self._now() < peer.not_before:
+            raise NotAuthenticated(f"{who} is not valid yet: see to the clocks of both machines")
+        if self._now() >= peer.not_after:
             raise NotAuthenticated(f"{who} has expired: join again with a new token")
         standing = self._register.standing(peer.serial)
         if standing != "good":

@@ -21,6 +21,7 @@ from anabranch.identity.files import write_private
 
 BUSY_S = 10.0
 FORMAT = 1
+TOKEN_CHARS_MAX = 128
 
 TABLES = """
 CREATE TABLE tokens (
@@ -99,6 +100,8 @@ class Register:
 
         A repeated call with the same key is harmless: an answer may get lost. Raises `NotAuthenticated`.
         """
+        if len(token) > TOKEN_CHARS_MAX:
+            raise NotAuthenticated("the token is not known here: ask for another")
         token_id, _, secret = token.partition(".")
         with self._writing() as connection:
             query = "SELECT secret_sha256, name, expires_at, used_by, revoked FROM tokens WHERE token_id = ?"

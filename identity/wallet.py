@@ -6,6 +6,7 @@ leaves it.
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -64,9 +65,10 @@ class Wallet:
 
     def check(self, now: float) -> None:
         """Raises `NotAuthenticated` once the certificate has expired."""
-        if now >= lifetime(self.certificate)[1]:
+        if now >= (end := lifetime(self.certificate)[1]):
             raise NotAuthenticated(
-                f"the certificate in {self.folder / IDENTITY} has expired: ask for a new token and join again"
+                f"the certificate in {self.folder / IDENTITY} expired at {_at(end)}, and by this machine's "
+                f"clock it is {_at(now)}: if that is right, ask for a new token and join again"
             )
 
     def request(self) -> bytes:
@@ -98,6 +100,10 @@ class Wallet:
         ca, key, own = self.credentials()
         write_private(self.folder / IDENTITY, key + own + ca)
         (self.folder / JOINING).unlink(missing_ok=True)
+
+
+def _at(seconds: float) -> str:
+    return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def read_wallet(folder: Path) -> Wallet | None:

@@ -199,6 +199,7 @@ class Intake:
         except TimeoutError:
             raise Unavailable("the upload came too slowly and was cut: query it and go on") from None
         try:
+            caller.check_still()  # an upload may take long
             async with self._decoding:
                 return await self._decide(header, upload)
         finally:

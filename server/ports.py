@@ -77,8 +77,8 @@ class Ports:
             self.address = await self._start(server, table.address, identity)
             await self._open_for_operators(table.admin_address)
             if identity is not None:
-                server = self._server(health_too=False)
-                joining = Joining(identity.authority, run.config.identity.certificate_s)
+                server = self._server_to_join()
+                joining = Joining(identity.authority, run.config.identity.certificate_s, run.limits)
                 add_JoiningServicer_to_server(joining, server)
                 self.join_address = await self._start(
                     server, join_address(run.config), identity, clients=False
@@ -105,12 +105,23 @@ class Ports:
         """What the port on this address shows; None: it is plain."""
         return self._identity if uses_tls(address, self._run.config, self._insecure) else None
 
-    def _server(self, health_too: bool = True) -> Any:
+    def _server(self) -> Any:
         limits = self._run.limits
         server = aio.server(options=options(limits), maximum_concurrent_rpcs=limits.rpcs_max)
-        if health_too:
-            health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         return server
+
+    def _server_to_join(self) -> Any:
+        """For strangers: few calls at a time, and no connection for long."""
+        limits = self._run.limits
+        age_ms = round(1000 * limits.join_connection_s_max)
+        of_strangers = {
+            "grpc.max_connection_idle_ms": age_ms,
+            "grpc.max_connection_age_ms": age_ms,
+            "grpc.max_connection_age_grace_ms": age_ms // 2,
+        }
+        chosen = list((dict(options(limits)) | of_strangers).items())
+        return aio.server(options=chosen, maximum_concurrent_rpcs=limits.joins_at_once_max)
 
     async def _start(
         self, server: Any, address: str, identity: ServerIdentity | None, clients: bool = True

@@ -76,7 +76,9 @@ def streams(
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
         try:
-            async for response in method(self, request, self.gate.caller(context)):
+            caller = self.gate.caller(context)
+            async for response in method(self, request, caller):
+                caller.check_still()
                 yield response
         except aio.AbortError:
             raise

@@ -22,6 +22,7 @@ from anabranch.identity.certificates import (
     certificate_der,
     certificate_pem,
     key_pem,
+    lifetime,
     new_key,
     renewal_due,
 )
@@ -84,10 +85,15 @@ class ServerIdentity:
         shown = self._current()
         return sign(shown.key, message), certificate_der(shown.certificate)
 
+    @property
+    def certificate(self) -> x509.Certificate:
+        """The certificate of the moment."""
+        return self._current().certificate
+
     def _current(self) -> Shown:
-        """Another one after two thirds of its life."""
+        """Another one after two thirds of its life, or if the clock was set back to before it."""
         with self._lock:
-            if self._shown is None or self.authority.now() >= renewal_due(self._shown.certificate):
+            if self._shown is None or not self._is_good(self._shown.certificate):
                 key = new_key()
                 made = self.authority.server(key.public_key(), self.life_s)
                 pair = (key_pem(key), certificate_pem(made))
@@ -95,6 +101,9 @@ class ServerIdentity:
                 self._shown = Shown(key, made, configuration)
                 log.info("a new certificate for the server, serial %x", made.serial_number)
             return self._shown
+
+    def _is_good(self, certificate: x509.Certificate) -> bool:
+        return lifetime(certificate)[0] <= self.authority.now() < renewal_due(certificate)
 
     def credentials(self, clients: bool) -> grpc.ServerCredentials:
         """Credentials of a port; `clients`: whoever calls must show a certificate of the authority."""

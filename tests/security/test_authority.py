@@ -76,8 +76,8 @@ def test_nobody_else_can_read_the_files(authority: Authority, tmp_path: Path) ->
 def test_a_certificate_counts_until_it_ends(authority: Authority, tmp_path: Path) -> None:
     peer = issued(authority, Kind.DEVICE, "device-1", tmp_path / "a", life_s=DAY_S).peer
     authority.check(peer)
-    for days in (-1.5, 0.5):  # tomorrow it has ended, yesterday it had not begun
-        with yesterday(authority, days) as other, pytest.raises(NotAuthenticated, match="has expired"):
+    for days, why in [(-1.5, "has expired"), (0.5, "not valid yet")]:  # tomorrow, yesterday
+        with yesterday(authority, days) as other, pytest.raises(NotAuthenticated, match=why):
             other.check(peer)
 
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from wire import Served
 
 from anabranch.client.history import SeenHistory
-from anabranch.core.errors import ConfigError, HistoryMismatch, NotAuthenticated
+from anabranch.core.errors import ConfigError, HistoryMismatch, NotAuthenticated, NotPermitted
 from anabranch.core.updates import Capability
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import Kind, certificate_der
@@ -260,3 +260,25 @@ def test_a_model_of_a_guarded_port_is_signed(guarded: Federation) -> None:
     SeenHistory(guarded.authority.certificate, None).check(signed, links)
     assert hashlib.sha256(data).digest() == signed.part.sha256
     assert np.frombuffer(data, np.float32).tolist() == [1.0] * 8
+
+
+def test_a_rollback_is_a_way_on_and_the_only_way_back(tmp_path: Path) -> None:
+    with federation(tmp_path) as guarded:
+        wallet, bad = guarded.joined("device-1"), guarded.joined("bad")
+        good = worker(guarded, guarded.joined("good"))
+        good.work(2.0)
+        worker(guarded, bad).work(-100.0)
+        good.work(4.0)
+        assert fetch(guarded, wallet) == 3
+        with guarded.operators(guarded.joined("device-2")) as nobody, pytest.raises(NotPermitted):
+            nobody.rollback(1, ["bad"])
+        version, left_out = guarded.operators(guarded.operator()).rollback(1, ["bad"])
+        assert (version, left_out) == (4, 1)
+        assert fetch(guarded, wallet) == 4  # it has seen version 3, and the links lead on from there
+        assert np.frombuffer(good.fetch()[1], np.float32).tolist() == [6.0] * 8
+        guarded.served.close()
+        guarded.served = Served(guarded.served.config, guarded.served.manifest)
+        with guarded.served:
+            worker(guarded, guarded.joined("good-2")).work(1.0)
+            assert fetch(guarded, wallet) == 5
+    assert verify(guarded.data_dir).problems == ()

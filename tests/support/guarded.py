@@ -20,6 +20,7 @@ from anabranch.client.channel import secure_channel
 from anabranch.client.joining import join
 from anabranch.client.operator import OperatorClient
 from anabranch.client.transport import GrpcTransport
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import Kind, new_key, signing_request
@@ -149,12 +150,14 @@ def yesterday(authority: Authority, days: float = 1.0) -> Authority:
 
 
 @contextmanager
-def federation(folder: Path, **tables: Mapping[str, Any]) -> Iterator[Federation]:
+def federation(
+    folder: Path, tensors: Tensors = TENSORS, limits: Limits = DEFAULT_LIMITS, /, **tables: Mapping[str, Any]
+) -> Iterator[Federation]:
     """A guarded server on free ports of loopback."""
     identity = {"folder": str(folder / "ca"), "tls": "always", **tables.pop("identity", {})}
     config = server_config(folder / "data", identity=identity, **tables)
-    manifest = write_manifest(folder / "model", "test", TENSORS)
-    with Authority.create(folder / "ca") as authority, Served(config, manifest) as served:
+    manifest = write_manifest(folder / "model", "test", tensors)
+    with Authority.create(folder / "ca") as authority, Served(config, manifest, limits) as served:
         made = Federation(folder, authority, served)
         yield made
         for opened in made.opened:

@@ -47,10 +47,13 @@ def health(
     as_json: AsJson = False,
 ) -> None:
     """Ask a server whether it serves; exit code 0 if it does."""
+    from anabranch.client.channel import check_not_guarded
     from anabranch.client.operator import check_health, operator_wallet
 
-    serving = check_health(address, wallet=operator_wallet(identity))
-    if not serving:
+    wallet = operator_wallet(identity)
+    if not check_health(address, wallet=wallet):
+        if wallet is None:
+            check_not_guarded(address)
         raise Unavailable(f"{address} does not serve")
     Output(as_json).result({"serving": True}, "serving")
 
