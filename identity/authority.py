@@ -175,6 +175,15 @@ class Authority:
         """Nothing that a name was given counts any more; returns how much that was."""
         return self._register.revoke(checked_id(name, "name"), self._now())
 
+    @property
+    def changes(self) -> int:
+        """How often the register was written to."""
+        return self._register.changes()
+
+    def declare_restored(self) -> None:
+        """The folder came from a backup, and that is known: tokens of before count no more."""
+        self._register.begin_age()
+
     def members(self) -> list[Member]:
         """Everybody who has had a certificate."""
         return self._register.members()

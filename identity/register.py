@@ -21,6 +21,7 @@ from anabranch.identity.files import write_private
 
 BUSY_S = 10.0
 FORMAT = 1
+AGE = 1 << 32  # changes that no register lives to see
 TOKEN_CHARS_MAX = 128
 
 TABLES = """
@@ -41,6 +42,8 @@ CREATE TABLE certificates (
     expires_at REAL NOT NULL,
     revoked_at REAL
 );
+CREATE TABLE changes (count INTEGER NOT NULL);
+INSERT INTO changes VALUES (0);
 CREATE INDEX ix_certificates_name ON certificates (name);
 """
 
@@ -62,6 +65,7 @@ class Register:
         self._path, self._lock = path, threading.Lock()
         if not path.exists():
             raise ConfigError(f"{path} is not there: restore it, or make another authority")
+        self._inode = path.stat().st_ino
         self._connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
@@ -84,6 +88,18 @@ class Register:
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
+
+    def changes(self) -> int:
+        """How often it was written to: fewer than before means that it was taken back to a backup."""
+        with self._lock:
+            (count,) = self._connection.execute("SELECT count FROM changes").fetchone()
+        return int(count)
+
+    def begin_age(self) -> None:
+        """After a restore: more changes than there ever were, and no token of before counts."""
+        with self._writing() as connection:
+            connection.execute("UPDATE changes SET count = (count / ? + 1) * ?", (AGE, AGE))
+            connection.execute("UPDATE tokens SET revoked = 1")
 
     # --- tokens ------------------------------------------------------------------------------
 
@@ -147,9 +163,11 @@ class Register:
         """`good`, `revoked` or `unknown`."""
         with self._lock:
             try:
+                if self._path.stat().st_ino != self._inode:
+                    raise StoreError(f"{self._path} was replaced: restart the server")
                 query = "SELECT revoked_at FROM certificates WHERE serial = ?"
                 row = self._connection.execute(query, (serial,)).fetchone()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, OSError) as error:
                 raise StoreError(f"{self._path} cannot be read: {error}") from error
         if row is None:
             return "unknown"
@@ -186,6 +204,7 @@ class Register:
                 raise StoreError(f"{self._path} cannot be written: {error}") from error
             try:
                 yield self._connection
+                self._connection.execute("UPDATE changes SET count = count + 1")
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._roll_back()

@@ -30,6 +30,7 @@ from anabranch.server.ports import Ports
 from anabranch.server.proofs import keep_authority
 from anabranch.server.recovery import Recovered, make_engine, recover, refolder
 from anabranch.server.run import LiveRun
+from anabranch.server.seen_register import check_register
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.tls import ServerIdentity, check_address, uses_tls
@@ -82,6 +83,7 @@ async def serve(
         keep_manifest(kept_manifest(Path(config.server.data_dir)), manifest)
         if identity is not None:
             keep_authority(Path(config.server.data_dir), identity.authority)
+            check_register(Path(config.server.data_dir), identity.authority)
         frozen = manifest.frozen
         del manifest  # the first weights are in the engine: no need to hold them twice
         async with _live(store, recovered, config, frozen, limits, identity) as run:
@@ -91,6 +93,8 @@ async def serve(
                 ready(_info(ports, recovered, identity))
             await _first(stop, run.writer.stopped)
             await _drain(run, ports)
+            if identity is not None:
+                check_register(Path(config.server.data_dir), identity.authority)
             if run.writer.failure is not None:
                 raise run.writer.failure
     finally:

@@ -50,6 +50,18 @@ def ca_show(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
         Output(as_json).result({"folder": str(folder), "ca_sha256": authority.sha256}, authority.sha256)
 
 
+@ca_app.command("restored")
+def ca_restored(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
+    """Say that the authority's folder was restored from a backup, so that a server starts on it again.
+
+    Revoke again whom the backup does not know to be revoked; tokens that it knows count no more.
+    """
+    with Authority.open(folder) as authority:
+        authority.declare_restored()
+    text = f"{folder}: no token of before counts; look at `anabranch admin members`, and revoke again"
+    Output(as_json).result({"folder": str(folder)}, text)
+
+
 def enrol(
     name: Name,
     folder: Folder = FOLDER,
