@@ -37,7 +37,7 @@ from anabranch.identity.certificates import (
     requested_key,
 )
 from anabranch.identity.files import make_private_folder, write_private
-from anabranch.identity.register import Member, Register
+from anabranch.identity.register import Basis, Member, Register
 
 KEY, CERTIFICATE, REGISTER = "ca.key", "ca.pem", "register.db"
 DAY_S = 86400.0
@@ -130,8 +130,8 @@ class Authority:
         The name's earlier certificates of other keys are revoked. Raises `NotAuthenticated`.
         """
         key = requested_key(request)
-        name = self._register.use_token(token, key_sha256(key), self._now())
-        return name, self._issue(Kind.DEVICE, name, key, life_s)
+        name, basis = self._register.use_token(token, key_sha256(key), self._now())
+        return name, self._issue(Kind.DEVICE, name, key, life_s, basis)
 
     def renew(self, peer: Peer, request: bytes, life_s: float) -> x509.Certificate:
         """A newer certificate for a device, of the same key. Raises `NotAuthenticated`, `NotPermitted`."""
@@ -139,7 +139,7 @@ class Authority:
         key = requested_key(request)
         if peer.kind is not Kind.DEVICE or key != peer.key:
             raise NotPermitted("a certificate is renewed for its own device and its own key: else join again")
-        return self._issue(Kind.DEVICE, peer.name, key, life_s)
+        return self._issue(Kind.DEVICE, peer.name, key, life_s, Basis(serial=peer.serial))
 
     def operator(self, name: str, key: PublicKey, life_s: float) -> x509.Certificate:
         """A certificate for an operator."""
@@ -150,12 +150,15 @@ class Authority:
         args = (Kind.SERVER, "server", key, self._now(), life_s)
         return make_certificate(self.certificate, self._key, *args)
 
-    def _issue(self, kind: Kind, name: str, key: PublicKey, life_s: float) -> x509.Certificate:
+    def _issue(
+        self, kind: Kind, name: str, key: PublicKey, life_s: float, basis: Basis | None = None
+    ) -> x509.Certificate:
         now = self._now()
         made = make_certificate(self.certificate, self._key, kind, name, key, now, life_s)
         times = (now, lifetime(made)[1])
         alone = kind is Kind.DEVICE
-        self._register.add_certificate(f"{made.serial_number:x}", kind, name, key_sha256(key), times, alone)
+        serial, digest = f"{made.serial_number:x}", key_sha256(key)
+        self._register.add_certificate(serial, kind, name, digest, times, alone, basis)
         return made
 
     # --- keeping out -------------------------------------------------------------------------

@@ -58,6 +58,24 @@ class Member:
     revoked: bool
 
 
+@dataclass(frozen=True)
+class Basis:
+    """What a certificate is given out for: a token, or the certificate before."""
+
+    token_id: str = ""
+    serial: str = ""
+
+    def counts(self, connection: sqlite3.Connection) -> bool:
+        """Whether it has not been revoked."""
+        if self.token_id:
+            query, key = "SELECT revoked FROM tokens WHERE token_id = ?", self.token_id
+        else:
+            query = "SELECT revoked_at IS NOT NULL FROM certificates WHERE serial = ?"
+            key = self.serial
+        row = connection.execute(query, (key,)).fetchone()
+        return row is not None and not row[0]
+
+
 class Register:
     """See the module. Methods may be called from any thread. Raises `StoreError` where the file fails."""
 
@@ -111,8 +129,8 @@ class Register:
                 "INSERT INTO tokens (token_id, secret_sha256, name, expires_at) VALUES (?, ?, ?, ?)", row
             )
 
-    def use_token(self, token: str, key_sha256: str, now: float) -> str:
-        """The name that a token was made out to; from now on the token is of that key alone.
+    def use_token(self, token: str, key_sha256: str, now: float) -> tuple[str, Basis]:
+        """The name that a token was made out to, and its basis; from now on it is of that key alone.
 
         A repeated call with the same key is harmless: an answer may get lost. Raises `NotAuthenticated`.
         """
@@ -134,24 +152,37 @@ class Register:
             if used_by not in (None, key_sha256):
                 raise NotAuthenticated(f"the token of {name!r} was used before: ask for another")
             connection.execute("UPDATE tokens SET used_by = ? WHERE token_id = ?", (key_sha256, token_id))
-        return str(name)
+        return str(name), Basis(token_id=token_id)
 
     # --- certificates ------------------------------------------------------------------------
 
     def add_certificate(
-        self, serial: str, kind: Kind, name: str, key_sha256: str, times: tuple[float, float], alone: bool
+        self,
+        serial: str,
+        kind: Kind,
+        name: str,
+        key_sha256: str,
+        times: tuple[float, float],
+        alone: bool,
+        basis: Basis | None = None,
     ) -> None:
         """A certificate that was signed, `times` = (issued_at, expires_at).
 
-        `alone`: those of the same name with another key are revoked.
+        `alone`: those of the same name with another key are revoked, with the tokens that they came of.
+        `basis`: what it is given out for. Raises `NotAuthenticated` if that was revoked meanwhile.
         """
         issued_at, expires_at = times
         with self._writing() as connection:
+            if basis is not None and not basis.counts(connection):
+                raise NotAuthenticated(f"{name!r} was revoked: join again with a new token")
             if alone:
                 connection.execute(
                     "UPDATE certificates SET revoked_at = ? WHERE kind = ? AND name = ?"
                     " AND key_sha256 != ? AND revoked_at IS NULL",
                     (issued_at, kind.value, name, key_sha256),
+                )
+                connection.execute(
+                    "UPDATE tokens SET revoked = 1 WHERE name = ? AND used_by != ?", (name, key_sha256)
                 )
             connection.execute(
                 "INSERT INTO certificates (serial, kind, name, key_sha256, issued_at, expires_at)"
@@ -174,15 +205,16 @@ class Register:
         return "good" if row[0] is None else "revoked"
 
     def revoke(self, name: str, now: float) -> int:
-        """Revoke all certificates and tokens of a name; returns how many there were."""
+        """Revoke all certificates and tokens of a name; returns how many there were of use."""
         with self._writing() as connection:
             certificates = connection.execute(
                 "UPDATE certificates SET revoked_at = ? WHERE name = ? AND revoked_at IS NULL", (now, name)
             )
-            tokens = connection.execute(
-                "UPDATE tokens SET revoked = 1 WHERE name = ? AND revoked = 0 AND used_by IS NULL", (name,)
-            )
-        return certificates.rowcount + tokens.rowcount
+            query = "SELECT COUNT(*) FROM tokens WHERE name = ? AND revoked = 0 AND used_by IS NULL"
+            (unused,) = connection.execute(query, (name,)).fetchone()
+            # Used ones as well: its device could repeat its join.
+            connection.execute("UPDATE tokens SET revoked = 1 WHERE name = ?", (name,))
+        return int(certificates.rowcount + unused)
 
     def members(self) -> list[Member]:
         """Everybody who has had a certificate, by name."""
