@@ -64,6 +64,9 @@ def test_five_commands_make_a_federation(tmp_path: Path) -> None:
         assert out.returncode == OUTCOMES[NotAuthenticated].exit_code
         assert "is revoked" in out.stderr
         listed = anabranch(tmp_path, "admin", "members", "--json").stdout.splitlines()
+        secret = made["token"].partition(".")[2]  # of what was said since, nothing has it
+        said_since = [*listed, out.stdout, out.stderr, json.dumps([said, done]), refused.stderr]
+        assert not [text for text in said_since if secret in text or "PRIVATE KEY" in text]
         assert [(m["name"], m["state"]) for m in map(json.loads, listed)] == [
             ("device-1", "revoked"),
             ("alice", "good"),
