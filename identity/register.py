@@ -87,9 +87,12 @@ class Register:
         self._connection = sqlite3.connect(
             path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
         )
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        # Looks go through a connection of their own: no call waits for somebody who joins.
+        self._reader = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        self._reader_lock = threading.Lock()
+        (version,) = self._reader.execute("PRAGMA user_version").fetchone()
         if version != FORMAT:
-            self._connection.close()
+            self.close()
             raise ConfigError(
                 f"{path} is of format {version}, this program reads {FORMAT}: upgrade anabranch"
             )
@@ -106,11 +109,12 @@ class Register:
     def close(self) -> None:
         """Let go of the file."""
         self._connection.close()
+        self._reader.close()
 
     def changes(self) -> int:
         """How often it was written to: fewer than before means that it was taken back to a backup."""
-        with self._lock:
-            (count,) = self._connection.execute("SELECT count FROM changes").fetchone()
+        with self._reader_lock:
+            (count,) = self._reader.execute("SELECT count FROM changes").fetchone()
         return int(count)
 
     def begin_age(self) -> None:
@@ -192,12 +196,12 @@ class Register:
 
     def standing(self, serial: str) -> str:
         """`good`, `revoked` or `unknown`."""
-        with self._lock:
+        with self._reader_lock:
             try:
                 if self._path.stat().st_ino != self._inode:
                     raise StoreError(f"{self._path} was replaced: restart the server")
                 query = "SELECT revoked_at FROM certificates WHERE serial = ?"
-                row = self._connection.execute(query, (serial,)).fetchone()
+                row = self._reader.execute(query, (serial,)).fetchone()
             except (sqlite3.Error, OSError) as error:
                 raise StoreError(f"{self._path} cannot be read: {error}") from error
         if row is None:
@@ -222,8 +226,8 @@ class Register:
             "SELECT kind, name, MAX(expires_at), MIN(revoked_at IS NOT NULL) FROM certificates"
             " GROUP BY kind, name ORDER BY kind, name"
         )
-        with self._lock:
-            rows = self._connection.execute(query).fetchall()
+        with self._reader_lock:
+            rows = self._reader.execute(query).fetchall()
         return [Member(kind, name, expires_at, bool(revoked)) for kind, name, expires_at, revoked in rows]
 
     @contextmanager

@@ -37,17 +37,7 @@ def test_five_commands_make_a_federation(tmp_path: Path) -> None:
         )
         made = answer(anabranch(tmp_path, "admin", "enrol", "device-1", "--json"))
         (tmp_path / "token").write_text(made["token"] + "\n")
-        device = (
-            "client",
-            "synthetic",
-            "--server",
-            server,
-            "--shard",
-            "0/2",
-            "--state-dir",
-            "device",
-            "--json",
-        )
+        device = ("client", "synthetic", "--server", server, "--shard", "0/2", "--state-dir", "dev", "--json")
         joining = ("--join", join, "--ca-sha256", sha256)
         done = answer(anabranch(tmp_path, *device, *joining, "--token-file", "token", "--tasks-max", 2))
         assert done["answered"] == 2

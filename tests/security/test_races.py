@@ -82,6 +82,12 @@ def test_who_was_replaced_cannot_take_its_name_back(authority: Authority, tmp_pa
     authority.check(newer.peer)
 
 
+def test_nobody_waits_for_somebody_who_joins(authority: Authority, tmp_path: Path) -> None:
+    peer = issued(authority, Kind.DEVICE, "a", tmp_path / "a").peer
+    with authority._register._writing():
+        authority.check(peer)
+
+
 def test_a_copy_of_a_device_is_shut_out_with_it(guarded: Federation, tmp_path: Path) -> None:
     wallet = guarded.joined("device-1")
     original, clone = guarded.device(wallet), guarded.device(wallet)
