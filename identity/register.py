@@ -14,13 +14,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError
 from anabranch.identity.certificates import Kind
 from anabranch.identity.files import write_private
 
 BUSY_S = 10.0
-FORMAT = 1
+FORMAT = 2
 AGE = 1 << 32  # changes that no register lives to see
 TOKEN_CHARS_MAX = 128
 
@@ -84,17 +85,19 @@ class Register:
         if not path.exists():
             raise ConfigError(f"{path} is not there: restore it, or make another authority")
         self._inode = path.stat().st_ino
-        self._connection = sqlite3.connect(
-            path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-        )
+        self._connection, self._reader_lock = _connected(path), threading.Lock()
         # Looks go through a connection of their own: no call waits for somebody who joins.
-        self._reader = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
-        self._reader_lock = threading.Lock()
-        (version,) = self._reader.execute("PRAGMA user_version").fetchone()
+        self._reader = _connected(path)
+        try:
+            ((version,),) = self._look("PRAGMA user_version")
+        except StoreError as error:
+            self.close()
+            raise ConfigError(f"{error}: restore it from a backup") from error
         if version != FORMAT:
             self.close()
             raise ConfigError(
-                f"{path} is of format {version}, this program reads {FORMAT}: upgrade anabranch"
+                f"{path} is of format {version}, this program reads {FORMAT}: "
+                "use the version of anabranch that wrote it"
             )
 
     @classmethod
@@ -113,8 +116,7 @@ class Register:
 
     def changes(self) -> int:
         """How often it was written to: fewer than before means that it was taken back to a backup."""
-        with self._reader_lock:
-            (count,) = self._reader.execute("SELECT count FROM changes").fetchone()
+        ((count,),) = self._look("SELECT count FROM changes")
         return int(count)
 
     def begin_age(self) -> None:
@@ -196,17 +198,15 @@ class Register:
 
     def standing(self, serial: str) -> str:
         """`good`, `revoked` or `unknown`."""
-        with self._reader_lock:
-            try:
-                if self._path.stat().st_ino != self._inode:
-                    raise StoreError(f"{self._path} was replaced: restart the server")
-                query = "SELECT revoked_at FROM certificates WHERE serial = ?"
-                row = self._reader.execute(query, (serial,)).fetchone()
-            except (sqlite3.Error, OSError) as error:
-                raise StoreError(f"{self._path} cannot be read: {error}") from error
-        if row is None:
+        try:
+            if self._path.stat().st_ino != self._inode:
+                raise StoreError(f"{self._path} was replaced: restart the server")
+        except OSError as error:
+            raise StoreError(f"{self._path} is gone: {error.strerror}") from error
+        rows = self._look("SELECT revoked_at FROM certificates WHERE serial = ?", serial)
+        if not rows:
             return "unknown"
-        return "good" if row[0] is None else "revoked"
+        return "good" if rows[0][0] is None else "revoked"
 
     def revoke(self, name: str, now: float) -> int:
         """Revoke all certificates and tokens of a name; returns how many there were of use."""
@@ -226,9 +226,18 @@ class Register:
             "SELECT kind, name, MAX(expires_at), MIN(revoked_at IS NOT NULL) FROM certificates"
             " GROUP BY kind, name ORDER BY kind, name"
         )
+        return [
+            Member(kind, name, expires_at, bool(revoked))
+            for kind, name, expires_at, revoked in self._look(query)
+        ]
+
+    def _look(self, query: str, *values: str) -> list[Any]:
+        """Rows, through the connection that never writes."""
         with self._reader_lock:
-            rows = self._reader.execute(query).fetchall()
-        return [Member(kind, name, expires_at, bool(revoked)) for kind, name, expires_at, revoked in rows]
+            try:
+                return self._reader.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise StoreError(f"{self._path} cannot be read: {error}") from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -252,6 +261,10 @@ class Register:
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
             self._connection.execute("ROLLBACK")
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
 
 
 def _digest(secret: str) -> str:

@@ -169,7 +169,7 @@ def test_an_authority_is_not_overwritten(authority: Authority, tmp_path: Path) -
         Authority.open(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("damage", ["key", "certificate", "another's", "register", "newer"])
+@pytest.mark.parametrize("damage", ["key", "certificate", "another's", "register", "no register", "newer"])
 def test_a_damaged_authority_says_so(authority: Authority, tmp_path: Path, damage: str) -> None:
     folder = authority.folder
     match damage:
@@ -181,6 +181,8 @@ def test_a_damaged_authority_says_so(authority: Authority, tmp_path: Path, damag
             with Authority.create(tmp_path / "other") as other:
                 (folder / "ca.pem").write_bytes(other.pem)
         case "register":
+            (folder / "register.db").write_bytes(b"junk" * 1000)
+        case "no register":
             (folder / "register.db").unlink()
         case "newer":
             with sqlite3.connect(folder / "register.db") as register:

@@ -102,3 +102,18 @@ def test_insecure_is_said_aloud(tmp_path: Path, insecure: bool) -> None:
     done = anabranch(tmp_path, "server", *arguments)
     assert done.returncode == OUTCOMES[ConfigError].exit_code
     assert "--insecure" in done.stderr
+
+
+def test_strangers_do_not_fill_the_log(tmp_path: Path) -> None:
+    answer(anabranch(tmp_path, "init", "synthetic", "--out", "model", "--json"))
+    answer(anabranch(tmp_path, "admin", "ca", "init", "--json"))
+    addresses = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0", "--data-dir", "data")
+    with serving(tmp_path, "--model", "model", *addresses, "--set", 'identity.tls="always"') as said:
+        for port in (
+            int(said[key].rpartition(":")[2]) for key in ("address", "admin_address", "join_address")
+        ):
+            for _ in range(20):
+                with socket.create_connection(("127.0.0.1", port), timeout=10) as stranger:
+                    stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+                    stranger.recv(1000)  # until it was looked at, and cut off
+    assert len((tmp_path / "server.log").read_text().splitlines()) < 10
