@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hmac
 import ssl
+from collections.abc import Sequence
 from pathlib import Path
 
 from anabranch.client.channel import CONTROL_S, mapped_errors, secure_channel
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
-from anabranch.identity.addresses import host_and_port
+from anabranch.identity.addresses import host_and_port, parse_addresses
 from anabranch.identity.certificates import (
     certificate_pem,
     fingerprint,
@@ -32,26 +33,41 @@ TOKEN_ID = "token_id"  # noqa: S105 - the name of a file, with the part of a tok
 OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
 
 
-def join_address(server: str, given: str = "") -> str:
-    """Where to join: as given, or on the server's host two ports further, where it is unless configured."""
-    host, port = host_and_port(given or server)
-    port = port if given else port + JOIN_PORT_AFTER
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+def join_addresses(servers: str, given: str = "") -> list[str]:
+    """Where to join: as given, or on each server's host two ports further, where it is unless configured."""
+    if given:
+        return parse_addresses(given)
+    return [_two_further(server) for server in parse_addresses(servers)]
 
 
-def joined_wallet(folder: Path, address: str, token: str, ca_sha256: str) -> Wallet:
+def _two_further(server: str) -> str:
+    host, port = host_and_port(server)
+    return f"[{host}]:{port + JOIN_PORT_AFTER}" if ":" in host else f"{host}:{port + JOIN_PORT_AFTER}"
+
+
+def joined_wallet(folder: Path, addresses: Sequence[str], token: str, ca_sha256: str) -> Wallet:
     """The device's papers: those in `folder`, or, for a token that they did not come of, new ones.
 
-    `address` is the server's for joining. Raises `NotAuthenticated`, `ConfigError`, and `Unavailable`, after
-    which it may be repeated.
+    `addresses` are the servers' for joining, of which the first that answers is taken: one that stands by
+    does not. Raises `NotAuthenticated`, `ConfigError`, and `Unavailable`, after which it may be repeated.
     """
     known, used = read_wallet(folder), folder / TOKEN_ID
     token_id = token.partition(".")[0]
     if known is not None and used.exists() and used.read_text(encoding="utf-8") == token_id:
         return known
-    wallet = join(folder, address, token, ca_sha256)
+    wallet = _join_first(folder, addresses, token, ca_sha256)
     write_private(used, token_id.encode())
     return wallet
+
+
+def _join_first(folder: Path, addresses: Sequence[str], token: str, ca_sha256: str) -> Wallet:
+    failed: list[Unavailable] = []
+    for address in addresses:
+        try:
+            return join(folder, address, token, ca_sha256)
+        except Unavailable as error:
+            failed.append(error)
+    raise Unavailable("; ".join(map(str, failed))) from failed[-1]
 
 
 def join(folder: Path, address: str, token: str, ca_sha256: str) -> Wallet:

@@ -15,9 +15,11 @@ import grpc
 from anabranch.client.channel import (
     CONTROL_S,
     StallGuard,
+    asked_health,
     check_plain,
     mapped_errors,
     open_channel,
+    says_serving,
     stream_deadline_s,
 )
 from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable
@@ -31,8 +33,6 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 ROLLBACK_S = 3600.0
-HEALTH_METHOD = "/grpc.health.v1.Health/Check"
-SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,26 @@ class PublishedVersion:
     published_at_s: float
     snapshot: bool
     metrics: Mapping[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ClientStanding:
+    """A client, with what is known against it since it was last released.
+
+    `flaws`: updates that no honest device sends; `shortened`: those that the clip has cut. `quarantined` says
+    why it is in quarantine, and is empty if it is not.
+    """
+
+    client_id: str
+    updates_taken: int
+    updates_rejected: int
+    flaws: int
+    shortened: int
+    quarantined: str
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -177,13 +197,25 @@ class OperatorClient:
         """Let a client out of quarantine; whether it was in."""
         return self._call(self._stub.Release, operators.ReleaseRequest(client_id=client_id)).released
 
-    def rollback(self, to_version: int, without: Sequence[str]) -> tuple[int, int]:
-        """The version that comes of leaving out the updates of some clients after `to_version`.
+    def clients(self, limit: int = 0) -> list[ClientStanding]:
+        """The clients, the most suspicious first; at most `limit` (0: 1000)."""
+        found = self._call(self._stub.ListClients, operators.ListClientsRequest(limit=limit)).clients
+        return [
+            ClientStanding(
+                c.client_id, c.updates_taken, c.updates_rejected, c.flaws, c.shortened, c.quarantined
+            )
+            for c in found
+        ]
 
-        And how many updates that were. It takes as long as the run's whole log takes to fold. Raises
+    def rollback(self, to_version: int, without: Sequence[str], everyone: bool = False) -> tuple[int, int]:
+        """The version that comes of leaving out the updates of some clients, or all, after `to_version`.
+
+        And how many updates that were. The clients `without` go into quarantine.
+
+        It takes as long as the run's whole log takes to fold. Raises
         `UnknownVersion`; `ConfigError` for a client that is not enrolled, or a strategy of rounds.
         """
-        request = operators.RollbackRequest(to_version=to_version, without=without)
+        request = operators.RollbackRequest(to_version=to_version, without=without, everyone=everyone)
         with self._errors():
             done = self._stub.Rollback(request, timeout=ROLLBACK_S)
         return done.version, done.updates_left_out
@@ -258,18 +290,6 @@ def open_operator(address: str, wallet: Wallet | None, insecure: bool = False) -
 def check_health(
     address: str, service: str = "", timeout_s: float = CONTROL_S, wallet: Wallet | None = None
 ) -> bool:
-    """Whether the server at `address` serves, by the standard health protocol; never raises for a no.
-
-    The messages are so small that they are written by hand: a device need not have grpcio-health-checking.
-    """
-    name = service.encode()
-    request = b"\x0a" + bytes([len(name)]) + name if name else b""  # HealthCheckRequest{service}
+    """Whether the server at `address` serves, by the standard health protocol; never raises for a no."""
     with open_channel(address, wallet=wallet) as channel:
-        check = channel.unary_unary(
-            HEALTH_METHOD, request_serializer=lambda data: data, response_deserializer=lambda data: data
-        )
-        try:
-            answer: bytes = check(request, timeout=timeout_s)
-        except grpc.RpcError:
-            return False
-    return answer == SERVING
+        return says_serving(asked_health(channel, timeout_s, service))

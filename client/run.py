@@ -12,9 +12,10 @@ from typing import Any
 from anabranch.client.agent import Agent
 from anabranch.client.channel import check_plain
 from anabranch.client.follower import Follower, Measurement
-from anabranch.client.joining import join_address, joined_wallet
+from anabranch.client.joining import join_addresses, joined_wallet
 from anabranch.client.lease import OnEvent
 from anabranch.client.operator import open_operator, operator_wallet
+from anabranch.client.outbox import OutboxBounds
 from anabranch.client.state import device_id, fresh_id, fresh_seed, locked
 from anabranch.client.stopping import Bell, interruptible, persist
 from anabranch.client.summary import AgentSummary
@@ -30,14 +31,16 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """One device. `client_id` empty: one is made up once and kept in `state_dir`.
+    """One device. `server`: `host:port`, or several with commas between them, of which one leads.
+
+    `client_id` empty: one is made up once and kept in `state_dir`.
 
     `shard_index` of `shard_count` is its part of the training data, split as the run's configuration
-    says. `threads`: for torch on a CPU, 0 for torch's own choice. `step_time_s`: see `Agent`.
+    says. `threads`: for torch on a CPU, 0 for torch's own choice. `step_time_s`, `outbox`: see `Agent`.
 
-    `token` and `ca_sha256` are what it joins with, at `join` (empty: two ports above the server's);
-    afterwards its papers lie in `state_dir` and name it. `insecure` allows another machine's server in
-    the clear.
+    `token` and `ca_sha256` are what it joins with, at `join` (several as for `server`; empty: two ports above
+    each server's); afterwards its papers lie in `state_dir` and name it. `insecure` allows another machine's
+    server in the clear.
     """
 
     app: str
@@ -58,6 +61,7 @@ class ClientOptions:
     insecure: bool = False
     retry_base_s: float = ClientTable.retry_base_s
     retry_cap_s: float = ClientTable.retry_cap_s
+    outbox: OutboxBounds = field(default_factory=OutboxBounds)
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
         return shard_of(config, options.shard_index, options.shard_count)
 
     with GrpcTransport(options.server, client_id, wallet=wallet) as transport:
-        return Agent(
+        agent = Agent(
             app,
             transport,
             client_id,
@@ -111,7 +115,10 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             step_time_s=options.step_time_s,
             threads=options.threads,
             on_event=on_event,
-        ).run()
+            outbox=options.outbox,
+        )
+        transport.on_return(agent.hasten)
+        return agent.run()
 
 
 def device_wallet(options: ClientOptions) -> Wallet | None:
@@ -124,10 +131,10 @@ def device_wallet(options: ClientOptions) -> Wallet | None:
     if options.insecure and (known is not None or options.token):
         raise ConfigError("--insecure, but this device has an identity: drop --insecure, or the identity")
     if options.token:
-        address, bell = join_address(options.server, options.join), Bell()
+        addresses, bell = join_addresses(options.server, options.join), Bell()
         with locked(options.state_dir), interruptible(bell):
             known = persist(
-                lambda: joined_wallet(folder, address, options.token, options.ca_sha256),
+                lambda: joined_wallet(folder, addresses, options.token, options.ca_sha256),
                 bell,
                 fresh_seed(),
                 options.retry_base_s,

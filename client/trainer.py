@@ -69,6 +69,11 @@ class LocalTrainer:
             torch.set_num_threads(threads)
 
     @property
+    def name(self) -> str:
+        """The App's."""
+        return self._app.name
+
+    @property
     def accelerator(self) -> str:
         """`cuda`, `mps` or `cpu`."""
         runtime = getattr(self._trainer, "runtime", None)

@@ -7,6 +7,7 @@ the server's retry window. The agent calls from two threads: its own, and the on
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -16,7 +17,6 @@ from anabranch.client.channel import (
     CONTROL_S,
     RECONNECT_MAX_S,
     StallGuard,
-    mapped_errors,
     stream_deadline_s,
 )
 from anabranch.client.history import SeenHistory
@@ -107,10 +107,11 @@ class Transport(Protocol):
 
 
 class GrpcTransport:
-    """A `Transport` over gRPC, connected at the first call. `stall_s`: see `StallGuard`.
+    """A `Transport` over gRPC, to the one of some servers that serves; connected at the first call.
 
-    With a `wallet` it speaks mutual TLS, signs its updates, renews its certificate, and takes models only
-    of a history that follows from what it has seen.
+    `address`: `host:port`, or several with commas between them. `stall_s`: see `StallGuard`. With a `wallet`
+    it speaks mutual TLS, signs its updates, renews its certificate, and takes models only of a history that
+    follows from what it has seen, whichever server they are of.
     """
 
     def __init__(
@@ -122,7 +123,7 @@ class GrpcTransport:
         stall_s: float = DEFAULT_LIMITS.upload_idle_s,
         wallet: Wallet | None = None,
     ) -> None:
-        self.address, self.client_id = address, convert.checked_id(client_id, "client_id")
+        self.client_id = convert.checked_id(client_id, "client_id")
         self._limits, self._stall_s = limits, stall_s
         self._link = Link(address, limits, reconnect_max_s, wallet)
         self._enrolled: Enrolment | None = None
@@ -142,6 +143,15 @@ class GrpcTransport:
         """Cut off whatever is under way."""
         self._link.close()
 
+    @property
+    def address(self) -> str:
+        """Where calls go."""
+        return self._link.address
+
+    def on_return(self, returned: Callable[[], None]) -> None:
+        """Have `returned` called, in any thread, when a server can be reached after none could."""
+        self._link.servers.returned = returned
+
     def enrol(self, capability: Capability) -> Enrolment:
         """See `Transport`."""
         request = devices.EnrolRequest(
@@ -149,8 +159,9 @@ class GrpcTransport:
             protocol_version=convert.PROTOCOL_VERSION,
             capability=convert.capability_to_proto(capability),
         )
-        with mapped_errors(self.address, plain=self._link.wallet is None):
-            answer = self._stub.Enrol(request, timeout=CONTROL_S)
+        enrol = self._stub.Enrol
+        with self._link.calling(first=True):
+            answer = enrol(request, timeout=CONTROL_S)
         spec = convert.manifest_from_proto(answer.manifest)
         config = json.loads(answer.config_json or "{}")
         self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version)
@@ -292,7 +303,7 @@ class GrpcTransport:
         return wallet.sign(update_message(enrolled.run_id, record))
 
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        with mapped_errors(self.address):
+        with self._link.calling():
             return method(request, timeout=CONTROL_S)
 
     def _receive(
@@ -307,7 +318,7 @@ class GrpcTransport:
         )
         request.MergeFrom(wanted)
         timeout = stream_deadline_s(len(partial.data) if partial else self._limits.payload_bytes_max)
-        with mapped_errors(self.address):
+        with self._link.calling():
             stream = self._stub.FetchModel(request, timeout=timeout)
             with StallGuard(stream.cancel, self._stall_s) as guard:
                 try:
@@ -355,7 +366,7 @@ class GrpcTransport:
         self, entry: UpdateEntry, offset: int, next_ask: devices.AskTaskRequest | None
     ) -> devices.PushUpdateResponse:
         timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)
-        with mapped_errors(self.address):
+        with self._link.calling():
             # The guard is made first: gRPC takes messages from a thread of its own.
             guard = StallGuard(lambda: call.cancel(), self._stall_s)  # noqa: PLW0108
             call = self._stub.PushUpdate.future(

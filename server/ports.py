@@ -5,6 +5,8 @@ Health on the first two, reflection on the operators'.
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from collections.abc import Collection
 from typing import Any
 
@@ -12,8 +14,9 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from anabranch.core.config import Config
 from anabranch.core.errors import PortInUse
-from anabranch.core.limits import Limits
+from anabranch.core.limits import KIB, Limits
 from anabranch.identity.certificates import Kind
 from anabranch.protos.v1 import operators_pb2
 from anabranch.protos.v1.devices_pb2_grpc import add_DevicesServicer_to_server
@@ -25,32 +28,54 @@ from anabranch.server.operators import Operators
 from anabranch.server.rpc import Devices
 from anabranch.server.run import LiveRun
 from anabranch.server.tls import ServerIdentity, join_address, uses_tls
+from anabranch.server.unreadable import ReadsRequests
 
 # What a probe may ask for: the process, its life, its readiness to aggregate.
 HEALTH_NAMES = ("", "liveness", "aggregator")
+LOOKAHEAD_BYTES = 64 * KIB  # of a stream that nobody reads
+OPERATORS_MAX = 100  # connections of the operators' port
+STRANGERS_MAX = 200  # of the port to join
+FILES_KEPT = 512 + OPERATORS_MAX + STRANGERS_MAX  # open files for all else: the database, payloads, models
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def options(limits: Limits) -> list[tuple[str, int]]:
-    """What gRPC itself enforces. Times in milliseconds."""
+def options(limits: Limits, connections: int) -> list[tuple[str, int]]:
+    """What gRPC itself enforces, on a port of so many connections. Times in milliseconds."""
     return [
         ("grpc.max_receive_message_length", limits.message_bytes_max),
         ("grpc.max_send_message_length", limits.message_bytes_max),
         ("grpc.max_metadata_size", limits.metadata_bytes_max),
-        ("grpc.max_allowed_incoming_connections", limits.connections_max),
+        ("grpc.absolute_max_metadata_size", limits.metadata_bytes_max),  # gRPC draws lots between the two
+        ("grpc.max_allowed_incoming_connections", connections),
+        ("grpc.max_concurrent_streams", limits.streams_max),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
-        ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+        ("grpc.http2.min_ping_interval_without_data_ms", 4_000),  # a device with a call under way: every 5 s
         ("grpc.max_connection_idle_ms", 120_000),
         ("grpc.max_connection_age_ms", 30 * 60_000),
         ("grpc.max_connection_age_grace_ms", 60_000),
-        ("grpc.server_handshake_timeout_ms", 10_000),
-        # A fixed window: left alone, gRPC reads ahead of a busy server by tens of megabytes a stream.
+        ("grpc.server_handshake_timeout_ms", round(1000 * limits.handshake_s)),
+        # A fixed window: left alone, gRPC reads ahead of a busy server by tens of megabytes a stream. For a
+        # message that is awaited it makes the window as large as that.
         ("grpc.http2.bdp_probe", 0),
-        ("grpc.http2.lookahead_bytes", limits.message_bytes_max),
+        ("grpc.http2.lookahead_bytes", LOOKAHEAD_BYTES),
+        ("grpc.experimental.tcp_max_read_chunk_size", LOOKAHEAD_BYTES),  # else up to 4 MiB a connection
         ("grpc.so_reuseport", 0),  # a second server on the same port is a mistake, not a cluster
     ]
+
+
+def connections_within(most: int) -> int:
+    """How many connections of devices leave files for the store; the soft limit of open files is raised.
+
+    A flood of connections that takes the last file would stop the database.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):  # some systems have a lower limit of their own
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - FILES_KEPT))
 
 
 class Ports:
@@ -60,40 +85,31 @@ class Ports:
     `identity.tls` is `always`; and devices may join on `join_address`, which is empty without one.
     """
 
-    def __init__(self, run: LiveRun, identity: ServerIdentity | None, insecure: bool = False) -> None:
-        self._run, self._identity, self._insecure = run, identity, insecure
+    status: int = SERVING
+
+    def __init__(self, run: LiveRun, insecure: bool = False) -> None:
+        self._run = run
+        self._begin(run.config, run.limits, run.identity, insecure)
+
+    def _begin(self, config: Config, limits: Limits, identity: ServerIdentity | None, insecure: bool) -> None:
+        self._config, self._limits = config, limits
+        self._identity, self._insecure = identity, insecure
         self.address = self.admin_address = self.join_address = ""
         self._health = health.aio.HealthServicer()
         self._servers: list[Any] = []
 
     async def open(self) -> None:
         """Take calls. Raises `PortInUse`."""
-        run, table = self._run, self._run.config.server
+        table = self._config.server
         try:
-            kinds = (Kind.DEVICE, Kind.OPERATOR)  # an operator may look on: see `Devices.FetchModel`
-            identity = self._guard(table.address)
-            server = self._server()
-            add_DevicesServicer_to_server(Devices(run, _gate(identity, kinds)), server)
-            self.address = await self._start(server, table.address, identity)
-            await self._open_for_operators(table.admin_address)
-            if identity is not None:
-                server = self._server_to_join()
-                joining = Joining(identity.authority, run.config.identity.certificate_s, run.limits)
-                add_JoiningServicer_to_server(joining, server)
-                self.join_address = await self._start(
-                    server, join_address(run.config), identity, clients=False
-                )
+            self.address = await self._open(table.address, admin=False)
+            self.admin_address = await self._open(table.admin_address, admin=True)
+            if (identity := self._guard(table.address)) is not None:
+                self.join_address = await self._open_to_join(identity)
         except PortInUse:
             await self.close(0)
             raise
-        await self._tell_health(SERVING)
-
-    async def _open_for_operators(self, address: str) -> None:
-        identity, server = self._guard(address), self._server()
-        add_OperatorsServicer_to_server(Operators(self._run, _gate(identity, [Kind.OPERATOR])), server)
-        names = [operators_pb2.DESCRIPTOR.services_by_name["Operators"].full_name]
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
-        self.admin_address = await self._start(server, address, identity)
+        await self._tell_health(self.status)
 
     async def close(self, grace_s: float) -> None:
         """Say NOT_SERVING, take no more calls, and give those under way `grace_s` seconds."""
@@ -103,25 +119,36 @@ class Ports:
 
     def _guard(self, address: str) -> ServerIdentity | None:
         """What the port on this address shows; None: it is plain."""
-        return self._identity if uses_tls(address, self._run.config, self._insecure) else None
+        return self._identity if uses_tls(address, self._config, self._insecure) else None
 
-    def _server(self) -> Any:
-        limits = self._run.limits
-        server = aio.server(options=options(limits), maximum_concurrent_rpcs=limits.rpcs_max)
+    async def _open(self, address: str, admin: bool) -> str:
+        limits, identity = self._limits, self._guard(address)
+        server = aio.server(
+            interceptors=[ReadsRequests()],
+            options=options(limits, OPERATORS_MAX if admin else connections_within(limits.connections_max)),
+            maximum_concurrent_rpcs=limits.rpcs_max,
+        )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        return server
+        self._add_services(server, admin, identity)
+        return await self._start(server, address, identity)
 
-    def _server_to_join(self) -> Any:
+    async def _open_to_join(self, identity: ServerIdentity) -> str:
         """For strangers: few calls at a time, and no connection for long."""
-        limits = self._run.limits
+        limits = self._limits
         age_ms = round(1000 * limits.join_connection_s_max)
         of_strangers = {
             "grpc.max_connection_idle_ms": age_ms,
             "grpc.max_connection_age_ms": age_ms,
             "grpc.max_connection_age_grace_ms": age_ms // 2,
         }
-        chosen = list((dict(options(limits)) | of_strangers).items())
-        return aio.server(options=chosen, maximum_concurrent_rpcs=limits.joins_at_once_max)
+        server = aio.server(
+            interceptors=[ReadsRequests()],
+            options=list((dict(options(limits, STRANGERS_MAX)) | of_strangers).items()),
+            maximum_concurrent_rpcs=limits.joins_at_once_max,
+        )
+        joining = Joining(identity.authority, self._config.identity.certificate_s, limits)
+        add_JoiningServicer_to_server(joining, server)
+        return await self._start(server, join_address(self._config), identity, clients=False)
 
     async def _start(
         self, server: Any, address: str, identity: ServerIdentity | None, clients: bool = True
@@ -137,6 +164,15 @@ class Ports:
         await server.start()
         self._servers.append(server)
         return f"{address.rpartition(':')[0]}:{port}"
+
+    def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
+        if not admin:
+            kinds = (Kind.DEVICE, Kind.OPERATOR)  # an operator may look on: see `Devices.FetchModel`
+            add_DevicesServicer_to_server(Devices(self._run, _gate(identity, kinds)), server)
+            return
+        add_OperatorsServicer_to_server(Operators(self._run, _gate(identity, [Kind.OPERATOR])), server)
+        names = [operators_pb2.DESCRIPTOR.services_by_name["Operators"].full_name]
+        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
 
     async def _tell_health(self, status: Any) -> None:
         for name in HEALTH_NAMES:

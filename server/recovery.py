@@ -92,7 +92,8 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
     history = history_at(store, info, engine.version, seq)
     known = {row.version: row for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
-    for seq, record, effects in replay(engine, store, found.tail, partial(make_engine, config, manifest)):
+    fresh = partial(make_engine, config, manifest, None, limits)
+    for seq, record, effects in replay(engine, store, found.tail, fresh):
         last_now, replayed = record["now"], replayed + 1
         digests = check_versions(effects, known)
         links = check_links(history, record, effects, known)

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, Protocol, TypeVar
 import grpc
 from grpc import aio
 
-from anabranch.core.errors import FALLBACK, AnabranchError, Overloaded, outcome_of
+from anabranch.core.errors import FALLBACK, AnabranchError, outcome_of
 from anabranch.server.gate import Caller, Gate
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ async def abort(context: Context, error: Exception) -> NoReturn:
     outcome = outcome_of(error)
     metadata = [(ERROR_KEY, type(error).__name__)]
     if outcome.retryable:
-        earliest, latest = error.retry_after_s if isinstance(error, Overloaded) else RETRY_WINDOW_S
+        earliest, latest = error.retry_after_s or RETRY_WINDOW_S
         metadata.append((RETRY_KEY, f"{earliest:g},{latest:g}"))
     await context.abort(grpc.StatusCode[outcome.grpc_status], str(error), tuple(metadata))
 

@@ -128,6 +128,17 @@ class MemoryStore:
         self._started = True
         return self.books.info
 
+    @property
+    def lease_s(self) -> float:
+        """Nobody else has this memory."""
+        return 0.0
+
+    def renew(self) -> None:
+        """Nobody else has this memory."""
+
+    def abandon(self) -> None:
+        """There is nothing to wait for."""
+
     def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
         """Take events, and note what came of earlier ones. Raises `StoreFull`."""
         books = self.books
@@ -209,7 +220,7 @@ class MemoryStore:
         return Recovery(None, 0, self._after(0))
 
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
-        """The log above an event."""
+        """The log after an event."""
         return self._after(after)
 
     def _after(self, seq: int) -> Iterator[tuple[int, Record]]:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import statistics
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from crash import Outcome, Plan, run
+from crash import Outcome, run
+from server_process import Plan
 
-RESTART_S_MAX = 5.0
+RESTART_S_MAX = 5.0  # of the median: a single one may meet a machine that has other things to do
+HUNG_S = 20.0
 # Every payload is larger than this, so that it goes through a spool file and a blob.
 NOTHING_INLINE = 512
 
@@ -20,7 +24,8 @@ def check(outcome: Outcome, plan: Plan) -> None:
     assert outcome.problems == [], said
     assert outcome.acknowledged == plan.updates
     assert len(restarts) == plan.kills
-    assert max(restarts) < RESTART_S_MAX, f"{said}: median {statistics.median(restarts):.2f} s"
+    assert statistics.median(restarts) < RESTART_S_MAX, f"{said}: {restarts}"
+    assert max(restarts) < HUNG_S, f"{said}: {restarts}"
     assert outcome.resent > 0
     assert outcome.retries > 0, "no kill hit a call"
 
@@ -39,6 +44,12 @@ def test_postgresql_keeps_its_promises(tmp_path: Path, postgresql_url: str) -> N
 
 def test_blobs_keep_their_promises(tmp_path: Path) -> None:
     plan = Plan(seed=3, kills=5, updates=400, inline_bytes_max=NOTHING_INLINE)
+    check(run(tmp_path, plan), plan)
+
+
+@pytest.mark.timeout(300)
+def test_large_payloads_in_postgresql_keep_their_promises(tmp_path: Path, postgresql_url: str) -> None:
+    plan = Plan(seed=7, kills=5, updates=400, database=postgresql_url, inline_bytes_max=NOTHING_INLINE)
     check(run(tmp_path, plan), plan)
 
 
@@ -68,7 +79,18 @@ def test_a_store_that_acknowledges_early_is_caught(
 
 @pytest.mark.prove
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("seed", range(10, 15))
-def test_sqlite_at_many_more_moments(seed: int, tmp_path: Path) -> None:
-    plan = Plan(seed=seed, kills=60, updates=8_000)
-    check(run(tmp_path, plan), plan)
+@pytest.mark.parametrize("seed", [10, 11])
+@pytest.mark.parametrize("database", ["sqlite", "postgresql"])
+def test_fifty_kills_in_ten_thousand_updates(
+    database: str, seed: int, tmp_path: Path, request: pytest.FixtureRequest, figure: Callable[[str], None]
+) -> None:
+    url = request.getfixturevalue("postgresql_url") if database == "postgresql" else ""
+    plan, began = Plan(seed=seed, kills=50, updates=10_000, database=url), time.monotonic()
+    outcome = run(tmp_path, plan)
+    figure(
+        f"{plan.kills} kills in {outcome.acknowledged} updates, {outcome.resent} sent again on purpose and "
+        f"{outcome.retries} calls tried again, in {time.monotonic() - began:.0f} s; serving again after "
+        f"{statistics.median(outcome.restarts_s):.1f} s, at most {max(outcome.restarts_s):.1f} s; "
+        f"nothing lost, nothing twice: {outcome.problems or 'the model is right to the bit'}"
+    )
+    check(outcome, plan)

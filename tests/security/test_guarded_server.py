@@ -14,7 +14,7 @@ from guarded import Federation, federation, impostor, issued, shown_serial, yest
 from wire import CALL_S, QUICK, Device, Served, server_config
 
 from anabranch.client.channel import secure_channel
-from anabranch.client.joining import join, join_address, joined_wallet
+from anabranch.client.joining import join, join_addresses, joined_wallet
 from anabranch.client.link import Link
 from anabranch.client.operator import check_health
 from anabranch.client.run import ClientOptions, device_wallet
@@ -198,11 +198,13 @@ def test_a_join_whose_answer_was_lost_is_repeated(guarded: Federation, tmp_path:
 
 def test_a_device_that_has_joined_keeps_its_papers(guarded: Federation, tmp_path: Path) -> None:
     token, sha256 = guarded.authority.invite("device-1", DAY_S), guarded.authority.sha256
-    first = joined_wallet(tmp_path / "a", guarded.join_address, token, sha256)
-    again = joined_wallet(tmp_path / "a", "127.0.0.1:1", token, sha256)  # nobody is asked
+    first = joined_wallet(tmp_path / "a", [guarded.join_address], token, sha256)
+    again = joined_wallet(tmp_path / "a", ["127.0.0.1:1"], token, sha256)  # nobody is asked
     assert again.peer.serial == first.peer.serial
     newer = guarded.authority.invite("device-2", DAY_S)
-    assert joined_wallet(tmp_path / "a", guarded.join_address, newer, sha256).name == "device-2"
+    assert (
+        joined_wallet(tmp_path / "a", ["127.0.0.1:1", guarded.join_address], newer, sha256).name == "device-2"
+    )
 
 
 def test_a_replayed_token_of_a_revoked_device(guarded: Federation, tmp_path: Path) -> None:
@@ -230,9 +232,9 @@ def test_nobody_to_join(tmp_path: Path) -> None:
 
 
 def test_where_to_join() -> None:
-    assert join_address("example.org:7070") == "example.org:7072"
-    assert join_address("[::1]:7070") == "[::1]:7072"
-    assert join_address("example.org:7070", "other:1") == "other:1"
+    assert join_addresses("example.org:7070, b:1") == ["example.org:7072", "b:3"]
+    assert join_addresses("[::1]:7070") == ["[::1]:7072"]
+    assert join_addresses("example.org:7070", "other:1,another:2") == ["other:1", "another:2"]
 
 
 # --- no way back to plain text ----------------------------------------------------------------------------

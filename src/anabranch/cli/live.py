@@ -23,12 +23,20 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import Output
 from anabranch.core.errors import ConfigError
+from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.reports.text import count_text, percent_text
 
 AppName = Annotated[
     str, typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP")
 ]
-ServerAddress = Annotated[str, typer.Option("--server", help="The server's address.", metavar="HOST:PORT")]
+ServerAddress = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        help="The server's address, or those of a leader and its standby.",
+        metavar="HOST:PORT[,...]",
+    ),
+]
 DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
@@ -48,6 +56,10 @@ def init(
     app: AppName,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="DIR")] = MODEL_FOLDER,
     seed: Annotated[int, typer.Option(help="The seed of the first weights.")] = 0,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="First weights that an export has written.", metavar="FILE"),
+    ] = None,
     data_path: DataPath = "",
     as_json: AsJson = False,
 ) -> None:
@@ -55,12 +67,13 @@ def init(
 
     The manifest also says which units (neurons, channels, heads) a sub-model may leave out.
     """
-    from anabranch.server.manifest import write_manifest
+    from anabranch.server.manifest import read_weights, write_manifest
     from anabranch.workloads import load_app, trainer_for
 
     trainer = trainer_for(load_app(app, data_path))
     spec = trainer.spec
-    write_manifest(out, app, trainer.initial(seed), spec.groups)
+    first = trainer.initial(seed) if weights is None else read_weights(weights, spec)
+    write_manifest(out, app, first, spec.groups)
     parameters = sum(t.size for t in spec.tensors)
     units = [{"name": group.name, "units": group.size} for group in spec.groups]
     layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)
@@ -94,6 +107,10 @@ def server(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other hosts without encryption or authentication.")
     ] = False,
+    standby: Annotated[
+        bool | None,
+        typer.Option("--standby", help="Wait while another server leads the run, then take over."),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -101,7 +118,13 @@ def server(
     from anabranch.server.app import ServerInfo, serve
     from anabranch.server.manifest import read_manifest
 
-    given = {"address": address, "admin_address": admin_address, "data_dir": data_dir, "database": database}
+    given = {
+        "address": address,
+        "admin_address": admin_address,
+        "data_dir": data_dir,
+        "database": database,
+        "standby": standby,
+    }
     flags = _flags("server", given)
     settings = load_config(config, overrides or (), flags=flags)
     set_up_logging(as_json)
@@ -113,7 +136,10 @@ def server(
             text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
         output.event("serving", text, **asdict(info))
 
-    code = asyncio.run(serve(settings, read_manifest(model), ready=ready, insecure=insecure))
+    def waiting(why: str) -> None:
+        output.event("standby", f"standing by: {why}", why=why)
+
+    code = asyncio.run(serve(settings, read_manifest(model), ready=ready, insecure=insecure, waiting=waiting))
     raise typer.Exit(code)
 
 
@@ -141,9 +167,15 @@ def client(
     ca_sha256: CaSha256 = "",
     join: Join = "",
     insecure: Insecure = False,
+    outbox_results: Annotated[
+        int, typer.Option(help="Results that wait for the server at most; then training waits.", min=1)
+    ] = OUTBOX_ENTRIES_MAX,
+    outbox_mib: Annotated[int, typer.Option(help="And their size at most, MiB.", min=1)] = OUTBOX_BYTES_MAX
+    // MIB,
     as_json: AsJson = False,
 ) -> None:
     """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM."""
+    from anabranch.client.outbox import OutboxBounds
     from anabranch.client.run import ClientOptions, run_client
 
     set_up_logging(as_json)
@@ -166,6 +198,7 @@ def client(
         ca_sha256=ca_sha256,
         join=join,
         insecure=insecure,
+        outbox=OutboxBounds(outbox_results, outbox_mib * MIB),
     )
     done = run_client(options, _teller(output))
     output.result({"kind": "stopped", "why": done.why, "answered": done.answered}, f"stopped: {done.why}")
