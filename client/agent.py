@@ -33,7 +33,7 @@ from anabranch.client.work import Work
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.config import ClientTable, build
-from anabranch.core.errors import AnabranchError, ManifestMismatch, Unavailable, outcome_of
+from anabranch.core.errors import AnabranchError, IdentityError, ManifestMismatch, Unavailable, outcome_of
 from anabranch.core.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.ranges import ELASTIC, OVERLAP
 from anabranch.core.session import Phase, Session, SessionSettings
@@ -76,8 +76,7 @@ class Agent:
         self.client_id = client_id
         self.summary = AgentSummary(client_id)
         self._transport, self._shard, self._state_dir = transport, shard, state_dir
-        self._step_time_s = step_time_s
-        self._settings = settings
+        self._settings, self._step_time_s = settings, step_time_s
         self._seed = fresh_seed() if seed is None else seed
         self._on_event = on_event
         self._bell = bell or Bell(time.monotonic)
@@ -113,7 +112,7 @@ class Agent:
     def run(self) -> AgentSummary:
         """Work until the run ends, `tasks_max` is reached, `stop`, SIGTERM or SIGINT.
 
-        Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `StoreLocked` and the like.
+        Raises what makes going on senseless: `ManifestMismatch`, `AppError`, `IdentityError` and the like.
         """
         with interruptible(self._bell):
             try:
@@ -246,6 +245,8 @@ class Agent:
         self._cut_off = False
         try:
             return do(argument)
+        except IdentityError:
+            raise  # nothing will be taken from this device as it is: the outbox waits until it is
         except AnabranchError as error:
             self._cut_off = isinstance(error, Unavailable)
             retryable = outcome_of(error).retryable

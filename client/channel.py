@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -13,18 +14,25 @@ import grpc
 from anabranch.core.errors import (
     OUTCOMES,
     AnabranchError,
+    ConfigError,
+    IdentityError,
+    NotAuthenticated,
     Overloaded,
     ProtocolError,
     Unavailable,
     WireError,
 )
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.identity.addresses import host_and_port, is_loopback, parse_addresses
+from anabranch.identity.certificates import SERVER_NAME
+from anabranch.identity.wallet import Wallet
 
 T = TypeVar("T")
 Answer = Any  # grpc.Future, which is generic in its stubs alone
 
 CONTROL_S = 10.0  # the deadline of every call that is no stream
 RECONNECT_MAX_S = 20.0
+PROBE_S = 2.0
 CONNECT_S = 2.0  # how long an attempt to connect may take: a lost packet of it goes again after a second
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
@@ -36,7 +44,7 @@ _BY_NAME = {cls.__name__: cls for cls in OUTCOMES}
 _BY_STATUS: dict[str, type[AnabranchError]] = {
     outcome.grpc_status: cls
     for cls, outcome in reversed(OUTCOMES.items())
-    if issubclass(cls, WireError | ProtocolError | Overloaded)
+    if issubclass(cls, WireError | ProtocolError | Overloaded | IdentityError)
 }
 _BY_STATUS["FAILED_PRECONDITION"] = ProtocolError
 _BY_STATUS["UNIMPLEMENTED"] = ProtocolError
@@ -45,10 +53,38 @@ _PASSING = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED", "INTERNA
 _BY_STATUS |= dict.fromkeys(_PASSING, Unavailable)
 
 
+def check_plain(addresses: str, insecure: bool) -> None:
+    """Raises `ConfigError` where speaking in the clear would go out to a network without need."""
+    others = [address for address in parse_addresses(addresses) if not is_loopback(address)]
+    if others and not insecure:
+        raise ConfigError(
+            f"{others[0]} is another machine, and nothing says who this one is: join with --token and "
+            "--ca-sha256 (an operator: --identity), or say --insecure"
+        )
+
+
+def check_not_guarded(address: str) -> None:
+    """Raises `NotAuthenticated`, with the fix, where a server speaks TLS; for when plain text failed."""
+    try:
+        ssl.get_server_certificate(host_and_port(address), timeout=PROBE_S)
+    except OSError:  # nobody is there, or no TLS
+        return
+    raise NotAuthenticated(
+        f"{address} wants a certificate: a device joins with --token and --ca-sha256, an operator names its "
+        "papers with --identity (`anabranch admin operator NAME` makes them)"
+    )
+
+
 def open_channel(
-    address: str, limits: Limits = DEFAULT_LIMITS, reconnect_max_s: float = RECONNECT_MAX_S
+    address: str,
+    limits: Limits = DEFAULT_LIMITS,
+    reconnect_max_s: float = RECONNECT_MAX_S,
+    wallet: Wallet | None = None,
 ) -> grpc.Channel:
-    """A channel to `host:port`; nothing is connected before the first call."""
+    """A channel to `host:port`; nothing is connected before the first call.
+
+    With a `wallet` it is mutual TLS or nothing: there is no falling back to plain text.
+    """
     options = [
         # Besides the chunks, a manifest may come in one message.
         ("grpc.max_receive_message_length", limits.message_bytes_max + limits.manifest_bytes_max),
@@ -65,7 +101,24 @@ def open_channel(
         # Devices on one host must not share a connection's limits.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    return grpc.insecure_channel(address, options)
+    if wallet is None:
+        return grpc.insecure_channel(address, options)
+    return secure_channel(address, options, *wallet.credentials())
+
+
+def secure_channel(
+    address: str,
+    options: Sequence[tuple[str, int]],
+    authority: bytes,
+    key: bytes | None = None,
+    certificate: bytes | None = None,
+) -> grpc.Channel:
+    """A channel over TLS to a server of this authority. All three are PEM."""
+    credentials = grpc.ssl_channel_credentials(authority, key, certificate)
+    # The authority signs for one server alone, so its name is known, whatever host it runs on.
+    return grpc.secure_channel(
+        address, credentials, [*options, ("grpc.ssl_target_name_override", SERVER_NAME)]
+    )
 
 
 def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
@@ -86,12 +139,18 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
 
 
 @contextmanager
-def mapped_errors(address: str) -> Iterator[None]:
-    """Inside, what gRPC raises becomes an error of the tree."""
+def mapped_errors(address: str, plain: bool = False) -> Iterator[None]:
+    """Inside, what gRPC raises becomes an error of the tree.
+
+    `plain`: the channel is in the clear. Raises `NotAuthenticated` where it fails as the port is guarded.
+    """
     try:
         yield
     except grpc.RpcError as error:
-        raise error_of(error, address) from error
+        found = error_of(error, address)
+        if plain and isinstance(found, Unavailable):
+            check_not_guarded(address)
+        raise found from error
     except (grpc.FutureCancelledError, ValueError) as error:  # a channel that was closed meanwhile
         raise Unavailable(f"{address}: the call was cut off: {error}") from error
 

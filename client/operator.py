@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,13 +16,15 @@ from anabranch.client.channel import (
     CONTROL_S,
     StallGuard,
     asked_health,
+    check_plain,
     mapped_errors,
     open_channel,
     says_serving,
     stream_deadline_s,
 )
-from anabranch.core.errors import InvalidUpdate, Unavailable
+from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.protos import convert
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
@@ -114,12 +118,16 @@ class WatchedEvent:
 
 
 class OperatorClient:
-    """The operators' service at `address`. Raises errors of the tree; `Unavailable` if nobody is there."""
+    """The operators' service at `address`. Raises errors of the tree; `Unavailable` if nobody is there.
 
-    def __init__(self, address: str, limits: Limits = DEFAULT_LIMITS) -> None:
+    `wallet`: the operator's papers, where the port is guarded.
+    """
+
+    def __init__(self, address: str, limits: Limits = DEFAULT_LIMITS, wallet: Wallet | None = None) -> None:
         self.address = address
         self._limits = limits
-        self._channel = open_channel(address, limits)
+        self._plain = wallet is None
+        self._channel = open_channel(address, limits, wallet=wallet)
         self._stub = OperatorsStub(self._channel)
 
     def __enter__(self) -> OperatorClient:
@@ -208,7 +216,7 @@ class OperatorClient:
         `UnknownVersion`; `ConfigError` for a client that is not enrolled, or a strategy of rounds.
         """
         request = operators.RollbackRequest(to_version=to_version, without=without, everyone=everyone)
-        with mapped_errors(self.address):
+        with self._errors():
             done = self._stub.Rollback(request, timeout=ROLLBACK_S)
         return done.version, done.updates_left_out
 
@@ -227,7 +235,7 @@ class OperatorClient:
         exported = written = size = 0
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with unfinished.open("wb") as file, mapped_errors(self.address):
+            with unfinished.open("wb") as file, self._errors():
                 stream = self._stub.Export(operators.ExportRequest(version=version), timeout=timeout)
                 with StallGuard(stream.cancel, self._limits.upload_idle_s) as guard:
                     for message in stream:
@@ -245,7 +253,7 @@ class OperatorClient:
 
     def watch(self, after_seq: int = 0) -> Iterator[WatchedEvent]:
         """What happens, as it happens, from the cursor on (0: from now on); ends with the server."""
-        with mapped_errors(self.address):
+        with self._errors():
             stream = self._stub.Watch(operators.WatchRequest(after_seq=after_seq))
             try:
                 for e in stream:
@@ -254,12 +262,34 @@ class OperatorClient:
             finally:
                 stream.cancel()
 
+    def _errors(self) -> AbstractContextManager[None]:
+        return mapped_errors(self.address, self._plain)
+
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        with mapped_errors(self.address):
+        with self._errors():
             return method(request, timeout=CONTROL_S)
 
 
-def check_health(address: str, service: str = "", timeout_s: float = CONTROL_S) -> bool:
+def operator_wallet(folder: Path | None) -> Wallet | None:
+    """The papers that `anabranch admin operator` wrote; None for no folder. Raises `ConfigError`."""
+    if folder is None:
+        return None
+    if (wallet := read_wallet(folder)) is None:
+        raise ConfigError(f"{folder} has no identity: `anabranch admin operator NAME --out DIR` makes one")
+    wallet.check(time.time())
+    return wallet
+
+
+def open_operator(address: str, wallet: Wallet | None, insecure: bool = False) -> OperatorClient:
+    """The operators' service, in the clear only on this machine or with `insecure`. Raises `ConfigError`."""
+    if wallet is None:
+        check_plain(address, insecure)
+    return OperatorClient(address, wallet=wallet)
+
+
+def check_health(
+    address: str, service: str = "", timeout_s: float = CONTROL_S, wallet: Wallet | None = None
+) -> bool:
     """Whether the server at `address` serves, by the standard health protocol; never raises for a no."""
-    with open_channel(address) as channel:
+    with open_channel(address, wallet=wallet) as channel:
         return says_serving(asked_health(channel, timeout_s, service))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -9,16 +10,23 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.client.agent import Agent
+from anabranch.client.channel import check_plain
 from anabranch.client.follower import Follower, Measurement
+from anabranch.client.joining import join_addresses, joined_wallet
 from anabranch.client.lease import OnEvent
-from anabranch.client.operator import OperatorClient
+from anabranch.client.operator import open_operator, operator_wallet
 from anabranch.client.outbox import OutboxBounds
-from anabranch.client.state import device_id, fresh_id
+from anabranch.client.state import device_id, fresh_id, fresh_seed, locked
+from anabranch.client.stopping import Bell, interruptible, persist
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import shard_of
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.config import ClientTable
+from anabranch.core.errors import ConfigError
+from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.workloads.app import Shard, load_app
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -29,6 +37,10 @@ class ClientOptions:
 
     `shard_index` of `shard_count` is its part of the training data, split as the run's configuration
     says. `threads`: for torch on a CPU, 0 for torch's own choice. `step_time_s`, `outbox`: see `Agent`.
+
+    `token` and `ca_sha256` are what it joins with, at `join` (several as for `server`; empty: two ports above
+    each server's); afterwards its papers lie in `state_dir` and name it. `insecure` allows another machine's
+    server in the clear.
     """
 
     app: str
@@ -43,6 +55,10 @@ class ClientOptions:
     step_time_s: float = 0.0
     tasks_max: int = 0
     threads: int = 0
+    token: str = field(default="", repr=False)
+    ca_sha256: str = ""
+    join: str = ""
+    insecure: bool = False
     retry_base_s: float = ClientTable.retry_base_s
     retry_cap_s: float = ClientTable.retry_cap_s
     outbox: OutboxBounds = field(default_factory=OutboxBounds)
@@ -53,7 +69,8 @@ class FollowerOptions:
     """One follower. `admin` empty: nothing is reported; `role`: `test` or `validation`.
 
     `seed` must be the run's, so that the validation part is the one that no device trains on; None
-    takes it from the operators' service, or is 0 without one.
+    takes it from the operators' service, or is 0 without one. `identity`: the folder of an operator's papers,
+    which both ports want where they are guarded.
     """
 
     app: str
@@ -67,12 +84,15 @@ class FollowerOptions:
     seed: int | None = None
     poll_s: float = 0.5
     threads: int = 0
+    identity: Path | None = None
+    insecure: bool = False
 
 
 def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> AgentSummary:
     """Run a device until the run ends, `tasks_max` is reached, or SIGTERM or SIGINT. See `Agent.run`."""
     app = load_app(options.app, options.data_path)
-    client_id = device_id(options.state_dir, options.client_id)
+    wallet = device_wallet(options)
+    client_id = device_id(options.state_dir, options.client_id if wallet is None else wallet.name)
     settings = ClientTable(
         device=options.device,
         precision=options.precision,
@@ -83,7 +103,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
     def shard(config: Mapping[str, Any]) -> Shard:
         return shard_of(config, options.shard_index, options.shard_count)
 
-    with GrpcTransport(options.server, client_id) as transport:
+    with GrpcTransport(options.server, client_id, wallet=wallet) as transport:
         agent = Agent(
             app,
             transport,
@@ -101,12 +121,46 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
         return agent.run()
 
 
+def device_wallet(options: ClientOptions) -> Wallet | None:
+    """A device's papers, joined for if need be; None: it speaks in the clear.
+
+    It waits for a server that is not there yet. Raises `ConfigError`, `NotAuthenticated`.
+    """
+    folder = options.state_dir / "identity"
+    known = read_wallet(folder)
+    if options.insecure and (known is not None or options.token):
+        raise ConfigError("--insecure, but this device has an identity: drop --insecure, or the identity")
+    if options.token:
+        addresses, bell = join_addresses(options.server, options.join), Bell()
+        with locked(options.state_dir), interruptible(bell):
+            known = persist(
+                lambda: joined_wallet(folder, addresses, options.token, options.ca_sha256),
+                bell,
+                fresh_seed(),
+                options.retry_base_s,
+                options.retry_cap_s,
+                lambda error: log.warning("joining is tried again: %s", error),
+            )
+    if known is None:
+        check_plain(options.server, options.insecure)
+        return None
+    if options.client_id not in ("", known.name):
+        raise ConfigError(f"--id {options.client_id!r}, but this device's certificate is of {known.name!r}")
+    return known
+
+
 def follow(options: FollowerOptions) -> Iterator[Measurement]:
     """Measure a run's versions as they come. See `Follower`."""
     app = load_app(options.app, options.data_path)
+    wallet = operator_wallet(options.identity)
+    if wallet is None:
+        check_plain(options.server, options.insecure)
     with ExitStack() as stack:
-        transport = stack.enter_context(GrpcTransport(options.server, f"follower-{fresh_id()[:8]}"))
-        sink = stack.enter_context(OperatorClient(options.admin)) if options.admin else None
+        name = f"follower-{fresh_id()[:8]}"
+        transport = stack.enter_context(GrpcTransport(options.server, name, wallet=wallet))
+        sink = None
+        if options.admin:
+            sink = stack.enter_context(open_operator(options.admin, wallet, options.insecure))
         seed = options.seed
         if seed is None:
             seed = 0 if sink is None else int(sink.status().config["run"]["seed"])

@@ -16,15 +16,13 @@ from dataclasses import dataclass
 import grpc
 
 from anabranch.client.channel import asked_health, says_serving
-from anabranch.core.errors import ConfigError
+from anabranch.identity.addresses import parse_addresses
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 
 LOOK_S = 1.5  # a lost packet of a new connection goes again after a second
 PAUSE_S = 0.25
 PAUSE_MAX_S = 30.0
-PAUSE_SHARE = (
-    1 / 40
-)  # of the time that nobody has served: a device that was cut off for an hour need not hurry
+PAUSE_SHARE = 1 / 40  # of the time that nobody has served: after an hour there is no hurry
 CLOSE_S = 2.0
 
 
@@ -37,19 +35,10 @@ class Server:
     stub: DevicesStub
 
 
-def parse_addresses(text: str) -> list[str]:
-    """`host:port`, or several with commas between them. Raises `ConfigError`."""
-    addresses = [part.strip() for part in text.split(",")]
-    for address in addresses:
-        host, colon, port = address.rpartition(":")
-        if not (host and colon and port.isdigit()):
-            raise ConfigError(f"server {text!r}: write HOST:PORT, or HOST:PORT,HOST:PORT for several servers")
-    return addresses
-
-
 class Servers:
     """See the module. `connect` makes a channel to an address; nothing is connected before the first call.
 
+    What it makes may change: see `reconnect`.
     `returned` is called, in a thread of the lookout, when a server serves after none did, or another one.
     """
 
@@ -60,7 +49,9 @@ class Servers:
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._lookout: threading.Thread | None = None
-        self._current = self._server(self.addresses[0], connect(self.addresses[0]))
+        self._current = self._connected(self.addresses[0])
+        self._former: grpc.Channel | None = None
+        self._reconnects = 0
 
     @property
     def current(self) -> Server:
@@ -76,11 +67,25 @@ class Servers:
             self._lookout = threading.Thread(target=self._look, name="anabranch-lookout", daemon=True)
             self._lookout.start()
 
+    def reconnect(self) -> None:
+        """Go on over a new connection to the same server, as `connect` makes another kind by now."""
+        with self._lock:
+            if self._over.is_set():
+                return
+            # Another thread may have a call under way: what it goes over is closed the next time.
+            former, self._former = self._former, self._current.channel
+            self._current = self._connected(self._current.address)
+            self._reconnects += 1
+        if former is not None:
+            former.close()
+
     def close(self) -> None:
         """Cut off whatever is under way."""
         self._over.set()
         with self._lock:
             self._current.channel.close()
+            if self._former is not None:
+                self._former.close()
             lookout = self._lookout
         if lookout is not None and lookout is not threading.current_thread():
             lookout.join(CLOSE_S)
@@ -88,39 +93,44 @@ class Servers:
     def _look(self) -> None:
         began, nobody = time.monotonic(), False
         while not self._over.is_set():
-            if (found := self._find(nobody)) is not None:
-                if found is not self._current:
-                    self._adopt(found)
+            before, reconnects = self._current, self._reconnects
+            if (found := self._find(before, nobody)) is not None:
+                if found is not before:
+                    self._adopt(found, reconnects)
                     self.returned()
                 return
             nobody = True
             longest = min(PAUSE_MAX_S, max(PAUSE_S, PAUSE_SHARE * (time.monotonic() - began)))
             self._over.wait(longest * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
 
-    def _find(self, nobody: bool) -> Server | None:
+    def _find(self, current: Server, nobody: bool) -> Server | None:
         """A server that serves; the current one as it is, if it has served all along."""
-        asked = {address: self._connect(address) for address in self._in_turn()}
+        # The current one first: a call to it may have been lost alone.
+        in_turn = dict.fromkeys([current.address, *self.addresses])
+        asked = {address: self._connect(address) for address in in_turn}
         calls = {address: asked_health(channel, LOOK_S) for address, channel in asked.items()}
         found: Server | None = None
         for address, call in calls.items():
             if found is None and says_serving(call):
-                if address == self._current.address and not nobody:
-                    found = self._current
+                if address == current.address and not nobody:
+                    found = current
                 else:
                     found = self._server(address, asked.pop(address))
         for channel in asked.values():
             channel.close()
         return found
 
-    def _in_turn(self) -> list[str]:
-        """The current one first: a call to it may have been lost alone."""
-        current = self._current.address
-        return [current, *(address for address in self.addresses if address != current)]
-
-    def _adopt(self, server: Server) -> None:
+    def _adopt(self, server: Server, reconnects: int) -> None:
+        """Have calls go there, unless `close` was faster; over a new connection if `reconnect` was."""
         with self._lock:
+            if self._reconnects > reconnects:
+                server.channel.close()
+                server = self._connected(server.address)
             before, self._current = self._current, server
             (server if self._over.is_set() else before).channel.close()
+
+    def _connected(self, address: str) -> Server:
+        return self._server(address, self._connect(address))
 
     def _server(self, address: str, channel: grpc.Channel) -> Server:
         return Server(address, channel, DevicesStub(channel))

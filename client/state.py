@@ -24,11 +24,16 @@ def device_id(state_dir: Path, given: str = "") -> str:
         raise ConfigError(f"{state_dir} belongs to device {known!r}, not {given!r}: use a folder for each")
     found = checked_id(given or known or f"device-{fresh_id()[:8]}", "client_id")
     if not known:
-        state_dir.mkdir(parents=True, exist_ok=True)
+        make_state_dir(state_dir)
         unfinished = file.with_suffix(".tmp")
         unfinished.write_text(found + "\n", encoding="utf-8")
         unfinished.replace(file)
     return found
+
+
+def make_state_dir(state_dir: Path) -> None:
+    """Make it, for its owner alone: results tell of the data that they were trained on."""
+    state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def fresh_seed() -> int:
@@ -44,7 +49,7 @@ def fresh_id() -> str:
 @contextmanager
 def locked(state_dir: Path) -> Iterator[None]:
     """Inside, the folder is this process's own. Raises `StoreLocked`. A crash frees it."""
-    state_dir.mkdir(parents=True, exist_ok=True)
+    make_state_dir(state_dir)
     with (state_dir / "lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from typing import Any
 
 from anabranch.client.channel import StallGuard
 from anabranch.client.messages import FetchedModel
 from anabranch.client.outbox import UpdateEntry
 from anabranch.core.errors import InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.params import ParamSpec
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
@@ -52,11 +54,27 @@ class Download:
         )
 
 
+def signed_record(entry: UpdateEntry, client_id: str, spec: ParamSpec) -> dict[str, Any]:
+    """What is signed of an update, as the server's journal has it: see `identity.signatures`."""
+    submodel = None if entry.submodel is None else convert.submodel_from_proto(entry.submodel, spec)
+    return {
+        "update_id": entry.update_id,
+        "task_id": entry.task_id,
+        "client_id": client_id,
+        "base_version": entry.base_version,
+        "examples": entry.examples,
+        "local_steps": entry.local_steps,
+        "submodel": None if submodel is None else submodel.to_json(),
+        "payload": {"codec": entry.codec, "sha256": entry.sha256, "size_bytes": len(entry.payload)},
+    }
+
+
 def update_messages(
     entry: UpdateEntry,
     client_id: str,
     offset: int,
     guard: StallGuard,
+    signature: bytes = b"",
     next_ask: devices.AskTaskRequest | None = None,
 ) -> Iterator[devices.PushUpdateRequest]:
     """The header, then chunks from `offset` on."""
@@ -79,6 +97,7 @@ def update_messages(
             submodel=entry.submodel,
             parts=[part],
             metrics=entry.metrics,
+            signature=signature,
             next=next_ask,
         )
     )

@@ -7,8 +7,7 @@ the server's retry window. The agent calls from two threads: its own, and the on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -18,10 +17,10 @@ from anabranch.client.channel import (
     CONTROL_S,
     RECONNECT_MAX_S,
     StallGuard,
-    mapped_errors,
-    open_channel,
     stream_deadline_s,
 )
+from anabranch.client.history import SeenHistory
+from anabranch.client.link import Link
 from anabranch.client.messages import (
     Enrolment,
     FetchedModel,
@@ -32,15 +31,17 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
-from anabranch.client.servers import Servers
-from anabranch.client.transfer import CHUNK_BYTES, Download, update_messages
+from anabranch.client.transfer import CHUNK_BYTES, Download, signed_record, update_messages
 from anabranch.compress.registry import STAGES
 from anabranch.core.effects import Refused
-from anabranch.core.errors import AnabranchError, InvalidUpdate, Unavailable, outcome_of
+from anabranch.core.errors import AnabranchError, InvalidUpdate, ProtocolError, Unavailable, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Capability, Reason, Task
+from anabranch.identity.certificates import Kind
+from anabranch.identity.signatures import update_message
+from anabranch.identity.wallet import Wallet
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
@@ -108,7 +109,9 @@ class Transport(Protocol):
 class GrpcTransport:
     """A `Transport` over gRPC, to the one of some servers that serves; connected at the first call.
 
-    `address`: `host:port`, or several with commas between them. `stall_s`: see `StallGuard`.
+    `address`: `host:port`, or several with commas between them. `stall_s`: see `StallGuard`. With a `wallet`
+    it speaks mutual TLS, signs its updates, renews its certificate, and takes models only of a history that
+    follows from what it has seen, whichever server they are of.
     """
 
     def __init__(
@@ -118,10 +121,15 @@ class GrpcTransport:
         limits: Limits = DEFAULT_LIMITS,
         reconnect_max_s: float = RECONNECT_MAX_S,
         stall_s: float = DEFAULT_LIMITS.upload_idle_s,
+        wallet: Wallet | None = None,
     ) -> None:
         self.client_id = convert.checked_id(client_id, "client_id")
         self._limits, self._stall_s = limits, stall_s
-        self._servers = Servers(address, lambda one: open_channel(one, limits, reconnect_max_s))
+        self._link = Link(address, limits, reconnect_max_s, wallet)
+        self._enrolled: Enrolment | None = None
+        # An operator's papers serve several observers at a time: each has a memory of its own.
+        folder = wallet.folder if wallet is not None and wallet.peer.kind is Kind.DEVICE else None
+        self._history = None if wallet is None else SeenHistory(wallet.authority, folder)
         self._partial: Download | None = None
         self._partial_for: tuple[int | None, Submodel | None] = (None, None)
 
@@ -133,31 +141,16 @@ class GrpcTransport:
 
     def close(self) -> None:
         """Cut off whatever is under way."""
-        self._servers.close()
+        self._link.close()
 
     @property
     def address(self) -> str:
         """Where calls go."""
-        return self._servers.current.address
+        return self._link.address
 
     def on_return(self, returned: Callable[[], None]) -> None:
         """Have `returned` called, in any thread, when a server can be reached after none could."""
-        self._servers.returned = returned
-
-    @property
-    def _stub(self) -> DevicesStub:
-        return self._servers.current.stub
-
-    @contextmanager
-    def _calling(self) -> Iterator[None]:
-        """Inside, what gRPC raises becomes an error of the tree; if nobody answers, a lookout begins."""
-        server = self._servers.current
-        try:
-            with mapped_errors(server.address):
-                yield
-        except Unavailable:
-            self._servers.failed(server)
-            raise
+        self._link.servers.returned = returned
 
     def enrol(self, capability: Capability) -> Enrolment:
         """See `Transport`."""
@@ -166,10 +159,13 @@ class GrpcTransport:
             protocol_version=convert.PROTOCOL_VERSION,
             capability=convert.capability_to_proto(capability),
         )
-        answer = self._call(self._stub.Enrol, request)
+        enrol = self._stub.Enrol
+        with self._link.calling(first=True):
+            answer = enrol(request, timeout=CONTROL_S)
         spec = convert.manifest_from_proto(answer.manifest)
         config = json.loads(answer.config_json or "{}")
-        return Enrolment(answer.run, answer.run_id, spec, config, answer.version)
+        self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version)
+        return self._enrolled
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
         """See `Transport`."""
@@ -292,8 +288,22 @@ class GrpcTransport:
 
     # --- gRPC --------------------------------------------------------------------------------
 
+    @property
+    def _stub(self) -> DevicesStub:
+        return self._link.stub()
+
+    def _signature(self, entry: UpdateEntry) -> bytes:
+        """The device's signature of an update; empty without a wallet. Signed anew at every attempt."""
+        wallet, enrolled = self._link.wallet, self._enrolled
+        if wallet is None:
+            return b""
+        if enrolled is None:
+            raise ProtocolError("enrol first: a signature names the run")
+        record = signed_record(entry, self.client_id, enrolled.spec)
+        return wallet.sign(update_message(enrolled.run_id, record))
+
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        with self._calling():
+        with self._link.calling():
             return method(request, timeout=CONTROL_S)
 
     def _receive(
@@ -308,7 +318,7 @@ class GrpcTransport:
         )
         request.MergeFrom(wanted)
         timeout = stream_deadline_s(len(partial.data) if partial else self._limits.payload_bytes_max)
-        with self._calling():
+        with self._link.calling():
             stream = self._stub.FetchModel(request, timeout=timeout)
             with StallGuard(stream.cancel, self._stall_s) as guard:
                 try:
@@ -342,17 +352,25 @@ class GrpcTransport:
         if done is None or done.received < len(done.data):
             self._partial = done
             raise Unavailable("the model stream ended early")
-        return done.finished()
+        model = done.finished()
+        if self._history is not None:
+            self._history.check(done.header, self._links)
+        return model
+
+    def _links(self, after: int, to: int) -> bytes:
+        request = devices.GetLinksRequest(after_version=after, to_version=to)
+        links: bytes = self._call(self._stub.GetLinks, request).links
+        return links
 
     def _send(
         self, entry: UpdateEntry, offset: int, next_ask: devices.AskTaskRequest | None
     ) -> devices.PushUpdateResponse:
-        timeout = stream_deadline_s(len(entry.payload))
-        with self._calling():
+        timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)
+        with self._link.calling():
             # The guard is made first: gRPC takes messages from a thread of its own.
             guard = StallGuard(lambda: call.cancel(), self._stall_s)  # noqa: PLW0108
             call = self._stub.PushUpdate.future(
-                update_messages(entry, self.client_id, offset, guard, next_ask), timeout=timeout
+                update_messages(entry, self.client_id, offset, guard, signature, next_ask), timeout=timeout
             )
             with guard:
                 return call.result()

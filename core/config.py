@@ -155,6 +155,21 @@ class ServerTable:
 
 
 @dataclass(frozen=True)
+class IdentityTable:
+    """`[identity]`: who may speak to the server, where other machines reach it.
+
+    `tls`: `auto` guards every address that is not loopback, `always` those as well. `join_address` empty: on
+    the host of `server.address`, two ports further. Devices and the server renew their certificates by
+    themselves at two thirds of `certificate_s`.
+    """
+
+    folder: str = "anabranch-identity"
+    tls: str = "auto"
+    join_address: str = ""
+    certificate_s: float = 604800.0
+
+
+@dataclass(frozen=True)
 class ClientTable:
     """`[client]`: local training, and how the agent behaves.
 
@@ -194,6 +209,7 @@ class Config:
     uplink: UplinkTable = UplinkTable()
     downlink: DownlinkTable = DownlinkTable()
     server: ServerTable = ServerTable()
+    identity: IdentityTable = IdentityTable()
     client: ClientTable = ClientTable()
     faults: FaultsTable = field(default_factory=FaultsTable)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -219,6 +235,7 @@ TABLES: dict[str, type[Any]] = {
     "uplink": UplinkTable,
     "downlink": DownlinkTable,
     "server": ServerTable,
+    "identity": IdentityTable,
     "client": ClientTable,
     "faults": FaultsTable,
 }

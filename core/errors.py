@@ -8,7 +8,12 @@ AnabranchError
 │   ├── InvalidUpdate        wrong shape, NaN, wrong length or digest
 │   ├── ManifestMismatch     the peer speaks of another model
 │   ├── TooLarge             over a cap of core/limits.py
-│   └── UnknownCodec         a codec stage this side does not have
+│   ├── UnknownCodec         a codec stage this side does not have
+│   └── InvalidSignature     what was signed is not what came, or by another key
+├── IdentityError            a peer is not who it must be
+│   ├── NotAuthenticated     no valid certificate or token: none, unknown, expired, revoked, used
+│   ├── NotPermitted         a valid certificate, but for something else: another's name, another port
+│   └── HistoryMismatch      the server's history is not the one that this device has seen
 ├── ProtocolError            a call that does not fit the state it meets
 │   ├── UnknownTask          no such task, or not this client's
 │   ├── UnknownVersion       a model version that is not held (any more)
@@ -74,6 +79,26 @@ class TooLarge(WireError):
 
 class UnknownCodec(WireError):
     """A codec stage that this side does not have."""
+
+
+class InvalidSignature(WireError):
+    """What was signed is not what came, or it was signed by another key."""
+
+
+class IdentityError(AnabranchError):
+    """A peer is not who it must be."""
+
+
+class NotAuthenticated(IdentityError):
+    """No valid certificate or token: there is none, or it is unknown, expired, revoked or used."""
+
+
+class NotPermitted(IdentityError):
+    """A valid certificate, but for something else: another's name, another port."""
+
+
+class HistoryMismatch(IdentityError):
+    """The server's history is older than the one that this device has seen, or another one."""
 
 
 class ProtocolError(AnabranchError):
@@ -158,6 +183,7 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     ManifestMismatch: Outcome("FAILED_PRECONDITION", 11),
     TooLarge: Outcome("OUT_OF_RANGE", 12),
     UnknownCodec: Outcome("UNIMPLEMENTED", 13),
+    InvalidSignature: Outcome("INVALID_ARGUMENT", 14),
     UnknownTask: Outcome("NOT_FOUND", 20),
     UnknownVersion: Outcome("NOT_FOUND", 21),
     RunClosed: Outcome("FAILED_PRECONDITION", 22),
@@ -170,6 +196,9 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     PortInUse: Outcome("UNAVAILABLE", 34),
     LeadershipLost: Outcome("UNAVAILABLE", 35, retryable=True),
     ReplayMismatch: Outcome("DATA_LOSS", 40),
+    NotAuthenticated: Outcome("UNAUTHENTICATED", 50),
+    NotPermitted: Outcome("PERMISSION_DENIED", 51),
+    HistoryMismatch: Outcome("FAILED_PRECONDITION", 52),
 }
 
 FALLBACK = Outcome("INTERNAL", 1)

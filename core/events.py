@@ -67,6 +67,17 @@ class Payload:
 
 
 @dataclass(frozen=True)
+class Proof:
+    """Who signed an update: the certificate of its device and the signature, DER in base64.
+
+    The engine does not look at it: the driver has checked it, and whoever audits checks it again.
+    """
+
+    certificate: str
+    signature: str
+
+
+@dataclass(frozen=True)
 class UpdateArrived:
     """A complete update. With a `flaw` (what the validation found) the delta is empty."""
 
@@ -74,6 +85,7 @@ class UpdateArrived:
     update: Update
     payload: Payload
     flaw: str = ""
+    proof: Proof | None = None
 
 
 @dataclass(frozen=True)

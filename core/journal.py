@@ -115,6 +115,7 @@ def replay(
 
 def _update_record(event: ev.UpdateArrived) -> Record:
     u = event.update
+    proof = {} if event.proof is None else {"proof": asdict(event.proof)}
     return {
         "kind": "update",
         "now": event.now,
@@ -128,12 +129,15 @@ def _update_record(event: ev.UpdateArrived) -> Record:
         "submodel": None if u.submodel is None else u.submodel.to_json(),
         "payload": asdict(event.payload),
         "flaw": event.flaw,
+        **proof,
     }
 
 
 def _update_event(data: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.UpdateArrived:
     now, flaw, payload = data.pop("now"), data.pop("flaw"), ev.Payload(**data.pop("payload"))
+    signed = data.pop("proof", None)
+    proof = None if signed is None else ev.Proof(**signed)
     found = data.pop("submodel")
     submodel = None if found is None else submodel_from_json(found, spec)
     delta = np.empty(0, np.float32) if flaw else load_delta(payload, submodel)
-    return ev.UpdateArrived(now, Update(delta=delta, submodel=submodel, **data), payload, flaw)
+    return ev.UpdateArrived(now, Update(delta=delta, submodel=submodel, **data), payload, flaw, proof)

@@ -1,8 +1,9 @@
 # A device: the agent, torch and the built-in workloads. Build from the root of the tree:
 #   docker build -f docker/client.Dockerfile -t anabranch-client .
-# Its name and its outbox lie on the volume, so that an update outlives the container:
+# Its name, its key and its outbox lie on the volume, so that they outlive the container:
 #   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
-#     -v device-0:/var/lib/anabranch anabranch-client digits --server HOST:7070 --shard 0/3
+#     -v device-0:/var/lib/anabranch anabranch-client digits --server HOST:7070 --shard 0/3 \
+#     --token TOKEN --ca-sha256 HEX
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build

@@ -2,8 +2,9 @@
 #   docker build -f docker/server.Dockerfile -t anabranch-server .
 # Its data lies on the volume; `anabranch init` has written ./model (docs/deploying.md):
 #   docker run --read-only --tmpfs /tmp --cap-drop ALL --security-opt no-new-privileges \
-#     -v anabranch:/var/lib/anabranch -v "$PWD/model:/model:ro" -p 7070:7070 \
-#     anabranch-server --model /model --insecure
+#     -v anabranch:/var/lib/anabranch -v "$PWD/model:/model:ro" -p 7070:7070 -p 7072:7072 \
+#     anabranch-server --model /model
+# It wants an authority first, on the same volume: `anabranch admin ca init` in this image (docs/deploying.md).
 ARG BASE=python:3.12-slim
 
 FROM ${BASE} AS build
@@ -28,12 +29,14 @@ ENV PATH=/opt/anabranch/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     MALLOC_ARENA_MAX=2 \
     ANABRANCH_SERVER_ADDRESS=0.0.0.0:7070 \
+    ANABRANCH_IDENTITY_FOLDER=/var/lib/anabranch/identity \
     ANABRANCH_SERVER_DATA_DIR=/var/lib/anabranch
 USER 10001:10001
 WORKDIR /var/lib/anabranch
 VOLUME /var/lib/anabranch
-EXPOSE 7070
+EXPOSE 7070 7072
 STOPSIGNAL SIGTERM
+# The operators' port: it is plain on loopback, whereas the devices' wants a certificate.
 HEALTHCHECK --interval=10s --timeout=10s --start-period=60s --retries=3 \
-  CMD ["anabranch", "health", "127.0.0.1:7070"]
+  CMD ["anabranch", "health", "127.0.0.1:7071"]
 ENTRYPOINT ["anabranch", "server"]

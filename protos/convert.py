@@ -7,12 +7,12 @@ the engine.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Collection
 
 import numpy as np
 
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch, TooLarge, WireError
+from anabranch.core.ids import checked_id as checked_id
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, TensorSpec
 from anabranch.core.submodels import Coordinates, Submodel, UnitMap, unit_map_of_bits
@@ -30,17 +30,6 @@ from anabranch.protos.v1 import model_pb2 as model
 
 PROTOCOL_VERSION = 1
 CODECS_MAX, CODEC_CHARS_MAX = 64, 64  # stages that a device may name, letters of each
-
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
-
-
-def checked_id(text: str, name: str, limits: Limits = DEFAULT_LIMITS) -> str:
-    """An id that is safe in logs and look-ups. Raises `InvalidUpdate`, naming the field."""
-    if not 0 < len(text) <= limits.id_chars_max or not _ID.match(text):
-        raise InvalidUpdate(
-            f"{name} must be 1 to {limits.id_chars_max} letters, digits, '.', '_' or '-', not {text[:80]!r}"
-        )
-    return text
 
 
 def checked_digest(data: bytes, name: str) -> str:

@@ -21,18 +21,22 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
+from anabranch.identity.authority import Authority, authority_exists
 from anabranch.server.clock import WallClock
 from anabranch.server.feed import Feed
 from anabranch.server.heap import bound_heap
 from anabranch.server.intake import Intake
 from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest, read_manifest
 from anabranch.server.models import Models
-from anabranch.server.ports import Ports, check_address
+from anabranch.server.ports import Ports
+from anabranch.server.proofs import keep_authority
 from anabranch.server.recovery import Recovered, make_engine, recover, refolder
 from anabranch.server.run import LiveRun
-from anabranch.server.standby import Tenure, await_turn, check_standby
+from anabranch.server.seen_register import check_register
+from anabranch.server.standby import StandbyPorts, Tenure, await_turn, check_standby
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_store
+from anabranch.server.tls import ServerIdentity, check_address, uses_tls
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
 
@@ -49,6 +53,9 @@ class ServerInfo:
     version: int
     replayed: int
     recovery_s: float
+    # Where devices join, and the SHA-256 (hex) of the authority's certificate; empty without TLS.
+    join_address: str = ""
+    ca_sha256: str = ""
 
 
 async def serve(
@@ -66,12 +73,12 @@ async def serve(
 
     `ready` is called once both ports take calls; `waiting` before, with the reason, where another server
     leads the run and this one is a standby. `store` replaces the one that `[server]` names.
-    `insecure` allows an address that other machines reach, although nothing is encrypted.
+    An address that other machines reach is served with mutual TLS, by the authority in
+    `identity.folder`; `insecure` serves it in the clear.
     Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
     the writer fail, the error that stopped it: `LeadershipLost` where another server took over.
     """
-    for address in (config.server.address, config.server.admin_address):
-        check_address(address, insecure)
+    identity = _identity(config, insecure)
     bound_heap()
     stop = stop or asyncio.Event()
     _stop_on_signals(stop)
@@ -81,23 +88,46 @@ async def serve(
     try:
         async with Tenure(store) as tenure:
             begin = partial(recover, store, config, manifest, limits)
-            turn = await await_turn(begin, config, limits, stop, waiting)
+            ports = StandbyPorts(config, limits, identity, insecure)
+            turn = await await_turn(begin, config, ports, stop, waiting)
             if turn is not None:
                 config, recovered = turn
                 keep_manifest(kept_manifest(Path(table.data_dir)), manifest)
+                _keep_register(config, identity)
                 frozen = manifest.frozen
                 del manifest, begin  # the first weights are in the engine: no need to hold them twice
-                async with _live(store, recovered, config, frozen, limits) as run:
+                async with _live(store, recovered, config, frozen, limits, identity) as run:
                     tenure.watch(run.writer)
-                    await _serve(run, recovered, ready, stop)
+                    await _serve(run, recovered, ready, stop, insecure)
     except AnabranchError as error:
         if (reason := await tenure.reason(error)) is error:
             raise
         raise reason from error
     finally:
         store.close()
+        if identity is not None:
+            identity.authority.close()
     log.info("drained")
     return 0
+
+
+def _identity(config: Config, insecure: bool) -> ServerIdentity | None:
+    """What guards the ports, None where none needs it. Raises `ConfigError`."""
+    folder = Path(config.identity.folder)
+    addresses = (config.server.address, config.server.admin_address)
+    for address in addresses:
+        check_address(address, insecure, authority_exists(folder))
+    if not any(uses_tls(address, config, insecure) for address in addresses):
+        return None
+    return ServerIdentity(Authority.open(folder), config.identity.certificate_s)
+
+
+def _keep_register(config: Config, identity: ServerIdentity | None) -> None:
+    """Write down by which authority members are known. Raises `ConfigError` for a register taken back."""
+    if identity is not None:
+        folder = Path(config.server.data_dir)
+        keep_authority(folder, identity.authority)
+        check_register(folder, identity.authority)
 
 
 async def _serve(
@@ -105,38 +135,39 @@ async def _serve(
     recovered: Recovered,
     ready: Callable[[ServerInfo], None] | None,
     stop: asyncio.Event,
+    insecure: bool,
 ) -> None:
     """Open the ports until it is time to stop. Raises what has stopped the writer."""
-    ports = Ports(run)
+    ports = Ports(run, insecure)
     await ports.open()
     if ready is not None:
-        ready(_info(ports, recovered))
+        ready(_info(ports, recovered, run.identity))
     await _first(stop, run.writer.stopped)
     await _drain(run, ports)
+    if run.identity is not None:
+        check_register(Path(run.config.server.data_dir), run.identity.authority)
     if run.writer.failure is not None:
         raise run.writer.failure
 
 
 @asynccontextmanager
 async def _live(
-    store: Store, recovered: Recovered, config: Config, frozen: Tensors, limits: Limits
+    store: Store,
+    recovered: Recovered,
+    config: Config,
+    frozen: Tensors,
+    limits: Limits,
+    identity: ServerIdentity | None,
 ) -> AsyncIterator[LiveRun]:
     """The parts of the run, started; closed in the opposite order."""
     server, spec = config.server, recovered.engine.spec
     folder = Path(server.data_dir) / "models" / recovered.info.run_id
     models = Models(folder, spec, frozen, downlink_at(recovered.engine.strategy, config.downlink.codec))
     clock = WallClock(recovered.last_now)
-    every = (server.snapshot_every_versions, server.snapshot_every_updates)
-    writer = Writer(recovered.engine, store, models, clock, recovered.seq, recovered.saved, every, limits)
-    kept = kept_manifest(Path(server.data_dir))
-
-    def fresh() -> Engine:
-        return make_engine(config, read_manifest(kept, limits), None, limits)
-
-    writer.fold_by(refolder(store, spec, fresh))
+    writer = _writer(store, recovered, config, models, clock, limits)
     uploads, feed = Uploads(store.blobs, limits), Feed()
     writer.listener = feed.tell
-    intake = Intake(spec, writer, uploads)
+    intake = Intake(spec, recovered.info.run_id, writer, uploads)
     run = LiveRun(
         recovered.info,
         config,
@@ -147,6 +178,7 @@ async def _live(
         intake,
         feed,
         clock.now(),
+        identity,
         limits,
     )
     writer.start()
@@ -157,6 +189,22 @@ async def _live(
         uploads.close()
         await writer.close()
         models.close()
+
+
+def _writer(
+    store: Store, recovered: Recovered, config: Config, models: Models, clock: WallClock, limits: Limits
+) -> Writer:
+    server, engine = config.server, recovered.engine
+    every = (server.snapshot_every_versions, server.snapshot_every_updates)
+    place = (recovered.history, recovered.seq, recovered.saved)
+    writer = Writer(engine, store, models, clock, *place, every, limits)
+    kept = kept_manifest(Path(server.data_dir))
+
+    def fresh() -> Engine:
+        return make_engine(config, read_manifest(kept, limits), None, limits)
+
+    writer.fold_by(refolder(store, engine.spec, fresh))
+    return writer
 
 
 async def _drain(run: LiveRun, ports: Ports) -> None:
@@ -184,7 +232,7 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
             return  # not the main thread: whoever started the thread stops it by `stop`
 
 
-def _info(ports: Ports, recovered: Recovered) -> ServerInfo:
+def _info(ports: Ports, recovered: Recovered, identity: ServerIdentity | None) -> ServerInfo:
     return ServerInfo(
         address=ports.address,
         admin_address=ports.admin_address,
@@ -192,4 +240,6 @@ def _info(ports: Ports, recovered: Recovered) -> ServerInfo:
         version=recovered.engine.version,
         replayed=recovered.replayed,
         recovery_s=recovered.took_s,
+        join_address=ports.join_address,
+        ca_sha256="" if identity is None else identity.authority.sha256,
     )

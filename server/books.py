@@ -17,7 +17,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect, Granted, Published
 from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError, ConfigError, StoreFull, UnknownVersion
-from anabranch.core.journal import to_record
+from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import digest
 from anabranch.core.rollback import Folding, Refolder
@@ -25,6 +25,7 @@ from anabranch.core.snapshot import take_snapshot
 from anabranch.core.updates import Task, TaskState
 from anabranch.core.waiting import WaitingLine
 from anabranch.server.failpoints import reach
+from anabranch.server.history import History
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
 from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
 
@@ -86,9 +87,10 @@ class Books:
         every: tuple[int, int],
         seq: int,
         saved: Saved,
+        history: History,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self.engine, self.store, self.models = engine, store, models
+        self.engine, self.store, self.models, self.history = engine, store, models, history
         self.seq = seq
         self.duplicates = 0
         self.line = WaitingLine(limits)
@@ -228,8 +230,8 @@ class Books:
             for call in calls:
                 call.error = full
             return
-        for call, seq in zip(calls, seqs, strict=True):
-            self._apply(call, seq)
+        for call, seq, entry in zip(calls, seqs, entries, strict=True):
+            self._apply(call, seq, entry.record)
         self.models.retain(self.engine.ledger.bases)
         self.models.retain_parts(self.engine.ledger.tasks)
         self._save_if_due(calls)
@@ -241,24 +243,26 @@ class Books:
         self._projections = []
         return seqs
 
-    def _apply(self, call: Call, seq: int | None) -> None:
+    def _apply(self, call: Call, seq: int | None, record: Record) -> None:
         assert call.event is not None
         if seq is None:  # in the log from long ago: the engine has forgotten it, the store has not
             self._recall(call)
             return
         self.seq = call.seq = seq
+        self.history.add(record)
         call.effects = self.engine.handle(call.event)
         reach("handled")
         self.line.heard(call.event.now, call.effects)
-        digests = {}
+        digests, links = {}, {}
         for effect in call.effects:
             if isinstance(effect, Granted):
                 self._keep(call.event, effect.task)
             elif isinstance(effect, Published):
                 self.models.published(effect.version, call.event.now)
+                links[effect.version] = self.history.publish(effect.version)
                 if effect.vector.nbytes <= DIGEST_BYTES_MAX:
                     digests[effect.version] = digest(effect.vector)
-        self._projections.append(Projection(seq, call.event.now, call.effects, digests))
+        self._projections.append(Projection(seq, call.event.now, call.effects, digests, links))
 
     def _keep(self, event: ev.Event, task: Task) -> None:
         """Have the task's model made, for what its device holds and can decode."""

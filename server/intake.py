@@ -20,10 +20,12 @@ from anabranch.core import events as ev
 from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.effects import Decided, Effect
 from anabranch.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownTask
+from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.params import Delta, ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Receipt, Update, find_flaw
+from anabranch.identity.signatures import check_signature, make_proof, update_message
 from anabranch.protos.convert import (
     check_manifest,
     check_payload_size,
@@ -36,6 +38,7 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.server.books import Answer
 from anabranch.server.failpoints import reach
+from anabranch.server.gate import Caller
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.uploads import SLOWEST_BYTES_PER_S, Bytes, Upload, Uploads
 from anabranch.server.writer import Writer
@@ -51,10 +54,14 @@ Requests = AsyncIterator[devices.PushUpdateRequest]
 
 @dataclass(frozen=True)
 class Header:
-    """A header whose form was checked. `update` has no values yet. `ask`: for the next task."""
+    """A header whose form was checked, with its signature if one is due. `update` has no values yet.
+
+    `ask`: for the next task.
+    """
 
     update: Update
     payload: ev.Payload
+    proof: ev.Proof | None = None
     ask: Ask | None = None
 
 
@@ -113,7 +120,7 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
     values = 0 if submodel is None else submodel.size
     sha256 = checked_digest(part.sha256, "parts[0].sha256")
     payload = ev.Payload(sha256, size_bytes, part.encoding.codec, values)
-    return Header(update, payload, _read_ask(message, spec, limits))
+    return Header(update, payload, ask=_read_ask(message, spec, limits))
 
 
 def _read_ask(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits) -> Ask | None:
@@ -163,32 +170,36 @@ def _chunk(request: devices.PushUpdateRequest) -> tuple[int, bytes]:
 class Intake:
     """Takes in the pushes of one run."""
 
-    def __init__(self, spec: ParamSpec, writer: Writer, uploads: Uploads) -> None:
-        self.spec, self.writer, self.uploads = spec, writer, uploads
+    def __init__(self, spec: ParamSpec, run_id: str, writer: Writer, uploads: Uploads) -> None:
+        self.spec, self.run_id, self.writer, self.uploads = spec, run_id, writer, uploads
         self._limits = uploads.limits
         # What the updates that were decided would have been without compression, since the start.
         self.bytes_raw = 0
         vector_bytes = max(1, self._raw_bytes(spec.size))
         self._decoding = asyncio.Semaphore(max(2, DECODED_BYTES_MAX // vector_bytes))
 
-    async def push(self, requests: Requests) -> Verdict:
-        """Receive an update and have it decided. Raises the errors of the tree."""
+    async def push(self, requests: Requests, caller: Caller) -> Verdict:
+        """Receive an update and have it decided. Raises the errors of the tree.
+
+        A caller with a certificate must have signed it: `InvalidSignature`, before a byte of it is taken.
+        """
         try:
-            return await self._push(requests)
+            return await self._push(requests, caller)
         except DiskFailed as error:
             self.writer.give_up(error)
             raise
 
-    async def _push(self, requests: Requests) -> Verdict:
+    async def _push(self, requests: Requests, caller: Caller) -> Verdict:
         try:
             async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
-                header = await self._header(requests)
+                header = await self._header(requests, caller)
                 if (known := await self._known(header)) is not None:
                     return replace(known, ask=header.ask)
                 upload = await self._receive(header, requests, deadline)
         except TimeoutError:
             raise Unavailable("the upload came too slowly and was cut: query it and go on") from None
         try:
+            caller.check_still()  # an upload may take long
             async with self._decoding:
                 return await self._decide(header, upload)
         finally:
@@ -200,12 +211,22 @@ class Intake:
         known = known or await self.writer.look_store(lambda store: store.receipt(update_id))
         return None if known is None else Verdict(known, duplicate=True, seq=0)
 
-    async def _header(self, requests: Requests) -> Header:
+    async def _header(self, requests: Requests, caller: Caller) -> Header:
         async for first in requests:
             if not first.HasField("header"):
                 break
-            return read_header(first.header, self.spec, self._limits)
+            header = read_header(first.header, self.spec, self._limits)
+            caller.check_name(header.update.client_id)
+            return replace(header, proof=self._proof(header, first.header.signature, caller))
         raise InvalidUpdate("the first message of a push must be its header")
+
+    def _proof(self, header: Header, signature: bytes, caller: Caller) -> ev.Proof | None:
+        """What is kept of the device's signature, checked. Raises `InvalidSignature`."""
+        if caller.peer is None:
+            return None
+        record = to_record(ev.UpdateArrived(0.0, header.update, header.payload))
+        check_signature(caller.peer.key, signature, update_message(self.run_id, record))
+        return make_proof(caller.peer.certificate, signature)
 
     async def _known(self, header: Header) -> Verdict | None:
         """The verdict if there is one already. Raises `UnknownTask` where there can never be one.
@@ -262,7 +283,9 @@ class Intake:
                 checked = await self.uploads.in_thread(lambda: self._checked(header, upload))
         finally:
             self.writer.coming -= 1
-        event = ev.UpdateArrived(self.writer.now(), checked.update, header.payload, checked.flaw)
+        event = ev.UpdateArrived(
+            self.writer.now(), checked.update, header.payload, checked.flaw, header.proof
+        )
         reach("update_checked")
         answer, asked = await self._submitted(event, checked, header.ask)
         decided = next(e for e in answer.effects if isinstance(e, Decided))

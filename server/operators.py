@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import json
+import logging
 from collections.abc import AsyncIterator
 
 from safetensors.numpy import save
@@ -22,11 +23,14 @@ from anabranch.protos.convert import checked_id, manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
 from anabranch.server.feed import Happening
+from anabranch.server.gate import Caller, Gate
 from anabranch.server.intake import checked_metrics
 from anabranch.server.models import Wanted
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
 from anabranch.server.store.base import Store, VersionRow
+
+log = logging.getLogger(__name__)
 
 VERSIONS_MAX = 1000
 CLIENTS_MAX = 1000
@@ -36,16 +40,20 @@ WHY_CHARS_MAX = 200
 class Operators(OperatorsServicer):
     """See protos/v1/operators.proto for what each call means."""
 
-    def __init__(self, run: LiveRun) -> None:
-        self.run = run
+    def __init__(self, run: LiveRun, gate: Gate) -> None:
+        self.run, self.gate = run, gate
 
     @answers
-    async def GetStatus(self, request: operators.GetStatusRequest) -> operators.GetStatusResponse:
+    async def GetStatus(
+        self, request: operators.GetStatusRequest, caller: Caller
+    ) -> operators.GetStatusResponse:
         """How the run stands."""
         return await self.run.writer.look(self._status)
 
     @answers
-    async def ListVersions(self, request: operators.ListVersionsRequest) -> operators.ListVersionsResponse:
+    async def ListVersions(
+        self, request: operators.ListVersionsRequest, caller: Caller
+    ) -> operators.ListVersionsResponse:
         """Published versions in order."""
         limit = min(request.limit or VERSIONS_MAX, VERSIONS_MAX)
 
@@ -56,50 +64,65 @@ class Operators(OperatorsServicer):
         return operators.ListVersionsResponse(versions=[_version(row) for row in found])
 
     @answers
-    async def Pause(self, request: operators.PauseRequest) -> operators.PauseResponse:
+    async def Pause(self, request: operators.PauseRequest, caller: Caller) -> operators.PauseResponse:
         """Stop handing out tasks."""
         await self.run.writer.submit(ev.Paused(self.run.writer.now()))
+        log.info("paused by %s", caller)
         return operators.PauseResponse()
 
     @answers
-    async def Resume(self, request: operators.ResumeRequest) -> operators.ResumeResponse:
+    async def Resume(self, request: operators.ResumeRequest, caller: Caller) -> operators.ResumeResponse:
         """Hand out tasks again."""
         await self.run.writer.submit(ev.Resumed(self.run.writer.now()))
+        log.info("resumed by %s", caller)
         return operators.ResumeResponse()
 
     @answers
-    async def ListClients(self, request: operators.ListClientsRequest) -> operators.ListClientsResponse:
+    async def ListClients(
+        self,
+        request: operators.ListClientsRequest,
+        caller: Caller,
+    ) -> operators.ListClientsResponse:
         """The clients, the most suspicious first."""
         limit = min(request.limit or CLIENTS_MAX, CLIENTS_MAX)
         found = await self.run.writer.look(lambda engine: _clients(engine, limit))
         return operators.ListClientsResponse(clients=found)
 
     @answers
-    async def Quarantine(self, request: operators.QuarantineRequest) -> operators.QuarantineResponse:
+    async def Quarantine(
+        self, request: operators.QuarantineRequest, caller: Caller
+    ) -> operators.QuarantineResponse:
         """Bar a client."""
         client_id = checked_id(request.client_id, "client_id", self.run.limits)
         why = request.why[:WHY_CHARS_MAX] or "by an operator"
         await self.run.writer.submit(ev.Quarantined(self.run.writer.now(), client_id, why))
+        log.info("%s was quarantined by %s", client_id, caller)
         return operators.QuarantineResponse()
 
     @answers
-    async def Release(self, request: operators.ReleaseRequest) -> operators.ReleaseResponse:
+    async def Release(self, request: operators.ReleaseRequest, caller: Caller) -> operators.ReleaseResponse:
         """Let a client out of quarantine."""
         client_id = checked_id(request.client_id, "client_id", self.run.limits)
         answer = await self.run.writer.submit(ev.Released(self.run.writer.now(), client_id))
+        log.info("%s was released by %s", client_id, caller)
         return operators.ReleaseResponse(released=bool(answer.effects))
 
     @answers
-    async def Rollback(self, request: operators.RollbackRequest) -> operators.RollbackResponse:
+    async def Rollback(
+        self, request: operators.RollbackRequest, caller: Caller
+    ) -> operators.RollbackResponse:
         """Publish what the log gives without some clients' updates."""
         without = tuple(sorted({checked_id(c, "without", self.run.limits) for c in request.without}))
         event = ev.RolledBack(self.run.writer.now(), request.to_version, 0, without, request.everyone)
         answer = await self.run.writer.roll_back(event)
         done = next(e for e in answer.effects if isinstance(e, RolledBackTo))
+        log.info("rolled back to version %d by %s", request.to_version, caller)
         return operators.RollbackResponse(version=done.version, updates_left_out=len(done.left_out))
 
     @streams
-    async def Export(self, request: operators.ExportRequest) -> AsyncIterator[operators.ExportResponse]:
+    async def Export(
+        self, request: operators.ExportRequest, caller: Caller
+    ) -> AsyncIterator[operators.ExportResponse]:
         """A version as a safetensors file."""
         wanted = request.version if request.HasField("version") else None
         version = await self.run.writer.look(lambda engine: self._keep(engine, wanted))
@@ -110,7 +133,9 @@ class Operators(OperatorsServicer):
             yield operators.ExportResponse(version=version, offset=offset, size_bytes=len(data), data=chunk)
 
     @streams
-    async def Watch(self, request: operators.WatchRequest) -> AsyncIterator[operators.WatchResponse]:
+    async def Watch(
+        self, request: operators.WatchRequest, caller: Caller
+    ) -> AsyncIterator[operators.WatchResponse]:
         """What happens, as it happens."""
         async for happening in self.run.feed.follow(request.after_seq):
             yield operators.WatchResponse(
@@ -123,7 +148,9 @@ class Operators(OperatorsServicer):
             )
 
     @answers
-    async def ReportMetrics(self, request: operators.ReportMetricsRequest) -> operators.ReportMetricsResponse:
+    async def ReportMetrics(
+        self, request: operators.ReportMetricsRequest, caller: Caller
+    ) -> operators.ReportMetricsResponse:
         """Keep the metrics of a version."""
         metrics, version, now = checked_metrics(request.metrics), request.version, self.run.writer.now()
         if version > self.run.writer.engine.version:

@@ -1,10 +1,13 @@
-"""The two gRPC ports: one for devices, one for operators. Health on both, reflection on the latter."""
+"""The gRPC ports: for devices, for operators, and with TLS one to join.
+
+Health on the first two, reflection on the operators'.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import resource
+from collections.abc import Collection
 from typing import Any
 
 from grpc import aio
@@ -12,35 +15,29 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from anabranch.core.config import Config
-from anabranch.core.errors import ConfigError, PortInUse
+from anabranch.core.errors import PortInUse
 from anabranch.core.limits import KIB, Limits
+from anabranch.identity.certificates import Kind
 from anabranch.protos.v1 import operators_pb2
 from anabranch.protos.v1.devices_pb2_grpc import add_DevicesServicer_to_server
+from anabranch.protos.v1.identity_pb2_grpc import add_JoiningServicer_to_server
 from anabranch.protos.v1.operators_pb2_grpc import add_OperatorsServicer_to_server
+from anabranch.server.gate import Gate
+from anabranch.server.joining import Joining
 from anabranch.server.operators import Operators
 from anabranch.server.rpc import Devices
 from anabranch.server.run import LiveRun
+from anabranch.server.tls import ServerIdentity, join_address, uses_tls
 from anabranch.server.unreadable import ReadsRequests
 
 # What a probe may ask for: the process, its life, its readiness to aggregate.
 HEALTH_NAMES = ("", "liveness", "aggregator")
 LOOKAHEAD_BYTES = 64 * KIB  # of a stream that nobody reads
 OPERATORS_MAX = 100  # connections of the operators' port
-FILES_KEPT = 512 + OPERATORS_MAX  # open files for all else: the database, payloads, models
+STRANGERS_MAX = 200  # of the port to join
+FILES_KEPT = 512 + OPERATORS_MAX + STRANGERS_MAX  # open files for all else: the database, payloads, models
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-
-
-def check_address(address: str, insecure: bool) -> None:
-    """Raises `ConfigError` for an address that is malformed, or open to others without need."""
-    host, colon, port = address.rpartition(":")
-    if not (colon and host and port.isdigit()):
-        raise ConfigError(f"address {address!r}: write host:port, for example 127.0.0.1:7070")
-    if not insecure and not _is_loopback(host):
-        raise ConfigError(
-            f"address {address!r} can be reached by other machines and nothing is encrypted: "
-            "use 127.0.0.1, or say --insecure"
-        )
 
 
 def options(limits: Limits, connections: int) -> list[tuple[str, int]]:
@@ -82,26 +79,33 @@ def connections_within(most: int) -> int:
 
 
 class Ports:
-    """Opens both ports for a run. `address` and `admin_address` have the real ports, once open."""
+    """Opens the ports of a run. The addresses have the real ports, once open.
+
+    With an `identity` the ports use mutual TLS, but for those that only this machine reaches, unless
+    `identity.tls` is `always`; and devices may join on `join_address`, which is empty without one.
+    """
 
     status: int = SERVING
 
-    def __init__(self, run: LiveRun) -> None:
+    def __init__(self, run: LiveRun, insecure: bool = False) -> None:
         self._run = run
-        self._begin(run.config, run.limits)
+        self._begin(run.config, run.limits, run.identity, insecure)
 
-    def _begin(self, config: Config, limits: Limits) -> None:
-        self._table, self._limits = config.server, limits
-        self.address = self.admin_address = ""
+    def _begin(self, config: Config, limits: Limits, identity: ServerIdentity | None, insecure: bool) -> None:
+        self._config, self._limits = config, limits
+        self._identity, self._insecure = identity, insecure
+        self.address = self.admin_address = self.join_address = ""
         self._health = health.aio.HealthServicer()
         self._servers: list[Any] = []
 
     async def open(self) -> None:
         """Take calls. Raises `PortInUse`."""
-        table = self._table
-        self.address = await self._open(table.address, admin=False)
+        table = self._config.server
         try:
+            self.address = await self._open(table.address, admin=False)
             self.admin_address = await self._open(table.admin_address, admin=True)
+            if (identity := self._guard(table.address)) is not None:
+                self.join_address = await self._open_to_join(identity)
         except PortInUse:
             await self.close(0)
             raise
@@ -113,28 +117,60 @@ class Ports:
         for server in self._servers:
             await server.stop(grace_s)
 
+    def _guard(self, address: str) -> ServerIdentity | None:
+        """What the port on this address shows; None: it is plain."""
+        return self._identity if uses_tls(address, self._config, self._insecure) else None
+
     async def _open(self, address: str, admin: bool) -> str:
-        limits = self._limits
+        limits, identity = self._limits, self._guard(address)
         server = aio.server(
             interceptors=[ReadsRequests()],
             options=options(limits, OPERATORS_MAX if admin else connections_within(limits.connections_max)),
             maximum_concurrent_rpcs=limits.rpcs_max,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
-        self._add_services(server, admin)
+        self._add_services(server, admin, identity)
+        return await self._start(server, address, identity)
+
+    async def _open_to_join(self, identity: ServerIdentity) -> str:
+        """For strangers: few calls at a time, and no connection for long."""
+        limits = self._limits
+        age_ms = round(1000 * limits.join_connection_s_max)
+        of_strangers = {
+            "grpc.max_connection_idle_ms": age_ms,
+            "grpc.max_connection_age_ms": age_ms,
+            "grpc.max_connection_age_grace_ms": age_ms // 2,
+        }
+        server = aio.server(
+            interceptors=[ReadsRequests()],
+            options=list((dict(options(limits, STRANGERS_MAX)) | of_strangers).items()),
+            maximum_concurrent_rpcs=limits.joins_at_once_max,
+        )
+        joining = Joining(identity.authority, self._config.identity.certificate_s, limits)
+        add_JoiningServicer_to_server(joining, server)
+        return await self._start(server, join_address(self._config), identity, clients=False)
+
+    async def _start(
+        self, server: Any, address: str, identity: ServerIdentity | None, clients: bool = True
+    ) -> str:
+        """Serve on an address; returns it with its real port. `clients`: they show certificates."""
         try:
-            port = server.add_insecure_port(address)
+            if identity is None:
+                port = server.add_insecure_port(address)
+            else:
+                port = server.add_secure_port(address, identity.credentials(clients))
         except RuntimeError as error:
             raise PortInUse(f"{address} cannot be served on, it is taken or not ours: {error}") from error
         await server.start()
         self._servers.append(server)
         return f"{address.rpartition(':')[0]}:{port}"
 
-    def _add_services(self, server: Any, admin: bool) -> None:
+    def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
         if not admin:
-            add_DevicesServicer_to_server(Devices(self._run), server)
+            kinds = (Kind.DEVICE, Kind.OPERATOR)  # an operator may look on: see `Devices.FetchModel`
+            add_DevicesServicer_to_server(Devices(self._run, _gate(identity, kinds)), server)
             return
-        add_OperatorsServicer_to_server(Operators(self._run), server)
+        add_OperatorsServicer_to_server(Operators(self._run, _gate(identity, [Kind.OPERATOR])), server)
         names = [operators_pb2.DESCRIPTOR.services_by_name["Operators"].full_name]
         reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
 
@@ -143,10 +179,5 @@ class Ports:
             await self._health.set(name, status)
 
 
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
+def _gate(identity: ServerIdentity | None, kinds: Collection[Kind]) -> Gate:
+    return Gate() if identity is None else Gate(identity.authority, kinds)

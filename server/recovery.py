@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -25,10 +25,11 @@ from anabranch.core.snapshot import Snapshot, restore
 from anabranch.core.strategy import Strategy
 from anabranch.core.submodels import Submodel
 from anabranch.server.books import Saved
+from anabranch.server.history import History, history_at
 from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
-from anabranch.server.store.base import Projection, RunInfo, Store
+from anabranch.server.store.base import Link, Projection, RunInfo, Store, VersionRow
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 
@@ -48,6 +49,7 @@ class Recovered:
     saved: Saved
     replayed: int
     took_s: float
+    history: History
 
 
 def make_engine(
@@ -87,13 +89,15 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
     engine = make_engine(config, manifest, found.snapshot, limits)
     saved = Saved(found.applied_through_seq, engine.version, engine.counters.applied)
     seq, last_now, replayed = found.applied_through_seq, info.created_at, 0
-    known = {row.version: row.sha256 for row in store.versions(after=engine.version, limit=100_000)}
+    history = history_at(store, info, engine.version, seq)
+    known = {row.version: row for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
     fresh = partial(make_engine, config, manifest, None, limits)
     for seq, record, effects in replay(engine, store, found.tail, fresh):
         last_now, replayed = record["now"], replayed + 1
         digests = check_versions(effects, known)
-        projections.append(Projection(seq, last_now, effects, digests))
+        links = check_links(history, record, effects, known)
+        projections.append(Projection(seq, last_now, effects, digests, links))
         if len(projections) >= PROJECTIONS_AT_ONCE:
             store.append((), projections)
             projections = []
@@ -101,7 +105,7 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
         store.append((), projections)
     took_s = time.perf_counter() - began
     log.info("recovered version=%d replayed=%d took=%.3fs", engine.version, replayed, took_s)
-    return Recovered(info, engine, seq, last_now, saved, replayed, took_s)
+    return Recovered(info, engine, seq, last_now, saved, replayed, took_s, history)
 
 
 def replay(
@@ -131,7 +135,25 @@ def refolder(store: Store, spec: ParamSpec, fresh: Callable[[], Engine]) -> Refo
     return Refolder(fresh, store.records, load, store.receipt)
 
 
-def check_versions(effects: list[Effect], known: dict[int, str | None]) -> dict[int, str]:
+def check_links(
+    history: History, record: Record, effects: list[Effect], known: Mapping[int, VersionRow]
+) -> dict[int, Link]:
+    """The chain goes on with an event: the links of the versions that it published.
+
+    Raises `ReplayMismatch` if one is not what the record says: an event before it was changed.
+    """
+    history.add(record)
+    links = {}
+    for effect in effects:
+        if isinstance(effect, Published):
+            links[effect.version] = link = history.publish(effect.version)
+            row = known.get(effect.version)
+            if row is not None and row.head not in (None, link.head):
+                raise ReplayMismatch(f"version {effect.version} has another history than the one on record")
+    return links
+
+
+def check_versions(effects: list[Effect], known: Mapping[int, VersionRow]) -> dict[int, str]:
     """The digests of new versions that are small, or whose digest is on record.
 
     Raises `ReplayMismatch` if one is not what the record says.
@@ -141,7 +163,8 @@ def check_versions(effects: list[Effect], known: dict[int, str | None]) -> dict[
     for effect in effects:
         if not isinstance(effect, Published):
             continue
-        recorded = known.get(effect.version)
+        row = known.get(effect.version)
+        recorded = None if row is None else row.sha256
         if recorded or effect.vector.nbytes <= DIGEST_BYTES_MAX:
             digests[effect.version] = digest(effect.vector)
             if recorded and digests[effect.version] != recorded:

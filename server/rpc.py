@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -16,6 +18,8 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Task
+from anabranch.identity.certificates import certificate_der
+from anabranch.identity.heads import head_message
 from anabranch.protos.convert import (
     PROTOCOL_VERSION,
     capability_from_proto,
@@ -30,6 +34,7 @@ from anabranch.protos.convert import (
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
+from anabranch.server.gate import Caller, Gate
 from anabranch.server.intake import Requests, Verdict, read_ask
 from anabranch.server.models import ModelFile, Wanted
 from anabranch.server.rpc_errors import answers, streams
@@ -37,6 +42,7 @@ from anabranch.server.run import LiveRun
 
 E = TypeVar("E", Granted, Refused)
 
+LINKS_MAX = 4096  # in one answer: 128 KiB
 DEVICE_TABLES = ("run", "fleet", "client")
 WHY_CHARS_MAX = 200
 
@@ -44,13 +50,13 @@ WHY_CHARS_MAX = 200
 class Devices(DevicesServicer):
     """See protos/v1/devices.proto for what each call means."""
 
-    def __init__(self, run: LiveRun) -> None:
-        self.run = run
+    def __init__(self, run: LiveRun, gate: Gate) -> None:
+        self.run, self.gate = run, gate
 
     @answers
-    async def Enrol(self, request: devices.EnrolRequest) -> devices.EnrolResponse:
+    async def Enrol(self, request: devices.EnrolRequest, caller: Caller) -> devices.EnrolResponse:
         """Make a device known."""
-        run, client_id = self.run, self._id(request.client_id, "client_id")
+        run, client_id = self.run, self._client(request.client_id, caller)
         if request.protocol_version != PROTOCOL_VERSION:
             raise ConfigError(
                 f"protocol_version {request.protocol_version} is not spoken here, {PROTOCOL_VERSION} is: "
@@ -73,15 +79,18 @@ class Devices(DevicesServicer):
         )
 
     @answers
-    async def AskTask(self, request: devices.AskTaskRequest) -> devices.AskTaskResponse:
+    async def AskTask(self, request: devices.AskTaskRequest, caller: Caller) -> devices.AskTaskResponse:
         """Grant or refuse a task."""
-        return await self._answer_to(read_ask(request, self.run.spec, self.run.limits))
+        ask = read_ask(request, self.run.spec, self.run.limits)
+        caller.check_name(ask.client_id)
+        return await self._answer_to(ask)
 
     @streams
     async def FetchModel(
-        self, request: devices.FetchModelRequest
+        self, request: devices.FetchModelRequest, caller: Caller
     ) -> AsyncIterator[devices.FetchModelResponse]:
-        """Stream a model from an offset on."""
+        """Stream a model from an offset on, to a device or an observer."""
+        caller.check_observer(request.client_id)
         check_manifest(request.manifest_sha256, self.run.spec)
         checked_codecs(request.codecs, "codecs")  # before the writer's thread looks at them
         if request.part_id:
@@ -108,6 +117,7 @@ class Devices(DevicesServicer):
             header.from_version = file.from_version
         header.vector_sha256 = bytes.fromhex(file.vector_sha256)
         header.part_only = file.part_only
+        await self._sign(header, caller)
         if request.offset > file.size_bytes:
             raise InvalidUpdate(f"offset {request.offset} is past the model's {file.size_bytes} bytes")
         sent = self.run.sent_to_observers if request.exact else self.run.sent_to_devices
@@ -118,28 +128,30 @@ class Devices(DevicesServicer):
             yield response
 
     @answers
-    async def PushUpdate(self, requests: Requests) -> devices.PushUpdateResponse:
+    async def PushUpdate(self, requests: Requests, caller: Caller) -> devices.PushUpdateResponse:
         """Receive an update; the answer leaves after it is durable."""
-        verdict = await self.run.intake.push(requests)
+        verdict = await self.run.intake.push(requests, caller)
         response = _push_response(verdict)
         if verdict.ask is not None:
             response.next.CopyFrom(await self._answer_to(verdict.ask, verdict.asked))
         return response
 
     @answers
-    async def QueryUpload(self, request: devices.QueryUploadRequest) -> devices.QueryUploadResponse:
+    async def QueryUpload(
+        self, request: devices.QueryUploadRequest, caller: Caller
+    ) -> devices.QueryUploadResponse:
         """Where an upload stands."""
-        self._id(request.client_id, "client_id")
+        self._client(request.client_id, caller)
         update_id = self._id(request.update_id, "update_id")
         if (verdict := await self.run.intake.verdict(update_id)) is not None:
             return devices.QueryUploadResponse(verdict=_push_response(verdict))
         return devices.QueryUploadResponse(received_bytes=await self.run.uploads.received(update_id))
 
     @answers
-    async def Heartbeat(self, request: devices.HeartbeatRequest) -> devices.HeartbeatResponse:
+    async def Heartbeat(self, request: devices.HeartbeatRequest, caller: Caller) -> devices.HeartbeatResponse:
         """Renew a lease and tell the device what it should know."""
         writer = self.run.writer
-        client_id, task_id = self._id(request.client_id, "client_id"), self._id(request.task_id, "task_id")
+        client_id, task_id = self._client(request.client_id, caller), self._id(request.task_id, "task_id")
         if not 0 <= request.progress < float("inf"):
             raise InvalidUpdate(f"progress must be a finite number, 0 or more, not {request.progress!r}")
         await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress))
@@ -169,17 +181,66 @@ class Devices(DevicesServicer):
         )
 
     @answers
-    async def DropTask(self, request: devices.DropTaskRequest) -> devices.DropTaskResponse:
+    async def DropTask(self, request: devices.DropTaskRequest, caller: Caller) -> devices.DropTaskResponse:
         """Take a task back."""
-        client_id, task_id = self._id(request.client_id, "client_id"), self._id(request.task_id, "task_id")
+        client_id, task_id = self._client(request.client_id, caller), self._id(request.task_id, "task_id")
         why = request.why[:WHY_CHARS_MAX]
         await self.run.writer.submit(ev.TaskDropped(self.run.writer.now(), client_id, task_id, why))
         return devices.DropTaskResponse()
+
+    @answers
+    async def GetLinks(self, request: devices.GetLinksRequest, _: Caller) -> devices.GetLinksResponse:
+        """Links of the chain of versions, in order."""
+        after = request.after_version
+        limit = min(max(0, request.to_version - after), LINKS_MAX)
+        rows = await self.run.writer.look_store(lambda store: store.versions(after, limit)) if limit else []
+        links = list(itertools.takewhile(bool, (row.link for row in rows)))
+        return devices.GetLinksResponse(links=b"".join(bytes.fromhex(link) for link in links if link))
+
+    @answers
+    async def RenewCertificate(
+        self, request: devices.RenewCertificateRequest, caller: Caller
+    ) -> devices.RenewCertificateResponse:
+        """A newer certificate for the device that calls."""
+        identity = self.run.identity
+        if identity is None or caller.peer is None:
+            raise ConfigError("nobody has a certificate on this port: there is none to renew")
+        renew = identity.authority.renew
+        made = await asyncio.to_thread(renew, caller.peer, request.signing_request, identity.life_s)
+        return devices.RenewCertificateResponse(certificate=certificate_der(made))
 
     # --- parts of answers --------------------------------------------------------------------
 
     def _id(self, text: str, name: str) -> str:
         return checked_id(text, name, self.run.limits)
+
+    def _client(self, client_id: str, caller: Caller) -> str:
+        """The id of the device that calls. Raises `InvalidUpdate`, `NotPermitted` for another's."""
+        caller.check_name(self._id(client_id, "client_id"))
+        return client_id
+
+    async def _sign(self, header: devices.ModelHeader, caller: Caller) -> None:
+        """Vouch for a model, and for the history that led to it, to who has a certificate."""
+        run, version = self.run, header.version
+        if caller.peer is None:
+            return
+        assert run.identity is not None, "a caller with a certificate came through a guarded port"
+        head = run.writer.history.head_of(version)
+        if head is None:
+            rows = await run.writer.look_store(lambda store: store.versions(version - 1, 1))
+            head = rows[0].head if rows else None
+        if head is None:
+            raise UnknownVersion(f"version {version} is of before its history was kept: fetch the newest")
+        header.run_id, header.head = run.info.run_id, bytes.fromhex(head)
+        message = head_message(
+            run.info.run_id,
+            version,
+            head,
+            header.manifest_sha256.hex(),
+            header.part.sha256.hex(),
+            header.vector_sha256.hex(),
+        )
+        header.signature, header.certificate = run.identity.sign(message)
 
     def _retry_s(self) -> tuple[float, float]:
         return self.run.writer.engine.settings.retry_after_s

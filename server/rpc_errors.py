@@ -1,5 +1,7 @@
 """Errors of the package as gRPC statuses: one table (`core/errors.py` OUTCOMES), two decorators.
 
+They ask the gate of the port who calls, first of all.
+
 A failed call carries `anabranch-error: <class name>` in its trailing metadata, and
 `retry-after-s: <earliest>,<latest>` where the caller should try again.
 """
@@ -9,17 +11,26 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
 from grpc import aio
 
 from anabranch.core.errors import FALLBACK, AnabranchError, outcome_of
+from anabranch.server.gate import Caller, Gate
 
 log = logging.getLogger(__name__)
 
 Context = aio.ServicerContext[Any, Any]
-Servicer = TypeVar("Servicer")
+
+
+class Guarded(Protocol):
+    """A servicer of a port with a gate."""
+
+    gate: Gate
+
+
+Servicer = TypeVar("Servicer", bound=Guarded)
 Request = TypeVar("Request")
 Response = TypeVar("Response")
 
@@ -41,14 +52,14 @@ async def abort(context: Context, error: Exception) -> NoReturn:
 
 
 def answers(
-    method: Callable[[Servicer, Request], Awaitable[Response]],
+    method: Callable[[Servicer, Request, Caller], Awaitable[Response]],
 ) -> Callable[[Servicer, Request, Context], Awaitable[Response]]:
     """A handler of a method that returns one response, its errors turned into statuses."""
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> Response:
         try:
-            return await method(self, request)
+            return await method(self, request, self.gate.caller(context))
         except aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the last line of defence of a call
@@ -58,14 +69,16 @@ def answers(
 
 
 def streams(
-    method: Callable[[Servicer, Request], AsyncIterator[Response]],
+    method: Callable[[Servicer, Request, Caller], AsyncIterator[Response]],
 ) -> Callable[[Servicer, Request, Context], AsyncIterator[Response]]:
     """A handler of a method that streams responses, its errors turned into statuses."""
 
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
         try:
-            async for response in method(self, request):
+            caller = self.gate.caller(context)
+            async for response in method(self, request, caller):
+                caller.check_still()
                 yield response
         except aio.AbortError:
             raise

@@ -11,6 +11,7 @@ from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
 from anabranch.server.models import Models
 from anabranch.server.store.base import RunInfo
+from anabranch.server.tls import ServerIdentity
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
 
@@ -36,6 +37,8 @@ class LiveRun:
     intake: Intake
     feed: Feed
     started_at: float
+    # Where every caller must be known; None on loopback or with --insecure.
+    identity: ServerIdentity | None
     limits: Limits = field(default=DEFAULT_LIMITS)
     draining: bool = False
     sent_to_devices: Sent = field(default_factory=Sent)

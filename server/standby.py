@@ -24,6 +24,7 @@ from anabranch.server.ports import NOT_SERVING, Ports
 from anabranch.server.recovery import Recovered
 from anabranch.server.rpc_errors import abort
 from anabranch.server.store.base import Led, Store
+from anabranch.server.tls import ServerIdentity
 from anabranch.server.writer import Writer
 
 log = logging.getLogger(__name__)
@@ -32,15 +33,28 @@ RENEWALS_PER_LEASE = 4
 
 
 class StandbyPorts(Ports):
-    """The ports of a server that waits: health says NOT_SERVING, every other call is told to go elsewhere."""
+    """The ports of a server that waits: health says NOT_SERVING, every other call is told to go elsewhere.
+
+    They are guarded as the leader's are; nobody joins here.
+    """
 
     status: int = NOT_SERVING
 
-    def __init__(self, config: Config, limits: Limits) -> None:
-        self._begin(config, limits)
+    def __init__(
+        self, config: Config, limits: Limits, identity: ServerIdentity | None, insecure: bool = False
+    ) -> None:
+        self._begin(config, limits, identity, insecure)
 
-    def _add_services(self, server: Any, admin: bool) -> None:  # noqa: ARG002
+    def _add_services(
+        self,
+        server: Any,
+        admin: bool,  # noqa: ARG002
+        identity: ServerIdentity | None,  # noqa: ARG002
+    ) -> None:
         server.add_generic_rpc_handlers((StandingBy(),))
+
+    async def _open_to_join(self, identity: ServerIdentity) -> str:  # noqa: ARG002
+        return ""  # whoever joins goes to the leader
 
 
 class StandingBy(grpc.GenericRpcHandler):
@@ -66,11 +80,11 @@ def check_standby(table: ServerTable, store: Store) -> None:
 async def await_turn(
     begin: Callable[[], Recovered],
     config: Config,
-    limits: Limits,
+    ports: StandbyPorts,
     stop: asyncio.Event,
     waiting: Callable[[str], None] | None = None,
 ) -> tuple[Config, Recovered] | None:
-    """What `begin` returns, once no other server leads, and the addresses that were waited on.
+    """What `begin` returns, once no other server leads, and the addresses of the ports that were waited on.
 
     Anything but a standby does not wait: raises `Led`. None: `stop` came first.
     """
@@ -80,7 +94,6 @@ async def await_turn(
         if not config.server.standby:
             raise
         why = str(led)
-    ports = StandbyPorts(config, limits)
     await ports.open()
     table = replace(config.server, address=ports.address, admin_address=ports.admin_address)
     try:

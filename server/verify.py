@@ -13,15 +13,20 @@ from anabranch.core.errors import AnabranchError, DataError, ReplayMismatch
 from anabranch.core.invariants import violations
 from anabranch.core.params import digest
 from anabranch.core.snapshot import Snapshot, restore, state_digest
+from anabranch.server.history import History, new_history
 from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
-from anabranch.server.recovery import check_versions, make_engine, replay
+from anabranch.server.proofs import Proofs, read_authorities
+from anabranch.server.recovery import check_links, check_versions, make_engine, replay
 from anabranch.server.store.base import RunInfo, Store
 from anabranch.server.store.factory import open_store
 
 
 @dataclass(frozen=True)
 class VerifyReport:
-    """What was found. `problems` in words, empty when all is sound; digests are SHA-256 in hex."""
+    """What was found. `problems` in words, empty when all is sound; digests are SHA-256 in hex.
+
+    `signed`: how many of the updates carry a signature, which was checked.
+    """
 
     problems: tuple[str, ...]
     run_id: str
@@ -30,6 +35,7 @@ class VerifyReport:
     updates: int
     model_sha256: str
     state_sha256: str
+    signed: int = 0
 
 
 def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
@@ -40,17 +46,20 @@ def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
     return info, read_manifest(kept_manifest(data_dir))
 
 
-def verify(data_dir: Path, database: str = "") -> VerifyReport:
-    """Check a server's data, from the first event to the last. Raises `DataError` where there is none."""
+def verify(data_dir: Path, database: str = "", ca_sha256: str = "") -> VerifyReport:
+    """Check a server's data, from the first event to the last. Raises `DataError` where there is none.
+
+    With `ca_sha256` every update must be signed by a device of that authority.
+    """
     store = open_store(database, data_dir)
     try:
         info, manifest = stored_run(store, data_dir)
         fresh = partial(make_engine, Config.from_json(info.config), manifest)
         engine = fresh()
         problems = [*store.problems(), *_first_weights(info, manifest)]
-        events = 0
+        proofs, events = Proofs(info.run_id, read_authorities(data_dir), ca_sha256), 0
         try:
-            for seq, found in _replayed(store, engine, fresh):
+            for seq, found in _replayed(store, engine, fresh, proofs, new_history(info)):
                 events = seq
                 problems += found
         except AnabranchError as error:
@@ -65,6 +74,7 @@ def verify(data_dir: Path, database: str = "") -> VerifyReport:
         updates=engine.counters.applied + engine.counters.rejected,
         model_sha256=digest(engine.vector),
         state_sha256=state_digest(engine),
+        signed=proofs.signed,
     )
 
 
@@ -74,14 +84,17 @@ def _first_weights(info: RunInfo, manifest: Manifest) -> list[str]:
     return ["the first weights beside the data are not those that the run started from"]
 
 
-def _replayed(store: Store, engine: Engine, fresh: Callable[[], Engine]) -> Iterator[tuple[int, list[str]]]:
+def _replayed(
+    store: Store, engine: Engine, fresh: Callable[[], Engine], proofs: Proofs, history: History
+) -> Iterator[tuple[int, list[str]]]:
     """Every event's number with what is wrong after it."""
     recovery = store.load()
-    known = {row.version: row.sha256 for row in store.versions(limit=1 << 31)}
-    for seq, _, effects in replay(engine, store, store.records(), fresh):
-        found = []
+    known = {row.version: row for row in store.versions(limit=1 << 31)}
+    for seq, record, effects in replay(engine, store, store.records(), fresh):
+        found = [] if (unproved := proofs.problem(record)) is None else [unproved]
         try:
             check_versions(effects, known)
+            check_links(history, record, effects, known)
         except ReplayMismatch as error:
             found.append(str(error))
         if recovery.snapshot is not None and seq == recovery.applied_through_seq:

@@ -24,6 +24,7 @@ from anabranch.core.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call, Saved
 from anabranch.server.clock import WallClock
 from anabranch.server.failpoints import reach
+from anabranch.server.history import History
 from anabranch.server.models import Models
 from anabranch.server.store.base import Store
 
@@ -50,12 +51,13 @@ class Writer:
         store: Store,
         models: Models,
         clock: WallClock,
+        history: History,
         seq: int = 0,
         saved: Saved | None = None,
         every: tuple[int, int] = (0, 0),
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._books = Books(engine, store, models, every, seq, saved or Saved(), limits)
+        self._books = Books(engine, store, models, every, seq, saved or Saved(), history, limits)
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
@@ -74,6 +76,11 @@ class Writer:
     def engine(self) -> Engine:
         """For single reads of numbers and names; whatever is wider goes through `look`."""
         return self._books.engine
+
+    @property
+    def history(self) -> History:
+        """The chain of the versions; for single looks."""
+        return self._books.history
 
     @property
     def duplicates(self) -> int:

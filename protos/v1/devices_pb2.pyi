@@ -384,6 +384,10 @@ class ModelHeader(_message.Message):
     FROM_VERSION_FIELD_NUMBER: _builtins.int
     VECTOR_SHA256_FIELD_NUMBER: _builtins.int
     PART_ONLY_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     manifest_sha256: _builtins.bytes
     published_at_s: _builtins.float
@@ -397,6 +401,12 @@ class ModelHeader(_message.Message):
     """SHA-256 of the decoded vector, little-endian: what the device has must hash to this."""
     part_only: _builtins.bool
     """The payload is a model of the wanted sub-model's shapes, not the whole."""
+    run_id: _builtins.str
+    """Over a guarded port, what the server vouches for: docs/protocol.md, "History"."""
+    head: _builtins.bytes
+    signature: _builtins.bytes
+    certificate: _builtins.bytes
+    """The server's, DER."""
     @_builtins.property
     def part(self) -> _model_pb2.Part: ...
     def __init__(
@@ -411,10 +421,14 @@ class ModelHeader(_message.Message):
         from_version: _builtins.int | None = ...,
         vector_sha256: _builtins.bytes = ...,
         part_only: _builtins.bool = ...,
+        run_id: _builtins.str = ...,
+        head: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+        certificate: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "from_version", b"from_version", "part", b"part"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "final", b"final", "from_version", b"from_version", "manifest_sha256", b"manifest_sha256", "not_modified", b"not_modified", "part", b"part", "part_only", b"part_only", "published_at_s", b"published_at_s", "vector_sha256", b"vector_sha256", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "certificate", b"certificate", "final", b"final", "from_version", b"from_version", "head", b"head", "manifest_sha256", b"manifest_sha256", "not_modified", b"not_modified", "part", b"part", "part_only", b"part_only", "published_at_s", b"published_at_s", "run_id", b"run_id", "signature", b"signature", "vector_sha256", b"vector_sha256", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__from_version: _TypeAlias = _typing.Literal["from_version"]  # noqa: Y015
     _WhichOneofArgType__from_version: _TypeAlias = _typing.Literal["_from_version", b"_from_version"]  # noqa: Y015
@@ -487,6 +501,7 @@ class UpdateHeader(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
     update_id: _builtins.str
@@ -496,6 +511,8 @@ class UpdateHeader(_message.Message):
     mode_epoch: _builtins.int
     examples: _builtins.int
     local_steps: _builtins.int
+    signature: _builtins.bytes
+    """By the key of the device's certificate: docs/protocol.md, "Signatures"."""
     @_builtins.property
     def submodel(self) -> _model_pb2.SubmodelMap: ...
     @_builtins.property
@@ -522,10 +539,11 @@ class UpdateHeader(_message.Message):
         parts: _abc.Iterable[_model_pb2.Part] | None = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         next: Global___AskTaskRequest | None = ...,
+        signature: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "submodel", b"submodel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "mode_epoch", b"mode_epoch", "next", b"next", "parts", b"parts", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "mode_epoch", b"mode_epoch", "next", b"next", "parts", b"parts", "signature", b"signature", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -785,3 +803,85 @@ class DropTaskResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___DropTaskResponse: _TypeAlias = DropTaskResponse  # noqa: Y015
+
+@_typing.final
+class RenewCertificateRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SIGNING_REQUEST_FIELD_NUMBER: _builtins.int
+    signing_request: _builtins.bytes
+    """PKCS #10 in DER, as in JoinRequest."""
+    def __init__(
+        self,
+        *,
+        signing_request: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["signing_request", b"signing_request"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewCertificateRequest: _TypeAlias = RenewCertificateRequest  # noqa: Y015
+
+@_typing.final
+class RenewCertificateResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.bytes
+    """DER."""
+    def __init__(
+        self,
+        *,
+        certificate: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RenewCertificateResponse: _TypeAlias = RenewCertificateResponse  # noqa: Y015
+
+@_typing.final
+class GetLinksRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    AFTER_VERSION_FIELD_NUMBER: _builtins.int
+    TO_VERSION_FIELD_NUMBER: _builtins.int
+    after_version: _builtins.int
+    to_version: _builtins.int
+    def __init__(
+        self,
+        *,
+        after_version: _builtins.int = ...,
+        to_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_version", b"after_version", "to_version", b"to_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLinksRequest: _TypeAlias = GetLinksRequest  # noqa: Y015
+
+@_typing.final
+class GetLinksResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINKS_FIELD_NUMBER: _builtins.int
+    links: _builtins.bytes
+    """The links of the versions after `after_version`, in order, 32 bytes each; perhaps not all up to `to_version`."""
+    def __init__(
+        self,
+        *,
+        links: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["links", b"links"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetLinksResponse: _TypeAlias = GetLinksResponse  # noqa: Y015

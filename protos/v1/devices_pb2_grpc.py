@@ -69,6 +69,16 @@ class DevicesStub:
                 request_serializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.DropTaskRequest.SerializeToString,
                 response_deserializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.DropTaskResponse.FromString,
                 _registered_method=True)
+        self.GetLinks = channel.unary_unary(
+                '/anabranch.v1.Devices/GetLinks',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.GetLinksRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.GetLinksResponse.FromString,
+                _registered_method=True)
+        self.RenewCertificate = channel.unary_unary(
+                '/anabranch.v1.Devices/RenewCertificate',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateResponse.FromString,
+                _registered_method=True)
 
 
 class DevicesServicer:
@@ -123,6 +133,20 @@ class DevicesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetLinks(self, request, context):
+        """How the history went on after a version.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RenewCertificate(self, request, context):
+        """A new certificate in the place of the one that this connection has shown.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DevicesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -160,6 +184,16 @@ def add_DevicesServicer_to_server(servicer, server):
                     servicer.DropTask,
                     request_deserializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.DropTaskRequest.FromString,
                     response_serializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.DropTaskResponse.SerializeToString,
+            ),
+            'GetLinks': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetLinks,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.GetLinksRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.GetLinksResponse.SerializeToString,
+            ),
+            'RenewCertificate': grpc.unary_unary_rpc_method_handler(
+                    servicer.RenewCertificate,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -351,6 +385,60 @@ class Devices:
             '/anabranch.v1.Devices/DropTask',
             anabranch_dot_protos_dot_v1_dot_devices__pb2.DropTaskRequest.SerializeToString,
             anabranch_dot_protos_dot_v1_dot_devices__pb2.DropTaskResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetLinks(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.Devices/GetLinks',
+            anabranch_dot_protos_dot_v1_dot_devices__pb2.GetLinksRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_devices__pb2.GetLinksResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RenewCertificate(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.Devices/RenewCertificate',
+            anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,10 @@ class DevicesStub:
     """Renew a lease; the answer carries notices."""
     DropTask: _grpc.UnaryUnaryMultiCallable[_devices_pb2.DropTaskRequest, _devices_pb2.DropTaskResponse]
     """Give a task back."""
+    GetLinks: _grpc.UnaryUnaryMultiCallable[_devices_pb2.GetLinksRequest, _devices_pb2.GetLinksResponse]
+    """How the history went on after a version."""
+    RenewCertificate: _grpc.UnaryUnaryMultiCallable[_devices_pb2.RenewCertificateRequest, _devices_pb2.RenewCertificateResponse]
+    """A new certificate in the place of the one that this connection has shown."""
 
 @_typing.type_check_only
 class DevicesAsyncStub(DevicesStub):
@@ -63,6 +67,10 @@ class DevicesAsyncStub(DevicesStub):
     """Renew a lease; the answer carries notices."""
     DropTask: _aio.UnaryUnaryMultiCallable[_devices_pb2.DropTaskRequest, _devices_pb2.DropTaskResponse]  # type: ignore[assignment]
     """Give a task back."""
+    GetLinks: _aio.UnaryUnaryMultiCallable[_devices_pb2.GetLinksRequest, _devices_pb2.GetLinksResponse]  # type: ignore[assignment]
+    """How the history went on after a version."""
+    RenewCertificate: _aio.UnaryUnaryMultiCallable[_devices_pb2.RenewCertificateRequest, _devices_pb2.RenewCertificateResponse]  # type: ignore[assignment]
+    """A new certificate in the place of the one that this connection has shown."""
 
 class DevicesServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -120,5 +128,21 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_devices_pb2.DropTaskResponse, _abc.Awaitable[_devices_pb2.DropTaskResponse]]:
         """Give a task back."""
+
+    @_abc_1.abstractmethod
+    def GetLinks(
+        self,
+        request: _devices_pb2.GetLinksRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_devices_pb2.GetLinksResponse, _abc.Awaitable[_devices_pb2.GetLinksResponse]]:
+        """How the history went on after a version."""
+
+    @_abc_1.abstractmethod
+    def RenewCertificate(
+        self,
+        request: _devices_pb2.RenewCertificateRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_devices_pb2.RenewCertificateResponse, _abc.Awaitable[_devices_pb2.RenewCertificateResponse]]:
+        """A new certificate in the place of the one that this connection has shown."""
 
 def add_DevicesServicer_to_server(servicer: DevicesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

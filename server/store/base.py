@@ -67,6 +67,14 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A version's place in the chain of hashes, hex: see `identity.heads`."""
+
+    link: str
+    head: str
+
+
+@dataclass(frozen=True)
 class Projection:
     """What came of a logged event: written beside the log for look-ups and audits."""
 
@@ -75,6 +83,8 @@ class Projection:
     effects: Sequence[Effect]
     # SHA-256 (hex) of versions, where they were computed.
     digests: Mapping[int, str] = field(default_factory=dict)
+    # Of every version that was published.
+    links: Mapping[int, Link] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -90,7 +100,8 @@ class Recovery:
 class VersionRow:
     """A published version. `sha256` is of the little-endian vector; None where nobody asked for it.
 
-    `seq`: the event that published it.
+    `seq` is the event that published it. `link` and `head`: see `Link`; None for versions of before there
+    were any.
     """
 
     version: int
@@ -100,6 +111,8 @@ class VersionRow:
     snapshot: bool
     metrics: Mapping[str, float]
     seq: int
+    link: str | None = None
+    head: str | None = None
 
 
 class Blobs(Protocol):

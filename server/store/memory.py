@@ -179,6 +179,8 @@ class MemoryStore:
                     row = VersionRow(
                         v, None, len(effect.update_ids), projection.now, False, {}, projection.seq
                     )
+                    if (link := projection.links.get(v)) is not None:
+                        row = replace(row, link=link.link, head=link.head)
                     versions.setdefault(v, row)
         for v, sha256 in projection.digests.items():
             if v in versions and versions[v].sha256 is None:

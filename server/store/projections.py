@@ -135,10 +135,13 @@ def _decision(seq: int, effect: Decided) -> Row:
 
 
 def _version(effect: Published, projection: Projection) -> Row:
+    link = projection.links.get(effect.version)
     return {
         "version": effect.version,
         "sha256": projection.digests.get(effect.version),
         "updates": len(effect.update_ids),
         "applied_through_seq": projection.seq,
         "published_at": projection.now,
+        "link": None if link is None else link.link,
+        "head": None if link is None else link.head,
     }

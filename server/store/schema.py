@@ -132,6 +132,9 @@ model_versions = Table(
     Column("updates", Big, nullable=False),
     Column("applied_through_seq", Big, ForeignKey("events.seq"), nullable=False),
     Column("published_at", Double, nullable=False),
+    # Its place in the chain of hashes (identity/heads.py); none for versions of before there was one.
+    Column("link", Text),
+    Column("head", Text),
 )
 
 # The newest three. `sha256` names the file, whose bytes hold the state after event

@@ -262,6 +262,8 @@ class SqlStore:
                 snapshot=bool(row.snapshot),
                 metrics=values[row.version],
                 seq=row.applied_through_seq,
+                link=row.link,
+                head=row.head,
             )
             for row in found
         ]

@@ -18,10 +18,11 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from live_server import live_server
 
 from anabranch.client.run import ClientOptions, run_client
-from anabranch.client.servers import Servers, parse_addresses
+from anabranch.client.servers import Servers
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.core.updates import Capability
+from anabranch.identity.addresses import parse_addresses
 
 BACK_S = 60.0
 RETRY_S = 600.0  # a test that waits for a backing off to end does not end

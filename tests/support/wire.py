@@ -228,10 +228,14 @@ class Served:
         return OperatorsStub(self.channel(admin=True))
 
     def channel(self, admin: bool = False) -> grpc.Channel:
-        """A new connection."""
+        """A new connection, in the clear."""
         assert self.info is not None
         address = self.info.admin_address if admin else self.info.address
-        self._channels.append(grpc.insecure_channel(address, options=QUICK))
+        return self.keep(grpc.insecure_channel(address, options=QUICK))
+
+    def keep(self, channel: grpc.Channel) -> grpc.Channel:
+        """Close a channel at the end."""
+        self._channels.append(channel)
         return self._channels[-1]
 
     def model(self) -> Vector:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from anabranch.cli.configuration import load_config, shown
-from anabranch.cli.options import AsJson, ConfigFile, Overrides
+from anabranch.cli.members import ca_app, enrol, members, operator, revoke
+from anabranch.cli.options import AsJson, ConfigFile, Identity, Insecure, Overrides
 from anabranch.cli.output import Output
 from anabranch.core.errors import Unavailable
 from anabranch.reports.text import bytes_text, count_text, duration_text, percent_text
+
+if TYPE_CHECKING:
+    from anabranch.client.operator import OperatorClient
 
 config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
 admin_app = typer.Typer(
@@ -19,6 +23,10 @@ admin_app = typer.Typer(
 )
 
 Admin = Annotated[str, typer.Option("--admin", help="The operators' address.", metavar="HOST:PORT")]
+for command in (enrol, operator, revoke, members):
+    admin_app.command()(command)
+admin_app.add_typer(ca_app, name="ca")
+
 ADMIN_ADDRESS = "127.0.0.1:7071"
 
 
@@ -35,24 +43,31 @@ def health(
     address: Annotated[
         str, typer.Argument(help="A server's address.", metavar="HOST:PORT")
     ] = "127.0.0.1:7070",
+    identity: Identity = None,
     as_json: AsJson = False,
 ) -> None:
     """Ask a server whether it serves; exit code 0 if it does."""
-    from anabranch.client.operator import check_health
+    from anabranch.client.channel import check_not_guarded
+    from anabranch.client.operator import check_health, operator_wallet
 
-    serving = check_health(address)
-    if not serving:
+    wallet = operator_wallet(identity)
+    if not check_health(address, wallet=wallet):
+        if wallet is None:
+            check_not_guarded(address)
         raise Unavailable(f"{address} does not serve")
     Output(as_json).result({"serving": True}, "serving")
 
 
 @admin_app.command()
-def status(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
+def status(
+    admin: Admin = ADMIN_ADDRESS,
+    identity: Identity = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
     """Print how the run stands."""
-    from anabranch.client.operator import OperatorClient
-
-    with OperatorClient(admin) as operator:
-        s = operator.status()
+    with _operator(admin, identity, insecure) as client:
+        s = client.status()
     state = s.finished or ("paused" if s.paused else "running")
     updates = (
         f"{s.updates_applied} updates applied, {s.updates_rejected} rejected, {s.updates_duplicate} resent"
@@ -72,14 +87,14 @@ def status(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
 @admin_app.command()
 def versions(
     admin: Admin = ADMIN_ADDRESS,
+    identity: Identity = None,
+    insecure: Insecure = False,
     after: Annotated[int, typer.Option(help="Only versions above this.", min=0)] = 0,
     as_json: AsJson = False,
 ) -> None:
     """List the published versions."""
-    from anabranch.client.operator import OperatorClient
-
-    with OperatorClient(admin) as operator:
-        rows = operator.versions(after)
+    with _operator(admin, identity, insecure) as client:
+        rows = client.versions(after)
     output = Output(as_json)
     for row in rows:
         output.event("version", "", **row.to_json())
@@ -91,22 +106,28 @@ def versions(
 
 
 @admin_app.command()
-def pause(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
+def pause(
+    admin: Admin = ADMIN_ADDRESS,
+    identity: Identity = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
     """Hand out no more tasks; updates are still taken."""
-    from anabranch.client.operator import OperatorClient
-
-    with OperatorClient(admin) as operator:
-        operator.pause()
+    with _operator(admin, identity, insecure) as client:
+        client.pause()
     Output(as_json).result({"paused": True}, "paused")
 
 
 @admin_app.command()
-def resume(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
+def resume(
+    admin: Admin = ADMIN_ADDRESS,
+    identity: Identity = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
     """Hand out tasks again."""
-    from anabranch.client.operator import OperatorClient
-
-    with OperatorClient(admin) as operator:
-        operator.resume()
+    with _operator(admin, identity, insecure) as client:
+        client.resume()
     Output(as_json).result({"paused": False}, "resumed")
 
 
@@ -187,24 +208,34 @@ def rollback(
 def export(
     out: Annotated[Path, typer.Argument(help="The safetensors file to write.", metavar="FILE")],
     admin: Admin = ADMIN_ADDRESS,
+    identity: Identity = None,
+    insecure: Insecure = False,
     version: Annotated[int | None, typer.Option(help="The newest if not given.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a version's weights as a safetensors file."""
-    from anabranch.client.operator import OperatorClient
-
-    with OperatorClient(admin) as operator:
-        exported = operator.export(out, version)
+    with _operator(admin, identity, insecure) as client:
+        exported = client.export(out, version)
     Output(as_json).result({"version": exported, "file": str(out)}, f"version {exported}: {out}")
 
 
 @admin_app.command()
-def watch(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
+def watch(
+    admin: Admin = ADMIN_ADDRESS,
+    identity: Identity = None,
+    insecure: Insecure = False,
+    as_json: AsJson = False,
+) -> None:
     """Print what happens, as it happens."""
-    from anabranch.client.operator import OperatorClient
-
     output = Output(as_json)
-    with OperatorClient(admin) as operator:
-        for e in operator.watch():
+    with _operator(admin, identity, insecure) as client:
+        for e in client.watch():
             who = f" {e.client_id}" if e.client_id else ""
             output.event(e.kind, f"{e.at_s:.3f} {e.kind}{who} version {e.version} {e.data}", **e.to_json())
+
+
+def _operator(admin: str, identity: Path | None, insecure: bool) -> OperatorClient:
+    """The operators' service, with the operator's papers."""
+    from anabranch.client.operator import open_operator, operator_wallet
+
+    return open_operator(admin, operator_wallet(identity), insecure)

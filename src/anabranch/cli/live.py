@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from anabranch.cli.configuration import Layer, load_config
-from anabranch.cli.options import AsJson, ConfigFile, Overrides, parse_shard, set_up_logging
+from anabranch.cli.options import (
+    AsJson,
+    ConfigFile,
+    Identity,
+    Insecure,
+    Overrides,
+    parse_shard,
+    set_up_logging,
+)
 from anabranch.cli.output import Output
+from anabranch.core.errors import ConfigError
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.reports.text import count_text, percent_text
 
@@ -28,6 +39,15 @@ ServerAddress = Annotated[
 ]
 DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+
+Token = Annotated[
+    str, typer.Option(help="Join with this; `anabranch admin enrol` makes it.", metavar="TOKEN")
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="The same, from a file: other users can read a command line.")
+]
+CaSha256 = Annotated[str, typer.Option(help="The fingerprint of the federation's authority.", metavar="HEX")]
+Join = Annotated[str, typer.Option(help="Where to join; else the server's port + 2.", metavar="HOST:PORT")]
 
 MODEL_FOLDER = Path("anabranch-model")
 
@@ -112,7 +132,9 @@ def server(
 
     def ready(info: ServerInfo) -> None:
         text = f"serving {settings.run.name} on {info.address}, operators on {info.admin_address}"
-        output.event("serving", text, address=info.address, admin_address=info.admin_address)
+        if info.join_address:
+            text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
+        output.event("serving", text, **asdict(info))
 
     def waiting(why: str) -> None:
         output.event("standby", f"standing by: {why}", why=why)
@@ -140,6 +162,11 @@ def client(
     ] = 0.0,
     threads: Annotated[int, typer.Option(help="Threads of torch on a CPU; 0: its own choice.", min=0)] = 0,
     tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
+    token: Token = "",
+    token_file: TokenFile = None,
+    ca_sha256: CaSha256 = "",
+    join: Join = "",
+    insecure: Insecure = False,
     outbox_results: Annotated[
         int, typer.Option(help="Results that wait for the server at most; then training waits.", min=1)
     ] = OUTBOX_ENTRIES_MAX,
@@ -167,13 +194,13 @@ def client(
         step_time_s=step_time_s,
         threads=threads,
         tasks_max=tasks_max,
+        token=_token(token, token_file),
+        ca_sha256=ca_sha256,
+        join=join,
+        insecure=insecure,
         outbox=OutboxBounds(outbox_results, outbox_mib * MIB),
     )
-
-    def on_event(kind: str, **data: Any) -> None:
-        output.event(kind, f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items()), **data)
-
-    done = run_client(options, on_event)
+    done = run_client(options, _teller(output))
     output.result({"kind": "stopped", "why": done.why, "answered": done.answered}, f"stopped: {done.why}")
 
 
@@ -193,6 +220,8 @@ def evaluate(
     ] = None,
     data_path: DataPath = "",
     device: Device = "auto",
+    identity: Identity = None,
+    insecure: Insecure = False,
     as_json: AsJson = False,
 ) -> None:
     """Follow a run: fetch each new version as any device does, and measure it on held-out data."""
@@ -209,6 +238,8 @@ def evaluate(
         once=once,
         data_path=data_path,
         device=device,
+        identity=identity,
+        insecure=insecure,
     )
     for measured in follow(options):
         row = {"version": measured.version, **measured.metrics}
@@ -218,6 +249,22 @@ def evaluate(
         accuracy, loss = measured.metrics.get("accuracy"), measured.metrics.get("loss", float("nan"))
         text = f"version {measured.version}: accuracy {percent_text(accuracy)}, loss {loss:.4f}"
         output.event("evaluated", text, **row)
+
+
+def _teller(output: Output) -> Callable[..., None]:
+    def tell(kind: str, **data: Any) -> None:
+        output.event(kind, f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items()), **data)
+
+    return tell
+
+
+def _token(given: str, file: Path | None) -> str:
+    if file is None:
+        return given
+    try:
+        return file.read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"--token-file {file} cannot be read: {error.strerror}") from error
 
 
 def _shown(value: Any) -> str:

@@ -23,6 +23,13 @@ Overrides = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The folder to write.", metavar="DIR")]
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file.", metavar="CONFIG")]
+Identity = Annotated[
+    Path | None,
+    typer.Option("--identity", help="What `anabranch admin operator` wrote.", metavar="DIR"),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure", help="Speak to another machine without encryption or authentication.")
+]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
 
 

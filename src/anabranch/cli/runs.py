@@ -94,12 +94,15 @@ def replay(folder: RunFolder, as_json: AsJson = False) -> None:
 def verify(
     data_dir: Annotated[Path, typer.Argument(help="A server's data directory.", metavar="DATA_DIR")],
     database: Annotated[str, typer.Option(help="The database URL, where it is not SQLite.")] = "",
+    ca_sha256: Annotated[
+        str, typer.Option(help="Every update must be signed by a device of this authority.", metavar="HEX")
+    ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Check every invariant of a server's data: the log, the blobs, a full replay, the digests."""
+    """Check every invariant of a server's data: log, blobs, a full replay, digests, signatures."""
     from anabranch.server.verify import verify as verify_data
 
-    found = verify_data(data_dir, database)
+    found = verify_data(data_dir, database, ca_sha256)
     output = Output(as_json)
     output.result(asdict(found))
     if found.problems:
@@ -107,7 +110,8 @@ def verify(
             f"{data_dir}: {len(found.problems)} problems:\n" + "\n".join(f"- {p}" for p in found.problems)
         )
     output.say(
-        f"{data_dir}: sound. Version {found.version}, {found.updates} updates, replayed to the same digest\n"
+        f"{data_dir}: sound. Version {found.version}, {found.updates} updates ({found.signed} signed), "
+        "replayed to the same digest\n"
         f"  state {found.state_sha256}"
     )
 

@@ -1,0 +1,122 @@
+"""What a device remembers of a run's history, so that nobody can take it back to an older or another one.
+
+The newest head that it has seen is on disk, with the server's signature of it. A model comes with a signed
+head; a newer one must follow from the remembered one, link by link.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cryptography import x509
+
+from anabranch.core.errors import ConfigError, HistoryMismatch, InvalidSignature, NotAuthenticated
+from anabranch.identity.certificates import Kind, is_issued_by, peer_of
+from anabranch.identity.files import make_private_folder, write_private
+from anabranch.identity.heads import HASH_BYTES, follow_links, head_message
+from anabranch.identity.signatures import check_signature
+from anabranch.protos.v1 import devices_pb2 as devices
+
+log = logging.getLogger(__name__)
+
+FILE = "history.json"
+RUNS_KEPT = 16
+
+# The links after a version up to another, 32 bytes each.
+GetLinks = Callable[[int, int], bytes]
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The newest head of a run that was seen; what the server signed of it is evidence. Hex but `version`."""
+
+    version: int
+    head: str
+    message: str
+    signature: str
+    certificate: str
+
+
+class SeenHistory:
+    """Of one device. `folder` None: it is remembered as long as the process lives."""
+
+    def __init__(self, authority: x509.Certificate, folder: Path | None) -> None:
+        self._authority = authority
+        self._path = None if folder is None else folder / FILE
+        self._seen = {} if self._path is None else _read(self._path)
+
+    def check(self, header: devices.ModelHeader, get_links: GetLinks) -> None:
+        """Take a model's header, and remember its head.
+
+        Raises `NotAuthenticated` unless the server has signed it, and `HistoryMismatch` for a head that is
+        older than one that was seen, or does not follow from it.
+        """
+        found = self._verified(header)
+        known = self._seen.get(header.run_id)
+        if known is not None:
+            self._check_follows(header.run_id, known, found, get_links)
+        if known is None or found.version > known.version:
+            self._seen.pop(header.run_id, None)
+            self._seen[header.run_id] = found
+            self._write()
+
+    def _verified(self, header: devices.ModelHeader) -> Seen:
+        message = head_message(
+            header.run_id,
+            header.version,
+            header.head.hex(),
+            header.manifest_sha256.hex(),
+            header.part.sha256.hex(),
+            header.vector_sha256.hex(),
+        )
+        try:
+            peer = peer_of(header.certificate)
+            check_signature(peer.key, header.signature, message)
+        except (InvalidSignature, NotAuthenticated) as error:
+            raise NotAuthenticated(
+                f"version {header.version} is not signed by the server: {error}"
+            ) from error
+        valid = peer.not_before <= time.time() < peer.not_after
+        if peer.kind is not Kind.SERVER or not valid or not is_issued_by(peer.certificate, self._authority):
+            raise NotAuthenticated(f"version {header.version} is signed by somebody else than the server")
+        hexed = (header.head.hex(), message.hex(), header.signature.hex(), header.certificate.hex())
+        return Seen(header.version, *hexed)
+
+    def _check_follows(self, run_id: str, known: Seen, found: Seen, get_links: GetLinks) -> None:
+        if found.version < known.version:
+            self._refuse(run_id, known, f"the server has gone back to version {found.version}")
+        links, count = b"", found.version - known.version
+        while len(links) < count * HASH_BYTES:
+            more = get_links(known.version + len(links) // HASH_BYTES, found.version)
+            if not more or len(more) % HASH_BYTES or len(links) + len(more) > count * HASH_BYTES:
+                self._refuse(run_id, known, f"the server cannot show what led to version {found.version}")
+            links += more
+        if follow_links(known.head, links) != found.head:
+            self._refuse(run_id, known, f"the server's version {found.version} has another history")
+
+    def _refuse(self, run_id: str, known: Seen, what: str) -> None:
+        where = "" if self._path is None else f": if its operator can say why, remove {self._path}"
+        raise HistoryMismatch(f"run {run_id}: {what}, this device has seen version {known.version}{where}")
+
+    def _write(self) -> None:
+        while len(self._seen) > RUNS_KEPT:
+            del self._seen[next(iter(self._seen))]
+        if self._path is not None:
+            data = {run_id: asdict(seen) for run_id, seen in self._seen.items()}
+            make_private_folder(self._path.parent)
+            write_private(self._path, json.dumps(data, indent=1).encode())
+
+
+def _read(path: Path) -> dict[str, Seen]:
+    if not path.exists():
+        return {}
+    try:
+        data = json.loads(path.read_bytes())
+        return {run_id: Seen(**seen) for run_id, seen in data.items()}
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{path} is damaged ({error}): remove it to start with no memory") from error

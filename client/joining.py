@@ -1,0 +1,109 @@
+"""How a device gets its certificate: with a token that is good for once, and the authority's fingerprint.
+
+1. The certificate that the server shows is looked at, unverified.
+2. Over a connection to whoever holds its key, the authority's certificate is fetched: that it hashes to the
+   fingerprint is all that is believed.
+3. Over a connection that the authority's certificate verifies, the token and a signing request are sent. The
+   key is on the disk before: a join whose answer was lost is repeated with the same one.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+from anabranch.client.channel import CONTROL_S, mapped_errors, secure_channel
+from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
+from anabranch.identity.addresses import host_and_port, parse_addresses
+from anabranch.identity.certificates import (
+    certificate_pem,
+    fingerprint,
+    read_certificate,
+    signing_request,
+)
+from anabranch.identity.files import write_private
+from anabranch.identity.wallet import Wallet, joining_key, read_wallet
+from anabranch.protos.v1 import identity_pb2 as identity
+from anabranch.protos.v1.identity_pb2_grpc import JoiningStub
+
+JOIN_PORT_AFTER = 2
+TOKEN_ID = "token_id"  # noqa: S105 - the name of a file, with the part of a token that is no secret
+OPTIONS = (("grpc.use_local_subchannel_pool", 1),)
+
+
+def join_addresses(servers: str, given: str = "") -> list[str]:
+    """Where to join: as given, or on each server's host two ports further, where it is unless configured."""
+    if given:
+        return parse_addresses(given)
+    return [_two_further(server) for server in parse_addresses(servers)]
+
+
+def _two_further(server: str) -> str:
+    host, port = host_and_port(server)
+    return f"[{host}]:{port + JOIN_PORT_AFTER}" if ":" in host else f"{host}:{port + JOIN_PORT_AFTER}"
+
+
+def joined_wallet(folder: Path, addresses: Sequence[str], token: str, ca_sha256: str) -> Wallet:
+    """The device's papers: those in `folder`, or, for a token that they did not come of, new ones.
+
+    `addresses` are the servers' for joining, of which the first that answers is taken: one that stands by
+    does not. Raises `NotAuthenticated`, `ConfigError`, and `Unavailable`, after which it may be repeated.
+    """
+    known, used = read_wallet(folder), folder / TOKEN_ID
+    token_id = token.partition(".")[0]
+    if known is not None and used.exists() and used.read_text(encoding="utf-8") == token_id:
+        return known
+    wallet = _join_first(folder, addresses, token, ca_sha256)
+    write_private(used, token_id.encode())
+    return wallet
+
+
+def _join_first(folder: Path, addresses: Sequence[str], token: str, ca_sha256: str) -> Wallet:
+    failed: list[Unavailable] = []
+    for address in addresses:
+        try:
+            return join(folder, address, token, ca_sha256)
+        except Unavailable as error:
+            failed.append(error)
+    raise Unavailable("; ".join(map(str, failed))) from failed[-1]
+
+
+def join(folder: Path, address: str, token: str, ca_sha256: str) -> Wallet:
+    """Join a federation; see the module. Errors as for `joined_wallet`."""
+    wanted = ca_sha256.replace(":", "").strip().lower()
+    if len(wanted) != 64:
+        raise ConfigError(
+            "--ca-sha256 must be the 64 hexadecimal digits that `anabranch admin ca init` printed"
+        )
+    authority = _fetch_authority(address)
+    certificate = read_certificate(authority, f"{address}: the authority")
+    if not hmac.compare_digest(fingerprint(certificate), wanted):
+        raise NotAuthenticated(
+            f"{address} is not the server of this federation: its authority has the SHA-256 "
+            f"{fingerprint(certificate)}"
+        )
+    key = joining_key(folder)
+    with secure_channel(address, OPTIONS, certificate_pem(certificate)) as channel, mapped_errors(address):
+        request = identity.JoinRequest(token=token, signing_request=signing_request(key))
+        answer = JoiningStub(channel).Join(request, timeout=CONTROL_S)
+    own = read_certificate(answer.certificate, f"{address}: the answer")
+    wallet = Wallet(folder, key, own, certificate)
+    if wallet.name != answer.client_id:
+        raise NotAuthenticated(f"{address}: the certificate is of {wallet.name!r}, not {answer.client_id!r}")
+    wallet.save()
+    return wallet
+
+
+def _fetch_authority(address: str) -> bytes:
+    """The certificate (DER) that the server says is its authority's. Nothing is believed yet."""
+    host, port = host_and_port(address)
+    try:
+        shown = ssl.get_server_certificate((host, port), timeout=CONTROL_S)
+    except OSError as error:  # TLS errors are among them
+        raise Unavailable(f"{address}: nobody answers there as a server to join: {error}") from error
+    with secure_channel(address, OPTIONS, shown.encode()) as channel, mapped_errors(address):
+        answer = JoiningStub(channel).GetAuthority(identity.GetAuthorityRequest(), timeout=CONTROL_S)
+    certificate: bytes = answer.certificate
+    return certificate

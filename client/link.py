@@ -1,0 +1,97 @@
+"""A device's way to its servers: plain on its own machine, else mutual TLS; it renews its certificate."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+
+from anabranch.client.channel import CONTROL_S, RECONNECT_MAX_S, mapped_errors, open_channel
+from anabranch.client.servers import Servers
+from anabranch.core.errors import AnabranchError, Unavailable
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.identity.certificates import lifetime
+from anabranch.identity.wallet import Wallet
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 30.0  # between two attempts to renew, less for certificates of a short life
+RETRIES_MIN = 20
+
+
+class Link:
+    """Gives the stub of the moment, to any thread: of the server that serves, with the newest certificate.
+
+    `addresses`: see `Servers`. `now` is a clock of seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        addresses: str,
+        limits: Limits = DEFAULT_LIMITS,
+        reconnect_max_s: float = RECONNECT_MAX_S,
+        wallet: Wallet | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self.wallet = wallet
+        self._limits, self._reconnect_max_s, self._now = limits, reconnect_max_s, now
+        self._lock = threading.Lock()
+        self._not_before = 0.0
+        self.servers = Servers(addresses, self._connect)
+
+    def close(self) -> None:
+        """Cut off whatever is under way."""
+        self.servers.close()
+
+    @property
+    def address(self) -> str:
+        """Where calls go."""
+        return self.servers.current.address
+
+    def stub(self) -> DevicesStub:
+        """The calls. Renews the certificate when it is due. Raises `NotAuthenticated` once it has expired."""
+        if self.wallet is not None:
+            with self._lock:
+                now = self._now()
+                if self.wallet.is_due(now) and now >= self._not_before:
+                    self._renew(self.wallet, now)
+                self.wallet.check(now)
+        return self.servers.current.stub
+
+    @contextmanager
+    def calling(self, first: bool = False) -> Iterator[None]:
+        """Inside, what gRPC raises becomes an error of the tree; if nobody answers, a lookout begins.
+
+        The `first` call finds out whether it was made in the clear to a server that wants a certificate.
+        """
+        server = self.servers.current
+        try:
+            with mapped_errors(server.address, plain=first and self.wallet is None):
+                yield
+        except Unavailable:
+            self.servers.failed(server)
+            raise
+
+    def _connect(self, address: str) -> grpc.Channel:
+        return open_channel(address, self._limits, self._reconnect_max_s, self.wallet)
+
+    def _renew(self, wallet: Wallet, now: float) -> None:
+        """Get a newer certificate; what fails is tried again later, the old one still counts for a while."""
+        begin, end = lifetime(wallet.certificate)
+        self._not_before = now + min(RETRY_S, (end - begin) / RETRIES_MIN)
+        request = devices.RenewCertificateRequest(signing_request=wallet.request())
+        try:
+            with self.calling():
+                answer = self.servers.current.stub.RenewCertificate(request, timeout=CONTROL_S)
+            self.wallet = wallet.renewed(answer.certificate)
+        except AnabranchError as error:
+            log.warning("the certificate was not renewed, it is tried again: %s", error)
+            return
+        log.info("the certificate was renewed")
+        self.servers.reconnect()

@@ -1,0 +1,19 @@
+"""Ids of clients, tasks and updates: short, and safe in logs, look-ups and file names."""
+
+from __future__ import annotations
+
+import re
+
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
+
+
+def checked_id(text: str, name: str, limits: Limits = DEFAULT_LIMITS) -> str:
+    """An id that is safe in logs and look-ups. Raises `InvalidUpdate`, naming the field."""
+    if not 0 < len(text) <= limits.id_chars_max or not _ID.match(text):
+        raise InvalidUpdate(
+            f"{name} must be 1 to {limits.id_chars_max} letters, digits, '.', '_' or '-', not {text[:80]!r}"
+        )
+    return text

@@ -1,0 +1,192 @@
+"""The federation's own certificate authority: a folder with its key, its certificate and its register.
+
+    ca.key        the private key, mode 0600: whoever has it can make anybody a member
+    ca.pem        the certificate
+    register.db   tokens (as digests) and certificates
+
+The server opens it to let devices join, to renew and to check; the command line to invite and to revoke. Both
+may do so at the same time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cryptography import x509
+
+from anabranch.core.errors import ConfigError, NotAuthenticated, NotPermitted
+from anabranch.core.ids import checked_id
+from anabranch.identity.certificates import (
+    Key,
+    Kind,
+    Peer,
+    PublicKey,
+    certificate_pem,
+    fingerprint,
+    key_pem,
+    key_sha256,
+    lifetime,
+    make_authority,
+    make_certificate,
+    new_key,
+    read_certificate,
+    read_key,
+    requested_key,
+)
+from anabranch.identity.files import make_private_folder, write_private
+from anabranch.identity.register import Basis, Member, Register
+
+KEY, CERTIFICATE, REGISTER = "ca.key", "ca.pem", "register.db"
+DAY_S = 86400.0
+AUTHORITY_LIFE_S = 3650 * DAY_S
+FIX = "make one with `anabranch admin ca init`"
+
+
+def authority_exists(folder: Path) -> bool:
+    """Whether there is an authority in a folder."""
+    return (folder / KEY).exists()
+
+
+class Authority:
+    """See the module. `now` is a clock of seconds since 1970. Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        key: Key,
+        certificate: x509.Certificate,
+        register: Register,
+        now: Callable[[], float],
+    ) -> None:
+        self.folder, self.certificate = folder, certificate
+        self._key, self._register, self._now = key, register, now
+
+    @classmethod
+    def create(cls, folder: Path, name: str = "anabranch", now: Callable[[], float] = time.time) -> Authority:
+        """A new authority. Raises `ConfigError` if there is one: its members would be lost."""
+        if authority_exists(folder):
+            raise ConfigError(f"{folder} has an authority already: name another folder")
+        make_private_folder(folder)
+        key = new_key()
+        certificate = make_authority(key, name, now(), AUTHORITY_LIFE_S)
+        register = Register.create(folder / REGISTER)
+        write_private(folder / CERTIFICATE, certificate_pem(certificate))
+        write_private(folder / KEY, key_pem(key))  # last: with it the authority is there
+        return cls(folder, key, certificate, register, now)
+
+    @classmethod
+    def open(cls, folder: Path, now: Callable[[], float] = time.time) -> Authority:
+        """The authority in a folder. Raises `ConfigError` where there is none, or it is damaged."""
+        if not authority_exists(folder):
+            raise ConfigError(f"{folder} has no authority: {FIX}")
+        try:
+            key = read_key((folder / KEY).read_bytes(), str(folder / KEY))
+            certificate = read_certificate((folder / CERTIFICATE).read_bytes(), str(folder / CERTIFICATE))
+        except OSError as error:
+            raise ConfigError(f"{folder}: the authority cannot be read: {error.strerror}") from error
+        if certificate.public_key() != key.public_key():
+            raise ConfigError(f"{folder}: {CERTIFICATE} is not of {KEY}: restore both from one backup")
+        return cls(folder, key, certificate, Register(folder / REGISTER), now)
+
+    def __enter__(self) -> Authority:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the register."""
+        self._register.close()
+
+    def now(self) -> float:
+        """The authority's clock."""
+        return self._now()
+
+    @property
+    def pem(self) -> bytes:
+        """The certificate as PEM."""
+        return certificate_pem(self.certificate)
+
+    @property
+    def sha256(self) -> str:
+        """The certificate's SHA-256 (hex): what a device needs to know of it."""
+        return fingerprint(self.certificate)
+
+    # --- letting in --------------------------------------------------------------------------
+
+    def invite(self, name: str, life_s: float) -> str:
+        """A token with which a device may join once, under this name, within `life_s` seconds."""
+        checked_id(name, "name")
+        token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
+        self._register.add_token(token_id, secret, name, self._now() + life_s)
+        return f"{token_id}.{secret}"
+
+    def admit(self, token: str, request: bytes, life_s: float) -> tuple[str, x509.Certificate]:
+        """The name and the certificate for a token and a signing request (DER).
+
+        The name's earlier certificates of other keys are revoked. Raises `NotAuthenticated`.
+        """
+        key = requested_key(request)
+        name, basis = self._register.use_token(token, key_sha256(key), self._now())
+        return name, self._issue(Kind.DEVICE, name, key, life_s, basis)
+
+    def renew(self, peer: Peer, request: bytes, life_s: float) -> x509.Certificate:
+        """A newer certificate for a device, of the same key. Raises `NotAuthenticated`, `NotPermitted`."""
+        self.check(peer)
+        key = requested_key(request)
+        if peer.kind is not Kind.DEVICE or key != peer.key:
+            raise NotPermitted("a certificate is renewed for its own device and its own key: else join again")
+        return self._issue(Kind.DEVICE, peer.name, key, life_s, Basis(serial=peer.serial))
+
+    def operator(self, name: str, key: PublicKey, life_s: float) -> x509.Certificate:
+        """A certificate for an operator."""
+        return self._issue(Kind.OPERATOR, checked_id(name, "name"), key, life_s)
+
+    def server(self, key: PublicKey, life_s: float) -> x509.Certificate:
+        """A certificate for the server, which is on no list: its key never leaves the process."""
+        args = (Kind.SERVER, "server", key, self._now(), life_s)
+        return make_certificate(self.certificate, self._key, *args)
+
+    def _issue(
+        self, kind: Kind, name: str, key: PublicKey, life_s: float, basis: Basis | None = None
+    ) -> x509.Certificate:
+        now = self._now()
+        made = make_certificate(self.certificate, self._key, kind, name, key, now, life_s)
+        times = (now, lifetime(made)[1])
+        alone = kind is Kind.DEVICE
+        serial, digest = f"{made.serial_number:x}", key_sha256(key)
+        self._register.add_certificate(serial, kind, name, digest, times, alone, basis)
+        return made
+
+    # --- keeping out -------------------------------------------------------------------------
+
+    def check(self, peer: Peer) -> None:
+        """Raises `NotAuthenticated` unless a certificate that TLS has verified counts at this moment."""
+        who = f"the certificate of {peer.kind} {peer.name!r}"
+        if self._now() < peer.not_before:
+            raise NotAuthenticated(f"{who} is not valid yet: see to the clocks of both machines")
+        if self._now() >= peer.not_after:
+            raise NotAuthenticated(f"{who} has expired: join again with a new token")
+        standing = self._register.standing(peer.serial)
+        if standing != "good":
+            raise NotAuthenticated(f"{who} is {standing}: join again with a new token")
+
+    def revoke(self, name: str) -> int:
+        """Nothing that a name was given counts any more; returns how much that was."""
+        return self._register.revoke(checked_id(name, "name"), self._now())
+
+    @property
+    def changes(self) -> int:
+        """How often the register was written to."""
+        return self._register.changes()
+
+    def declare_restored(self) -> None:
+        """The folder came from a backup, and that is known: tokens of before count no more."""
+        self._register.begin_age()
+
+    def members(self) -> list[Member]:
+        """Everybody who has had a certificate."""
+        return self._register.members()

@@ -1,0 +1,271 @@
+"""What the authority knows: the tokens it gave out, and the certificates it signed. One SQLite file.
+
+The server and the command line use it at the same time, each through a connection of its own. Tokens are
+stored as digests.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError
+from anabranch.identity.certificates import Kind
+from anabranch.identity.files import write_private
+
+BUSY_S = 10.0
+FORMAT = 2
+AGE = 1 << 32  # changes that no register lives to see
+TOKEN_CHARS_MAX = 128
+
+TABLES = """
+CREATE TABLE tokens (
+    token_id TEXT PRIMARY KEY,
+    secret_sha256 TEXT NOT NULL,
+    name TEXT NOT NULL,
+    expires_at REAL NOT NULL,
+    used_by TEXT,
+    revoked INTEGER NOT NULL DEFAULT 0
+);
+CREATE TABLE certificates (
+    serial TEXT PRIMARY KEY,
+    kind TEXT NOT NULL,
+    name TEXT NOT NULL,
+    key_sha256 TEXT NOT NULL,
+    issued_at REAL NOT NULL,
+    expires_at REAL NOT NULL,
+    revoked_at REAL
+);
+CREATE TABLE changes (count INTEGER NOT NULL);
+INSERT INTO changes VALUES (0);
+CREATE INDEX ix_certificates_name ON certificates (name);
+"""
+
+
+@dataclass(frozen=True)
+class Member:
+    """One name's standing. `expires_at` is its newest certificate's, in seconds since 1970."""
+
+    kind: str
+    name: str
+    expires_at: float
+    revoked: bool
+
+
+@dataclass(frozen=True)
+class Basis:
+    """What a certificate is given out for: a token, or the certificate before."""
+
+    token_id: str = ""
+    serial: str = ""
+
+    def counts(self, connection: sqlite3.Connection) -> bool:
+        """Whether it has not been revoked."""
+        if self.token_id:
+            query, key = "SELECT revoked FROM tokens WHERE token_id = ?", self.token_id
+        else:
+            query = "SELECT revoked_at IS NOT NULL FROM certificates WHERE serial = ?"
+            key = self.serial
+        row = connection.execute(query, (key,)).fetchone()
+        return row is not None and not row[0]
+
+
+class Register:
+    """See the module. Methods may be called from any thread. Raises `StoreError` where the file fails."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._lock = path, threading.Lock()
+        if not path.exists():
+            raise ConfigError(f"{path} is not there: restore it, or make another authority")
+        self._inode = path.stat().st_ino
+        self._connection, self._reader_lock = _connected(path), threading.Lock()
+        # Looks go through a connection of their own: no call waits for somebody who joins.
+        self._reader = _connected(path)
+        try:
+            ((version,),) = self._look("PRAGMA user_version")
+        except StoreError as error:
+            self.close()
+            raise ConfigError(f"{error}: restore it from a backup") from error
+        if version != FORMAT:
+            self.close()
+            raise ConfigError(
+                f"{path} is of format {version}, this program reads {FORMAT}: "
+                "use the version of anabranch that wrote it"
+            )
+
+    @classmethod
+    def create(cls, path: Path) -> Register:
+        """A new, empty register."""
+        write_private(path, b"", replace=False)
+        connection = sqlite3.connect(path)
+        connection.executescript(f"{TABLES} PRAGMA user_version = {FORMAT};")
+        connection.close()
+        return cls(path)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+        self._reader.close()
+
+    def changes(self) -> int:
+        """How often it was written to: fewer than before means that it was taken back to a backup."""
+        ((count,),) = self._look("SELECT count FROM changes")
+        return int(count)
+
+    def begin_age(self) -> None:
+        """After a restore: more changes than there ever were, and no token of before counts."""
+        with self._writing() as connection:
+            connection.execute("UPDATE changes SET count = (count / ? + 1) * ?", (AGE, AGE))
+            connection.execute("UPDATE tokens SET revoked = 1")
+
+    # --- tokens ------------------------------------------------------------------------------
+
+    def add_token(self, token_id: str, secret: str, name: str, expires_at: float) -> None:
+        """A token for a name; the secret's digest is kept, the secret is not."""
+        row = (token_id, _digest(secret), name, expires_at)
+        with self._writing() as connection:
+            connection.execute(
+                "INSERT INTO tokens (token_id, secret_sha256, name, expires_at) VALUES (?, ?, ?, ?)", row
+            )
+
+    def use_token(self, token: str, key_sha256: str, now: float) -> tuple[str, Basis]:
+        """The name that a token was made out to, and its basis; from now on it is of that key alone.
+
+        A repeated call with the same key is harmless: an answer may get lost. Raises `NotAuthenticated`.
+        """
+        if len(token) > TOKEN_CHARS_MAX:
+            raise NotAuthenticated("the token is not known here: ask for another")
+        token_id, _, secret = token.partition(".")
+        with self._writing() as connection:
+            query = "SELECT secret_sha256, name, expires_at, used_by, revoked FROM tokens WHERE token_id = ?"
+            row = connection.execute(query, (token_id,)).fetchone()
+            # Compared even where there is none, and in constant time.
+            known = "" if row is None else row[0]
+            if not hmac.compare_digest(_digest(secret), known.ljust(64)):
+                raise NotAuthenticated("the token is not known here: ask for another")
+            _, name, expires_at, used_by, revoked = row
+            if revoked:
+                raise NotAuthenticated(f"the token of {name!r} was revoked: ask for another")
+            if now >= expires_at:
+                raise NotAuthenticated(f"the token of {name!r} has expired: ask for another")
+            if used_by not in (None, key_sha256):
+                raise NotAuthenticated(f"the token of {name!r} was used before: ask for another")
+            connection.execute("UPDATE tokens SET used_by = ? WHERE token_id = ?", (key_sha256, token_id))
+        return str(name), Basis(token_id=token_id)
+
+    # --- certificates ------------------------------------------------------------------------
+
+    def add_certificate(
+        self,
+        serial: str,
+        kind: Kind,
+        name: str,
+        key_sha256: str,
+        times: tuple[float, float],
+        alone: bool,
+        basis: Basis | None = None,
+    ) -> None:
+        """A certificate that was signed, `times` = (issued_at, expires_at).
+
+        `alone`: those of the same name with another key are revoked, with the tokens that they came of.
+        `basis`: what it is given out for. Raises `NotAuthenticated` if that was revoked meanwhile.
+        """
+        issued_at, expires_at = times
+        with self._writing() as connection:
+            if basis is not None and not basis.counts(connection):
+                raise NotAuthenticated(f"{name!r} was revoked: join again with a new token")
+            if alone:
+                connection.execute(
+                    "UPDATE certificates SET revoked_at = ? WHERE kind = ? AND name = ?"
+                    " AND key_sha256 != ? AND revoked_at IS NULL",
+                    (issued_at, kind.value, name, key_sha256),
+                )
+                connection.execute(
+                    "UPDATE tokens SET revoked = 1 WHERE name = ? AND used_by != ?", (name, key_sha256)
+                )
+            connection.execute(
+                "INSERT INTO certificates (serial, kind, name, key_sha256, issued_at, expires_at)"
+                " VALUES (?, ?, ?, ?, ?, ?)",
+                (serial, kind.value, name, key_sha256, issued_at, expires_at),
+            )
+
+    def standing(self, serial: str) -> str:
+        """`good`, `revoked` or `unknown`."""
+        try:
+            if self._path.stat().st_ino != self._inode:
+                raise StoreError(f"{self._path} was replaced: restart the server")
+        except OSError as error:
+            raise StoreError(f"{self._path} is gone: {error.strerror}") from error
+        rows = self._look("SELECT revoked_at FROM certificates WHERE serial = ?", serial)
+        if not rows:
+            return "unknown"
+        return "good" if rows[0][0] is None else "revoked"
+
+    def revoke(self, name: str, now: float) -> int:
+        """Revoke all certificates and tokens of a name; returns how many there were of use."""
+        with self._writing() as connection:
+            certificates = connection.execute(
+                "UPDATE certificates SET revoked_at = ? WHERE name = ? AND revoked_at IS NULL", (now, name)
+            )
+            query = "SELECT COUNT(*) FROM tokens WHERE name = ? AND revoked = 0 AND used_by IS NULL"
+            (unused,) = connection.execute(query, (name,)).fetchone()
+            # Used ones as well: its device could repeat its join.
+            connection.execute("UPDATE tokens SET revoked = 1 WHERE name = ?", (name,))
+        return int(certificates.rowcount + unused)
+
+    def members(self) -> list[Member]:
+        """Everybody who has had a certificate, by name."""
+        query = (
+            "SELECT kind, name, MAX(expires_at), MIN(revoked_at IS NOT NULL) FROM certificates"
+            " GROUP BY kind, name ORDER BY kind, name"
+        )
+        return [
+            Member(kind, name, expires_at, bool(revoked))
+            for kind, name, expires_at, revoked in self._look(query)
+        ]
+
+    def _look(self, query: str, *values: str) -> list[Any]:
+        """Rows, through the connection that never writes."""
+        with self._reader_lock:
+            try:
+                return self._reader.execute(query, values).fetchall()
+            except sqlite3.Error as error:
+                raise StoreError(f"{self._path} cannot be read: {error}") from error
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction: all or nothing."""
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.Error as error:
+                raise StoreError(f"{self._path} cannot be written: {error}") from error
+            try:
+                yield self._connection
+                self._connection.execute("UPDATE changes SET count = count + 1")
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._roll_back()
+                raise StoreError(f"{self._path} cannot be written: {error}") from error
+            except BaseException:
+                self._roll_back()
+                raise
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.execute("ROLLBACK")
+
+
+def _connected(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

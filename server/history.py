@@ -1,0 +1,70 @@
+"""The chain of a run's versions (`identity.heads`), kept in step with the log."""
+
+from __future__ import annotations
+
+import hashlib
+
+from anabranch.core.journal import Record, line
+from anabranch.identity.heads import first_head, next_head
+from anabranch.server.store.base import Link, RunInfo, Store
+
+HEADS_KEPT = 4096  # the newest are at hand, older ones are in the store
+
+
+class History:
+    """Give it every event of the log, in order, and tell it of every version. Hashes are hex."""
+
+    def __init__(self, head: str, version: int = 0) -> None:
+        self.version = version
+        self._heads = {version: head}
+        self._lines = hashlib.sha256()
+
+    @property
+    def head(self) -> str:
+        """The newest version's."""
+        return self._heads[self.version]
+
+    def head_of(self, version: int) -> str | None:
+        """A version's head, None where it is not at hand."""
+        return self._heads.get(version)
+
+    def add(self, record: Record) -> None:
+        """An event is in the log."""
+        self._lines.update(line(record).encode() + b"\n")
+
+    def publish(self, version: int) -> Link:
+        """The event that was added last has published a version."""
+        link = self._lines.digest()
+        head = next_head(self.head, link)
+        self.version, self._lines = version, hashlib.sha256()
+        self._heads[version] = head
+        if len(self._heads) > HEADS_KEPT:
+            del self._heads[next(iter(self._heads))]
+        return Link(link.hex(), head)
+
+
+def new_history(info: RunInfo) -> History:
+    """The chain of a run at version 0."""
+    run = {"config": info.config, "initial_sha256": info.initial_sha256, "layout": info.layout}
+    return History(first_head({**run, "run_id": info.run_id}))
+
+
+def history_at(store: Store, info: RunInfo, version: int, seq: int) -> History:
+    """The chain when event `seq` was the last and `version` the newest.
+
+    From the head on record and the events after it; where there is none, from the whole log.
+    """
+    row = next(iter(store.versions(after=version - 1, limit=1)), None) if version else None
+    if row is not None and row.head is not None:
+        history, start, published = History(row.head, version), row.seq, {}
+    else:
+        history, start = new_history(info), 0
+        rows = store.versions(limit=version) if version else []
+        published = {row.seq: row.version for row in rows}
+    for number, record in store.records(start):
+        if number > seq:
+            break
+        history.add(record)
+        if number in published:
+            history.publish(published[number])
+    return history

@@ -1,0 +1,60 @@
+"""The signatures that are kept with the updates: by which authorities, and whether they still hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+
+from anabranch.core.errors import ConfigError
+from anabranch.core.journal import Record
+from anabranch.identity.authority import Authority
+from anabranch.identity.certificates import certificate_der, fingerprint
+from anabranch.identity.files import write_private
+from anabranch.identity.signatures import proof_problem
+
+AUTHORITIES = "authorities.pem"
+
+
+def keep_authority(data_dir: Path, authority: Authority) -> None:
+    """Keep the authority's certificate beside the data: what the signatures are checked by, ever after."""
+    known = read_authorities(data_dir)
+    if all(certificate_der(c) != certificate_der(authority.certificate) for c in known):
+        path = data_dir / AUTHORITIES
+        before = path.read_bytes() if path.exists() else b""
+        write_private(path, before + authority.pem)
+
+
+def read_authorities(data_dir: Path) -> list[x509.Certificate]:
+    """All authorities whose members ever sent updates. Raises `ConfigError` for a damaged file."""
+    path = data_dir / AUTHORITIES
+    if not path.exists():
+        return []
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}): restore it from a backup") from error
+
+
+class Proofs:
+    """Checks the updates of a run, one record after the other. `ca_sha256`: only that authority counts."""
+
+    def __init__(self, run_id: str, authorities: Sequence[x509.Certificate], ca_sha256: str = "") -> None:
+        wanted = ca_sha256.replace(":", "").lower()
+        self._run_id, self._must_sign = run_id, bool(wanted)
+        self._authorities = [c for c in authorities if not wanted or fingerprint(c) == wanted]
+        self.signed = 0
+
+    def problem(self, record: Record) -> str | None:
+        """What is wrong with the signature in a record of the log; None: nothing."""
+        if record["kind"] != "update":
+            return None
+        if "proof" not in record:
+            return self._said(record, "is not signed") if self._must_sign else None
+        self.signed += 1
+        found = proof_problem(self._run_id, record, self._authorities)
+        return self._said(record, f"is not proved: {found}") if found else None
+
+    def _said(self, record: Record, what: str) -> str:
+        return f"update {record['update_id']} of {record['client_id']} {what}"

@@ -1,0 +1,234 @@
+"""The authority: tokens that are good once, certificates that end, and what is written down."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from guarded import issued, yesterday
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from anabranch.core.errors import ConfigError, InvalidUpdate, NotAuthenticated, NotPermitted
+from anabranch.identity.authority import DAY_S, Authority
+from anabranch.identity.certificates import Kind, certificate_der, new_key, peer_of, signing_request
+from anabranch.identity.wallet import Wallet, joining_key, read_wallet
+
+
+def request() -> bytes:
+    return signing_request(new_key())
+
+
+def test_a_token_is_good_for_one_key(authority: Authority) -> None:
+    token, first = authority.invite("device-1", DAY_S), request()
+    name, made = authority.admit(token, first, DAY_S)
+    assert (name, peer_of(certificate_der(made)).name) == ("device-1", "device-1")
+    again, _ = authority.admit(token, first, DAY_S)  # the answer may have got lost
+    assert again == "device-1"
+    with pytest.raises(NotAuthenticated, match="used before"):
+        authority.admit(token, request(), DAY_S)
+
+
+def test_a_token_ends(authority: Authority) -> None:
+    with yesterday(authority) as late:
+        token = late.invite("device-1", DAY_S / 2)
+    with pytest.raises(NotAuthenticated, match="has expired"):
+        authority.admit(token, request(), DAY_S)
+
+
+def test_a_revoked_token_is_not_good(authority: Authority) -> None:
+    token = authority.invite("device-1", DAY_S)
+    assert authority.revoke("device-1") == 1
+    with pytest.raises(NotAuthenticated, match="revoked"):
+        authority.admit(token, request(), DAY_S)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_no_made_up_token_is_good(authority: Authority, text: str) -> None:
+    token_id = authority.invite("device-1", DAY_S).partition(".")[0]
+    for token in (text, f"{token_id}.{text}", token_id, ""):
+        with pytest.raises(NotAuthenticated, match="not known"):
+            authority.admit(token, request(), DAY_S)
+
+
+def test_tokens_are_written_down_as_digests_alone(authority: Authority) -> None:
+    secret = authority.invite("device-1", DAY_S).partition(".")[2]
+    assert all(secret.encode() not in path.read_bytes() for path in authority.folder.iterdir())
+
+
+def test_nobody_else_can_read_the_files(authority: Authority, tmp_path: Path) -> None:
+    wallet = issued(authority, Kind.DEVICE, "device-1", tmp_path / "device")
+    joining_key(tmp_path / "joining")
+    private = [*authority.folder.iterdir(), *wallet.folder.iterdir(), *(tmp_path / "joining").iterdir()]
+    assert len(private) == 5
+    for path in private:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, path.parent
+
+
+def test_a_certificate_counts_until_it_ends(authority: Authority, tmp_path: Path) -> None:
+    peer = issued(authority, Kind.DEVICE, "device-1", tmp_path / "a", life_s=DAY_S).peer
+    authority.check(peer)
+    for days, why in [(-1.5, "has expired"), (0.5, "not valid yet")]:  # tomorrow, yesterday
+        with yesterday(authority, days) as other, pytest.raises(NotAuthenticated, match=why):
+            other.check(peer)
+
+
+def test_a_revoked_name_may_be_let_in_anew(authority: Authority, tmp_path: Path) -> None:
+    first = issued(authority, Kind.DEVICE, "device-1", tmp_path / "a").peer
+    authority.revoke("device-1")
+    with pytest.raises(NotAuthenticated, match="is revoked"):
+        authority.check(first)
+    second = issued(authority, Kind.DEVICE, "device-1", tmp_path / "b").peer
+    authority.check(second)
+    with pytest.raises(NotAuthenticated, match="is revoked"):
+        authority.check(first)
+
+
+def test_one_name_has_one_key(authority: Authority, tmp_path: Path) -> None:
+    first = issued(authority, Kind.DEVICE, "device-1", tmp_path / "a").peer
+    issued(authority, Kind.DEVICE, "device-1", tmp_path / "b")
+    with pytest.raises(NotAuthenticated, match="is revoked"):
+        authority.check(first)
+
+
+def test_a_certificate_that_is_on_no_list_does_not_count(authority: Authority, tmp_path: Path) -> None:
+    peer = issued(authority, Kind.DEVICE, "device-1", tmp_path / "a").peer
+    with sqlite3.connect(authority.folder / "register.db") as register:
+        register.execute("DELETE FROM certificates")
+    register.close()
+    with pytest.raises(NotAuthenticated, match="is unknown"):
+        authority.check(peer)
+
+
+def test_a_device_renews_for_itself_and_its_key_alone(authority: Authority, tmp_path: Path) -> None:
+    wallet = issued(authority, Kind.DEVICE, "device-1", tmp_path / "a")
+    newer = wallet.renewed(certificate_der(authority.renew(wallet.peer, wallet.request(), 2 * DAY_S)))
+    assert newer.peer.serial != wallet.peer.serial
+    assert newer.peer.not_after > wallet.peer.not_after
+    for peer in (wallet.peer, newer.peer):  # what is under way goes on
+        authority.check(peer)
+    with pytest.raises(NotPermitted):
+        authority.renew(wallet.peer, request(), DAY_S)
+    operator = issued(authority, Kind.OPERATOR, "alice", tmp_path / "b")
+    with pytest.raises(NotPermitted):
+        authority.renew(operator.peer, operator.request(), DAY_S)
+    authority.revoke("device-1")
+    with pytest.raises(NotAuthenticated):
+        authority.renew(newer.peer, newer.request(), DAY_S)
+
+
+def _rsa_request() -> bytes:
+    key = rsa.generate_private_key(65537, 2048)
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.DER)
+
+
+def _other_curve() -> bytes:
+    builder = x509.CertificateSigningRequestBuilder().subject_name(x509.Name([]))
+    made = builder.sign(ec.generate_private_key(ec.SECP384R1()), hashes.SHA256())
+    return made.public_bytes(serialization.Encoding.DER)
+
+
+def _forged() -> bytes:
+    made = bytearray(request())
+    made[-1] ^= 1
+    return bytes(made)
+
+
+@pytest.mark.parametrize(
+    "bad", [b"", b"junk", b"\x30" * 5000, _rsa_request(), _other_curve(), _forged()],
+    ids=["empty", "junk", "long", "rsa", "curve", "forged"],
+)  # fmt: skip
+def test_a_bad_signing_request_does_not_use_the_token_up(authority: Authority, bad: bytes) -> None:
+    token = authority.invite("device-1", DAY_S)
+    with pytest.raises(NotAuthenticated, match="signing request"):
+        authority.admit(token, bad, DAY_S)
+    assert authority.admit(token, request(), DAY_S)[0] == "device-1"
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a:b", "a b", "x" * 65, "-x"])
+def test_names_are_ids(authority: Authority, name: str) -> None:
+    with pytest.raises(InvalidUpdate, match="name"):
+        authority.invite(name, DAY_S)
+    with pytest.raises(InvalidUpdate, match="name"):
+        authority.operator(name, new_key().public_key(), DAY_S)
+
+
+def test_an_authority_is_not_overwritten(authority: Authority, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="already"):
+        Authority.create(authority.folder)
+    with pytest.raises(ConfigError, match="ca init"):
+        Authority.open(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("damage", ["key", "certificate", "another's", "register", "no register", "newer"])
+def test_a_damaged_authority_says_so(authority: Authority, tmp_path: Path, damage: str) -> None:
+    folder = authority.folder
+    match damage:
+        case "key":
+            (folder / "ca.key").write_bytes(b"junk")
+        case "certificate":
+            (folder / "ca.pem").write_bytes(b"junk")
+        case "another's":
+            with Authority.create(tmp_path / "other") as other:
+                (folder / "ca.pem").write_bytes(other.pem)
+        case "register":
+            (folder / "register.db").write_bytes(b"junk" * 1000)
+        case "no register":
+            (folder / "register.db").unlink()
+        case "newer":
+            with sqlite3.connect(folder / "register.db") as register:
+                register.execute("PRAGMA user_version = 9")
+            register.close()
+    with pytest.raises(ConfigError, match=str(folder)):
+        Authority.open(folder)
+
+
+def test_the_list_of_members(authority: Authority, tmp_path: Path) -> None:
+    issued(authority, Kind.DEVICE, "b", tmp_path / "b")
+    issued(authority, Kind.OPERATOR, "a", tmp_path / "a")
+    authority.revoke("b")
+    found = [(m.kind, m.name, m.revoked, m.expires_at > time.time()) for m in authority.members()]
+    assert found == [("device", "b", True, True), ("operator", "a", False, True)]
+
+
+# --- what a member has ------------------------------------------------------------------------------
+
+
+def test_papers_are_read_as_they_were_written(authority: Authority, tmp_path: Path) -> None:
+    wallet = issued(authority, Kind.DEVICE, "device-1", tmp_path / "a")
+    found = read_wallet(tmp_path / "a")
+    assert found is not None
+    assert found.credentials() == wallet.credentials()
+    assert read_wallet(tmp_path / "b") is None
+    (tmp_path / "a" / "identity.pem").write_bytes(b"junk")
+    with pytest.raises(ConfigError, match=r"identity\.pem"):
+        read_wallet(tmp_path / "a")
+
+
+def test_papers_take_no_certificate_of_another(authority: Authority, tmp_path: Path) -> None:
+    mine = issued(authority, Kind.DEVICE, "mine", tmp_path / "mine")
+    other = issued(authority, Kind.DEVICE, "other", tmp_path / "other")
+    with pytest.raises(NotAuthenticated, match="'other'"):
+        mine.renewed(certificate_der(other.certificate))
+    with pytest.raises(NotAuthenticated, match="another key"):
+        Wallet(tmp_path / "x", mine.key, other.certificate, authority.certificate).save()
+    with (
+        Authority.create(tmp_path / "elsewhere") as elsewhere,
+        pytest.raises(NotAuthenticated, match="signed"),
+    ):
+        Wallet(tmp_path / "x", mine.key, mine.certificate, elsewhere.certificate).save()
+    assert not (tmp_path / "x").exists()
+
+
+def test_the_key_to_join_with_is_made_once(tmp_path: Path) -> None:
+    first, again = joining_key(tmp_path / "a"), joining_key(tmp_path / "a")
+    assert first.private_numbers() == again.private_numbers()

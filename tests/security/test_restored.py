@@ -1,0 +1,93 @@
+"""The authority's folder comes from a backup, is replaced under a server, or is lost."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from commands import anabranch, answer
+from guarded import Federation, federation, issued
+from wire import Served
+
+from anabranch.core.errors import ConfigError, NotAuthenticated
+from anabranch.identity.authority import DAY_S, REGISTER, Authority
+from anabranch.identity.certificates import Kind, new_key, signing_request
+
+
+@contextmanager
+def again(guarded: Federation) -> Iterator[Served]:
+    """The server, started again; `guarded` speaks to it from now on."""
+    guarded.served.close()
+    guarded.served = Served(guarded.served.config, guarded.served.manifest)
+    with guarded.served as served:
+        yield served
+
+
+def take_back(guarded: Federation, backup: Path) -> None:
+    """Put the register back as it was in a backup, as a file of its own."""
+    register = guarded.folder / "ca" / REGISTER
+    shutil.copy(backup, register.with_name("copy"))
+    register.with_name("copy").replace(register)
+
+
+def test_a_server_does_not_start_on_an_older_register(tmp_path: Path) -> None:
+    with federation(tmp_path) as guarded:
+        token = guarded.authority.invite("device-1", DAY_S)
+        guarded.joined("device-1", token)
+        backup = shutil.copy(guarded.folder / "ca" / REGISTER, tmp_path / "backup")
+        guarded.authority.revoke("device-1")
+        guarded.served.close()
+        take_back(guarded, Path(backup))
+        with pytest.raises(ConfigError, match="older than this server has seen it"), again(guarded):
+            pass
+        answer(anabranch(tmp_path, "admin", "ca", "restored", "--folder", "ca", "--json"))
+        answer(anabranch(tmp_path, "admin", "revoke", "device-1", "--folder", "ca", "--json"))
+        with again(guarded), Authority.open(tmp_path / "ca") as authority:
+            with pytest.raises(NotAuthenticated, match="was revoked"):
+                authority.admit(token, signing_request(new_key()), DAY_S)
+            wallet = issued(authority, Kind.DEVICE, "device-2", tmp_path / "device-2")
+            guarded.device(wallet).enrol()
+
+
+def test_a_register_that_is_replaced_under_a_server_lets_nobody_in(tmp_path: Path) -> None:
+    with federation(tmp_path) as guarded:
+        device = guarded.device(guarded.joined("device-1"))
+        device.enrol()
+        backup = shutil.copy(guarded.folder / "ca" / REGISTER, tmp_path / "backup")
+        take_back(guarded, Path(backup))
+        with pytest.raises(grpc.RpcError, match="was replaced: restart the server"):
+            device.ask()
+        with again(guarded):
+            guarded.device(device.wallet).enrol()
+
+
+def test_a_restore_counts_every_time(authority: Authority) -> None:
+    ages = []
+    for _ in range(3):
+        authority.declare_restored()
+        ages.append(authority.changes)
+    assert ages == sorted(set(ages))
+    before = authority.changes
+    authority.invite("a", DAY_S)
+    assert authority.changes == before + 1
+
+
+def test_with_a_new_authority_everybody_joins_anew_and_the_run_goes_on(tmp_path: Path) -> None:
+    with federation(tmp_path) as guarded:
+        device = guarded.device(guarded.joined("device-1"))
+        device.enrol()
+        device.work()
+        guarded.served.close()
+        shutil.rmtree(tmp_path / "ca")  # the key is lost
+        with Authority.create(tmp_path / "ca") as other:
+            guarded.authority = other
+            with again(guarded):
+                with pytest.raises(grpc.RpcError):
+                    guarded.device(device.wallet).enrol()
+                joined = guarded.device(guarded.joined("device-1"))
+                joined.enrol()
+                assert joined.work().version == 2

@@ -1,0 +1,43 @@
+"""The command line as its user meets it: real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def anabranch(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end."""
+    command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+
+
+def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    """The last JSON line."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+@contextmanager
+def serving(cwd: Path, *arguments: object) -> Iterator[dict[str, Any]]:
+    """A server process: what it says once it serves, and its `pid`. It drains at the end."""
+    command = [sys.executable, "-m", "anabranch.cli.main", "server", *map(str, arguments), "--json"]
+    log = cwd / "server.log"
+    with log.open("wb") as file:
+        process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=file)
+        with process:
+            try:
+                assert process.stdout is not None
+                said = process.stdout.readline()
+                assert said.startswith(b'{"kind": "serving"'), (said, log.read_text())
+                yield json.loads(said) | {"pid": process.pid}
+            finally:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(30) == 0, log.read_text()
