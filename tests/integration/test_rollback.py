@@ -171,7 +171,7 @@ def test_devices_train_on_through_a_rollback(
     strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer, "FOLDED_AT_ONCE", 1)  # so that there is much in between
-    tasks, enough = 10, threading.Event()
+    tasks, enough, back = 10, threading.Event(), threading.Event()
     params: dict[str, Any] = {} if strategy == "fedasync" else {"cache_size": 2, "concurrency_fraction": 1.0}
     settings = config(strategy={"name": strategy, **params})
     answered: dict[str, int] = {}
@@ -182,8 +182,9 @@ def test_devices_train_on_through_a_rollback(
         def hear(kind: str, **_: Any) -> None:
             nonlocal pushed
             pushed += kind == "pushed"
-            if pushed == tasks // 2:
+            if (name, pushed, kind) == ("a", tasks // 2, "pushed"):
                 enough.set()
+                assert back.wait(120)  # with a part of its work to come; the other device trains on
 
         options = ClientOptions("synthetic", address, name, state_dir=tmp_path / name, tasks_max=tasks)
         answered[name] = run_client(options, hear).answered
@@ -203,6 +204,7 @@ def test_devices_train_on_through_a_rollback(
             to = admin.status().version
             work(bad, 1, 100.0)
             version, _ = admin.rollback(to, ["bad"])
+            back.set()
             for thread in threads:
                 thread.join(240)
             assert set(admin.status().quarantined) == {"bad"}

@@ -71,8 +71,8 @@ class BackgroundServer(ServerProcess):
         }
         config = folder / "config.json"
         config.write_text(json.dumps(tables), encoding="utf-8")
-        arguments = ["--model", str(folder / "model"), "--data-dir", str(self.data_dir)]
-        self._command = [sys.executable, "-m", "anabranch.cli.main", "server", str(config), *arguments]
+        self._program = [sys.executable, "-m", "anabranch.cli.main", "server"]
+        self._arguments = [str(config), "--model", str(folder / "model"), "--data-dir", str(self.data_dir)]
 
 
 class DeviceProcess:

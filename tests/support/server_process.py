@@ -116,7 +116,7 @@ class ServerProcess:
     ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.data_dir = data_dir or folder / "data"
-        self._launcher = launcher  # a program that becomes the server
+        self._program = [*launcher, sys.executable, str(SCRIPT)]  # a launcher becomes the server
         self._log = folder / "server.log"
         arguments = [folder / "model", self.data_dir, plan.database, self.address, plan.inline_bytes_max]
         self._arguments = [
@@ -145,8 +145,7 @@ class ServerProcess:
             self._process = self._nursery.fork(arguments)
             return
         with self._log.open("ab") as log:
-            command = [*self._launcher, sys.executable, str(SCRIPT), *arguments]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = subprocess.Popen([*self._program, *arguments], stdout=log, stderr=log)
 
     def await_health(self, status: int) -> None:
         """Wait until health says this. Raises `NotServing`."""

@@ -49,6 +49,11 @@ TokenFile = Annotated[
 CaSha256 = Annotated[str, typer.Option(help="The fingerprint of the federation's authority.", metavar="HEX")]
 Join = Annotated[str, typer.Option(help="Where to join; else the server's port + 2.", metavar="HOST:PORT")]
 
+OutboxResults = Annotated[
+    int, typer.Option(help="Results that wait for the server at most; then training waits.", min=1)
+]
+OutboxMib = Annotated[int, typer.Option(help="And their size at most, MiB.", min=1)]
+
 MODEL_FOLDER = Path("anabranch-model")
 
 
@@ -167,11 +172,8 @@ def client(
     ca_sha256: CaSha256 = "",
     join: Join = "",
     insecure: Insecure = False,
-    outbox_results: Annotated[
-        int, typer.Option(help="Results that wait for the server at most; then training waits.", min=1)
-    ] = OUTBOX_ENTRIES_MAX,
-    outbox_mib: Annotated[int, typer.Option(help="And their size at most, MiB.", min=1)] = OUTBOX_BYTES_MAX
-    // MIB,
+    outbox_results: OutboxResults = OUTBOX_ENTRIES_MAX,
+    outbox_mib: OutboxMib = OUTBOX_BYTES_MAX // MIB,
     as_json: AsJson = False,
 ) -> None:
     """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM."""
