@@ -49,6 +49,11 @@ TokenFile = Annotated[
 CaSha256 = Annotated[str, typer.Option(help="The fingerprint of the federation's authority.", metavar="HEX")]
 Join = Annotated[str, typer.Option(help="Where to join; else the server's port + 2.", metavar="HOST:PORT")]
 
+ClientId = Annotated[str, typer.Option("--id", help="This device's name; made up once if not given.")]
+StepTime = Annotated[
+    float,
+    typer.Option("--step-time", help="Emulate a device that needs so many seconds a step.", min=0.0),
+]
 OutboxResults = Annotated[
     int, typer.Option(help="Results that wait for the server at most; then training waits.", min=1)
 ]
@@ -151,9 +156,7 @@ def server(
 def client(
     app: AppName,
     server_address: ServerAddress = "127.0.0.1:7070",
-    client_id: Annotated[
-        str, typer.Option("--id", help="This device's name; made up once if not given.")
-    ] = "",
+    client_id: ClientId = "",
     shard: Annotated[
         str, typer.Option(help="This device's part of the training data: INDEX/COUNT, from 0.")
     ] = "0/1",
@@ -161,10 +164,7 @@ def client(
     data_path: DataPath = "",
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    step_time_s: Annotated[
-        float,
-        typer.Option("--step-time", help="Emulate a device that needs so many seconds a step.", min=0.0),
-    ] = 0.0,
+    step_time_s: StepTime = 0.0,
     threads: Annotated[int, typer.Option(help="Threads of torch on a CPU; 0: its own choice.", min=0)] = 0,
     tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
     token: Token = "",
