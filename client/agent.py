@@ -19,9 +19,8 @@ from typing import Any
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
 from anabranch.client.lease import Cancelled, LeaseKeeper, OnEvent
-from anabranch.client.memory import Memories
 from anabranch.client.messages import Enrolment
-from anabranch.client.outbox import Outbox
+from anabranch.client.results import Results
 from anabranch.client.shadow import Order, SyncThread
 from anabranch.client.state import fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
@@ -91,8 +90,7 @@ class Agent:
         self._sync: SyncThread | None = None
         self._elastic: ElasticTrainer | None = None
         self._lease = LeaseKeeper(transport, self._handle, self._bell, self._tell, self._advise)
-        self._outbox: Outbox | None = None
-        self._memories: Memories | None = None
+        self._results: Results | None = None
         self._run_id = ""
         self._models = HeldModels(self._local, transport, state_dir, self._bell.now, self.summary, self._tell)
         self._start_model: BaseModel | None = None  # what the task at hand is trained from
@@ -126,9 +124,8 @@ class Agent:
         return self.summary
 
     def _run(self) -> None:
-        self._outbox = Outbox(self._state_dir / "outbox")
-        pending = self._outbox.pending()
-        self._memories = Memories(self._state_dir / "memory", pending)
+        self._results = Results(self._state_dir)
+        pending = self._results.waiting()
         self._follow(self._enrol())
         self._lease.start()
         first, later = (pending[0], tuple(pending[1:])) if pending else (None, ())
@@ -195,10 +192,8 @@ class Agent:
         self._bell.ring()
 
     def _discard(self, update_id: str) -> None:
-        assert self._outbox is not None
-        assert self._memories is not None
-        self._memories.drop(update_id)  # unless it was committed
-        self._outbox.remove(update_id)
+        assert self._results is not None
+        self._results.discard(update_id)
 
     def _do(self, effect: ef.SessionEffect) -> Effects:
         """Carry out one order; returns what the session wants next."""
@@ -256,7 +251,7 @@ class Agent:
             self._settings.retry_cap_s,
             lambda error: self._tell("failed", call="enrol", error=type(error).__name__, detail=str(error)),
         )
-        self._local.adopt(seen.spec)
+        self._local.join(seen.spec, seen.config)
         self._models.join(seen.run_id)
         self._run_id = seen.run_id
         if self._local.examples is None:  # find the data, and say how much it is
@@ -285,11 +280,10 @@ class Agent:
 
     def _train(self, order: ef.Train) -> Effects:
         assert self._start_model is not None
-        assert self._outbox is not None
-        assert self._memories is not None
+        assert self._results is not None
         task_id, lease, began = order.task.task_id, self._lease, self._bell.now()
-        layout_hash = self._local.spec.layout_hash
-        memory = self._memories.load(self._run_id, layout_hash, self._outbox.pending())
+        memory = self._results.memory(self._run_id, self._local.spec.layout_hash)
+        self._local.kept = self._results.kept(self._run_id)
 
         def each_step() -> None:
             lease.progress.step()
@@ -307,15 +301,13 @@ class Agent:
         except Cancelled:
             return []  # the loop tells the session
         except InvalidUpdate:
-            self._memories.forget()
+            self._results.forget()
             raise
         took_s = self._bell.now() - began
         trained_s = entry.metrics.get(TRAIN_S, took_s)
         entry = replace(entry, metrics={**entry.metrics, TRAIN_S: trained_s})
         self.summary.training_s += trained_s
-        if pending is not None:
-            self._memories.put(order.update_id, pending, self._run_id, layout_hash)
-        self._outbox.put(entry)
+        self._results.put(entry, pending, self._local.kept, self._run_id)
         metrics = dict(entry.metrics)
         self._tell("trained", task=task_id, steps=entry.local_steps, took_s=took_s, metrics=metrics)
         return self._handle(ev.Trained(self._bell.now(), order.update_id))
@@ -331,9 +323,9 @@ class Agent:
             self._bell.rest(left_s)
 
     def _push(self, order: ef.Push) -> Effects:
-        assert self._outbox is not None
+        assert self._results is not None
         update_id = order.update_id
-        entry = self._outbox.load(update_id)
+        entry = self._results.load(update_id)
         if order.next_task_id:
             ask = Ask(self.client_id, order.next_task_id, self._models.version)
             answer = self._transport.push_and_ask(entry, ask, self._local.spec)
@@ -341,8 +333,8 @@ class Agent:
             answer = self._transport.push(entry)
         decision = answer.decision
         self.summary.pushed(entry, answer, self._local.spec.vector_dtype.itemsize)
-        if decision.verdict is not Verdict.REJECTED and self._memories is not None:
-            self._memories.commit(update_id)
+        if decision.verdict is not Verdict.REJECTED:
+            self._results.taken(update_id)
         self._tell(
             "pushed",
             update=update_id,
@@ -361,8 +353,8 @@ class Agent:
 
     def _drop_task(self) -> None:
         """At the end: a task without a result is of more use to another device."""
-        task, outbox = self._session.task, self._outbox
-        if task is None or outbox is None or self._session.update_id in outbox.pending():
+        task, results = self._session.task, self._results
+        if task is None or results is None or self._session.update_id in results.waiting():
             return
         self._give_back(task.task_id, self.summary.why or "the device stopped")
 

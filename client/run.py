@@ -100,9 +100,11 @@ def follow(options: FollowerOptions) -> Iterator[Measurement]:
     with ExitStack() as stack:
         transport = stack.enter_context(GrpcTransport(options.server, f"follower-{fresh_id()[:8]}"))
         sink = stack.enter_context(OperatorClient(options.admin)) if options.admin else None
-        seed = options.seed
+        seed, config = options.seed, None if sink is None else sink.status().config
+        if config is not None:
+            app.join(config)
         if seed is None:
-            seed = 0 if sink is None else int(sink.status().config["run"]["seed"])
+            seed = 0 if config is None else int(config["run"]["seed"])
         yield from Follower(
             app,
             transport,

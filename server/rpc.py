@@ -37,7 +37,7 @@ from anabranch.server.run import LiveRun
 
 E = TypeVar("E", Granted, Refused)
 
-DEVICE_TABLES = ("run", "fleet", "client")
+DEVICE_TABLES = ("run", "fleet", "client", "flower")
 WHY_CHARS_MAX = 200
 
 

@@ -90,6 +90,7 @@ class Device(Presence):
         self._offer: Offer | None = None
         self._holds: int | None = None  # the newest version that it has whole: it is on the device's disk
         self._memory: Memory | None = None  # of its uplink, on its disk too
+        self._kept = b""  # by its App, on its disk as well
         self._training: Pending[LocalResult] | None = None
         self._outbox: Outbox | None = None
 
@@ -240,7 +241,9 @@ class Device(Presence):
             self._after(moment_s, partial(self._drop_out, self._tasks))
             return
         due_s = self._clock.now + train_s
-        self._training = around.executor.train(Job(self.index, model.vector, task, self._memory, due_s))
+        self._training = around.executor.train(
+            Job(self.index, model.vector, task, self._memory, due_s, self._kept)
+        )
         self._after(train_s, partial(self._trained, order, train_s))
 
     def _trained(self, order: ef.Train, train_s: float) -> None:
@@ -253,7 +256,8 @@ class Device(Presence):
             return
         self._training = None
         result = replace(result, metrics={**result.metrics, TRAIN_S: train_s})
-        self._outbox = Outbox(order.task, order.update_id, self.examples, result)
+        self._kept = result.kept
+        self._outbox = Outbox(order.task, order.update_id, result.examples or self.examples, result)
         self._handle(ev.Trained(self._now, order.update_id))
 
     def _renew(self, task: Task, now: float) -> None:
