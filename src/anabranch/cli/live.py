@@ -4,43 +4,70 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from anabranch.cli.configuration import Layer, load_config
-from anabranch.cli.options import AsJson, ConfigFile, Overrides, parse_shard, set_up_logging
+from anabranch.cli.configuration import Layer, load_config, read_settings
+from anabranch.cli.options import (
+    AsJson,
+    ConfigFile,
+    FlowerFolder,
+    Overrides,
+    app_spec,
+    parse_shard,
+    set_up_logging,
+)
 from anabranch.cli.output import Output
+from anabranch.core.errors import AppError
+from anabranch.core.params import ParamSpec
 from anabranch.reports.text import count_text, percent_text
+from anabranch.workloads.numpy_trainer import NumpyTrainer
 
 AppName = Annotated[
-    str, typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP")
+    str,
+    typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP", show_default=False),
 ]
 ServerAddress = Annotated[str, typer.Option("--server", help="The server's address.", metavar="HOST:PORT")]
 DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
 MODEL_FOLDER = Path("anabranch-model")
+SETTINGS = "settings.json"  # in it: what the App brings along
 
 
 def init(
-    app: AppName,
+    app: AppName = "",
+    flower: FlowerFolder = None,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="DIR")] = MODEL_FOLDER,
     seed: Annotated[int, typer.Option(help="The seed of the first weights.")] = 0,
     data_path: DataPath = "",
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the manifest and the first weights of an App's model, for a server to start from.
 
-    The manifest also says which units (neurons, channels, heads) a sub-model may leave out.
+    The manifest also says which units (neurons, channels, heads) a sub-model may leave out. Settings that the
+    App brings along are written beside it.
     """
     from anabranch.server.manifest import write_manifest
     from anabranch.workloads import load_app, trainer_for
 
-    trainer = trainer_for(load_app(app, data_path))
+    app = app_spec(app, flower)
+    found = load_app(app, data_path)
+    found.join(load_config(None, overrides or ()).to_json())
+    trainer = trainer_for(found)
+    initial, brought = trainer.initial(seed), found.settings(seed)
+    if isinstance(trainer, NumpyTrainer) and found.any_model:
+        trainer.adopt(ParamSpec.of(initial))
     spec = trainer.spec
-    write_manifest(out, app, trainer.initial(seed), spec.groups)
+    write_manifest(out, app, initial, spec.groups)
+    if brought:
+        (out / SETTINGS).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
     parameters = sum(t.size for t in spec.tensors)
     units = [{"name": group.name, "units": group.size} for group in spec.groups]
     layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)
@@ -67,6 +94,7 @@ def server(
     model: Annotated[
         Path, typer.Option("--model", help="What `anabranch init` wrote.", metavar="DIR")
     ] = MODEL_FOLDER,
+    flower: FlowerFolder = None,
     address: Annotated[str | None, typer.Option(help="Override server.address.")] = None,
     admin_address: Annotated[str | None, typer.Option(help="Override server.admin_address.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Override server.data_dir.")] = None,
@@ -77,13 +105,19 @@ def server(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a federation until its budget is used up and an operator stops it (SIGTERM drains)."""
+    """Serve a federation until its budget is used up and an operator stops it (SIGTERM drains).
+
+    With --flower the model is that of the app's ServerApp, unless --model is there already.
+    """
     from anabranch.server.app import ServerInfo, serve
     from anabranch.server.manifest import read_manifest
 
     given = {"address": address, "admin_address": admin_address, "data_dir": data_dir, "database": database}
     flags = _flags("server", given)
-    settings = load_config(config, overrides or (), flags=flags)
+    if flower is not None:
+        flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
+        _init_once(model, flower, overrides or ())
+    settings = load_config(config, overrides or (), presets=_brought(model), flags=flags)
     set_up_logging(as_json)
     output = Output(as_json)
 
@@ -96,7 +130,8 @@ def server(
 
 
 def client(
-    app: AppName,
+    app: AppName = "",
+    flower: FlowerFolder = None,
     server_address: ServerAddress = "127.0.0.1:7070",
     client_id: Annotated[
         str, typer.Option("--id", help="This device's name; made up once if not given.")
@@ -123,7 +158,7 @@ def client(
     output = Output(as_json)
     index, count = parse_shard(shard)
     options = ClientOptions(
-        app=app,
+        app=app_spec(app, flower),
         server=server_address,
         client_id=client_id,
         shard_index=index,
@@ -145,7 +180,8 @@ def client(
 
 
 def evaluate(
-    app: AppName,
+    app: AppName = "",
+    flower: FlowerFolder = None,
     server_address: ServerAddress = "127.0.0.1:7070",
     admin_address: Annotated[
         str, typer.Option("--admin", help="Report the metrics there as well.", metavar="HOST:PORT")
@@ -168,7 +204,7 @@ def evaluate(
     set_up_logging(as_json)
     output = Output(as_json)
     options = FollowerOptions(
-        app=app,
+        app=app_spec(app, flower),
         server=server_address,
         admin=admin_address,
         role=on,
@@ -185,6 +221,32 @@ def evaluate(
         accuracy, loss = measured.metrics.get("accuracy"), measured.metrics.get("loss", float("nan"))
         text = f"version {measured.version}: accuracy {percent_text(accuracy)}, loss {loss:.4f}"
         output.event("evaluated", text, **row)
+
+
+def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
+    """Write the model's folder unless it is there, in a process of its own: a server needs no framework."""
+    if model.exists():
+        return
+    settings = [word for text in overrides for word in ("--set", text)]
+    command = [
+        sys.executable,
+        "-m",
+        "anabranch.cli.main",
+        "init",
+        "--flower",
+        str(flower),
+        "--out",
+        str(model),
+    ]
+    done = subprocess.run([*command, *settings], stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)  # noqa: S603
+    if done.returncode:
+        raise AppError(f"the model of {flower} could not be made: see above")
+
+
+def _brought(model: Path) -> list[Layer]:
+    """The settings that the App brings along. Raises `ConfigError`."""
+    file = model / SETTINGS
+    return [(str(file), read_settings(file))] if file.is_file() else []
 
 
 def _shown(value: Any) -> str:

@@ -23,6 +23,9 @@ Overrides = Annotated[
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="The folder to write.", metavar="DIR")]
 ConfigFile = Annotated[Path | None, typer.Argument(help="A TOML file.", metavar="CONFIG")]
+FlowerFolder = Annotated[
+    Path | None, typer.Option("--flower", help="A Flower app's folder, as the App.", metavar="DIR")
+]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
 
 
@@ -57,6 +60,13 @@ def parse_shard(text: str) -> tuple[int, int]:
     if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise ConfigError(f"--shard {text!r}: write INDEX/COUNT with INDEX from 0, for example 3/8")
     return int(index), int(count)
+
+
+def app_spec(app: str, flower: Path | None) -> str:
+    """The App that was named, in one of the two ways. Raises `ConfigError`."""
+    if bool(app) == (flower is not None):
+        raise ConfigError("name one App: APP, or --flower DIR for the folder of a Flower app")
+    return app or f"flower:{flower}"
 
 
 def run_folder(name: str, strategy: str, seed: int) -> Path:
