@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -36,6 +37,8 @@ ROUND_KEYS = ("server-round", "server_round", "current_round")
 EXAMPLES_KEYS = ("num-examples", "num_examples")
 LEGACY_ARRAYS, LEGACY_STATUS = "fitins.parameters", ".status"
 LEGACY_EVALUATE = ("evaluateins.parameters", "evaluateins.config")
+
+_globals = threading.RLock()  # generators and stdout are the process's: one ClientApp at a time has them
 
 
 @dataclass(frozen=True)
@@ -133,7 +136,7 @@ def handled(app: ClientApp, message: Message, context: Context, seed: int) -> Me
     """The ClientApp's reply. Its prints go to stderr: stdout is for answers. Raises `AppError`."""
     what = message.metadata.message_type
     try:
-        with seeded(seed), contextlib.redirect_stdout(sys.stderr):
+        with _globals, seeded(seed), contextlib.redirect_stdout(sys.stderr):
             return app(message, context)
     except AppError:
         raise

@@ -227,7 +227,6 @@ def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
     """Write the model's folder unless it is there, in a process of its own: a server needs no framework."""
     if model.exists():
         return
-    settings = [word for text in overrides for word in ("--set", text)]
     command = [
         sys.executable,
         "-m",
@@ -238,7 +237,8 @@ def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
         "--out",
         str(model),
     ]
-    done = subprocess.run([*command, *settings], stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)  # noqa: S603
+    command += [word for text in overrides for word in ("--set", text)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)  # noqa: S603
     if done.returncode:
         raise AppError(f"the model of {flower} could not be made: see above")
 
