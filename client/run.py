@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ class ClientOptions:
     """One device. `client_id` empty: one is made up once and kept in `state_dir`.
 
     `shard_index` of `shard_count` is its part of the training data, split as the run's configuration
-    says. `threads`: for torch on a CPU, 0 for torch's own choice. `step_time_s`: see `Agent`.
+    says. `options` are told to the App. `threads`: for torch on a CPU, 0 for torch's own choice.
+    `step_time_s`: see `Agent`.
     """
 
     app: str
@@ -35,6 +36,7 @@ class ClientOptions:
     shard_count: int = 1
     state_dir: Path = Path("anabranch-device")
     data_path: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     device: str = "auto"
     precision: str = "auto"
     step_time_s: float = 0.0
@@ -68,6 +70,7 @@ class FollowerOptions:
 def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> AgentSummary:
     """Run a device until the run ends, `tasks_max` is reached, or SIGTERM or SIGINT. See `Agent.run`."""
     app = load_app(options.app, options.data_path)
+    app.options = options.options
     client_id = device_id(options.state_dir, options.client_id)
     settings = ClientTable(
         device=options.device,

@@ -57,7 +57,7 @@ class Partition(Examples):
 
 
 class FlowerApp(App):
-    """See the module. A `data_path` is told to the ClientApp as `data-path` of its node config.
+    """See the module. The node config has a device's `options`, and its `data_path` as `data-path`.
 
     Raises `AppError` for a folder without a Flower app, an app that cannot be loaded, and without flwr.
     """
@@ -129,8 +129,8 @@ class FlowerApp(App):
 
     def _configs(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """The run's and the node's."""
-        node_config = {"data-path": self.data_path} if self.data_path else {}
-        return self.project.fused(self._table.run_config), node_config
+        path = {"data-path": self.data_path} if self.data_path else {}
+        return self.project.fused(self._table.run_config), {**path, **self.options}
 
     def _said(self, what: str) -> Said:
         """What a message says: as configured, or as the ServerApp says it."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -89,12 +90,14 @@ class App:
 
     Before `train` are set: `version`, from which it starts, and `kept`, the bytes that the same device's App
     had there after its last training whose result counts; what is in it afterwards is kept, through restarts.
-    An App of `any_model` trains whatever model the run is of: only who starts a run asks for its `model`.
+    `options` are this device's own, as its command line gives them. An App of `any_model` trains whatever
+    model the run is of: only who starts a run asks for its `model`.
     """
 
     name: str = "app"
     data_path: str = ""
     runtime: Any = None
+    options: Mapping[str, Any] = MappingProxyType({})
     any_model: bool = False
     version: int = 0
     kept: bytes = b""

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import anabranch.client.results as results_module
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.results import Results
 
@@ -59,7 +58,7 @@ def crashed_put(folder: Path, update_id: str, kept: bytes, moment: str, patch: p
             def put(self: Outbox, entry: UpdateEntry) -> None:
                 raise Crash
 
-            here.setattr(results_module.Outbox, "put", put)
+            here.setattr(Outbox, "put", put)
         else:
 
             def count_next(self: Results) -> None:

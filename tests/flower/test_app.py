@@ -255,8 +255,15 @@ def test_an_unknown_key_is_named(tmp_path: Path) -> None:
         joined(write_app(tmp_path), {"flower": {"runconfig": {}}})
 
 
+def test_the_options_of_a_device_are_in_the_node_config(tmp_path: Path) -> None:
+    app = joined(write_app(tmp_path, replying("1 / context.node_config['zero']")))
+    app.options = {"zero": 0, "partition-id": 7}
+    with pytest.raises(AppError, match="ZeroDivisionError"):
+        app.train(app.model(), app.data(Shard("train", 0, 3)), PLAN, seed=1)
+
+
 def test_the_data_path_is_in_the_node_config(tmp_path: Path) -> None:
-    client = replying("print(context.node_config['data-path']) or 1 / 0")
+    client = replying("1 / 0 if context.node_config.get('data-path') == '/data' else msg")
     app = load_app(f"flower:{write_app(tmp_path, client)}", "/data")
     app.join(CONFIG)
     with pytest.raises(AppError, match="ZeroDivisionError"):

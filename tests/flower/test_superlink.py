@@ -54,7 +54,7 @@ def test_a_server_app_that_was_killed_goes_on_in_the_next_run(tmp_path: Path) ->
     ours = asynchronous(write_app(tmp_path), tmp_path, "run.updates_max=6")
     journal = tmp_path / "run" / "journal.jsonl"
     with deployed(tmp_path / "flower", 2) as superlink:
-        command = [Path(sys.executable).parent / "flwr", "run", ours, "here"]
+        command = [str(Path(sys.executable).parent / "flwr"), "run", str(ours), "here"]
         subprocess.run(command, env=superlink.environment, check=True, timeout=120, capture_output=True)
         await_updates(journal, 2, superlink)
         victim = server_app_process(superlink)

@@ -106,7 +106,7 @@ LEGACY_SERVER = """
 
 def write_app(folder: Path, client: str = COUNTING, server: str = FEDAVG, config: str = "") -> Path:
     """Write an app; its run config has learning-rate 0.5, 3 rounds, and whatever lines `config` adds."""
-    name = f"app_{next(_numbers)}_{folder.name.replace('-', '_')}"
+    name = f"app_{next(_numbers)}"
     root = folder / name
     package = root / name
     package.mkdir(parents=True)

@@ -24,12 +24,13 @@ class Deployment:
 
     def run(self, app: Path, timeout_s: float) -> str:
         """Run an app to its end; returns what was streamed of it."""
-        command = [BIN / "flwr", "run", app, "here", "--stream"]
+        command = [str(BIN / "flwr"), "run", str(app), "here", "--stream"]
         done = subprocess.run(
             command, env=self.environment, capture_output=True, text=True, timeout=timeout_s, cwd=self.folder
         )
-        assert done.returncode == 0, done.stdout + done.stderr + self.logs()
-        return done.stdout + done.stderr
+        said = str(done.stdout + done.stderr)
+        assert done.returncode == 0, said + self.logs()
+        return said
 
     def logs(self) -> str:
         """The ends of all logs."""

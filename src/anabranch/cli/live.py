@@ -19,6 +19,7 @@ from anabranch.cli.options import (
     FlowerFolder,
     Overrides,
     app_spec,
+    parse_setting,
     parse_shard,
     set_up_logging,
 )
@@ -141,6 +142,12 @@ def client(
     ] = "0/1",
     state_dir: Annotated[Path, typer.Option(help="Where the outbox lies.")] = Path("anabranch-device"),
     data_path: DataPath = "",
+    app_options: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--option", help="Told to the App; a Flower app has it in its node config.", metavar="KEY=VALUE"
+        ),
+    ] = None,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     step_time_s: Annotated[
@@ -165,6 +172,7 @@ def client(
         shard_count=count,
         state_dir=state_dir,
         data_path=data_path,
+        options=dict(parse_setting(text) for text in app_options or ()),
         device=device,
         precision=precision,
         step_time_s=step_time_s,
