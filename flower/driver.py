@@ -2,9 +2,9 @@
 
 The engine is the one of the server and the simulator (`core/engine.py`); here are its hands. What a Grid has
 not is left out: there are no heartbeats (so leases are long, and a node that dies is known by Flower's
-error), arrays travel whole, and nothing but a reply comes from a node. An event is durable before the engine
-has it. A reply that was pulled but not yet written when the ServerApp died is gone: Flower hands it out once.
-Its task's lease ends, as that of a device that died.
+error), arrays travel whole, and nothing but a reply comes from a node. What is sent is sent after the event
+that it comes of is durable. A reply that was pulled but not yet written when the ServerApp died is gone:
+Flower hands it out once. Its task's lease ends, as that of a device that died.
 """
 
 from __future__ import annotations

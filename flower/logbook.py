@@ -70,6 +70,7 @@ class Logbook:
         for record in self._reader.records():
             self._digest.add(record)
         self._lines: IO[str] = (folder / JOURNAL).open("a", encoding="utf-8")
+        self._synced = True
 
     def records(self) -> Iterator[Record]:
         """Every record but the run's own, as they lay there when the folder was opened."""
@@ -92,27 +93,28 @@ class Logbook:
         if payload is not None:
             _write_durably(self.folder / PAYLOAD_FOLDER / record["payload"]["sha256"], payload)
         self._lines.write(self._digest.add(record) + "\n")
+        self._synced = False
 
     def sync(self) -> None:
         """Make what was appended durable."""
-        self._lines.flush()
-        os.fsync(self._lines.fileno())
+        if not self._synced:
+            self._lines.flush()
+            os.fsync(self._lines.fileno())
+            self._synced = True
 
     def measured(self, version: int, metrics: dict[str, float]) -> None:
         """Note what an evaluation gave: no part of the journal."""
         with (self.folder / MEASURED).open("a", encoding="utf-8") as file:
-            file.write(
-                json.dumps({"version": version, "at": os.fstat(self._lines.fileno()).st_size, **metrics})
-                + "\n"
-            )
+            # Away from a line that a crash has cut short.
+            file.write("\n" + json.dumps({"version": version, **metrics}) + "\n")
 
     def measurements(self) -> Iterator[tuple[int, dict[str, Any]]]:
         """What earlier evaluations gave, by version."""
         file = self.folder / MEASURED
-        for text in file.read_text(encoding="utf-8").splitlines() if file.exists() else ():
-            if text.endswith("}"):  # not the line that a crash cut short
+        for text in file.read_text(encoding="utf-8").split("\n") if file.exists() else ():
+            if text.startswith("{") and text.endswith("}"):
                 row = json.loads(text)
-                yield row.pop("version"), {k: v for k, v in row.items() if k != "at"}
+                yield row.pop("version"), row
 
     @property
     def sha256(self) -> str:

@@ -154,7 +154,7 @@ def rehearse(folder: Path, overrides: Mapping[str, Any], partitions: int, seed: 
     return _rehearsed(folder.expanduser().resolve(), tuple(sorted(overrides.items())), partitions, seed)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _rehearsed(folder: Path, overrides: tuple[tuple[str, Any], ...], partitions: int, seed: int) -> Rehearsed:
     project = Project.read(folder)
     run_config, serverapp = project.fused(dict(overrides)), project.server_app()

@@ -24,7 +24,7 @@ from anabranch.cli.options import (
     set_up_logging,
 )
 from anabranch.cli.output import Output
-from anabranch.core.errors import AppError
+from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.params import ParamSpec
 from anabranch.reports.text import count_text, percent_text
 from anabranch.workloads.numpy_trainer import NumpyTrainer
@@ -36,6 +36,13 @@ AppName = Annotated[
 ServerAddress = Annotated[str, typer.Option("--server", help="The server's address.", metavar="HOST:PORT")]
 DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
+
+AppOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", help="Told to the App; a Flower app has it in its node config.", metavar="KEY=VALUE"
+    ),
+]
 
 MODEL_FOLDER = Path("anabranch-model")
 SETTINGS = "settings.json"  # in it: what the App brings along
@@ -126,7 +133,10 @@ def server(
         text = f"serving {settings.run.name} on {info.address}, operators on {info.admin_address}"
         output.event("serving", text, address=info.address, admin_address=info.admin_address)
 
-    code = asyncio.run(serve(settings, read_manifest(model), ready=ready, insecure=insecure))
+    manifest = read_manifest(model)
+    if flower is not None and Path(manifest.app).name != flower.resolve().name:
+        raise ConfigError(f"{model} is a model of {manifest.app}, not of {flower}: name another --model DIR")
+    code = asyncio.run(serve(settings, manifest, ready=ready, insecure=insecure))
     raise typer.Exit(code)
 
 
@@ -142,12 +152,7 @@ def client(
     ] = "0/1",
     state_dir: Annotated[Path, typer.Option(help="Where the outbox lies.")] = Path("anabranch-device"),
     data_path: DataPath = "",
-    app_options: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--option", help="Told to the App; a Flower app has it in its node config.", metavar="KEY=VALUE"
-        ),
-    ] = None,
+    app_options: AppOptions = None,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     step_time_s: Annotated[
