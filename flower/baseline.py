@@ -7,6 +7,7 @@ real.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -59,6 +60,7 @@ def main(grid: Grid, context: Context) -> None:
         counting = CountingGrid(grid, recorder, chosen)
         began = time.perf_counter()
         serverapp(counting, context)
+        counting.finish()
         result = recorder.result(counting.model_sha256, "", time.perf_counter() - began)
     result.write(folder)
     write_report(result, folder)
@@ -70,8 +72,9 @@ class CountingGrid(Grid):
     def __init__(self, grid: Grid, recorder: Recorder, chosen: dict[str, str]) -> None:
         self._grid, self._recorder, self._chosen = grid, recorder, chosen
         self._began = time.perf_counter()
-        self._sent: dict[str, Message] = {}
-        self._round, self._came = 0, 0
+        self._lock = threading.Lock()  # the legacy API sends each message from a thread of its own
+        self._phase = ("", "")  # what is sent at the moment: its type and its round
+        self._round, self._came, self._last_s = 0, 0, 0.0
         self._judged: list[Reply] = []
         self.model_sha256 = ""
 
@@ -104,11 +107,8 @@ class CountingGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """See `Grid`."""
         sent = list(messages)
-        message_ids = list(self._grid.push_messages(sent))
-        for message_id, message in zip(message_ids, sent, strict=True):
-            self._sent[message_id] = message
-            self._told(message)
-        return message_ids
+        self._told(sent)
+        return list(self._grid.push_messages(sent))
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
         """See `Grid`."""
@@ -121,11 +121,9 @@ class CountingGrid(Grid):
     ) -> Iterable[Message]:
         """See `Grid`."""
         sent = list(messages)
-        for message in sent:
-            self._told(message)
+        self._told(sent)
         replies = list(self._grid.send_and_receive(sent, timeout=timeout))
         self._heard(replies)
-        self._end_of_round()
         return replies
 
     # --- what is counted ---------------------------------------------------------------------
@@ -133,41 +131,51 @@ class CountingGrid(Grid):
     def _now(self) -> float:
         return time.perf_counter() - self._began
 
-    def _told(self, message: Message) -> None:
-        what, client = message.metadata.message_type, f"node-{message.metadata.dst_node_id}"
-        size_bytes = _array_bytes(message.content)
-        if what == TRAIN:
-            self._end_of_round()
-            self._recorder.granted(self._now(), client, message.metadata.message_id, self._round)
-            self._recorder.downloaded(self._now(), client, size_bytes)
-        if what == EVALUATE:
-            self._end_of_round()
-            self._note_model(message.content)
+    def _told(self, sent: Iterable[Message]) -> None:
+        with self._lock:
+            for message in sent:
+                what, client = message.metadata.message_type, f"node-{message.metadata.dst_node_id}"
+                if what not in (TRAIN, EVALUATE):
+                    continue
+                if (phase := (what, message.metadata.group_id)) != self._phase:
+                    self.finish()
+                    self._phase = phase
+                    self._note_model(message.content)
+                if what == TRAIN:
+                    self._recorder.granted(self._now(), client, message.metadata.message_id, self._round)
+                    self._recorder.downloaded(self._now(), client, _array_bytes(message.content))
 
     def _heard(self, replies: Iterable[Message]) -> None:
-        for message in replies:
-            what, client = message.metadata.message_type, f"node-{message.metadata.src_node_id}"
-            try:
-                reply = Reply.of(message, what)
-            except AppError as error:
-                self._recorder.note(self._now(), "failed", client=client, why=str(error))
-                continue
-            if what == TRAIN:
-                self._came += 1
-                decision = Decision(Verdict.HELD, 0, 1.0)
-                size_bytes = _array_bytes(message.content)
-                self._recorder.decided(self._now(), client, self._round, decision, size_bytes, reply.examples)
-            elif what == EVALUATE:
-                self._judged.append(reply)
+        with self._lock:
+            for message in replies:
+                self._take(message)
 
-    def _end_of_round(self) -> None:
+    def _take(self, message: Message) -> None:
+        what, client = message.metadata.message_type, f"node-{message.metadata.src_node_id}"
+        if what not in (TRAIN, EVALUATE):
+            return
+        try:
+            reply = Reply.of(message, what)
+        except AppError as error:
+            self._recorder.note(self._now(), "failed", client=client, why=str(error))
+            return
+        self._last_s = self._now()
+        if what == EVALUATE:
+            self._judged.append(reply)
+            return
+        self._came += 1
+        size_bytes, decision = _array_bytes(message.content), Decision(Verdict.HELD, 0, 1.0)
+        self._recorder.decided(self._last_s, client, self._round, decision, size_bytes, reply.examples)
+
+    def finish(self) -> None:
+        """All replies of what was sent are here: a round of training makes a version."""
         if self._came:
             self._came, self._round = 0, self._round + 1
-            self._recorder.published(self._now(), self._round)
+            self._recorder.published(self._last_s, self._round)
         if self._judged:
             metrics, self._judged = mean_metrics(self._judged), []
             found = named(metrics, self._chosen, "the app")
-            self._recorder.evaluated(self._now(), self._round, found["accuracy"], found["loss"])
+            self._recorder.evaluated(self._last_s, self._round, found["accuracy"], found["loss"])
 
     def _note_model(self, content: RecordDict) -> None:
         arrays: dict[str, Any] = arrays_of(content.array_records[Said.of(content).arrays])

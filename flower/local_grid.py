@@ -5,6 +5,7 @@ Replies are made when they are pulled, one after the other, so equal calls give 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -50,7 +51,7 @@ class LocalGrid(Grid):
         self.nodes = nodes
         self._run = Run.create_empty(RUN_ID)
         self._waiting: dict[str, Message] = {}
-        self._count = 0
+        self._numbers = itertools.count(1)  # the legacy API sends from many threads
 
     def set_run(self, run: Run) -> None:
         """See `Grid`."""
@@ -80,8 +81,7 @@ class LocalGrid(Grid):
         """See `Grid`."""
         found = []
         for message in messages:
-            self._count += 1
-            message_id = f"message-{self._count}"
+            message_id = f"message-{next(self._numbers)}"
             message.metadata.__dict__["_message_id"] = message_id
             self._waiting[message_id] = message
             found.append(message_id)

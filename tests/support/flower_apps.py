@@ -39,6 +39,8 @@ COUNTING = """
 """
 
 FEDAVG = """
+    import pathlib
+
     import numpy as np
     from flwr.app import Array, ArrayRecord, ConfigRecord
     from flwr.serverapp import ServerApp
@@ -56,7 +58,7 @@ FEDAVG = """
             train_config=ConfigRecord({"lr": context.run_config["learning-rate"]}),
             evaluate_config=ConfigRecord({"how": "well"}),
         )
-        open("finished.txt", "w").write("a rehearsal must not come as far as this")
+        pathlib.Path("finished.txt").write_text("a rehearsal must not come as far as this")
 """
 
 # The older API: a list of arrays without names, the first of them fetched from a client.
