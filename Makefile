@@ -41,7 +41,7 @@ format: setup  ## put the code in the one format
 demo: setup  ## a real server, eight unequal devices, real images, a report
 	$(BIN)/anabranch demo $(DEMO_ARGS)
 
-prove: setup  ## the long forms of the proofs: hundreds of seeds with every fault, many kills
+prove: setup  ## the long forms of the proofs, and their figures: seeds with every fault, kills, hostile clients
 	$(BIN)/pytest -m prove -v $(PYTEST_ARGS)
 
 bench: setup  ## the benchmarks, as ratios against a bare stream and a copy in memory

@@ -18,21 +18,23 @@ from typing import Any
 
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
-from anabranch.client.lease import Cancelled, LeaseKeeper, OnEvent
+from anabranch.client.kept import Kept
+from anabranch.client.lease import LeaseKeeper, OnEvent
+from anabranch.client.memory import Memories
 from anabranch.client.messages import Enrolment
-from anabranch.client.results import Results
+from anabranch.client.outbox import Outbox, OutboxBounds
 from anabranch.client.shadow import Order, SyncThread
 from anabranch.client.state import fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
-from anabranch.client.trainer import BaseModel, LocalTrainer
+from anabranch.client.timers import Timers
+from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
-from anabranch.compress.feedback import make_uplink
+from anabranch.client.work import Work
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.config import ClientTable, build
-from anabranch.core.errors import AnabranchError, InvalidUpdate, ManifestMismatch, outcome_of
-from anabranch.core.ledger import TRAIN_S
+from anabranch.core.errors import AnabranchError, ManifestMismatch, Unavailable, outcome_of
 from anabranch.core.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.ranges import ELASTIC, OVERLAP
 from anabranch.core.session import Phase, Session, SessionSettings
@@ -43,8 +45,6 @@ log = logging.getLogger(__name__)
 
 Effects = list[ef.SessionEffect]
 
-LOOK_AROUND_S = 3600.0  # without a timer the bell ends the rest
-
 
 class Agent:
     """One device of a federation.
@@ -53,7 +53,7 @@ class Agent:
     server serves. `tasks_max`: stop after so many answered updates (0: never). `step_time_s`
     emulates a device that needs so long for a local step: after a training the agent rests until it
     has taken that long (0: no rest). A device that is slower by itself is not made faster.
-    `seed` is for tests: ids come of it. `bell` has the clock and the sleep.
+    `seed` is for tests: ids come of it. `bell` has the clock and the sleep. `outbox`: what it holds at most.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class Agent:
         seed: int | None = None,
         on_event: OnEvent | None = None,
         bell: Bell | None = None,
+        outbox: OutboxBounds | None = None,
     ) -> None:
         settings = settings or ClientTable()
         self.client_id = client_id
@@ -86,19 +87,29 @@ class Agent:
         self._session = Session(client_id, self._seed, self._limits)
         self._lock = threading.Lock()  # of the session
         self._todo: deque[ef.SessionEffect] = deque()  # for the thread of `run`
-        self._timers: dict[str, float] = {}
+        self._timers = Timers(self._bell, lambda left_s: self._tell("waiting", seconds=left_s))
+        self._cut_off = False  # the last call found nobody
         self._sync: SyncThread | None = None
         self._elastic: ElasticTrainer | None = None
         self._lease = LeaseKeeper(transport, self._handle, self._bell, self._tell, self._advise)
-        self._results: Results | None = None
-        self._run_id = ""
+        self._bounds = outbox
+        self._outbox: Outbox | None = None
+        self._memories: Memories | None = None
+        self._work: Work | None = None
         self._models = HeldModels(self._local, transport, state_dir, self._bell.now, self.summary, self._tell)
-        self._start_model: BaseModel | None = None  # what the task at hand is trained from
         self._fatal: AnabranchError | None = None
 
     def stop(self) -> None:
         """From any thread: end soon. A result in the outbox stays there for the next start."""
         self._bell.stop()
+
+    def hasten(self) -> None:
+        """From any thread: a server can be reached again. What was put off for that is due."""
+        if self._cut_off:
+            self._timers.hasten()
+            if self._sync is not None:
+                self._sync.hasten()
+        self._bell.ring()
 
     def run(self) -> AgentSummary:
         """Work until the run ends, `tasks_max` is reached, `stop`, SIGTERM or SIGINT.
@@ -124,9 +135,23 @@ class Agent:
         return self.summary
 
     def _run(self) -> None:
-        self._results = Results(self._state_dir)
-        pending = self._results.waiting()
-        self._follow(self._enrol())
+        self._outbox = Outbox(self._state_dir / "outbox", self._bounds)
+        pending = self._outbox.pending()
+        self._memories = Memories(self._state_dir / "memory", pending)
+        self._work = Work(
+            self._local,
+            self._models,
+            self._outbox,
+            self._memories,
+            Kept(self._state_dir / "kept", pending),
+            self._lease,
+            self._bell,
+            self.summary,
+            self._tell,
+            self._check,
+            self._step_time_s,
+        )
+        self._follow(self._enrol(), self._work)
         self._lease.start()
         first, later = (pending[0], tuple(pending[1:])) if pending else (None, ())
         self._order(self._handle(ev.Started(self._bell.now(), first, later)))
@@ -147,20 +172,21 @@ class Agent:
         with self._lock:
             return self._session.handle(event)
 
-    def _follow(self, seen: Enrolment) -> None:
+    def _follow(self, seen: Enrolment, work: Work) -> None:
         """Push as the run says."""
         table = seen.config.get("client", {})
         if table.get("push") == ELASTIC:
             self._elastic = ElasticTrainer(
                 self._local, build(ClientTable, table, "client"), self._bell, self._step_time_s
             )
-            self._step_time_s = 0.0  # the training itself takes that long
+            work.trainer, work.step_time_s = self._elastic, 0.0  # the training itself takes that long
             limits = replace(self._limits, ask_with_push=True)
             self._session = Session(self.client_id, self._seed, limits)
         if table.get("push") == OVERLAP:
             held_max = int(seen.config.get("server", {}).get("tasks_per_client", 1))
             limits = replace(self._limits, tasks_held_max=held_max)
             self._session = OverlapSession(self.client_id, self._seed, limits)
+            work.waits_for_room = True
             self._sync = SyncThread(self._carry, self._bell.now, self._bell.ring)
             self._sync.start()
 
@@ -192,8 +218,10 @@ class Agent:
         self._bell.ring()
 
     def _discard(self, update_id: str) -> None:
-        assert self._results is not None
-        self._results.discard(update_id)
+        assert self._outbox is not None
+        assert self._memories is not None
+        self._memories.drop(update_id)  # unless it was committed
+        self._outbox.remove(update_id)
 
     def _do(self, effect: ef.SessionEffect) -> Effects:
         """Carry out one order; returns what the session wants next."""
@@ -217,9 +245,11 @@ class Agent:
         return []
 
     def _attempt(self, call: str, do: Callable[[Any], Effects], argument: Any) -> Effects:
+        self._cut_off = False
         try:
             return do(argument)
         except AnabranchError as error:
+            self._cut_off = isinstance(error, Unavailable)
             retryable = outcome_of(error).retryable
             with self._lock:
                 self.summary.failures += 1
@@ -229,9 +259,9 @@ class Agent:
                 retryable = True
             elif call == "ask" and not retryable:
                 self._fatal = error
-            window_s = getattr(error, "retry_after_s", None)
             update_id = argument.update_id if isinstance(argument, ef.Push) else None
-            return self._handle(ev.CallFailed(self._bell.now(), str(error), retryable, window_s, update_id))
+            now, again_s = self._bell.now(), error.retry_after_s
+            return self._handle(ev.CallFailed(now, str(error), retryable, again_s, update_id))
 
     def _cancel(self) -> None:
         """Tell the session of notices that a task is not wanted."""
@@ -253,7 +283,8 @@ class Agent:
         )
         self._local.join(seen.spec, seen.config)
         self._models.join(seen.run_id)
-        self._run_id = seen.run_id
+        assert self._work is not None
+        self._work.run_id = seen.run_id
         if self._local.examples is None:  # find the data, and say how much it is
             self._local.load(self._shard if isinstance(self._shard, Shard) else self._shard(seen.config))
             return self._enrol()
@@ -274,58 +305,23 @@ class Agent:
         return self._handle(ev.TaskRefused(now, answer.retry_after_s, answer.detail, answer.final))
 
     def _fetch(self, task: Task) -> Effects:
-        make_uplink(task.uplink)  # a codec that is not here: better known before the training
-        self._start_model = self._models.get(task)
+        assert self._work is not None
+        self._work.fetch(task)
         return self._handle(ev.ModelFetched(self._bell.now()))
 
     def _train(self, order: ef.Train) -> Effects:
-        assert self._start_model is not None
-        assert self._results is not None
-        task_id, lease, began = order.task.task_id, self._lease, self._bell.now()
-        memory = self._results.memory(self._run_id, self._local.spec.layout_hash)
-        self._local.kept = self._results.kept(self._run_id)
-
-        def each_step() -> None:
-            lease.progress.step()
-            self._check()
-            lease.check(task_id)
-
-        lease.progress.begin()
-        try:
-            entry, pending = (self._elastic or self._local).train(
-                order.task, order.update_id, self._start_model, memory, each_step
-            )
-            lease.progress.begin()
-            self._emulate(began + entry.local_steps * self._step_s(order.task), task_id)
-            lease.check(task_id)
-        except Cancelled:
+        assert self._work is not None
+        if not self._work.train(order):
             return []  # the loop tells the session
-        except InvalidUpdate:
-            self._results.forget()
-            raise
-        took_s = self._bell.now() - began
-        trained_s = entry.metrics.get(TRAIN_S, took_s)
-        entry = replace(entry, metrics={**entry.metrics, TRAIN_S: trained_s})
-        self.summary.training_s += trained_s
-        self._results.put(entry, pending, self._local.kept, self._run_id)
-        metrics = dict(entry.metrics)
-        self._tell("trained", task=task_id, steps=entry.local_steps, took_s=took_s, metrics=metrics)
-        return self._handle(ev.Trained(self._bell.now(), order.update_id))
-
-    def _step_s(self, task: Task) -> float:
-        """How long the emulated device needs for a step of the task, seconds; 0 emulates nothing."""
-        return self._step_time_s and self._step_time_s * self._local.step_cost(task)
-
-    def _emulate(self, until: float, task_id: str) -> None:
-        """Rest while the emulated device would still compute."""
-        while (left_s := until - self._bell.now()) > 0:
-            self._lease.check(task_id)
-            self._bell.rest(left_s)
+        effects = self._handle(ev.Trained(self._bell.now(), order.update_id))
+        if self._sync is not None and self._session.phase is Phase.PUSHING and self._outbox is not None:
+            self._tell("waiting", results=len(self._outbox.pending()), why="results wait for the server")
+        return effects
 
     def _push(self, order: ef.Push) -> Effects:
-        assert self._results is not None
+        assert self._outbox is not None
         update_id = order.update_id
-        entry = self._results.load(update_id)
+        entry = self._outbox.load(update_id)
         if order.next_task_id:
             ask = Ask(self.client_id, order.next_task_id, self._models.version)
             answer = self._transport.push_and_ask(entry, ask, self._local.spec)
@@ -333,8 +329,8 @@ class Agent:
             answer = self._transport.push(entry)
         decision = answer.decision
         self.summary.pushed(entry, answer, self._local.spec.vector_dtype.itemsize)
-        if decision.verdict is not Verdict.REJECTED:
-            self._results.taken(update_id)
+        if decision.verdict is not Verdict.REJECTED and self._memories is not None:
+            self._memories.commit(update_id)
         self._tell(
             "pushed",
             update=update_id,
@@ -353,10 +349,9 @@ class Agent:
 
     def _drop_task(self) -> None:
         """At the end: a task without a result is of more use to another device."""
-        task, results = self._session.task, self._results
-        if task is None or results is None or self._session.update_id in results.waiting():
-            return
-        self._give_back(task.task_id, self.summary.why or "the device stopped")
+        task, outbox = self._session.task, self._outbox
+        if task is not None and outbox is not None and self._session.update_id not in outbox.pending():
+            self._give_back(task.task_id, self.summary.why or "the device stopped")
 
     def _give_back(self, task_id: str, why: str) -> None:
         try:
@@ -370,22 +365,12 @@ class Agent:
         if timer.name == "heartbeat":
             self._lease.set(timer.at)
         else:
-            self._timers[timer.name] = timer.at
+            self._timers.set(timer)
 
     def _await_timer(self) -> Effects:
         """Rest until the next timer is due. Woken before, it comes back for a look around."""
-        if not self._timers:  # the sync thread has all there is to do
-            assert self._sync is not None, f"nothing to wait for in phase {self._session.phase}"
-            self._bell.rest(LOOK_AROUND_S)
-            return []
-        name, at = min(self._timers.items(), key=lambda item: item[1])
-        left_s = at - self._bell.now()
-        if left_s > 0:
-            self._tell("waiting", seconds=left_s)
-            self._bell.rest(left_s)
-            return []
-        del self._timers[name]
-        return self._handle(ev.TimerFired(self._bell.now(), name))
+        name = self._timers.due()
+        return [] if name is None else self._handle(ev.TimerFired(self._bell.now(), name))
 
     def _tell(self, kind: str, **data: Any) -> None:
         log.debug("%s %s %s", self.client_id, kind, data)

@@ -21,9 +21,13 @@ from anabranch.core.errors import (
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 
 T = TypeVar("T")
+Answer = Any  # grpc.Future, which is generic in its stubs alone
 
 CONTROL_S = 10.0  # the deadline of every call that is no stream
 RECONNECT_MAX_S = 20.0
+CONNECT_S = 2.0  # how long an attempt to connect may take: a lost packet of it goes again after a second
+HEALTH_METHOD = "/grpc.health.v1.Health/Check"
+SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 ERROR_KEY = "anabranch-error"  # trailing metadata: the class of core/errors.py
 RETRY_KEY = "retry-after-s"  # trailing metadata: "earliest,latest"
 
@@ -49,12 +53,14 @@ def open_channel(
         # Besides the chunks, a manifest may come in one message.
         ("grpc.max_receive_message_length", limits.message_bytes_max + limits.manifest_bytes_max),
         ("grpc.max_metadata_size", limits.metadata_bytes_max),
-        ("grpc.keepalive_time_ms", 30_000),
+        # A dead link is noticed after 10 s without an acknowledgement of TCP's (TCP_USER_TIMEOUT), or of a
+        # ping, which leaves after 5 s of silence. No sooner: a slow or lossy one looks like that for seconds.
+        ("grpc.keepalive_time_ms", 5_000),
         ("grpc.keepalive_timeout_ms", 10_000),
         ("grpc.keepalive_permit_without_calls", 0),
         ("grpc.http2.max_pings_without_data", 0),
         ("grpc.initial_reconnect_backoff_ms", 250),
-        ("grpc.min_reconnect_backoff_ms", 250),
+        ("grpc.min_reconnect_backoff_ms", round(1000 * CONNECT_S)),
         ("grpc.max_reconnect_backoff_ms", max(250, round(1000 * reconnect_max_s))),
         # Devices on one host must not share a connection's limits.
         ("grpc.use_local_subchannel_pool", 1),
@@ -73,8 +79,10 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
     cls = _BY_NAME.get(name) or _BY_STATUS.get(status, ProtocolError)
     if not name:
         text = f"{address}: {status}: {text}"
-    window = _window(metadata.get(RETRY_KEY, ""))
-    return Overloaded(text, window) if cls is Overloaded and window else cls(text)
+    found = cls(text)
+    if (window := _window(metadata.get(RETRY_KEY, ""))) is not None:
+        found.retry_after_s = window
+    return found
 
 
 @contextmanager
@@ -86,6 +94,28 @@ def mapped_errors(address: str) -> Iterator[None]:
         raise error_of(error, address) from error
     except (grpc.FutureCancelledError, ValueError) as error:  # a channel that was closed meanwhile
         raise Unavailable(f"{address}: the call was cut off: {error}") from error
+
+
+def asked_health(channel: grpc.Channel, timeout_s: float, service: str = "") -> Answer:
+    """Ask a server whether it serves, by the standard health protocol; `says_serving` has the answer.
+
+    The messages are so small that they are written by hand: a device need not have grpcio-health-checking.
+    """
+    name = service.encode()
+    request = b"\x0a" + bytes([len(name)]) + name if name else b""  # HealthCheckRequest{service}
+    check = channel.unary_unary(
+        HEALTH_METHOD, request_serializer=lambda data: data, response_deserializer=lambda data: data
+    )
+    future: Answer = check.future(request, timeout=timeout_s)
+    return future
+
+
+def says_serving(asked: Answer) -> bool:
+    """Whether the answer is yes; whatever goes wrong is a no."""
+    try:
+        return bool(asked.result() == SERVING)
+    except (grpc.RpcError, grpc.FutureCancelledError):
+        return False
 
 
 class StallGuard:

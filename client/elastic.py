@@ -12,6 +12,7 @@ With FedAsync the server's side is w_PS <- (1 - a) w_PS + a w_s, which is Shadow
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,6 +30,13 @@ from anabranch.core.ledger import TRAIN_S
 from anabranch.core.params import Vector
 from anabranch.core.updates import Task
 
+log = logging.getLogger(__name__)
+
+SILENT_S = 120.0
+SILENT = (
+    "%s: no local step has ended so far: if its `train` does not use anabranch.workloads.batches, it never "
+    "meets the server: use them, or set client.push to 'task' or 'overlap'"
+)
 LOOK_S = 0.5  # at least so often it is looked whether the task is still wanted
 
 
@@ -43,6 +51,7 @@ class ElasticTrainer:
         self._step_time_s = step_time_s
         self._merge, self._policy = make_merge(table.merge, table.merge_weight), make_policy(table)
         self._live: LiveTraining | None = None
+        self._base: Vector | None = None  # of the task before
         self._sent: tuple[Vector, float] | None = None  # a snapshot without its answer, and when it was taken
 
     def train(
@@ -64,6 +73,11 @@ class ElasticTrainer:
             snapshot, taken_at = self._sent
             self._sent = None
             live.answer(snapshot, base.vector, self._bell.now() - taken_at)
+        elif self._base is not None and self._table.merge_weight == 1:
+            # The task before came to nothing. A server that adds updates up must not be sent, with what was
+            # learned, the way back from what the others did meanwhile; one that mixes wants the snapshot.
+            live.answer(self._base, base.vector, 0.0)
+        self._base = base.vector
         taken = self._await_snapshot(live, each_step)
         self._sent = taken.vector, self._bell.now()
         delta = taken.vector - base.vector
@@ -96,8 +110,11 @@ class ElasticTrainer:
     def _await_snapshot(self, live: LiveTraining, each_step: Callable[[], None]) -> Snapshot:
         live.want()
         try:
-            steps = live.steps
+            steps, silent_from = live.steps, self._bell.now()
             while (taken := live.take()) is None:
+                if live.steps < 1 and self._bell.now() - silent_from >= SILENT_S:
+                    log.warning(SILENT, self._local.name)
+                    silent_from = math.inf
                 if live.steps > steps:  # a lease is renewed for work, not for hanging
                     steps = live.steps
                     each_step()

@@ -10,7 +10,15 @@ from typing import Any, TypeVar
 
 import grpc
 
-from anabranch.client.channel import CONTROL_S, StallGuard, mapped_errors, open_channel, stream_deadline_s
+from anabranch.client.channel import (
+    CONTROL_S,
+    StallGuard,
+    asked_health,
+    mapped_errors,
+    open_channel,
+    says_serving,
+    stream_deadline_s,
+)
 from anabranch.core.errors import InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.protos import convert
@@ -21,8 +29,6 @@ Request = TypeVar("Request")
 Response = TypeVar("Response")
 
 ROLLBACK_S = 3600.0
-HEALTH_METHOD = "/grpc.health.v1.Health/Check"
-SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
 
 
 @dataclass(frozen=True)
@@ -222,18 +228,6 @@ class OperatorClient:
 
 
 def check_health(address: str, service: str = "", timeout_s: float = CONTROL_S) -> bool:
-    """Whether the server at `address` serves, by the standard health protocol; never raises for a no.
-
-    The messages are so small that they are written by hand: a device need not have grpcio-health-checking.
-    """
-    name = service.encode()
-    request = b"\x0a" + bytes([len(name)]) + name if name else b""  # HealthCheckRequest{service}
+    """Whether the server at `address` serves, by the standard health protocol; never raises for a no."""
     with open_channel(address) as channel:
-        check = channel.unary_unary(
-            HEALTH_METHOD, request_serializer=lambda data: data, response_deserializer=lambda data: data
-        )
-        try:
-            answer: bytes = check(request, timeout=timeout_s)
-        except grpc.RpcError:
-            return False
-    return answer == SERVING
+        return says_serving(asked_health(channel, timeout_s, service))

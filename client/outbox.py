@@ -25,8 +25,8 @@ from functools import cached_property
 from pathlib import Path
 
 from anabranch.client.records import sync_folder
-from anabranch.core.errors import AnabranchError, StoreCorrupt, StoreError, StoreFull, TooLarge
-from anabranch.core.limits import GIB
+from anabranch.core.errors import AnabranchError, ConfigError, StoreCorrupt, StoreError, StoreFull, TooLarge
+from anabranch.core.limits import OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.protos.convert import checked_id
 from anabranch.protos.v1.model_pb2 import SubmodelMap
 
@@ -95,6 +95,18 @@ class UpdateEntry:
         return entry
 
 
+@dataclass(frozen=True)
+class OutboxBounds:
+    """What an outbox holds at most. Raises `ConfigError` where nothing would fit."""
+
+    entries_max: int = OUTBOX_ENTRIES_MAX
+    bytes_max: int = OUTBOX_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        if self.entries_max < 1 or self.bytes_max < 1:
+            raise ConfigError(f"an outbox must hold at least one result of some bytes, not {self}")
+
+
 class Outbox:
     """Results that no server has answered yet. At the bounds the oldest entry makes room, with a warning.
 
@@ -102,8 +114,8 @@ class Outbox:
     left unfinished or torn.
     """
 
-    def __init__(self, folder: Path, entries_max: int = 64, bytes_max: int = 2 * GIB) -> None:
-        self._folder, self._entries_max, self._bytes_max = folder, entries_max, bytes_max
+    def __init__(self, folder: Path, bounds: OutboxBounds | None = None) -> None:
+        self._folder, self._bounds = folder, bounds or OutboxBounds()
         self._lock = threading.Lock()  # of the list of the files
         folder.mkdir(parents=True, exist_ok=True)
         for path in folder.glob(f"*{UNFINISHED}"):
@@ -115,13 +127,15 @@ class Outbox:
                 log.warning("outbox: dropped: %s", error)
                 self.remove(update_id)
 
+    def has_room(self, entry: UpdateEntry) -> bool:
+        """Whether `put` would drop nothing. Raises `TooLarge` when it can never fit."""
+        return self._fits(self._files(), self._size_of(entry))
+
     def put(self, entry: UpdateEntry) -> None:
         """Make an entry durable. Raises `StoreFull`, and `TooLarge` when it can never fit."""
-        head, payload = entry.to_bytes()
-        size = len(head) + len(payload)
-        if size > self._bytes_max:
-            raise TooLarge(f"update of {size} bytes is over the outbox's cap of {self._bytes_max}")
+        size = self._size_of(entry)
         self._make_room(size)
+        head, payload = entry.to_bytes()
         path = self._path(entry.update_id)
         unfinished = path.with_suffix(UNFINISHED)
         try:
@@ -166,11 +180,19 @@ class Outbox:
             found = [(path.stat(), path) for path in self._folder.glob(f"*{SUFFIX}")]
         return sorted((stat.st_mtime_ns, stat.st_size, path) for stat, path in found)
 
+    def _size_of(self, entry: UpdateEntry) -> int:
+        size = sum(map(len, entry.to_bytes()))
+        if size > self._bounds.bytes_max:
+            raise TooLarge(f"update of {size} bytes is over the outbox's cap of {self._bounds.bytes_max}")
+        return size
+
+    def _fits(self, files: list[tuple[int, int, Path]], size: int) -> bool:
+        held_bytes = sum(held for _, held, _ in files)
+        return len(files) < self._bounds.entries_max and size + held_bytes <= self._bounds.bytes_max
+
     def _make_room(self, size: int) -> None:
         files = self._files()
-        while files and (
-            len(files) >= self._entries_max or size + sum(s for _, s, _ in files) > self._bytes_max
-        ):
+        while files and not self._fits(files, size):
             _, _, oldest = files.pop(0)
             log.warning("outbox: full: dropped the oldest entry, %s", oldest.stem)
             oldest.unlink(missing_ok=True)

@@ -12,6 +12,7 @@ from anabranch.client.agent import Agent
 from anabranch.client.follower import Follower, Measurement
 from anabranch.client.lease import OnEvent
 from anabranch.client.operator import OperatorClient
+from anabranch.client.outbox import OutboxBounds
 from anabranch.client.state import device_id, fresh_id
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import shard_of
@@ -22,11 +23,13 @@ from anabranch.workloads.app import Shard, load_app
 
 @dataclass(frozen=True)
 class ClientOptions:
-    """One device. `client_id` empty: one is made up once and kept in `state_dir`.
+    """One device. `server`: `host:port`, or several with commas between them, of which one leads.
+
+    `client_id` empty: one is made up once and kept in `state_dir`.
 
     `shard_index` of `shard_count` is its part of the training data, split as the run's configuration
     says. `options` are told to the App. `threads`: for torch on a CPU, 0 for torch's own choice.
-    `step_time_s`: see `Agent`.
+    `step_time_s`, `outbox`: see `Agent`.
     """
 
     app: str
@@ -44,6 +47,7 @@ class ClientOptions:
     threads: int = 0
     retry_base_s: float = ClientTable.retry_base_s
     retry_cap_s: float = ClientTable.retry_cap_s
+    outbox: OutboxBounds = field(default_factory=OutboxBounds)
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
         return shard_of(config, options.shard_index, options.shard_count)
 
     with GrpcTransport(options.server, client_id) as transport:
-        return Agent(
+        agent = Agent(
             app,
             transport,
             client_id,
@@ -94,7 +98,10 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             step_time_s=options.step_time_s,
             threads=options.threads,
             on_event=on_event,
-        ).run()
+            outbox=options.outbox,
+        )
+        transport.on_return(agent.hasten)
+        return agent.run()
 
 
 def follow(options: FollowerOptions) -> Iterator[Measurement]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from anabranch.core import effects as ef
 
@@ -46,6 +47,13 @@ class SyncThread:
                 self._push = order
             else:
                 self._timer = order
+            self._changed.notify()
+
+    def hasten(self) -> None:
+        """From any thread: a push that was put off need not wait any longer."""
+        with self._changed:
+            if self._timer is not None:
+                self._timer = replace(self._timer, at=self._clock())
             self._changed.notify()
 
     def check(self) -> None:

@@ -110,5 +110,5 @@ def persist(
                 raise
             on_failure(error)
             failures += 1
-            low, high = getattr(error, "retry_after_s", (0.0, min(cap_s, base_s * 2.0 ** min(failures, 63))))
+            low, high = error.retry_after_s or (0.0, min(cap_s, base_s * 2.0 ** min(failures, 63)))
             bell.rest(low + (high - low) * rank(seed, "persist", failures))

@@ -84,6 +84,11 @@ class LocalTrainer:
         self._app.kept = kept
 
     @property
+    def name(self) -> str:
+        """The App's."""
+        return self._app.name
+
+    @property
     def accelerator(self) -> str:
         """`cuda`, `mps` or `cpu`."""
         runtime = getattr(self._trainer, "runtime", None)

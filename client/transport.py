@@ -7,6 +7,8 @@ the server's retry window. The agent calls from two threads: its own, and the on
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -30,6 +32,7 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
+from anabranch.client.servers import Servers
 from anabranch.client.transfer import CHUNK_BYTES, Download, update_messages
 from anabranch.compress.registry import STAGES
 from anabranch.core.effects import Refused
@@ -103,7 +106,10 @@ class Transport(Protocol):
 
 
 class GrpcTransport:
-    """A `Transport` over one gRPC channel, opened at the first call. `stall_s`: see `StallGuard`."""
+    """A `Transport` over gRPC, to the one of some servers that serves; connected at the first call.
+
+    `address`: `host:port`, or several with commas between them. `stall_s`: see `StallGuard`.
+    """
 
     def __init__(
         self,
@@ -113,10 +119,9 @@ class GrpcTransport:
         reconnect_max_s: float = RECONNECT_MAX_S,
         stall_s: float = DEFAULT_LIMITS.upload_idle_s,
     ) -> None:
-        self.address, self.client_id = address, convert.checked_id(client_id, "client_id")
+        self.client_id = convert.checked_id(client_id, "client_id")
         self._limits, self._stall_s = limits, stall_s
-        self._channel = open_channel(address, limits, reconnect_max_s)
-        self._stub = DevicesStub(self._channel)
+        self._servers = Servers(address, lambda one: open_channel(one, limits, reconnect_max_s))
         self._partial: Download | None = None
         self._partial_for: tuple[int | None, Submodel | None] = (None, None)
 
@@ -128,7 +133,31 @@ class GrpcTransport:
 
     def close(self) -> None:
         """Cut off whatever is under way."""
-        self._channel.close()
+        self._servers.close()
+
+    @property
+    def address(self) -> str:
+        """Where calls go."""
+        return self._servers.current.address
+
+    def on_return(self, returned: Callable[[], None]) -> None:
+        """Have `returned` called, in any thread, when a server can be reached after none could."""
+        self._servers.returned = returned
+
+    @property
+    def _stub(self) -> DevicesStub:
+        return self._servers.current.stub
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Inside, what gRPC raises becomes an error of the tree; if nobody answers, a lookout begins."""
+        server = self._servers.current
+        try:
+            with mapped_errors(server.address):
+                yield
+        except Unavailable:
+            self._servers.failed(server)
+            raise
 
     def enrol(self, capability: Capability) -> Enrolment:
         """See `Transport`."""
@@ -264,7 +293,7 @@ class GrpcTransport:
     # --- gRPC --------------------------------------------------------------------------------
 
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        with mapped_errors(self.address):
+        with self._calling():
             return method(request, timeout=CONTROL_S)
 
     def _receive(
@@ -279,7 +308,7 @@ class GrpcTransport:
         )
         request.MergeFrom(wanted)
         timeout = stream_deadline_s(len(partial.data) if partial else self._limits.payload_bytes_max)
-        with mapped_errors(self.address):
+        with self._calling():
             stream = self._stub.FetchModel(request, timeout=timeout)
             with StallGuard(stream.cancel, self._stall_s) as guard:
                 try:
@@ -319,7 +348,7 @@ class GrpcTransport:
         self, entry: UpdateEntry, offset: int, next_ask: devices.AskTaskRequest | None
     ) -> devices.PushUpdateResponse:
         timeout = stream_deadline_s(len(entry.payload))
-        with mapped_errors(self.address):
+        with self._calling():
             # The guard is made first: gRPC takes messages from a thread of its own.
             guard = StallGuard(lambda: call.cancel(), self._stall_s)  # noqa: PLW0108
             call = self._stub.PushUpdate.future(

@@ -131,7 +131,8 @@ class ServerTable:
 
     `concurrency` caps the devices in training at a time (0: no cap). `staleness_max` rejects older
     updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds. A device
-    whose task is `upload_now_versions` behind is advised to push what it has (0: never).
+    whose task is `upload_now_versions` behind is advised to push what it has (0: never). A `standby` waits
+    while another server leads the run, and takes over from one that is silent for `leader_lease_s`.
     """
 
     address: str = "127.0.0.1:7070"
@@ -150,6 +151,8 @@ class ServerTable:
     snapshot_every_versions: int = 50
     snapshot_every_updates: int = 500
     drain_s: float = 20.0
+    standby: bool = False
+    leader_lease_s: float = 10.0
 
 
 @dataclass(frozen=True)

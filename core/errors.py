@@ -19,7 +19,8 @@ AnabranchError
 │   ├── StoreFull            no space left; nothing was lost
 │   ├── StoreCorrupt         a digest does not match what was written
 │   ├── StoreNewer           the database is of a newer revision than this program
-│   └── StoreLocked          another process owns the data directory
+│   ├── StoreLocked          another process owns the data directory
+│   └── LeadershipLost       another server has taken over: this one may write nothing more
 ├── PortInUse                the address to serve on is taken
 └── ReplayMismatch           a replay did not reproduce the recorded digest
 
@@ -31,9 +32,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+Window = tuple[float, float]
+
 
 class AnabranchError(Exception):
-    """Base of all deliberate errors. The message says what is wrong and how to mend it."""
+    """Base of all deliberate errors. The message says what is wrong and how to mend it.
+
+    `retry_after_s`: when the call should come again, (earliest, latest) in seconds, where the peer said so.
+    """
+
+    retry_after_s: Window | None = None
 
 
 class ConfigError(AnabranchError):
@@ -87,7 +95,7 @@ class RunClosed(ProtocolError):
 class Overloaded(AnabranchError):
     """Try again within the retry window `retry_after_s` = (earliest, latest), in seconds."""
 
-    def __init__(self, message: str, retry_after_s: tuple[float, float] = (1.0, 5.0)) -> None:
+    def __init__(self, message: str, retry_after_s: Window = (1.0, 5.0)) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
 
@@ -103,6 +111,8 @@ class StoreError(AnabranchError):
 class StoreFull(StoreError):
     """No space left on the device; nothing that was acknowledged is lost."""
 
+    retry_after_s = (1.0, 5.0)  # somebody has to make room
+
 
 class StoreCorrupt(StoreError):
     """A digest does not match what was written."""
@@ -114,6 +124,10 @@ class StoreNewer(StoreError):
 
 class StoreLocked(StoreError):
     """Another process owns the data directory."""
+
+
+class LeadershipLost(StoreError):
+    """Another server has taken over the run: this one may write nothing more, and stops."""
 
 
 class PortInUse(AnabranchError):
@@ -154,6 +168,7 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     StoreNewer: Outcome("FAILED_PRECONDITION", 32),
     StoreLocked: Outcome("FAILED_PRECONDITION", 33),
     PortInUse: Outcome("UNAVAILABLE", 34),
+    LeadershipLost: Outcome("UNAVAILABLE", 35, retryable=True),
     ReplayMismatch: Outcome("DATA_LOSS", 40),
 }
 

@@ -11,6 +11,10 @@ KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
 
+# Of a device: results that wait for the server. At the caps training waits, or the oldest makes room.
+OUTBOX_ENTRIES_MAX = 64
+OUTBOX_BYTES_MAX = 2 * GIB
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -27,11 +31,14 @@ class Limits:
     examples_max: int = 10**9
     delta_abs_max: float = 1e12
     upload_idle_s: float = 30.0  # a stalled upload is cut; what is spooled stays for a resume
+    upload_yields_s: float = 5.0  # so is one so far behind a slow link, as soon as another wants its place
+    handshake_s: float = 10.0  # a connection that does not begin to speak HTTP/2 is closed
     # --- concurrency
     uploads_inflight_max: int = 64  # Overloaded with a retry window
     uploads_inflight_bytes_max: int = 512 * MIB  # Overloaded
-    connections_max: int = 10_000
-    rpcs_max: int = 1_000
+    connections_max: int = 10_000  # fewer where the system allows fewer open files; more are closed at once
+    streams_max: int = 100  # calls at a time of one connection; more wait at the device
+    rpcs_max: int = 1_000  # gRPC refuses the call, RESOURCE_EXHAUSTED
     queue_events_max: int = 1_024  # Overloaded
     # --- the engine
     receipts_max: int = 100_000  # oldest receipts leave memory; the store keeps them all

@@ -42,6 +42,7 @@ POSITIVE = (
     "server.lease_max_s",
     "server.tasks_per_client",
     "server.retry_after_max_s",
+    "server.leader_lease_s",
     "client.batch_size",
     "client.learning_rate",
     "faults.timeout_s",

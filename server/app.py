@@ -12,11 +12,13 @@ import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at
 from anabranch.core.config import Config
 from anabranch.core.engine import Engine
+from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
 from anabranch.server.clock import WallClock
@@ -28,6 +30,7 @@ from anabranch.server.models import Models
 from anabranch.server.ports import Ports, check_address
 from anabranch.server.recovery import Recovered, make_engine, recover, refolder
 from anabranch.server.run import LiveRun
+from anabranch.server.standby import Tenure, await_turn, check_standby
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.uploads import Uploads
@@ -57,38 +60,61 @@ async def serve(
     stop: asyncio.Event | None = None,
     insecure: bool = False,
     store: Store | None = None,
+    waiting: Callable[[str], None] | None = None,
 ) -> int:
     """Serve a run until SIGTERM, SIGINT or `stop`; returns the exit code, 0 after a clean drain.
 
-    `ready` is called once both ports take calls. `store` replaces the one that `[server]` names.
+    `ready` is called once both ports take calls; `waiting` before, with the reason, where another server
+    leads the run and this one is a standby. `store` replaces the one that `[server]` names.
     `insecure` allows an address that other machines reach, although nothing is encrypted.
     Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
-    the writer fail, the error that stopped it.
+    the writer fail, the error that stopped it: `LeadershipLost` where another server took over.
     """
     for address in (config.server.address, config.server.admin_address):
         check_address(address, insecure)
     bound_heap()
     stop = stop or asyncio.Event()
     _stop_on_signals(stop)
-    store = store or open_store(config.server.database, Path(config.server.data_dir), limits)
+    table = config.server
+    store = store or open_store(table.database, Path(table.data_dir), limits, table.leader_lease_s)
+    check_standby(table, store)
     try:
-        recovered = recover(store, config, manifest, limits)
-        keep_manifest(kept_manifest(Path(config.server.data_dir)), manifest)
-        frozen = manifest.frozen
-        del manifest  # the first weights are in the engine: no need to hold them twice
-        async with _live(store, recovered, config, frozen, limits) as run:
-            ports = Ports(run)
-            await ports.open()
-            if ready is not None:
-                ready(_info(ports, recovered))
-            await _first(stop, run.writer.stopped)
-            await _drain(run, ports)
-            if run.writer.failure is not None:
-                raise run.writer.failure
+        async with Tenure(store) as tenure:
+            begin = partial(recover, store, config, manifest, limits)
+            turn = await await_turn(begin, config, limits, stop, waiting)
+            if turn is not None:
+                config, recovered = turn
+                keep_manifest(kept_manifest(Path(table.data_dir)), manifest)
+                frozen = manifest.frozen
+                del manifest, begin  # the first weights are in the engine: no need to hold them twice
+                async with _live(store, recovered, config, frozen, limits) as run:
+                    tenure.watch(run.writer)
+                    await _serve(run, recovered, ready, stop)
+    except AnabranchError as error:
+        if (reason := await tenure.reason(error)) is error:
+            raise
+        raise reason from error
     finally:
         store.close()
     log.info("drained")
     return 0
+
+
+async def _serve(
+    run: LiveRun,
+    recovered: Recovered,
+    ready: Callable[[ServerInfo], None] | None,
+    stop: asyncio.Event,
+) -> None:
+    """Open the ports until it is time to stop. Raises what has stopped the writer."""
+    ports = Ports(run)
+    await ports.open()
+    if ready is not None:
+        ready(_info(ports, recovered))
+    await _first(stop, run.writer.stopped)
+    await _drain(run, ports)
+    if run.writer.failure is not None:
+        raise run.writer.failure
 
 
 @asynccontextmanager
@@ -136,8 +162,9 @@ async def _live(
 async def _drain(run: LiveRun, ports: Ports) -> None:
     run.draining = True
     run.feed.close()
-    log.info("draining, at most %.0f s", run.config.server.drain_s)
-    await ports.close(run.config.server.drain_s)
+    grace_s = run.config.server.drain_s if run.writer.failure is None else 0.0  # no call can succeed any more
+    log.info("draining, at most %.0f s", grace_s)
+    await ports.close(grace_s)
 
 
 async def _first(*events: asyncio.Event) -> None:

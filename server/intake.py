@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from anabranch.core import events as ev
 from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.effects import Decided, Effect
 from anabranch.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownTask
-from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.params import Delta, ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Receipt, Update, find_flaw
@@ -37,7 +37,7 @@ from anabranch.protos.v1 import model_pb2 as model
 from anabranch.server.books import Answer
 from anabranch.server.failpoints import reach
 from anabranch.server.store.base import DiskFailed
-from anabranch.server.uploads import Bytes, Upload, Uploads
+from anabranch.server.uploads import SLOWEST_BYTES_PER_S, Bytes, Upload, Uploads
 from anabranch.server.writer import Writer
 
 METRICS_MAX = 64
@@ -45,7 +45,7 @@ METRIC_NAME_CHARS_MAX = 64
 # Vectors decoded at a time, in bytes: what is received may be large, what is worked on is bounded.
 DECODED_BYTES_MAX = 64 * MIB
 # A whole upload may take this long, or as long as the slowest link that is still of use.
-WHOLE_UPLOAD_S_MIN, SLOWEST_BYTES_PER_S = 60.0, 16 * KIB
+WHOLE_UPLOAD_S_MIN = 60.0
 Requests = AsyncIterator[devices.PushUpdateRequest]
 
 
@@ -81,13 +81,13 @@ class Verdict:
     asked: Sequence[Effect] = ()
 
 
-def checked_metrics(metrics: dict[str, float]) -> dict[str, float]:
+def checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics that may be kept. Raises `InvalidUpdate`."""
     if len(metrics) > METRICS_MAX or any(not 0 < len(k) <= METRIC_NAME_CHARS_MAX for k in metrics):
         raise InvalidUpdate(f"metrics: at most {METRICS_MAX}, names of 1 to {METRIC_NAME_CHARS_MAX} letters")
     if bad := [k for k, v in metrics.items() if not math.isfinite(v)]:
         raise InvalidUpdate(f"metric {bad[0]!r} is not finite: leave it out")
-    return metrics
+    return dict(metrics)
 
 
 def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> Header:
@@ -107,7 +107,7 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         delta=np.empty(0, spec.vector_dtype),
         submodel=submodel,
         local_steps=checked_count(message.local_steps, "local_steps"),
-        metrics=checked_metrics(dict(message.metrics)),
+        metrics=checked_metrics(message.metrics),
     )
     size_bytes = _checked_size(part.size_bytes, codec, Layout.of(spec, submodel), limits)
     values = 0 if submodel is None else submodel.size
@@ -154,10 +154,10 @@ def _check_codec(codec: str, uplink: str) -> None:
         raise InvalidUpdate(f"payload is of codec {codec!r}, the task asked for {wanted!r}")
 
 
-def _chunk(request: devices.PushUpdateRequest) -> devices.UpdateChunk:
+def _chunk(request: devices.PushUpdateRequest) -> tuple[int, bytes]:
     if not request.HasField("chunk"):
         raise InvalidUpdate("after the header of a push come chunks only")
-    return request.chunk
+    return request.chunk.offset, request.chunk.data
 
 
 class Intake:
@@ -225,18 +225,28 @@ class Intake:
         raise UnknownTask(f"task {update.task_id!r} is not open for {update.client_id!r}: it ended, ask anew")
 
     async def _receive(self, header: Header, requests: Requests, deadline: asyncio.Timeout) -> Upload:
-        payload, clock = header.payload, asyncio.get_running_loop().time
+        payload, clock = header.payload, self.uploads.now
         upload = await self.uploads.open(header.update.update_id, payload.size_bytes, payload.sha256)
         reach("upload_begun")
         latest = clock() + max(WHOLE_UPLOAD_S_MIN, payload.size_bytes / SLOWEST_BYTES_PER_S)
+
+        def cut() -> None:
+            if not deadline.expired():
+                deadline.reschedule(clock())
+
+        upload.on_cut = cut
         try:
             async for request in requests:
-                chunk = _chunk(request)
-                await upload.add(chunk.offset, chunk.data)
+                offset, data = _chunk(request)
+                del request  # it has a copy of the data, and the next one may be long in coming
+                await upload.add(offset, data)
+                del data
                 deadline.reschedule(min(latest, clock() + self._limits.upload_idle_s))
         except BaseException:
             await self.uploads.done(upload)
             raise
+        finally:
+            upload.on_cut = None
         return upload
 
     async def _decide(self, header: Header, upload: Upload) -> Verdict:

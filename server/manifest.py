@@ -25,6 +25,7 @@ from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.units import UnitGroup
+from anabranch.server.store.files import disk_errors, sync_file, sync_folder
 
 FORMAT = 1
 MANIFEST, INITIAL = "manifest.json", "initial.safetensors"
@@ -88,13 +89,29 @@ def kept_manifest(data_dir: Path) -> Path:
 
 
 def keep_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write a manifest unless there is one, whole or not at all: what `verify` and `export` replay from."""
-    if (folder / MANIFEST).exists():
+    """Keep a manifest durably, whole or not at all: what `verify` and `export` replay from.
+
+    One that is there stays. One that cannot be read is replaced. Raises `StoreFull`, `DiskFailed`.
+    """
+    if _is_kept(folder, manifest):
         return
     temporary = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
-    write_manifest(temporary, manifest.app, manifest.tensors, manifest.spec.groups)
-    temporary.rename(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    with disk_errors("keeping the manifest"):
+        write_manifest(temporary, manifest.app, manifest.tensors, manifest.spec.groups)
+        for path in (temporary / INITIAL, temporary / MANIFEST):
+            sync_file(path)
+        sync_folder(temporary)
+        temporary.rename(folder)
+        sync_folder(folder.parent)
+
+
+def _is_kept(folder: Path, manifest: Manifest) -> bool:
+    try:
+        return read_manifest(folder).initial_sha256 == manifest.initial_sha256
+    except ConfigError:
+        return False
 
 
 def read_manifest(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:

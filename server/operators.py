@@ -115,7 +115,7 @@ class Operators(OperatorsServicer):
     @answers
     async def ReportMetrics(self, request: operators.ReportMetricsRequest) -> operators.ReportMetricsResponse:
         """Keep the metrics of a version."""
-        metrics, version, now = checked_metrics(dict(request.metrics)), request.version, self.run.writer.now()
+        metrics, version, now = checked_metrics(request.metrics), request.version, self.run.writer.now()
         if version > self.run.writer.engine.version:
             raise UnknownVersion(f"version {version} is not published yet")
         await self.run.writer.look_store(lambda store: store.add_metrics(version, metrics, now))

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, TypeVar
 import grpc
 from grpc import aio
 
-from anabranch.core.errors import FALLBACK, AnabranchError, Overloaded, outcome_of
+from anabranch.core.errors import FALLBACK, AnabranchError, outcome_of
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ async def abort(context: Context, error: Exception) -> NoReturn:
     outcome = outcome_of(error)
     metadata = [(ERROR_KEY, type(error).__name__)]
     if outcome.retryable:
-        earliest, latest = error.retry_after_s if isinstance(error, Overloaded) else RETRY_WINDOW_S
+        earliest, latest = error.retry_after_s or RETRY_WINDOW_S
         metadata.append((RETRY_KEY, f"{earliest:g},{latest:g}"))
     await context.abort(grpc.StatusCode[outcome.grpc_status], str(error), tuple(metadata))
 

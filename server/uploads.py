@@ -1,7 +1,8 @@
 """Updates on their way in: small ones stay in memory, large ones and broken ones are spooled.
 
 The server holds as many uploads, and as many declared bytes, as its limits say; whoever comes too
-many is told when to come again. A stream that stalls is cut; what came of it stays, for a resume.
+many is told when to come again. A stream that stalls is cut; what came of it stays, for a resume. Where
+all places are taken, one that lags behind gives way to the next that comes: whoever sends gets a place.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from anabranch.core.errors import AnabranchError, InvalidUpdate, Overloaded, TooLarge, Unavailable
-from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
+from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
 from anabranch.server.store.base import Blobs
 
 T = TypeVar("T")
 
-WRITE_BYTES = 1024 * KIB  # gathered before a worker thread writes them: few hops between threads
+SLOWEST_BYTES_PER_S = 16 * KIB  # of a link that is still of use
+HELD_BYTES_MAX = 8 * MIB  # in memory, of all uploads; from there on every chunk is written as it comes
+WRITE_BYTES = 512 * KIB  # gathered before a worker thread writes them: few hops between threads
 Bytes = bytes | memoryview
 
 
@@ -33,14 +36,27 @@ class Upload:
         self.received: int | None = None  # None before the first chunk
         self._uploads = uploads
         self._chunks: list[bytes] = []
-        self._gathered = 0
+        self._gathered = self._held = 0
+        self._rest: Callable[[], None] | None = None  # the writing of the last bytes, with the sealing
         self._writing: asyncio.Future[None] | None = None
-        self._superseded = False
+        self._ended, self._spools = "", True  # why nothing more is taken; whether what was is kept
+        self._came = 0
+        self._opened_at = self._moved_at = uploads.now()
+        # Ends the stream of a cut upload, if there is still one.
+        self.on_cut: Callable[[], None] | None = None
+
+    @property
+    def behind_s(self) -> float:
+        """Seconds since something came, or behind the slowest link of use: the more of the two."""
+        if self.received == self.size_bytes:
+            return 0.0
+        now = self._uploads.now()
+        return max(now - self._moved_at, now - self._opened_at - self._came / SLOWEST_BYTES_PER_S)
 
     async def add(self, offset: int, chunk: bytes) -> None:
         """Take a chunk. Raises `InvalidUpdate`, `TooLarge`, `StoreFull` and `Unavailable`."""
-        if self._superseded:
-            raise Unavailable(f"upload {self.update_id} goes on in a newer stream")
+        if self._ended:
+            raise Unavailable(f"upload {self.update_id} {self._ended}")
         if len(chunk) > self._uploads.limits.chunk_bytes_max:
             cap = self._uploads.limits.chunk_bytes_max
             raise TooLarge(f"a chunk of {len(chunk)} bytes is over the cap of {cap}: send smaller ones")
@@ -54,7 +70,11 @@ class Upload:
         self._uploads.bytes_total += len(chunk)
         self._chunks.append(chunk)
         self._gathered += len(chunk)
-        if self._gathered >= WRITE_BYTES and not self.inline:
+        self._hold(len(chunk))
+        self._came, self._moved_at = self._came + len(chunk), self._uploads.now()
+        is_short = self._uploads.held_bytes > HELD_BYTES_MAX
+        self.inline = self.inline and not is_short
+        if not self.inline and (is_short or self._gathered >= WRITE_BYTES):
             await self._write()
 
     async def complete(self) -> None:
@@ -66,6 +86,8 @@ class Upload:
                 f"upload {self.update_id} ended after {self.received} of the {self.size_bytes} bytes declared"
             )
         await self._written()
+        if not self.inline and self._chunks:
+            self._rest = self._taken()
 
     def data(self) -> Bytes:
         """The bytes of a complete upload, of the declared digest. Raises `InvalidUpdate`.
@@ -73,8 +95,9 @@ class Upload:
         For a worker thread, unless the upload is inline.
         """
         if not self.inline:
-            if self._chunks:
-                self._taken()()
+            if self._rest is not None:
+                self._rest()
+                self._rest = None
             return self._uploads.blobs.seal(self.update_id, self.sha256)
         data = _joined(self._chunks)
         if hashlib.sha256(data).hexdigest() != self.sha256:
@@ -95,13 +118,20 @@ class Upload:
 
     async def supersede(self) -> None:
         """Give way to a newer stream of the same upload."""
-        self._superseded = True
+        self._ended, self._spools = "goes on in a newer stream", False
+        await self.close()
+
+    async def give_way(self) -> None:
+        """End it, for another's sake; what has come is spooled."""
+        self._ended = "came too slowly and gave way to another: query it and go on"
+        if self.on_cut is not None:
+            self.on_cut()
         await self.close()
 
     async def close(self) -> None:
         """Spool what was gathered, for a resume. What cannot be spooled will be sent again."""
         with contextlib.suppress(AnabranchError):
-            if not self._superseded and self.received != self.size_bytes:
+            if self._spools and self.received != self.size_bytes:
                 await self._write()
             await self._written()
 
@@ -114,12 +144,23 @@ class Upload:
             raise Unavailable(f"upload {self.update_id} goes on at {here}, not {offset}: query it")
         return offset
 
+    def _hold(self, size_bytes: int) -> None:
+        """Count what is in memory, or, if it is negative, what is not any more."""
+        self._held += size_bytes
+        self._uploads.held_bytes += size_bytes
+
+    def forget(self) -> None:
+        """What is still in memory is not needed any more."""
+        self._hold(-self._held)
+        self._chunks, self._gathered = [], 0
+
     async def _write(self) -> None:
         """Write what was gathered in a worker thread, while the next chunks come in."""
         await self._written()
         if self._chunks:
-            write = self._taken()
+            size, write = self._gathered, self._taken()
             self._writing = asyncio.ensure_future(self._uploads.in_thread(write))
+            self._writing.add_done_callback(lambda _: self._hold(-size))
 
     def _taken(self) -> Callable[[], None]:
         """The writing of what was gathered, which is gathered no more."""
@@ -129,6 +170,7 @@ class Upload:
 
         def write() -> None:
             self._uploads.blobs.write(self.update_id, offset, _joined(chunks))
+            chunks.clear()
 
         return write
 
@@ -150,6 +192,8 @@ class Uploads:
         self._threads = ThreadPoolExecutor(4, "anabranch-uploads")
         self._open: dict[str, Upload] = {}
         self._bytes = 0
+        # In memory, of all uploads.
+        self.held_bytes = 0
         # Bytes of all chunks since the start, those of failed uploads too.
         self.bytes_total = 0
 
@@ -158,14 +202,24 @@ class Uploads:
         if (older := self._open.get(update_id)) is not None:
             await older.supersede()
             self._release(older)
-        if len(self._open) >= self.limits.uploads_inflight_max:
-            raise Overloaded(f"{len(self._open)} uploads are under way, as many as the server takes")
-        if self._open and self._bytes + size_bytes > self.limits.uploads_inflight_bytes_max:
-            raise Overloaded(f"uploads of {self._bytes} bytes are under way, as many as the server takes")
+        while full := self._no_place(size_bytes):
+            last = max(self._open.values(), key=lambda upload: upload.behind_s, default=None)
+            if last is None or last.behind_s < self.limits.upload_yields_s:
+                raise Overloaded(full)
+            self._release(last)
+            await last.give_way()
         upload = Upload(self, update_id, size_bytes, sha256)
         self._open[update_id] = upload
         self._bytes += size_bytes
         return upload
+
+    def _no_place(self, size_bytes: int) -> str:
+        """Why an upload of so many bytes cannot be let in, or nothing."""
+        if len(self._open) >= self.limits.uploads_inflight_max:
+            return f"{len(self._open)} uploads are under way, as many as the server takes"
+        if self._open and self._bytes + size_bytes > self.limits.uploads_inflight_bytes_max:
+            return f"uploads of {self._bytes} bytes are under way, as many as the server takes"
+        return ""
 
     async def done(self, upload: Upload) -> None:
         """An upload has ended, one way or the other; a cancelled call too leaves its spool in order."""
@@ -179,12 +233,17 @@ class Uploads:
         """Do what may wait for the disk, or take long, in a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
+    def now(self) -> float:
+        """The event loop's clock, seconds."""
+        return asyncio.get_running_loop().time()
+
     def close(self) -> None:
         """Let the worker threads go."""
         self._threads.shutdown()
 
     async def _end(self, upload: Upload) -> None:
         await upload.close()
+        upload.forget()
         self._release(upload)
 
     def _release(self, upload: Upload) -> None:

@@ -10,8 +10,11 @@ What can happen to it, every draw from a stream named by the device:
 - where `[faults]` are on (`faults.py`), crashes, a clock that is wrong, and messages that do not arrive: a
   call without an answer fails after a while and is repeated, like the live agent's.
 
-What it had trained is lost, except for a finished update: that waits in the outbox and is pushed
+What it had trained is lost, except for finished updates: those wait in the outbox and are pushed
 when the device is back. A message under way when its device vanishes does not arrive.
+
+With `client.push = "overlap"` its session has two lanes (`core/overlap.py`): the next task is trained while
+the result of the last one is on its way. Both use the same link, each as if it had it for itself.
 """
 
 from __future__ import annotations
@@ -28,12 +31,14 @@ from anabranch.core.config import FleetTable
 from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.ledger import TRAIN_S
+from anabranch.core.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.rng import rank, seed_of
 from anabranch.core.session import Session
 from anabranch.core.updates import Ask, Capability, Decision, Task, Verdict
 from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.simulation.executors.base import Executor, Job, LocalResult, Pending
 from anabranch.simulation.faults import RIGHT, DeviceClock
+from anabranch.simulation.lanes import Lane
 from anabranch.simulation.network import Link, Network, down, up
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.presence import Presence
@@ -84,7 +89,10 @@ class Device(Presence):
         self._enrolled = False
         self._crashes = 0
         self._life = 0  # counts how often it has vanished: what it had sent by then is gone
-        self._call = 0  # counts calls: the answer to an earlier one is not for us any more
+        self._work = Lane(around.clock, around.network, session.client_id)
+        self._pushes = Lane(around.clock, around.network, session.client_id)
+        # Nothing can reach a session that waits to ask again, so its time is skipped: not with two lanes.
+        self._skips_waits = around.network.timeout_s is None and not isinstance(session, OverlapSession)
         self._heartbeat = 0
         self._tasks = 0
         self._offer: Offer | None = None
@@ -92,7 +100,7 @@ class Device(Presence):
         self._memory: Memory | None = None  # of its uplink, on its disk too
         self._kept = b""  # by its App, on its disk as well
         self._training: Pending[LocalResult] | None = None
-        self._outbox: Outbox | None = None
+        self._outbox: list[Outbox] = []  # oldest first
 
     # --- coming and going --------------------------------------------------------------------
 
@@ -103,7 +111,8 @@ class Device(Presence):
         self._be_down(down_s)
         self._crashes += 1
         seed = seed_of(self._around.seed, "life", self.client_id, self._crashes)
-        self.session, self._enrolled = Session(self.client_id, seed, self.session.settings), False
+        anew = type(self.session)
+        self.session, self._enrolled = anew(self.client_id, seed, self.session.settings), False
 
     def _drop_out(self, task_index: int) -> None:
         self._be_away(self._fleet.availability_period_s * self._draw("dropout-away", task_index))
@@ -111,7 +120,8 @@ class Device(Presence):
     def _vanish(self) -> None:
         self._server.note("vanished", self.client_id)
         self._life += 1
-        self._call += 1
+        self._work.end()
+        self._pushes.end()
         self._heartbeat += 1
         self._abandon()
 
@@ -125,10 +135,10 @@ class Device(Presence):
         fleet = self._fleet
         up_bps, down_bps = fleet.up_mbps * 1e6, fleet.down_mbps * 1e6
         capability = Capability(self.examples, up_bps=up_bps, down_bps=down_bps, codecs=STAGES)
-        call = self._begin_call(0.0, self._enrol)
+        call = self._work.begin(0.0, self._enrol)
 
         def answer(_: None) -> None:
-            self._hear(call, self._enrolled_now)
+            self._work.hear(call, self._enrolled_now, self._soon)
 
         self._say(self._soon, partial(self._server.enrol, self.client_id, capability, answer))
 
@@ -137,13 +147,13 @@ class Device(Presence):
         self._start()
 
     def _start(self) -> None:
-        pending = None if self._outbox is None else self._outbox.update_id
-        self._handle(ev.Started(self._now, pending))
+        waiting = [outbox.update_id for outbox in self._outbox]
+        self._handle(ev.Started(self._now, waiting[0] if waiting else None, tuple(waiting[1:])))
 
     @property
     def view(self) -> View:
         """What it believes at the moment."""
-        tasks = [self.session.task, None if self._outbox is None else self._outbox.task]
+        tasks = [self.session.task, *(waiting.task for waiting in self._outbox)]
         return View(self._holds, tuple(task for task in tasks if task is not None))
 
     # --- the session's orders ----------------------------------------------------------------
@@ -166,38 +176,41 @@ class Device(Presence):
                 self._fetch()
             case ef.Train():
                 self._train(effect)
-            case ef.Push():
-                self._push()
-            case ef.Discard():
-                self._outbox = None
+            case ef.Push(update_id):
+                self._push(update_id)
+            case ef.Discard(update_id):
+                self._discard(update_id)
             case ef.Renew(task):
                 self._renew(task, now)
+            case ef.GiveBack(task_id, why):
+                drop = partial(self._server.drop, self.client_id, task_id, why)
+                self._say(now + self.link.latency_s, drop)
             case ef.StopTraining():
-                self._call += 1
+                self._work.end()
                 self._abandon()
-            case ef.SetTimer("heartbeat", at):
-                self._heartbeat += 1
-                self._clock.at(self._moment(at), partial(self._beat, self._heartbeat))
-            case ef.SetTimer("retry", at):
-                self._retry(at)
+            case ef.SetTimer():
+                self._set_timer(effect)
 
-    def _retry(self, at: float) -> None:
-        if self._network.timeout_s is None:
-            # Nothing can reach a session that waits to ask again, so its time is skipped.
-            self._handle(ev.TimerFired(at, "retry"))
+    def _set_timer(self, timer: ef.SetTimer) -> None:
+        if timer.name == "heartbeat":
+            self._heartbeat += 1
+            self._clock.at(self._moment(timer.at), partial(self._beat, self._heartbeat))
+        elif self._skips_waits:
+            self._handle(ev.TimerFired(timer.at, timer.name))
         else:
-            self._at(self._moment(at), lambda: self._handle(ev.TimerFired(self._now, "retry")))
+            lane = self._pushes if timer.name == PUSH_TIMER else self._work
+            lane.at(self._moment(timer.at), lambda: self._handle(ev.TimerFired(self._now, timer.name)))
 
     def _ask(self, task_id: str, now: float) -> None:
-        call, ask = self._begin_call(0.0), Ask(self.client_id, task_id, self._holds)
+        call, ask = self._work.begin(0.0, self._unanswered), Ask(self.client_id, task_id, self._holds)
 
         def answer(granting: Granting) -> None:
             if not isinstance(granting, Refused):
-                self._hear(call, partial(self._granted, *granting))
-            elif self._network.timeout_s is None:
-                self._refused(granting, self._clock.now + self.link.latency_s)
+                self._work.hear(call, partial(self._granted, *granting), self._soon)
+            elif self._skips_waits:
+                self._refused(granting, self._soon)
             else:
-                self._hear(call, lambda: self._refused(granting, self._clock.now))
+                self._work.hear(call, lambda: self._refused(granting, self._clock.now), self._soon)
 
         self._say(now + self.link.latency_s, partial(self._server.ask, ask, answer))
 
@@ -213,12 +226,12 @@ class Device(Presence):
         """The model's bytes; the server has them as a file, so that its crash does not matter."""
         assert self._offer is not None, "a granted task comes with its model"
         if not self._offer.payload_bytes:  # the device has it
-            self._call += 1
+            self._work.end()
             self._handle(ev.ModelFetched(self._now))
             return
         takes_s = self.link.download_s(self._offer.payload_bytes)
-        call = self._begin_call(takes_s)
-        self._hear(call, self._fetched, self._clock.now + (self.link.latency_s + takes_s))
+        call = self._work.begin(takes_s, self._unanswered)
+        self._work.hear(call, self._fetched, self._clock.now + (self.link.latency_s + takes_s))
 
     def _fetched(self) -> None:
         assert self._offer is not None
@@ -231,20 +244,20 @@ class Device(Presence):
         """Begin a task: how long it takes, and whether the device vanishes in it, is known at once."""
         assert self._offer is not None
         model, self._offer = self._offer.model, None
-        self._call += 1
+        self._work.end()
         self._tasks += 1
         around, task = self._around, order.task
         steps = planned_steps(task.local, self.examples)
         train_s = around.profiles.task_time_s(self.index, self._tasks, steps) * around.step_cost(task)
         if self._draw("dropout", self._tasks) < self._fleet.dropout:
             moment_s = train_s * self._draw("dropout-moment", self._tasks)
-            self._after(moment_s, partial(self._drop_out, self._tasks))
+            self._work.after(moment_s, partial(self._drop_out, self._tasks))
             return
         due_s = self._clock.now + train_s
         self._training = around.executor.train(
-            Job(self.index, model.vector, task, self._memory, due_s, self._kept)
+            Job(self.index, model.vector, task, self._remembered, due_s, self._kept)
         )
-        self._after(train_s, partial(self._trained, order, train_s))
+        self._work.after(train_s, partial(self._trained, order, train_s))
 
     def _trained(self, order: ef.Train, train_s: float) -> None:
         assert self._training is not None
@@ -257,7 +270,7 @@ class Device(Presence):
         self._training = None
         result = replace(result, metrics={**result.metrics, TRAIN_S: train_s})
         self._kept = result.kept
-        self._outbox = Outbox(order.task, order.update_id, result.examples or self.examples, result)
+        self._outbox.append(Outbox(order.task, order.update_id, result.examples or self.examples, result))
         self._handle(ev.Trained(self._now, order.update_id))
 
     def _renew(self, task: Task, now: float) -> None:
@@ -276,28 +289,37 @@ class Device(Presence):
         if self.is_there:
             self._handle(ev.TaskCancelled(self._now, task_id))
 
-    def _push(self) -> None:
+    @property
+    def _remembered(self) -> Memory | None:
+        """What the uplink goes on from: the newest result under way has taken over what was before it."""
+        waiting = [one.result.memory for one in self._outbox if one.result.memory is not None]
+        return waiting[-1] if waiting else self._memory
+
+    def _push(self, update_id: str) -> None:
         """Send the header; the server looks up the task before it takes the payload."""
-        outbox = self._outbox
-        assert outbox is not None, "an update is in the outbox before it is pushed"
+        outbox = next(waiting for waiting in self._outbox if waiting.update_id == update_id)
         upload_s = self.link.upload_s(len(outbox.result.payload))
-        received_at, call = self._clock.now + upload_s, self._begin_call(upload_s)
+        received_at = self._clock.now + upload_s
+        call = self._pushes.begin(upload_s, partial(self._unanswered, update_id))
 
         def answer(takes: bool) -> None:
             if takes:  # the last byte will be there at `received_at`
                 due_s = max(received_at, self._clock.now)
                 self._say(due_s, partial(self._server.push, self.client_id, outbox, decided))
             else:
-                self._hear(call, partial(self._not_taken, outbox))
+                self._pushes.hear(call, partial(self._not_taken, outbox), self._soon)
 
         def decided(decision: Decision) -> None:
-            self._hear(call, partial(self._acknowledged, outbox, decision))
+            self._pushes.hear(call, partial(self._acknowledged, outbox, decision), self._soon)
 
         self._say(self._soon, partial(self._server.takes, self.client_id, outbox, answer))
 
+    def _discard(self, update_id: str) -> None:
+        self._outbox = [waiting for waiting in self._outbox if waiting.update_id != update_id]
+
     def _not_taken(self, outbox: Outbox) -> None:
         detail = f"task {outbox.task.task_id!r} is not open any more"
-        self._handle(ev.CallFailed(self._now, detail, retryable=False))
+        self._handle(ev.CallFailed(self._now, detail, retryable=False, update_id=outbox.update_id))
 
     def _acknowledged(self, outbox: Outbox, decision: Decision) -> None:
         if decision.verdict is not Verdict.REJECTED:
@@ -310,16 +332,10 @@ class Device(Presence):
 
     # --- messages ----------------------------------------------------------------------------
 
-    def _begin_call(self, takes_s: float, again: Action | None = None) -> int:
-        """A new call; where messages may be lost, it fails in time. Its bytes take `takes_s`."""
-        self._call += 1
-        if self._network.timeout_s is not None:
-            self._after(takes_s + self._network.timeout_s, again or self._unanswered)
-        return self._call
-
-    def _unanswered(self) -> None:
-        self._call += 1
-        self._handle(ev.CallFailed(self._now, "no answer in time", retryable=True))
+    def _unanswered(self, update_id: str | None = None) -> None:
+        """A call has failed: a push, or the work lane's."""
+        (self._work if update_id is None else self._pushes).end()
+        self._handle(ev.CallFailed(self._now, "no answer in time", retryable=True, update_id=update_id))
 
     @property
     def _soon(self) -> float:
@@ -336,34 +352,11 @@ class Device(Presence):
 
         self._network.send(up(self.client_id), due_s, arrive)
 
-    def _hear(self, call: int, step: Action, due_s: float | None = None) -> None:
-        """The server's answer to a call, unless that is over by then."""
-
-        def arrive() -> None:
-            if call == self._call:
-                self._call += 1  # it is answered: neither a second answer nor its timeout matters
-                step()
-
-        self._network.send(down(self.client_id), self._soon if due_s is None else due_s, arrive)
-
     # --- small things ------------------------------------------------------------------------
 
     def _moment(self, local_s: float) -> float:
         """When its clock shows this; at once if it does already."""
         return max(self._clock.now, self._time.true(local_s))
-
-    def _after(self, delay_s: float, step: Action) -> None:
-        """Go on with the call in hand after so many seconds, unless it is over by then."""
-        self._at(self._clock.now + delay_s, step)
-
-    def _at(self, time_s: float, step: Action) -> None:
-        call = self._call
-
-        def go_on() -> None:
-            if call == self._call:
-                step()
-
-        self._clock.at(time_s, go_on)
 
     def _abandon(self) -> None:
         if self._training is not None:

@@ -70,7 +70,9 @@ class Promises:
         if quiet_s < LIVE_WITHIN_S or simulation.engine.finished:
             return
         since_s = simulation.clock.now - quiet_s
-        idle = [d.client_id for d in simulation.devices if self._granted_at.get(d.client_id, -1.0) < since_s]
+        barred = simulation.engine.guard.quarantined
+        free = [d.client_id for d in simulation.devices if d.client_id not in barred]
+        idle = [client_id for client_id in free if self._granted_at.get(client_id, -1.0) < since_s]
         _need(not idle, f"{len(idle)} devices got no task after the faults were over: {idle[:5]}")
         _need(self._published_at >= since_s, f"no version after {self._published_at:.1f} s")
 

@@ -14,8 +14,9 @@ from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.core.config import Config
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError
+from anabranch.core.overlap import OverlapSession
 from anabranch.core.params import Tensors, digest
-from anabranch.core.ranges import TASK
+from anabranch.core.ranges import ELASTIC, OVERLAP, TASK
 from anabranch.core.session import Session, SessionSettings
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore
@@ -103,9 +104,10 @@ def open_simulation(
     `start`: the first weights, in the place of the App's own.
     """
     _need_budget(config)
-    if config.client.push != TASK:
+    if config.client.push == ELASTIC:
         raise ConfigError(
-            f"client.push = {config.client.push!r} is for live devices: simulated ones push by {TASK!r}"
+            "client.push = 'elastic' is for live devices, whose optimizer lives on: "
+            f"a simulated one trains task by task, so simulate {TASK!r} or {OVERLAP!r}"
         )
     source = ProblemSource(config, app, start)
     problem = source.open()
@@ -210,9 +212,11 @@ class Simulation:
             step_cost=self._problem.step_cost,
             horizon_s=config.run.virtual_s_max,
         )
-        settings = SessionSettings(config.client.retry_base_s, config.client.retry_cap_s)
+        client, held_max = config.client, config.server.tasks_per_client
+        settings = SessionSettings(client.retry_base_s, client.retry_cap_s, tasks_held_max=held_max)
+        make = OverlapSession if client.push == OVERLAP else Session
         return [
-            Device(i, self._problem.count(i), Session(name, seed, settings), around, self._clock_of(name))
+            Device(i, self._problem.count(i), make(name, seed, settings), around, self._clock_of(name))
             for i, name in enumerate(self._names())
         ]
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from anabranch.core.effects import Refused
+from anabranch.core.effects import Effect, Refused
 from anabranch.core.rng import rank
 from anabranch.core.updates import Ask, Capability, Decision, Task
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.versions import Offer
-from anabranch.simulation.world import World
+from anabranch.simulation.world import Order, World
 
 A = TypeVar("A")
 Reply = Callable[[A], None]
@@ -30,6 +30,7 @@ class Server(Protocol):
 
     def enrol(self, client_id: str, capability: Capability, reply: Reply[None]) -> None: ...  # noqa: D102
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None: ...  # noqa: D102
+    def drop(self, client_id: str, task_id: str, why: str) -> None: ...  # noqa: D102
     def takes(self, client_id: str, outbox: Outbox, reply: Reply[bool]) -> None: ...  # noqa: D102
     def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None: ...  # noqa: D102
     def renew(  # noqa: D102
@@ -53,6 +54,10 @@ class Direct:
         """A task and the model it starts from, or why there is none."""
         self._take(partial(self.world.ask, ask), reply)
 
+    def drop(self, client_id: str, task_id: str, why: str) -> None:
+        """A device gives a task back, and waits for no answer."""
+        self._take(partial(self.world.drop, client_id, task_id, why), lambda _: None)
+
     def takes(self, client_id: str, outbox: Outbox, reply: Reply[bool]) -> None:
         """Whether the payload of an update shall come."""
         self._take(partial(self.world.takes, client_id, outbox), reply)
@@ -64,6 +69,10 @@ class Direct:
     def renew(self, client_id: str, task_id: str, progress: float, reply: Reply[bool]) -> None:
         """A heartbeat; False: the task is not wanted any more."""
         self._take(partial(self.world.renew, client_id, task_id, progress), reply)
+
+    def order(self, order: Order, reply: Reply[list[Effect]]) -> None:
+        """What an operator wants."""
+        self._take(partial(self.world.order, order), reply)
 
     def downloaded(self, client_id: str, payload_bytes: int) -> None:
         """A device has received a model, or what leads to it from the one it had."""

@@ -48,6 +48,8 @@ from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.versions import Offer, Versions
 
 Observer = Callable[[ev.Event, Sequence[Effect]], None]
+# An operator's: `Paused`, `Resumed`, `Quarantined` or `Released`, of the time at which it is handled.
+Order = Callable[[float], ev.Event]
 
 
 class Journal(Protocol):
@@ -100,6 +102,10 @@ class World:
         granted = next(e for e in effects if isinstance(e, Granted))
         return granted.task, self.versions.offer(ask.holds_version, granted.task.submodel)
 
+    def drop(self, client_id: str, task_id: str, why: str) -> None:
+        """A device gives a task back."""
+        self._handle(ev.TaskDropped(self.clock.now, client_id, task_id, why))
+
     def push(self, client_id: str, outbox: Outbox) -> Decision:
         """What becomes of an update whose last byte is here."""
         result, task, spec = outbox.result, outbox.task, self.engine.spec
@@ -145,6 +151,10 @@ class World:
         if task.state is TaskState.LEASED:
             self._handle(ev.LeaseRenewed(self.clock.now, client_id, task_id, progress))
         return True
+
+    def order(self, order: Order) -> list[Effect]:
+        """What an operator wants; returns what came of it."""
+        return self._handle(order(self.clock.now))
 
     def downloaded(self, client_id: str, payload_bytes: int) -> None:
         """A device has received a model, or what leads to it from the one it had."""

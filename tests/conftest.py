@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from postgres import cluster, new_database
@@ -20,7 +21,37 @@ def postgresql_cluster() -> Iterator[str]:
 
 
 @pytest.fixture
+def figures(request: pytest.FixtureRequest) -> Callable[[str], None]:
+    """Print what was measured, captured or not: for the long proofs."""
+    plugins = request.config.pluginmanager
+    reporter: Any = plugins.get_plugin("terminalreporter")
+    capture: Any = plugins.get_plugin("capturemanager")
+
+    def say(text: str) -> None:
+        with capture.global_and_fixture_disabled():
+            reporter.write_line(f"\n    {request.node.name}: {text}")
+
+    return say
+
+
+@pytest.fixture
 def postgresql_url(postgresql_cluster: str) -> Iterator[str]:
     """The URL of a new, empty database."""
     with new_database(postgresql_cluster) as url:
         yield url
+
+
+@pytest.fixture
+def figure(record_property: Callable[[str, object], None]) -> Callable[[str], None]:
+    """Say what was measured: it is printed after the last test."""
+    return lambda text: record_property("figure", text)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The figures of the tests that had any."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.getreports(kind)]
+    figures = [(r.nodeid, text) for r in reports for name, text in r.user_properties if name == "figure"]
+    if figures:
+        terminalreporter.section("figures")
+    for node, text in figures:
+        terminalreporter.write_line(f"{node.rpartition('::')[2]}: {text}")

@@ -17,6 +17,9 @@ Laws:
    write raises `DiskFailed`: nobody can know what is on the disk, so the process must end (abort,
    never try again) and recover.
 
+6. Where servers share a store, one leads. What any other tries to write raises `LeadershipLost`, and nothing
+   of it is stored, whatever that server was told before.
+
 Until `start`, a store only reads, and takes no lock: enough for `verify`. A store is used by one
 thread at a time, the writer's; its `blobs` by any.
 """
@@ -28,7 +31,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from anabranch.core.effects import Effect
-from anabranch.core.errors import StoreError
+from anabranch.core.errors import StoreError, StoreLocked
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.snapshot import Snapshot
@@ -37,6 +40,10 @@ from anabranch.core.updates import Receipt
 
 class DiskFailed(StoreError):
     """A write or an fsync failed other than for want of space: end the process, then recover."""
+
+
+class Led(StoreLocked):
+    """Another server leads this run. It is worth waiting for its end."""
 
 
 @dataclass(frozen=True)
@@ -137,6 +144,11 @@ class Store(Protocol):
         """Where uploads and large payloads lie."""
         ...
 
+    @property
+    def lease_s(self) -> float:
+        """After how long without `renew` another server may take over; 0: no other can."""
+        ...
+
     def info(self) -> RunInfo | None:
         """The run that is stored, if there is one. Raises `StoreNewer`."""
         ...
@@ -144,9 +156,17 @@ class Store(Protocol):
     def start(self, info: RunInfo) -> RunInfo:
         """Enter a new run, or find the one that is there: returns the stored info.
 
-        Raises `StoreNewer`, `StoreLocked`, `StoreCorrupt`, and `ManifestMismatch` if the layout or
-        the initial weights differ from the stored run's.
+        Raises `StoreNewer`, `StoreLocked`, `Led`, `StoreCorrupt`, and `ManifestMismatch` if the layout
+        or the initial weights differ from the stored run's.
         """
+        ...
+
+    def renew(self) -> None:
+        """Stay the leader for another `lease_s`. From any thread. Raises `LeadershipLost`, `StoreError`."""
+        ...
+
+    def abandon(self) -> None:
+        """From any thread: let go of the database; whoever waits for it gets an error."""
         ...
 
     def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:

@@ -146,7 +146,7 @@ class BlobStore:
     def adopt(self, update_id: str, sha256: str) -> None:
         """Make a sealed upload a durable blob: before its entry is appended. May be repeated."""
         check_digest(sha256)
-        whole, blob = self._whole(update_id), self.path(sha256)
+        whole = self._whole(update_id)
         with disk_errors(f"storing payload {sha256}"):
             with self._lock:
                 taken = None
@@ -154,17 +154,21 @@ class BlobStore:
                     del self._sealed[update_id]
                     taken = self._take(whole)
             if taken is None:
-                if blob.exists():
+                if self.exists(sha256):
                     return
                 raise InvalidUpdate(f"update {update_id!r} is not sealed: send it from byte 0")
-            with self._lock:  # so that the folder's name is durable for whoever finds it there
-                make_folder(blob.parent)
-            sync_file(taken)
-            reach("payload_synced")
-            taken.rename(blob)
-            reach("payload_renamed")
-            sync_folder(blob.parent)
+            self._keep(taken, sha256)
         reach("payload_durable")
+
+    def _keep(self, taken: Path, sha256: str) -> None:
+        blob = self.path(sha256)
+        with self._lock:  # so that the folder's name is durable for whoever finds it there
+            make_folder(blob.parent)
+        sync_file(taken)
+        reach("payload_synced")
+        taken.rename(blob)
+        reach("payload_renamed")
+        sync_folder(blob.parent)
 
     def discard(self, update_id: str) -> None:
         """Forget an upload, if it is there."""
@@ -191,6 +195,10 @@ class BlobStore:
         """Where the blob of this digest lies, or would lie."""
         check_digest(sha256)
         return self._blobs / sha256[:2] / sha256
+
+    def exists(self, sha256: str) -> bool:
+        """Whether a blob is here."""
+        return self.path(sha256).exists()
 
     def read(self, sha256: str) -> memoryview:
         """The bytes of a blob, mapped, its digest checked. Raises `StoreCorrupt`."""

@@ -1,4 +1,4 @@
-"""The one connection to SQLite or PostgreSQL: how it is opened, what its errors mean.
+"""The one writing connection to SQLite or PostgreSQL: how it is opened, what its errors mean.
 
 SQLite has a bug that needs two connections which write or checkpoint (3.7.0 to 3.51.2), so a single
 connection does both; readers in other processes open the file read-only.
@@ -7,23 +7,32 @@ connection does both; readers in other processes open the file read-only.
 from __future__ import annotations
 
 import os
+import socket
 import sqlite3
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
+from anabranch.server.store import leader
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.files import open_file
 
 BUSY_TIMEOUT_MS = 5_000
-LOCK_TIMEOUT_MS = 3_000  # the backend of a writer that was killed needs a moment to let go
+# A database that is cut off is noticed by this, unless the address says otherwise.
+POSTGRESQL = {
+    "connect_timeout": 10,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 20_000,
+}
 PRAGMAS = (
     "journal_mode=WAL",
     "synchronous=FULL",
@@ -40,8 +49,10 @@ _LOCKED = {sqlite3.SQLITE_BUSY, "55P03"}
 class Database:
     """A connection that is opened late: for reading at the first look, for writing by `open`."""
 
-    def __init__(self, url: URL) -> None:
-        self.url = url
+    def __init__(self, url: URL, lease_s: float = 0.0) -> None:
+        self.url, self.lease_s = url, lease_s
+        self._epoch: int | None = None
+        self._raw: set[Any] = set()  # PostgreSQL's connections, for `abandon`
         self._engine: Engine | None = None
         self._connection: Connection | None = None
         self._writes = False
@@ -61,17 +72,41 @@ class Database:
         return not self.is_sqlite or Path(str(self.url.database)).exists()
 
     def open(self, writes: bool) -> None:
-        """Connect; as the writer, lock out every other one. Raises `StoreLocked`, `StoreError`."""
+        """Connect; as the writer, lock out every other one. Raises `StoreLocked`, `Led`, `StoreError`."""
         self.close()
         self._writes = writes
         self._engine = self._sqlite(writes) if self.is_sqlite else self._postgresql()
         try:
             self._connection = self._engine.connect()
             if writes and not self.is_sqlite:
-                self._lock(self._connection)
+                leader.lock(self._connection)
+                with self._connection.begin():
+                    self.lead(self._connection)
         except DBAPIError as error:
             self.close()
             raise self._meaning(error, "opening") from error
+        except BaseException:
+            self.close()
+            raise
+
+    def lead(self, connection: Connection) -> None:
+        """Begin this server's epoch, once the tables are there; for the writer."""
+        if self._epoch is None and not self.is_sqlite:
+            owner = f"{socket.gethostname()}:{os.getpid()}"
+            self._epoch = leader.claim(connection, owner, self.lease_s)
+
+    def renew(self) -> None:
+        """Stay the leader, from any thread. Raises `LeadershipLost`, and `StoreError` if nobody answers."""
+        epoch = self._epoch
+        if epoch is not None:
+            with self.aside() as connection:
+                leader.renew(connection, epoch)
+
+    def abandon(self) -> None:
+        """Cut every connection to PostgreSQL, from any thread: whoever waits for an answer gets an error."""
+        for raw in list(self._raw):
+            with suppress(Exception), socket.socket(fileno=os.dup(raw.fileno())) as cut:
+                cut.shutdown(socket.SHUT_RDWR)
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
@@ -90,11 +125,23 @@ class Database:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """A transaction of the writer."""
+        """A transaction of the writer. Raises `LeadershipLost` if another server leads by now."""
         if not self._writes:
             raise StoreError(f"the store {self.name} is open for reading only: call start() before writing")
         with self.transaction() as connection:
+            if self._epoch is not None:
+                leader.check(connection, self._epoch)
             yield connection
+
+    @contextmanager
+    def aside(self) -> Iterator[Connection]:
+        """A transaction on a connection of its own, from any thread, fenced by nothing. PostgreSQL only."""
+        engine = self._engine or self._postgresql()
+        try:
+            with engine.begin() as connection:
+                yield connection
+        except DBAPIError as error:
+            raise self._meaning(error, "using") from error
 
     def close(self) -> None:
         """Close the connection. The last one to a SQLite file moves its log into the file."""
@@ -102,7 +149,7 @@ class Database:
             self._connection.close()
         if self._engine is not None:
             self._engine.dispose()
-        self._connection = self._engine = None
+        self._connection = self._engine = self._epoch = None
         self._writes = False
 
     # --- the two kinds -----------------------------------------------------------------------
@@ -128,22 +175,11 @@ class Database:
         return engine
 
     def _postgresql(self) -> Engine:
-        arguments: dict[str, Any] = {} if "connect_timeout" in self.url.query else {"connect_timeout": 10}
-        return create_engine(self.url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
-
-    def _lock(self, connection: Connection) -> None:
-        with connection.begin():
-            connection.execute(
-                text(
-                    "SELECT set_config('synchronous_commit', 'on', false) "
-                    "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
-                )
-            )
-            connection.execute(text(f"SET LOCAL lock_timeout = {LOCK_TIMEOUT_MS}"))
-            # Held until the connection ends: whoever writes, writes on the connection that has the lock.
-            connection.execute(
-                text("SELECT pg_advisory_lock(hashtext('anabranch'), hashtext(current_schema()))")
-            )
+        arguments = {name: value for name, value in POSTGRESQL.items() if name not in self.url.query}
+        engine = create_engine(self.url, poolclass=NullPool, hide_parameters=True, connect_args=arguments)
+        event.listen(engine, "connect", lambda raw, _: self._raw.add(raw))
+        event.listen(engine, "close", lambda raw, _: self._raw.discard(raw))
+        return engine
 
     def _meaning(self, error: DBAPIError, doing: str) -> StoreError:
         code, why = _code(error), f"{doing} {self.name}: {error.orig}"

@@ -8,23 +8,30 @@ from pathlib import Path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from anabranch.core.config import ServerTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.server.store.base import Store
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
 
+LEASE_S = ServerTable.leader_lease_s
 SQLITE_FILE = "anabranch.db"
 _FORMS = 'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME'
 
 
-def open_store(database: str, data_dir: Path, limits: Limits = DEFAULT_LIMITS) -> Store:
-    """The store of `server.database`; it reads only until `start`. Raises `ConfigError`."""
+def open_store(
+    database: str, data_dir: Path, limits: Limits = DEFAULT_LIMITS, lease_s: float = LEASE_S
+) -> Store:
+    """The store of `server.database`; it reads only until `start`. Raises `ConfigError`.
+
+    `lease_s`: `server.leader_lease_s`.
+    """
     if database == "memory":
         return MemoryStore(limits)
     if not database:
         return SqlStore(URL.create("sqlite", database=str(data_dir / SQLITE_FILE)), data_dir, limits)
-    return SqlStore(_postgresql(database), data_dir, limits)
+    return SqlStore(_postgresql(database), data_dir, limits, lease_s)
 
 
 def _postgresql(database: str) -> URL:

@@ -34,8 +34,9 @@ def disk_errors(doing: str) -> Iterator[None]:
 
 
 def check_space(folder: Path, free_bytes_min: int) -> None:
-    """Raises `StoreFull` when the disk has fewer free bytes than the watermark."""
-    disk = os.statvfs(folder)
+    """Raises `StoreFull` when the disk has fewer free bytes than the watermark, `DiskFailed`."""
+    with disk_errors("looking at the disk"):
+        disk = os.statvfs(folder)
     free = disk.f_bavail * disk.f_frsize
     if free < free_bytes_min:
         raise StoreFull(

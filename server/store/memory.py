@@ -128,6 +128,17 @@ class MemoryStore:
         self._started = True
         return self.books.info
 
+    @property
+    def lease_s(self) -> float:
+        """Nobody else has this memory."""
+        return 0.0
+
+    def renew(self) -> None:
+        """Nobody else has this memory."""
+
+    def abandon(self) -> None:
+        """There is nothing to wait for."""
+
     def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
         """Take events, and note what came of earlier ones. Raises `StoreFull`."""
         books = self.books

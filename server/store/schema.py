@@ -153,3 +153,26 @@ metrics = Table(
     Column("value", Double, nullable=False),
     Column("at", Double, nullable=False),
 )
+
+# One row. Who leads has its epoch: the key, so that a commit of its (which locks the key) and a takeover
+# (which changes it) wait for each other. Times are the database's own. PostgreSQL only.
+leader = Table(
+    "leader",
+    metadata,
+    Column("epoch", Big, primary_key=True, autoincrement=False),
+    Column("owner", Text, nullable=False),
+    Column("lease_s", Double, nullable=False),
+    Column("renewed_at", Double, nullable=False),
+)
+
+# Large payloads and snapshots, in pieces, where the database has them all. PostgreSQL only.
+chunks = Table(
+    "chunks",
+    metadata,
+    Column("sha256", Text, primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("kind", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("data", LargeBinary, nullable=False),
+    CheckConstraint("kind IN ('payload', 'snapshot')", name="kind"),
+)

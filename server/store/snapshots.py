@@ -9,6 +9,8 @@ import hashlib
 import json
 import os
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
@@ -60,25 +62,25 @@ class SnapshotFiles:
         try:
             with disk_errors("writing a snapshot"):
                 sha256 = _save(tensors, temporary)
-                temporary.rename(self.path(sha256))
-                sync_folder(self.folder)
+                self._keep(temporary, sha256)
         finally:
             temporary.unlink(missing_ok=True)
         return sha256
 
     def read(self, sha256: str) -> Snapshot:
         """The snapshot of a digest. Raises `StoreCorrupt`."""
-        path = self.path(sha256)
+        name = self.path(sha256).name
         try:
-            if (found := _digest(path)) != sha256:
-                raise StoreCorrupt(f"snapshot {path.name} has the SHA-256 {found}")
-            tensors = load_file(path)
+            with self._found(sha256) as path:
+                if (found := _digest(path)) != sha256:
+                    raise StoreCorrupt(f"snapshot {name} has the SHA-256 {found}")
+                tensors = load_file(path)
             meta = json.loads(tensors.pop(META).tobytes())
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise StoreCorrupt(f"snapshot {path.name} cannot be read: {error}") from error
+            raise StoreCorrupt(f"snapshot {name} cannot be read: {error}") from error
         if meta.get("format") != FORMAT:  # the log has it all
             found = meta.get("format")
-            raise StoreCorrupt(f"snapshot {path.name} is of format {found}, this program reads {FORMAT}")
+            raise StoreCorrupt(f"snapshot {name} is of format {found}, this program reads {FORMAT}")
         return Snapshot(meta, tensors)
 
     def remove_all_but(self, kept: set[str]) -> None:
@@ -89,6 +91,15 @@ class SnapshotFiles:
                 path.unlink()
             if gone:
                 sync_folder(self.folder)
+
+    def _keep(self, temporary: Path, sha256: str) -> None:
+        temporary.rename(self.path(sha256))
+        sync_folder(self.folder)
+
+    @contextmanager
+    def _found(self, sha256: str) -> Iterator[Path]:
+        """The file of a snapshot, if it is there."""
+        yield self.path(sha256)
 
 
 def _save(tensors: dict[str, npt.NDArray[Any]], path: Path) -> str:

@@ -1,4 +1,4 @@
-"""The store on SQLite or PostgreSQL, with large payloads and snapshots in files beside it.
+"""The store on SQLite, with large payloads and snapshots in files beside it, or on PostgreSQL, which has all.
 
 What makes an append cheap is that it is one transaction for a whole batch: one flush of the disk,
 whatever the number of events. See `base.py` for the laws.
@@ -24,6 +24,7 @@ from anabranch.server.failpoints import reach
 from anabranch.server.store import migrations, rows, schema
 from anabranch.server.store.base import Entry, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import BlobStore
+from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots
 from anabranch.server.store.database import Database
 from anabranch.server.store.files import FolderLock, check_space, disk_errors, make_folder
 from anabranch.server.store.packs import Packs, Place, read_payload
@@ -33,21 +34,29 @@ from anabranch.server.store.schema import clients, events, model_versions, runs,
 from anabranch.server.store.snapshots import SnapshotFiles
 
 SNAPSHOTS_KEPT = 3
-ROW_BYTES_MAX = 64 * KIB  # larger payloads go into a pack: a database writes them twice
+ROW_BYTES_MAX = 64 * KIB  # larger payloads go into a pack beside SQLite: a database writes them twice
 PAGE = 500  # events read at a time
 
 log = logging.getLogger(__name__)
 
 
 class SqlStore:
-    """`Store` of base.py. `data_dir` has the blobs, the snapshots and the lock, whatever the database."""
+    """`Store` of base.py. `data_dir` has the lock, uploads on their way, and beside SQLite all large files.
 
-    def __init__(self, url: URL, data_dir: Path, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._database = Database(url)
+    `lease_s`: see `Store.lease_s`; for PostgreSQL, where servers may share the database and nothing else.
+    """
+
+    def __init__(
+        self, url: URL, data_dir: Path, limits: Limits = DEFAULT_LIMITS, lease_s: float = 10.0
+    ) -> None:
+        self._database = base = Database(url, lease_s)
         self._data_dir, self._limits = data_dir, limits
-        self._blobs = BlobStore(data_dir, limits)
+        shared = not base.is_sqlite
+        self._blobs = ChunkedBlobs(base, data_dir, limits) if shared else BlobStore(data_dir, limits)
         self._packs = Packs(data_dir)
-        self._snapshots = SnapshotFiles(data_dir, limits)
+        self._snapshots = (
+            ChunkedSnapshots(base, data_dir, limits) if shared else SnapshotFiles(data_dir, limits)
+        )
         self._lock: FolderLock | None = None
         self._last_seq = 0
 
@@ -55,6 +64,11 @@ class SqlStore:
     def blobs(self) -> BlobStore:
         """Where uploads and large payloads lie."""
         return self._blobs
+
+    @property
+    def lease_s(self) -> float:
+        """After how long without `renew` another server may take over; 0: no other can."""
+        return 0.0 if self._database.is_sqlite else self._database.lease_s
 
     # --- the run -----------------------------------------------------------------------------
 
@@ -78,6 +92,7 @@ class SqlStore:
             self._database.open(writes=True)
             with self._database.writing() as connection:
                 migrations.upgrade(connection)
+                self._database.lead(connection)
                 stored = self._enter(connection, info)
                 self._last_seq = connection.scalar(select(func.max(events.c.seq))) or 0
             self._blobs.prepare()
@@ -88,6 +103,14 @@ class SqlStore:
             self.close()
             raise
         return stored
+
+    def renew(self) -> None:
+        """Stay the leader for another `lease_s`. From any thread. Raises `LeadershipLost`, `StoreError`."""
+        self._database.renew()
+
+    def abandon(self) -> None:
+        """From any thread: let go of the database; whoever waits for it gets an error."""
+        self._database.abandon()
 
     def close(self) -> None:
         """Flush and let go of files and locks."""
@@ -165,13 +188,15 @@ class SqlStore:
 
     def _pack(self, arrived: Sequence[tuple[int, Entry]]) -> dict[int, Place]:
         """Put the payloads that are too large for a row into a pack."""
+        if not self._database.is_sqlite:
+            return {}
         large = [(seq, e.inline) for seq, e in arrived if e.inline and len(e.inline) > ROW_BYTES_MAX]
         places = self._packs.write([data for _, data in large])
         return {seq: place for (seq, _), place in zip(large, places, strict=True)}
 
     def _check_blobs(self, entries: Sequence[Entry]) -> None:
         for record in [e.record for e in entries if e.inline is None and not e.record["flaw"]]:
-            if not self._blobs.path(record["payload"]["sha256"]).exists():
+            if not self._blobs.exists(record["payload"]["sha256"]):
                 raise StoreError(f"the payload of update {record['update_id']!r} is no blob: adopt it first")
 
     def records(self) -> Iterator[tuple[int, Record]]:

@@ -20,10 +20,17 @@ def anabranch(*arguments: object) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+PUSHES = {
+    "task": [],
+    "overlap": ["--set", "client.push=overlap", "--set", "server.tasks_per_client=2"],
+    "elastic": ["--strategy", "fedasync", "--set", "client.push=elastic"],
+}
+
+
+@pytest.fixture(scope="module", params=PUSHES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out: Path = tmp_path_factory.mktemp("demo") / "run"
-    sets = ["--set", "run.updates_max=30", "--set", "fleet.examples_per_client=50"]
+    sets = ["--set", "run.updates_max=30", "--set", "fleet.examples_per_client=50", *PUSHES[request.param]]
     result = anabranch("demo", "--workload", "synthetic", "--clients", 3, "--out", out, *sets)
     assert result["updates_applied"] == 30
     return out

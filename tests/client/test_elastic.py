@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from agents import Federation
-from local_server import LocalServer, LocalTransport
+from local_server import LocalServer, LocalTransport, Unplugged
 
 from anabranch.client.agent import Agent
+from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
+from anabranch.client.lease import Cancelled
 from anabranch.client.messages import PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.stopping import Bell
+from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.core.config import ClientTable
 from anabranch.core.ledger import TRAIN_S
 from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Ask, LocalPlan, Task
-from anabranch.workloads.app import Examples
+from anabranch.workloads.app import Examples, Shard
 from anabranch.workloads.batches import batches
 from anabranch.workloads.synthetic import Synthetic
 
@@ -211,7 +215,6 @@ def test_the_server_may_ask_for_what_there_is(tmp_path: Path) -> None:
 
 
 def test_devices_that_train_on_learn_together(tmp_path: Path) -> None:
-    from anabranch.workloads.app import Shard
     from anabranch.workloads.trainer import trainer_for
 
     federation = Elastic(
@@ -236,3 +239,92 @@ def test_devices_that_train_on_learn_together(tmp_path: Path) -> None:
         federation.server.engine.vector, {}, Synthetic().data(Shard("test"))
     )
     assert found["accuracy"] > 0.6  # chance is 0.1
+
+
+# --- tasks that come to nothing, and servers that are away ---------------------------------------
+
+
+class Ones(Synthetic):
+    """A step adds one everywhere, and takes a millisecond."""
+
+    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        for _ in batches(len(examples), plan, seed):
+            time.sleep(0.001)
+            for array in model.values():
+                np.add(array, 1, out=array)
+        return {}
+
+
+@pytest.mark.parametrize(("weight", "pulled"), [(1.0, True), (0.5, False)], ids=["added", "mixed"])
+def test_after_a_task_that_was_cancelled_the_update_is_what_was_learned(weight: float, pulled: bool) -> None:
+    """Where a server adds updates up, the others' progress since the first task must not be in it."""
+    local = LocalTrainer(Ones(), SOON)
+    local.load(Shard("train", 0, 4))
+    table = ClientTable(push="elastic", push_when="interval", push_steps=700, merge_weight=weight)
+    trainer = ElasticTrainer(local, table, Bell())
+    size = local.spec.size
+
+    def cancelled() -> None:
+        raise Cancelled
+
+    def task(n: int) -> Task:
+        return Task(f"t{n}", "a", n, 0.0, 1e9, 1e9, n, LocalPlan(batch_size=8))
+
+    try:
+        with pytest.raises(Cancelled):
+            trainer.train(task(1), "u-1", BaseModel(1, np.zeros(size, np.float32), {}), None, cancelled)
+        later = BaseModel(2, np.full(size, 100, np.float32), {})
+        entry, _ = trainer.train(task(2), "u-2", later, None, lambda: None)
+    finally:
+        trainer.stop()
+    delta = np.frombuffer(entry.payload, np.float32)
+    others = 0 if pulled else 100  # a server that mixes is sent the snapshot
+    assert delta == pytest.approx(np.full(size, entry.local_steps - others), abs=1e-3)
+
+
+def test_without_the_server_it_trains_on_and_what_it_learns_counts_later(federation: Elastic) -> None:
+    transport, app = Unplugged(federation.server, "a"), Counted()
+
+    def hear(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        failures = federation.kinds().count("failed")
+        if kind == "trained" and not failures:
+            transport.is_plugged_in = False
+        if failures == 20:
+            transport.is_plugged_in = True
+
+    summary = federation.agent(transport, app, on_event=hear, tasks_max=3).run()
+    assert (summary.applied, summary.rejected) == (3, 0)
+    steps = [data["steps"] for kind, data in federation.events if kind == "trained"]
+    assert steps[1] > 3, "it went on while there was no server"
+    assert app.starts == 1
+
+
+def test_an_app_without_batches_is_warned_of(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would train without an end and never meet the server."""
+    over = threading.Event()
+
+    class Own(Synthetic):
+        def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+            over.wait(WAIT_S)
+            return {}
+
+    def looked() -> None:
+        if "batches" in caplog.text:
+            over.set()
+            raise Cancelled
+
+    monkeypatch.setattr("anabranch.client.elastic.SILENT_S", 0.0)
+    bell = Bell()
+    monkeypatch.setattr(bell, "check", looked)
+    local = LocalTrainer(Own(), SOON)
+    local.load(Shard("train", 0, 4))
+    trainer = ElasticTrainer(local, ClientTable(push="elastic"), bell)
+    base = BaseModel(1, np.zeros(local.spec.size, np.float32), {})
+    task = Task("t", "a", 1, 0.0, 1e9, 1e9, 1, LocalPlan(batch_size=8))
+    with pytest.raises(Cancelled):
+        trainer.train(task, "u", base, None, lambda: None)
+    trainer.stop()
+    assert "set client.push" in caplog.text

@@ -114,7 +114,7 @@ def test_an_upload_goes_on_where_it_broke_off(receiving: Large, cuts: list[int])
 
 
 def test_a_broken_download_is_kept_for_the_next_call(large: Large) -> None:
-    cuts = [8 * MIB, 1000, 1000, 1000]
+    cuts = [8 * MIB, *[1000] * 5]
     with FlakyProxy(large.address, cuts) as proxy, GrpcTransport(proxy.address, "a") as transport:
         with pytest.raises(Unavailable):
             transport.fetch(large.spec.layout_hash, 0)  # the later connections bring nothing
@@ -132,7 +132,7 @@ def test_a_broken_download_of_a_part_is_kept_for_that_part_alone(again: bool, tm
     settings = config(strategy={"name": "asyncdrop"}, submodel={"name": "random", "drop": 0.25})
     with (
         live_server(tmp_path, {"w": rows}, settings, groups=[units]) as info,
-        FlakyProxy(info.address, [8 * MIB, 1000, 1000, 1000]) as proxy,
+        FlakyProxy(info.address, [8 * MIB, *[1000] * 5]) as proxy,
         GrpcTransport(proxy.address, "a") as transport,
         GrpcTransport(info.address, "a") as direct,
     ):
@@ -263,6 +263,7 @@ def test_the_retry_window_is_read_if_it_makes_sense(text: str, window: tuple[flo
     assert error.retry_after_s == window
 
 
-def test_a_full_store_is_not_an_overload() -> None:
+def test_a_full_store_is_not_an_overload_and_says_when_to_come_too() -> None:
     error = error_of(Failed("RESOURCE_EXHAUSTED", [(ERROR_KEY, "StoreFull"), (RETRY_KEY, "1,2")]), "here:1")
-    assert type(error) is StoreFull
+    assert (type(error), error.retry_after_s) == (StoreFull, (1.0, 2.0))
+    assert error_of(Failed("UNAVAILABLE"), "here:1").retry_after_s is None

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.client.outbox import Outbox, UpdateEntry
-from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreFull, TooLarge
+from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
+from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreFull, TooLarge
 from anabranch.protos.v1.model_pb2 import SubmodelMap
 
 
@@ -116,7 +116,10 @@ def test_a_name_may_not_leave_the_folder(tmp_path: Path) -> None:
 
 def test_at_the_bounds_the_oldest_makes_room(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     size = len(whole(entry("u-0")))
-    for box in (Outbox(tmp_path / "a", entries_max=2), Outbox(tmp_path / "b", bytes_max=2 * size + 1)):
+    for box in (
+        Outbox(tmp_path / "a", OutboxBounds(entries_max=2)),
+        Outbox(tmp_path / "b", OutboxBounds(bytes_max=2 * size + 1)),
+    ):
         for n in range(4):
             box.put(entry(f"u-{n}"))
         assert sorted(box.pending()) == ["u-2", "u-3"]
@@ -124,7 +127,7 @@ def test_at_the_bounds_the_oldest_makes_room(tmp_path: Path, caplog: pytest.LogC
 
 
 def test_what_can_never_fit_is_refused_and_costs_nothing(tmp_path: Path) -> None:
-    box = Outbox(tmp_path, bytes_max=1000)
+    box = Outbox(tmp_path, OutboxBounds(bytes_max=1000))
     box.put(entry("u-1"))
     with pytest.raises(TooLarge, match="cap of 1000"):
         box.put(entry("u-2", bytes(1000)))
@@ -142,3 +145,23 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(
     with pytest.raises(StoreFull, match="no space left"):
         box.put(entry())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_can_wait_asks_for_room_first(tmp_path: Path) -> None:
+    size = len(whole(entry("u-1")))
+    for folder, bounds in (("a", OutboxBounds(entries_max=2)), ("b", OutboxBounds(bytes_max=2 * size + 1))):
+        box = Outbox(tmp_path / folder, bounds)
+        assert box.has_room(entry("u-1"))
+        box.put(entry("u-1"))
+        box.put(entry("u-2"))
+        assert not box.has_room(entry("u-3"))
+        box.remove("u-1")
+        assert box.has_room(entry("u-3"))
+    with pytest.raises(TooLarge):
+        Outbox(tmp_path / "c", OutboxBounds(bytes_max=size - 1)).has_room(entry("u-1"))
+
+
+@pytest.mark.parametrize("bound", ["entries_max", "bytes_max"])
+def test_an_outbox_that_can_hold_nothing_is_refused(bound: str) -> None:
+    with pytest.raises(ConfigError, match="at least one"):
+        OutboxBounds(**{bound: 0})

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 from agents import Federation
-from local_server import LocalServer, LocalTransport
+from local_server import LocalServer, LocalTransport, Unplugged
 
 from anabranch.client.agent import Agent
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
 from anabranch.client.memory import Memories
 from anabranch.client.messages import PushAnswer
-from anabranch.client.outbox import Outbox, UpdateEntry
+from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
 from anabranch.client.stopping import Bell
 from anabranch.client.transport import Transport
 from anabranch.compress.feedback import Memory
@@ -152,6 +152,65 @@ def test_a_stop_does_not_wait_for_a_push_and_loses_nothing(federation: Overlappi
     assert federation.agent(seed=8).run().rejected == 0
     pushed = [data["update"] for kind, data in federation.events if kind == "pushed"]
     assert pushed[: len(held)] == held
+
+
+def test_without_the_server_it_trains_what_it_has_then_waits_and_says_so(federation: Overlapping) -> None:
+    """Once the server is back, everything goes in the order in which it was made."""
+    transport = Unplugged(federation.server, "a")
+    made: list[str] = []
+
+    def hear(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        kinds = federation.kinds()
+        if kind == "trained" and kinds.count("trained") == 1:
+            transport.is_plugged_in = False
+        if kind == "failed" and kinds.count("failed") == 20:
+            assert kinds.count("trained") == 1
+            files = (federation.folder / "a" / "outbox").glob("*.update")
+            made.extend(path.stem for path in sorted(files, key=lambda path: path.stat().st_mtime_ns))
+            transport.is_plugged_in = True
+
+    summary = federation.agent(transport, on_event=hear).run()
+    assert "waiting" in federation.kinds()
+    assert (summary.applied, summary.rejected) == (3, 0)
+    pushed = [data["update"] for kind, data in federation.events if kind == "pushed"]
+    assert pushed[: len(made)] == made
+    assert made
+
+
+def test_results_that_no_push_takes_wait_and_it_is_said_how_many(tmp_path: Path) -> None:
+    """Asks are answered, pushes are not: all the tasks that the server allows are trained, no more."""
+    federation = Overlapping(tmp_path, server={"tasks_per_client": 4})
+    transport = Gated(federation.server)
+
+    def hear(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        if kind == "waiting" and data.get("results") == 4:
+            transport.gate.set()
+
+    assert federation.agent(transport, on_event=hear, tasks_max=6).run().applied == 6
+    trained = [i for i, kind in enumerate(federation.kinds()) if kind == "trained"]
+    assert federation.kinds().index("pushed") > trained[3]
+
+
+@pytest.mark.parametrize("bound", ["entries", "bytes"])
+def test_a_full_outbox_makes_training_wait_and_drops_nothing(bound: str, tmp_path: Path) -> None:
+    federation = Overlapping(tmp_path, server={"tasks_per_client": 4})
+    transport = Gated(federation.server)
+    size_bytes = 4 * federation.server.spec.size
+    bounds = OutboxBounds(2) if bound == "entries" else OutboxBounds(bytes_max=5 * size_bytes // 2)
+    most: list[int] = []
+
+    def hear(kind: str, **data: Any) -> None:
+        federation.hear(kind, **data)
+        most.append(len(list((tmp_path / "a" / "outbox").glob("*.update"))))
+        if kind == "outbox_full":
+            assert data["results"] == 2
+            transport.gate.set()
+
+    summary = federation.agent(transport, on_event=hear, tasks_max=6, outbox=bounds).run()
+    assert (summary.applied, summary.rejected, max(most)) == (6, 0, 2)
+    assert "outbox_full" in federation.kinds()
 
 
 # --- crashes -------------------------------------------------------------------------------------

@@ -36,7 +36,6 @@ from anabranch.core.updates import (
     Receipt,
 )
 from anabranch.server.store.base import Entry, Store
-from anabranch.server.store.sql import SqlStore
 
 # --- the log ---------------------------------------------------------------------------------
 
@@ -145,8 +144,8 @@ def test_a_damaged_blob_is_found(backend: Backend, missing: bool) -> None:
     entry = replace(update(1, b"x" * 1000), inline=None)
     store.append([entry])
     backend.damage("blobs")
-    if missing and isinstance(store, SqlStore):
-        store.blobs.path(sha256).unlink()
+    if missing and backend.memory is None:
+        backend.lose(sha256)
     with pytest.raises(StoreCorrupt, match=sha256):
         store.payload(reference(entry))
     (problem,) = store.problems()
@@ -287,7 +286,7 @@ def test_the_newest_three_are_kept_and_bad_ones_passed_over(
         store.save_snapshot(snapshot(version), version + 1, 5.0)
         store.save_snapshot(snapshot(version), version + 1, 6.0)  # the same again is no other
     if backend.memory is None:
-        assert len(list(backend.folder.glob("snapshots/*"))) == 3
+        assert len(backend.snapshots()) == 3
     assert store.problems() == []
     for seq in (5, 4, 3, 0):
         with caplog.at_level(logging.WARNING):
@@ -308,6 +307,14 @@ def _damage_snapshot(backend: Backend, version: int) -> None:
         (kept,) = [k for k in backend.memory.books.snapshots if wanted in k.data]
         kept.data = kept.data.replace(wanted, wanted[:-1] + b"!")
         return
+    if backend.kind == "postgresql":
+        hexed = wanted.hex()
+        flipped = f"replace(encode(data, 'hex'), '{hexed}', '{hexed[:-2]}21')"
+        backend.behind(
+            f"UPDATE chunks SET data = decode({flipped}, 'hex')"
+            f" WHERE position('\\x{hexed}'::bytea in data) > 0"
+        )
+        return
     (path,) = [p for p in backend.folder.glob("snapshots/*") if wanted in p.read_bytes()]
     path.write_bytes(path.read_bytes().replace(wanted, wanted[:-1] + b"!"))
 
@@ -316,10 +323,8 @@ def test_a_snapshot_file_that_is_gone_is_passed_over(on_disk: Backend) -> None:
     store = on_disk.start()
     store.append([asked("t1"), asked("t2")])
     store.save_snapshot(snapshot(1), 1, 5.0)
-    before = set(on_disk.folder.glob("snapshots/*"))
     store.save_snapshot(snapshot(2), 2, 6.0)
-    (newest,) = set(on_disk.folder.glob("snapshots/*")) - before
-    newest.unlink()
+    on_disk.lose(on_disk.snapshots()[-1])
     assert store.load().applied_through_seq == 1
     store.close()
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from crash import VALUES, Plan, ServerProcess, write_model
+from crash import write_model
+from crash_writer import VALUES
+from server_process import Plan, ServerProcess
 from wire import QUICK, Device
 
 from anabranch.compress.registry import STAGES

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,7 +23,10 @@ from anabranch.flower.project import Project
 from anabranch.flower.server_app import Options
 from anabranch.reports.result import Result
 
-TABLES = {"strategy": {"name": "fedasync", "staleness": {"name": "constant"}}, "run": {"updates_max": 5}}
+TABLES: dict[str, dict[str, Any]] = {
+    "strategy": {"name": "fedasync", "staleness": {"name": "constant"}},
+    "run": {"updates_max": 5},
+}
 
 
 @pytest.fixture(autouse=True)

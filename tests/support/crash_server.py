@@ -1,39 +1,53 @@
 """A server process for the crash tests.
 
     python crash_server.py MODEL DATA_DIR DATABASE ADDRESS INLINE_BYTES_MAX \
-        [broken] [compressed] [units] [NAME:N]
+        [broken] [compressed] [units] [standby] [normal] [unsynced] [NAME:N[:stop]] [LIMITS]
 
 `broken` puts a store in its place that acknowledges before it commits: the tests must notice. With
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
-With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `NAME:N` the
-process kills itself when it reaches the failpoint for the N-th time; snapshots are frequent then.
+With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `standby` it
+waits while another server leads; the lease is short then. With `NAME:N` the process kills itself when it
+reaches the failpoint for the N-th time; snapshots are frequent then. Two flaws that only a power cut shows:
+`normal` is SQLite's weaker setting, `unsynced` leaves out the flushes of files. LIMITS are those of
+`core/limits.py` that are other than usual, as a JSON object.
+
+    python crash_server.py
+
+Without arguments it is a nursery: for each line of standard input, which has the arguments as a JSON list, it
+forks a server, one at a time, says its process id, and then how it ended. What takes long is done once.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import logging
 import os
+import re
 import signal
 import sys
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from wire import server_config
 
+from anabranch.core.errors import LeadershipLost, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server import failpoints
 from anabranch.server.app import serve
 from anabranch.server.manifest import read_manifest
+from anabranch.server.store import database as database_module
 from anabranch.server.store.base import Entry, Projection, RunInfo
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
 
 BATCHES_LATE = 4
+FAILPOINT = re.compile(r"\w+:\d+(:stop)?")
+LEASE_S = 2.0
 COMPRESSED = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
 UNITS = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
 
@@ -65,14 +79,14 @@ class AcknowledgesEarly(SqlStore):
         super().close()
 
 
-def die_at(name: str, nth: int) -> None:
-    """Kill this process when it reaches a failpoint for the n-th time."""
+def die_at(name: str, nth: int, number: signal.Signals = signal.SIGKILL) -> None:
+    """Kill this process when it reaches a failpoint for the n-th time, or stop it."""
     assert name in failpoints.POINTS, name
     reached = itertools.count(1)
 
     def hook(here: str) -> None:
-        if here == name and next(reached) >= nth:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if here == name and ((count := next(reached)) == nth or (count > nth and number == signal.SIGKILL)):
+            os.kill(os.getpid(), number)
 
     failpoints.arm(hook)
 
@@ -80,20 +94,67 @@ def die_at(name: str, nth: int) -> None:
 def main(model: str, data_dir: str, database: str, address: str, inline: str, *words: str) -> int:
     """Serve until a signal comes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
-    limits = replace(DEFAULT_LIMITS, inline_bytes_max=int(inline), free_disk_bytes_min=1)
+    given = {k: v for word in words if word.startswith("{") for k, v in json.loads(word).items()}
+    limits = replace(DEFAULT_LIMITS, inline_bytes_max=int(inline), **{"free_disk_bytes_min": 1, **given})
     # No lease ends by itself, however slow the machine is.
-    server = {"address": address, "database": database, "snapshot_every_versions": 100, "lease_min_s": 60.0}
-    if armed := [word.split(":") for word in words if ":" in word]:
+    server: dict[str, Any] = {
+        "address": address,
+        "database": database,
+        "snapshot_every_versions": 100,
+        "lease_min_s": 60.0,
+    }
+    if armed := [word.split(":") for word in words if FAILPOINT.fullmatch(word)]:
         server["snapshot_every_versions"] = 5
-        die_at(armed[0][0], int(armed[0][1]))
-    tables = (COMPRESSED if "compressed" in words else {}) | (UNITS if "units" in words else {})
+        name, nth, *stop = armed[0]
+        die_at(name, int(nth), signal.SIGSTOP if stop else signal.SIGKILL)
+    if "normal" in words:
+        weaker = tuple(p.replace("=FULL", "=NORMAL") for p in database_module.PRAGMAS)
+        vars(database_module)["PRAGMAS"] = weaker
+    if "unsynced" in words:
+        vars(os).update(fsync=lambda descriptor: None, fdatasync=lambda descriptor: None)
+    if "standby" in words:
+        server |= {"standby": True, "leader_lease_s": LEASE_S}
+    tables: dict[str, Any] = (COMPRESSED if "compressed" in words else {}) | (
+        UNITS if "units" in words else {}
+    )
     config = server_config(Path(data_dir), server=server, **tables)
-    store = open_store(database, Path(data_dir), limits)
+    store = open_store(database, Path(data_dir), limits, config.server.leader_lease_s)
     if "broken" in words:
         assert isinstance(store, SqlStore)
         store.__class__ = AcknowledgesEarly
-    return asyncio.run(serve(config, read_manifest(Path(model)), limits=limits, store=store))
+    try:
+        return asyncio.run(serve(config, read_manifest(Path(model)), limits=limits, store=store))
+    except LeadershipLost as lost:
+        logging.error("%s", lost)  # noqa: TRY400 - as the command line says it
+        return outcome_of(lost).exit_code
+
+
+def nursery() -> None:
+    """Until the end of standard input."""
+    while line := sys.stdin.readline():
+        child = os.fork()
+        if not child:
+            os.dup2(2, 1)
+            os._exit(_lived(json.loads(line)))
+        _say(child)
+        _say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def _lived(arguments: list[str]) -> int:
+    try:
+        return main(*arguments)
+    except BaseException:
+        logging.exception("the server ended")
+        return 1
+
+
+def _say(number: int) -> None:
+    sys.stdout.write(f"{number}\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":
+    if not sys.argv[1:]:
+        nursery()
+        sys.exit()
     sys.exit(main(*sys.argv[1:]))

@@ -25,7 +25,13 @@ from anabranch.core import events as ev
 from anabranch.core.config import Config
 from anabranch.core.effects import Decided, Effect, Granted, Refused
 from anabranch.core.engine import Engine
-from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownTask, UnknownVersion
+from anabranch.core.errors import (
+    InvalidUpdate,
+    ManifestMismatch,
+    Unavailable,
+    UnknownTask,
+    UnknownVersion,
+)
 from anabranch.core.params import ParamSpec, Tensors
 from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Submodel, UnitMap
@@ -197,3 +203,14 @@ class LocalTransport:
             entry.metrics,
         )
         return update, flaw
+
+
+class Unplugged(LocalTransport):
+    """Reaches the server as long as it is plugged in."""
+
+    is_plugged_in = True
+
+    def _check_manifest(self, sha256: str) -> None:
+        if not self.is_plugged_in:
+            raise Unavailable("no route to the server")
+        super()._check_manifest(sha256)

@@ -1,19 +1,28 @@
-"""Runs with every fault on: one seed, one run; strategies in turn."""
+"""Runs with every fault on: one seed, one run; strategies in turn, all else as the seed draws it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from fleets import config
 
+from anabranch.core import events as ev
 from anabranch.core.config import Config, merge
+from anabranch.core.faults import length_s
+from anabranch.core.rng import rank
+from anabranch.core.robust import RULES
 from anabranch.core.snapshot import state_digest
 from anabranch.simulation.promises import Promises
-from anabranch.simulation.run import open_simulation
+from anabranch.simulation.run import Simulation, open_simulation
+from anabranch.simulation.world import Order
+
+T = TypeVar("T")
 
 STRATEGIES = ["fedasync", "fedavg", "fedbuff", "fedprox", "qafel", "asyncdrop", "teasq", "teasq_drop"]
-UNTIL_S, ENDS_S = 90.0, 200.0
+UNTIL_S, ENDS_S = 60.0, 155.0
 ALL = {
     "loss": 0.05,
     "duplication": 0.05,
@@ -21,10 +30,10 @@ ALL = {
     "delay": 0.1,
     "delay_s": 2.0,
     "timeout_s": 4.0,
-    "partition_every_s": 40.0,
-    "swizzle_every_s": 30.0,
+    "partition_every_s": 30.0,
+    "swizzle_every_s": 25.0,
     "device_crash_every_s": 60.0,
-    "server_crash_every_s": 25.0,
+    "server_crash_every_s": 20.0,
     "server_down_s": 3.0,
     "commit_s": 0.05,
     "skew_s": 100.0,
@@ -32,6 +41,27 @@ ALL = {
     "until_s": UNTIL_S,
 }
 SHAPES = ["fixed", "uniform", "exponential", "lognormal", "pareto"]
+ROUNDS = ("fedavg", "fedprox")
+GATHERING = [name for name in STRATEGIES if name not in ("fedasync", "asyncdrop")]  # they may have a rule
+UPLINKS = [
+    "auto",
+    "raw",
+    "ef(0.9)|topk(0.1)|int8|gaps|zstd",
+    "ef(0.9)|threshold(0.1,4)|bf16|gaps|zstd",
+    "int4(256)|zstd",
+    "mask(0.2)|int8",
+]
+DOWNLINKS = ["auto", "raw", "log(1,8)", "log(0.5)", "int8|zstd"]
+# Rounds that ask all devices, since whom a round of few asks is left to chance; places for many at a time.
+MANY_PLACES: dict[str, Callable[[int], dict[str, Any]]] = {
+    "fedavg": lambda clients: {"clients_per_round": clients * 4 // 5},
+    "fedprox": lambda clients: {"clients_per_round": clients * 4 // 5},
+    "teasq": lambda _: {"concurrency_fraction": 0.5, "cache_size": 3},
+    "teasq_drop": lambda _: {"concurrency_fraction": 0.5, "cache_size": 3},
+}
+MADE_MIN = 3  # versions, in the roughest run
+ATTACKS = ["none", "none", "nan", "scale", "flood"]
+ORDERS_EVERY_S, ORDERS_LAST_S, OPERATOR_RETRIES_S = 15.0, 5.0, 1.0
 
 
 @dataclass(frozen=True)
@@ -39,51 +69,140 @@ class Proved:
     """What a run came to."""
 
     digests: tuple[str, str, str]
+    events: int
     versions: int
     applied: int
     restarts: int
     faults: dict[str, int]
+    orders: int
+    barred: int
 
 
 def rough(seed: int, clients: int = 50, **faults: Any) -> Config:
     """Everything goes wrong, and what the seed says besides."""
+    draw = partial(_drawn, seed)
     strategy = STRATEGIES[seed % len(STRATEGIES)]
-    capped = seed // len(STRATEGIES) % 3 == 1
-    # Rounds of nearly all devices: whom a round of few asks is left to chance.
-    params = {"clients_per_round": clients * 4 // 5} if strategy in ("fedavg", "fedprox") else {}
+    rule = draw("rule", RULES) if strategy in GATHERING else "none"
+    # Values of every size are for a rule; whoever sends none at all is found out in any case.
+    attack = draw("attack", [a for a in ATTACKS if rule != "none" or a in ("none", "nan")])
+    params = MANY_PLACES[strategy](clients) if strategy in MANY_PLACES else {}
     base = config(
         strategy,
         run={"seed": seed, "virtual_s_max": ENDS_S},
         fleet={
             "clients": clients,
             "examples_per_client": 32,
-            "step_time_s": 1.0,
+            "step_time_s": 3.5,
             "up_mbps": 1.0,
-            "availability": 0.8 if seed % 5 == 0 else 1.0,
+            "availability": draw("availability", [1.0, 1.0, 1.0, 0.8]),
             "availability_period_s": 40.0,
-            "dropout": 0.1 if seed % 4 == 3 else 0.0,
+            "dropout": draw("dropout", [0.0, 0.0, 0.1]),
+            "attackers": 0.0 if attack == "none" else 0.1,
+            "attack": "nan" if attack == "none" else attack,
         },
         server={
-            "lease_s": 15.0,
+            "lease_s": 20.0,
             "lease_min_s": 8.0,
-            "concurrency": clients // 3 if capped else 0,
-            "staleness_max": 20 if seed % 3 == 2 else 0,
+            "concurrency": 0 if strategy in ROUNDS else draw("concurrency", [0, 0, clients // 3]),
+            "staleness_max": draw("staleness", [0, 0, 20]),
             "snapshot_every_updates": 40,
         },
+        robust={"rule": rule, "flaws_max": 3, "clip": draw("clip", ["auto", 0.0, 3.0])},
+        uplink={"codec": draw("uplink", UPLINKS)},
+        downlink={"codec": draw("downlink", DOWNLINKS)},
         client={"retry_cap_s": 8.0},
-        faults={**ALL, "delay_shape": SHAPES[seed % len(SHAPES)], **faults},
+        faults={**ALL, "delay_shape": draw("shape", SHAPES), **faults},
     )
     return merge([("base", base.to_json()), ("strategy", {"strategy": params})])
 
 
 def prove(settings: Config, every: int = 1) -> Proved:
-    """Run, with every promise looked at after every event."""
+    """Run, with every promise looked at after every event; operators meddle."""
     with open_simulation(settings) as simulation:
-        promises = Promises(simulation, every)
+        promises, operator = Promises(simulation, every), Operator(simulation, settings.run.seed)
         simulation.run()
         promises.check_end(simulation.clock.now - settings.faults.until_s)
+        assert not operator.open, "an order was never answered"
         result, engine = simulation.result(0.0), simulation.engine
-        digests = (result.model_sha256, result.journal_sha256, state_digest(engine))
         assert simulation.faults is not None
-        faults = dict(simulation.faults.counts)
-        return Proved(digests, engine.version, engine.counters.applied, promises.restarts, faults)
+        return Proved(
+            digests=(result.model_sha256, result.journal_sha256, state_digest(engine)),
+            events=promises.checker.events,
+            versions=engine.version,
+            applied=engine.counters.applied,
+            restarts=promises.restarts,
+            faults=dict(simulation.faults.counts),
+            orders=operator.given,
+            barred=len(engine.guard.quarantined),
+        )
+
+
+def prove_twice(seed: int) -> Proved:
+    """The run of a seed, and the same again: to the bit. For a worker process."""
+    try:
+        proved = prove(rough(seed))
+        again = prove(rough(seed), every=1000)
+    except Exception as error:
+        raise AssertionError(f"seed {seed}: {error!r}") from error
+    assert proved == again, f"seed {seed} has two histories"
+    assert proved.versions > MADE_MIN, f"seed {seed} made {proved.versions} versions"
+    return proved
+
+
+class Operator:
+    """Pauses the run, puts devices into quarantine, and takes both back before the faults are over.
+
+    One order at a time: what has no answer is given again. `open`: whether there is one without an answer.
+    """
+
+    def __init__(self, simulation: Simulation, seed: int) -> None:
+        self.given, self.open = 0, False
+        self._clock, self._server, self._seed = simulation.clock, simulation.server, seed
+        self._names = [device.client_id for device in simulation.devices]
+        self._plan(0)
+
+    def _plan(self, number: int) -> None:
+        """The next episode: an order, and some time later the opposite."""
+        at_s = self._clock.now + self._lasts_s("gap", number, ORDERS_EVERY_S)
+        if at_s >= UNTIL_S:
+            return
+        do, undo = self._orders(number)
+        takes_s = self._lasts_s("length", number, ORDERS_LAST_S)
+
+        def later() -> None:
+            at_s = max(self._clock.now, min(UNTIL_S, self._clock.now + takes_s))
+            self._clock.at(at_s, lambda: self._give(undo, lambda: self._plan(number + 1)))
+
+        self._clock.at(at_s, lambda: self._give(do, later))
+
+    def _orders(self, number: int) -> tuple[Order, Order]:
+        if rank(self._seed, "operator", "pause", number) < 0.5:
+            return ev.Paused, ev.Resumed
+        name = _drawn(self._seed, f"client {number}", self._names)
+        return (lambda now: ev.Quarantined(now, name, "a drill")), lambda now: ev.Released(now, name)
+
+    def _give(self, order: Order, then: Callable[[], None]) -> None:
+        """Until it is answered, and then go on. A late copy comes before the next order, and is no harm."""
+        self.given, self.open = self.given + 1, True
+        answered: list[object] = []
+
+        def ask() -> None:
+            if not answered:
+                self._server.order(order, heard)
+                self._clock.at(self._clock.now + OPERATOR_RETRIES_S, ask)
+
+        def heard(effects: object) -> None:
+            answered.append(effects)
+            if len(answered) == 1:
+                self.open = False
+                then()
+
+        ask()
+
+    def _lasts_s(self, what: str, number: int, mean_s: float) -> float:
+        return length_s("exponential", mean_s, rank(self._seed, "operator", what, number))
+
+
+def _drawn(seed: int, what: str, choices: Sequence[T]) -> T:
+    """One of these, by the seed."""
+    return choices[int(rank(seed, "rough", what) * len(choices))]

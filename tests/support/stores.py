@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psycopg
 from sqlalchemy import text
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect, Published
 from anabranch.core.journal import Record, line, to_record
 from anabranch.core.limits import Limits
-from anabranch.core.snapshot import Array, Snapshot
+from anabranch.core.snapshot import FORMAT, Array, Snapshot
 from anabranch.core.updates import (
     Ask,
     Capability,
@@ -33,6 +34,10 @@ from anabranch.server.store.factory import open_store
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
 
+FLIP = (
+    "UPDATE chunks SET data = set_byte(data, length(data) - 1, get_byte(data, length(data) - 1) # 1) "
+    "WHERE kind = "
+)
 INFO = RunInfo("run-1", "prüfung ✓", {"run": {"seed": 3}}, [["w", [4], "float32"]], "ab" * 32, 17.5)
 LIMITS = Limits(inline_bytes_max=64, free_disk_bytes_min=0)
 
@@ -73,6 +78,10 @@ class Backend:
         if self.memory is not None:
             self._damage_memory(self.memory, what)
             return
+        if self.kind == "postgresql":
+            newest = "AND at = (SELECT max(at) FROM chunks WHERE kind = 'snapshot')"
+            self.behind(FLIP + ("'snapshot' " + newest if what == "snapshot" else "'payload'"))
+            return
         if what == "snapshot":
             paths = [max(self.folder.glob("snapshots/*"), key=lambda p: p.stat().st_mtime_ns)]
         else:
@@ -82,6 +91,28 @@ class Backend:
             data = bytearray(path.read_bytes())
             data[-1] ^= 1
             path.write_bytes(data)
+
+    def behind(self, statement: str) -> None:
+        """Change PostgreSQL behind the back of a store that is open."""
+        with psycopg.connect(self.database, autocommit=True) as admin:
+            assert admin.execute(statement.encode()).rowcount > 0, statement
+
+    def lose(self, sha256: str) -> None:
+        """Remove a large payload, or a snapshot."""
+        if self.kind == "postgresql":
+            self.behind(f"DELETE FROM chunks WHERE sha256 = '{sha256}'")
+        else:
+            (path,) = [*self.folder.glob(f"blobs/*/{sha256}"), *self.folder.glob(f"snapshots/{sha256}.*")]
+            path.unlink()
+
+    def snapshots(self) -> list[str]:
+        """The digests of the snapshots that are kept, oldest first."""
+        if self.kind == "postgresql":
+            with psycopg.connect(self.database) as admin:
+                query = b"SELECT sha256 FROM chunks WHERE kind = 'snapshot' ORDER BY at"
+                return [row[0] for row in admin.execute(query)]
+        paths = sorted(self.folder.glob("snapshots/*"), key=lambda path: path.stat().st_mtime_ns)
+        return [path.stem for path in paths]
 
     def _damage_memory(self, store: MemoryStore, what: str) -> None:
         if what == "snapshot":
@@ -138,7 +169,7 @@ def snapshot(version: int) -> Snapshot:
         "strategy/scale": np.asarray(2.5),
         "strategy/none": np.empty(0, np.int64),
     }
-    return Snapshot({"version": version, "clients": ["ü", "c1"], "x": 0.1 + 0.2}, arrays)
+    return Snapshot({"format": FORMAT, "version": version, "clients": ["ü", "c1"], "x": 0.1 + 0.2}, arrays)
 
 
 GOOD = Decision(Verdict.HELD, 2, 0.1 + 0.2)

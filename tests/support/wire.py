@@ -125,7 +125,7 @@ class Device:
         """The header of an upload; `size_bytes`, `sha256` and `codec` are those of its one part."""
         part = model.Part(
             size_bytes=more.pop("size_bytes", len(data)),
-            sha256=more.pop("sha256", hashlib.sha256(data).digest()),
+            sha256=more.pop("sha256", None) or hashlib.sha256(data).digest(),
             encoding=model.Encoding(codec=more.pop("codec", "raw")),
         )
         fields = {

@@ -25,6 +25,7 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import Output
 from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.params import ParamSpec
 from anabranch.reports.text import count_text, percent_text
 from anabranch.workloads.numpy_trainer import NumpyTrainer
@@ -33,10 +34,20 @@ AppName = Annotated[
     str,
     typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP", show_default=False),
 ]
-ServerAddress = Annotated[str, typer.Option("--server", help="The server's address.", metavar="HOST:PORT")]
+ServerAddress = Annotated[
+    str,
+    typer.Option(
+        "--server",
+        help="The server's address, or those of a leader and its standby.",
+        metavar="HOST:PORT[,...]",
+    ),
+]
 DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
+StepTime = Annotated[
+    float, typer.Option("--step-time", help="Emulate a device that needs so many seconds a step.", min=0.0)
+]
 AppOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -110,6 +121,10 @@ def server(
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Serve other hosts without encryption or authentication.")
     ] = False,
+    standby: Annotated[
+        bool | None,
+        typer.Option("--standby", help="Wait while another server leads the run, then take over."),
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -120,7 +135,13 @@ def server(
     from anabranch.server.app import ServerInfo, serve
     from anabranch.server.manifest import read_manifest
 
-    given = {"address": address, "admin_address": admin_address, "data_dir": data_dir, "database": database}
+    given = {
+        "address": address,
+        "admin_address": admin_address,
+        "data_dir": data_dir,
+        "database": database,
+        "standby": standby,
+    }
     flags = _flags("server", given)
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
@@ -136,7 +157,11 @@ def server(
     manifest = read_manifest(model)
     if flower is not None and Path(manifest.app).name != flower.resolve().name:
         raise ConfigError(f"{model} is a model of {manifest.app}, not of {flower}: name another --model DIR")
-    code = asyncio.run(serve(settings, manifest, ready=ready, insecure=insecure))
+
+    def waiting(why: str) -> None:
+        output.event("standby", f"standing by: {why}", why=why)
+
+    code = asyncio.run(serve(settings, manifest, ready=ready, insecure=insecure, waiting=waiting))
     raise typer.Exit(code)
 
 
@@ -155,15 +180,18 @@ def client(
     app_options: AppOptions = None,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
-    step_time_s: Annotated[
-        float,
-        typer.Option("--step-time", help="Emulate a device that needs so many seconds a step.", min=0.0),
-    ] = 0.0,
+    step_time_s: StepTime = 0.0,
     threads: Annotated[int, typer.Option(help="Threads of torch on a CPU; 0: its own choice.", min=0)] = 0,
     tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
+    outbox_results: Annotated[
+        int, typer.Option(help="Results that wait for the server at most; then training waits.", min=1)
+    ] = OUTBOX_ENTRIES_MAX,
+    outbox_mib: Annotated[int, typer.Option(help="And their size at most, MiB.", min=1)] = OUTBOX_BYTES_MAX
+    // MIB,
     as_json: AsJson = False,
 ) -> None:
     """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM."""
+    from anabranch.client.outbox import OutboxBounds
     from anabranch.client.run import ClientOptions, run_client
 
     set_up_logging(as_json)
@@ -183,6 +211,7 @@ def client(
         step_time_s=step_time_s,
         threads=threads,
         tasks_max=tasks_max,
+        outbox=OutboxBounds(outbox_results, outbox_mib * MIB),
     )
 
     def on_event(kind: str, **data: Any) -> None:

@@ -1,0 +1,162 @@
+"""Servers that share a database: one waits for its turn, one has it and must keep it (docs/durability.md).
+
+The store decides who leads (`Store.lease_s`, `renew`). Here is what a process does about it: a standby says
+NOT_SERVING until its turn comes; a leader says every quarter of its lease that it lives, and stops when it
+hears that another has taken over, or when it has heard nothing from the database for a whole lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import grpc
+
+from anabranch.core.config import Config, ServerTable
+from anabranch.core.errors import ConfigError, LeadershipLost, StoreError, Unavailable
+from anabranch.core.limits import Limits
+from anabranch.server.ports import NOT_SERVING, Ports
+from anabranch.server.recovery import Recovered
+from anabranch.server.rpc_errors import abort
+from anabranch.server.store.base import Led, Store
+from anabranch.server.writer import Writer
+
+log = logging.getLogger(__name__)
+
+RENEWALS_PER_LEASE = 4
+
+
+class StandbyPorts(Ports):
+    """The ports of a server that waits: health says NOT_SERVING, every other call is told to go elsewhere."""
+
+    status: int = NOT_SERVING
+
+    def __init__(self, config: Config, limits: Limits) -> None:
+        self._begin(config, limits)
+
+    def _add_services(self, server: Any, admin: bool) -> None:  # noqa: ARG002
+        server.add_generic_rpc_handlers((StandingBy(),))
+
+
+class StandingBy(grpc.GenericRpcHandler):
+    """Answers every call with `Unavailable`, whatever its method and its messages."""
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:  # noqa: ARG002
+        """The handler of any method."""
+        return grpc.stream_stream_rpc_method_handler(self._refuse)
+
+    async def _refuse(self, requests: Any, context: Any) -> None:  # noqa: ARG002
+        await abort(context, Unavailable("this server stands by while another one leads: try that one"))
+
+
+def check_standby(table: ServerTable, store: Store) -> None:
+    """Raises `ConfigError` where a standby would wait for ever."""
+    if table.standby and not store.lease_s:
+        raise ConfigError(
+            "server.standby waits for another server of the same database, which must be PostgreSQL: "
+            "set server.database = 'postgresql://USER:PASSWORD@HOST/NAME', or leave --standby out"
+        )
+
+
+async def await_turn(
+    begin: Callable[[], Recovered],
+    config: Config,
+    limits: Limits,
+    stop: asyncio.Event,
+    waiting: Callable[[str], None] | None = None,
+) -> tuple[Config, Recovered] | None:
+    """What `begin` returns, once no other server leads, and the addresses that were waited on.
+
+    Anything but a standby does not wait: raises `Led`. None: `stop` came first.
+    """
+    try:
+        return config, await asyncio.to_thread(begin)
+    except Led as led:
+        if not config.server.standby:
+            raise
+        why = str(led)
+    ports = StandbyPorts(config, limits)
+    await ports.open()
+    table = replace(config.server, address=ports.address, admin_address=ports.admin_address)
+    try:
+        log.info("standing by: %s", why)
+        if waiting is not None:
+            waiting(why)
+        while not stop.is_set():
+            with contextlib.suppress(Led):  # `begin` waits for the lock itself, a little
+                recovered = await asyncio.to_thread(begin)
+                log.info("this server leads now")
+                return replace(config, server=table), recovered
+    finally:
+        await ports.close(0)
+    return None
+
+
+class Tenure:
+    """The time for which a store is ours: renewed while inside, if there is anybody to lose it to."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, "anabranch-tenure")
+        self._task: asyncio.Task[None] | None = None
+        self._writer: Writer | None = None
+        self._lost: LeadershipLost | None = None
+
+    async def __aenter__(self) -> Tenure:
+        if self._store.lease_s:
+            self._task = asyncio.create_task(self._keep(), name="anabranch-tenure")
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        self._thread.shutdown()
+
+    def watch(self, writer: Writer) -> None:
+        """The writer to stop when the leadership is lost."""
+        self._writer = writer
+        if self._lost is not None:
+            writer.give_up(self._lost)
+
+    async def reason(self, error: Exception) -> Exception:
+        """Why a server stopped: what fails in a store may fail because another server leads by now."""
+        if self._lost is None and self._store.lease_s and isinstance(error, StoreError):
+            with contextlib.suppress(StoreError, TimeoutError):
+                try:
+                    async with asyncio.timeout(self._store.lease_s):
+                        await asyncio.to_thread(self._store.renew)
+                except LeadershipLost as lost:
+                    return lost
+        return self._lost or error
+
+    async def _keep(self) -> None:
+        loop, lease_s = asyncio.get_running_loop(), self._store.lease_s
+        heard_at, failures = loop.time(), 0
+        while self._lost is None:
+            await asyncio.sleep(lease_s / RENEWALS_PER_LEASE)
+            try:
+                async with asyncio.timeout(lease_s / 2):
+                    await loop.run_in_executor(self._thread, self._store.renew)
+                heard_at, failures = loop.time(), 0
+            except LeadershipLost as lost:
+                self._lose(lost)
+            except (StoreError, TimeoutError) as error:
+                failures += 1
+                silent_s = loop.time() - heard_at
+                if silent_s >= lease_s and failures > 1:  # a process that was paused tries once more
+                    why = f"the database has not answered for {silent_s:.1f} s ({error or 'silence'})"
+                    self._lose(LeadershipLost(f"{why}: another server may lead by now, so this one stops"))
+
+    def _lose(self, lost: LeadershipLost) -> None:
+        """Stop at once: whoever waits for the database in a thread is let go."""
+        log.error("%s", lost)
+        self._lost = lost
+        if self._writer is not None:
+            self._writer.give_up(lost)
+        self._store.abandon()

@@ -1,0 +1,127 @@
+"""Large payloads and snapshots in the database itself, in pieces, for servers that share no disk.
+
+A file goes in by one transaction on a connection of its own, from any thread, named by its content: to put
+the same one twice is harmless, so is one that nothing comes to name. What decides is the row that names it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Select, delete, exists, select
+
+from anabranch.core.errors import StoreCorrupt
+from anabranch.core.limits import MIB, Limits
+from anabranch.server.store.blobs import ORPHAN_AGE_S, BlobStore, check_digest
+from anabranch.server.store.database import Database
+from anabranch.server.store.projections import upsert
+from anabranch.server.store.schema import chunks, updates
+from anabranch.server.store.snapshots import SnapshotFiles
+
+CHUNK_BYTES = 1 * MIB
+PAYLOAD, SNAPSHOT = "payload", "snapshot"
+
+
+class Chunks:
+    """Files of one kind. Raises `StoreError` and the like where the database fails."""
+
+    def __init__(self, database: Database, kind: str) -> None:
+        self._database, self._kind = database, kind
+
+    def has(self, sha256: str) -> bool:
+        """Whether the file is here, as a whole."""
+        with self._database.aside() as connection:
+            return connection.scalar(self._of(sha256).limit(1)) is not None
+
+    def put(self, path: Path, sha256: str) -> None:
+        """Store a file, durably."""
+        row = {"sha256": sha256, "kind": self._kind, "at": time.time()}
+        with path.open("rb") as file, self._database.aside() as connection:
+            number = 0
+            while (data := file.read(CHUNK_BYTES)) or not number:
+                upsert(connection, chunks, [{**row, "number": number, "data": data}])
+                number += 1
+
+    def parts(self, sha256: str) -> Iterator[bytes]:
+        """The pieces of a file, in order. Raises `StoreCorrupt` if they are missing or damaged."""
+        sha, number = hashlib.sha256(), 0
+        with self._database.aside() as connection:
+            data: bytes | None
+            while data := connection.scalar(self._of(sha256, number)):
+                sha.update(data)
+                yield data
+                number += 1
+            here = number or connection.scalar(self._of(sha256, 0)) is not None
+        if not here:
+            raise StoreCorrupt(f"{self._kind} {sha256} cannot be read, it is not there: restore a backup")
+        if (found := sha.hexdigest()) != sha256:
+            raise StoreCorrupt(f"{self._kind} {sha256} has the SHA-256 {found}: restore it from a backup")
+
+    def _of(self, sha256: str, number: int = 0) -> Select[Any]:
+        c = chunks.c
+        return select(c.data).where(c.sha256 == sha256, c.number == number, c.kind == self._kind)
+
+
+class ChunkedBlobs(BlobStore):
+    """Uploads on their way are files of this server; a large payload goes into the database."""
+
+    def __init__(self, database: Database, data_dir: Path, limits: Limits) -> None:
+        super().__init__(data_dir, limits)
+        self._database, self._chunks = database, Chunks(database, PAYLOAD)
+
+    def exists(self, sha256: str) -> bool:
+        """Whether a payload is stored."""
+        check_digest(sha256)
+        return self._chunks.has(sha256)
+
+    def read(self, sha256: str) -> memoryview:
+        """The bytes of a payload, its digest checked. Raises `StoreCorrupt`."""
+        check_digest(sha256)
+        return memoryview(b"".join(self._chunks.parts(sha256)))
+
+    def collect_garbage(self, referenced: set[str]) -> list[str]:
+        """Remove payloads that nothing references and uploads nobody came back for; returns their names."""
+        gone = super().collect_garbage(referenced)
+        c, u = chunks.c, updates.c
+        named = exists().where(u.sha256 == c.sha256, u.payload.is_(None), u.pack.is_(None), ~u.flawed)
+        old = (c.kind == PAYLOAD, c.at < time.time() - ORPHAN_AGE_S, ~named)
+        with self._database.writing() as connection:
+            orphans = set(connection.scalars(select(c.sha256).where(*old).distinct()))
+            connection.execute(delete(chunks).where(*old))
+        return sorted({*gone, *orphans})
+
+    def _keep(self, taken: Path, sha256: str) -> None:
+        self._chunks.put(taken, sha256)
+        taken.unlink()
+
+
+class ChunkedSnapshots(SnapshotFiles):
+    """A snapshot is made as a file of this server, and goes into the database."""
+
+    def __init__(self, database: Database, data_dir: Path, limits: Limits) -> None:
+        super().__init__(data_dir, limits)
+        self._database, self._chunks = database, Chunks(database, SNAPSHOT)
+
+    def remove_all_but(self, kept: set[str]) -> None:
+        """Remove the snapshots that no row names any more."""
+        gone = delete(chunks).where(chunks.c.kind == SNAPSHOT, chunks.c.sha256.not_in(kept))
+        with self._database.writing() as connection:
+            connection.execute(gone)
+
+    def _keep(self, temporary: Path, sha256: str) -> None:
+        self._chunks.put(temporary, sha256)
+
+    @contextmanager
+    def _found(self, sha256: str) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory(prefix="anabranch-") as folder:
+            path = Path(folder) / self.path(sha256).name
+            with path.open("wb") as file:
+                for part in self._chunks.parts(sha256):
+                    file.write(part)
+            yield path

@@ -1,0 +1,52 @@
+"""The calls of a simulated device, by lane: one at a time, and what belongs to an earlier one is over.
+
+A device that overlaps has two lanes: its work, and its pushes.
+"""
+
+from __future__ import annotations
+
+from anabranch.simulation.clock import Action, VirtualClock
+from anabranch.simulation.network import Network, down
+
+
+class Lane:
+    """Counts the calls. Where messages may be lost, a call without an answer fails in time."""
+
+    def __init__(self, clock: VirtualClock, network: Network, client_id: str) -> None:
+        self._clock, self._network, self._client_id = clock, network, client_id
+        self._call = 0
+
+    def end(self) -> None:
+        """Nothing is waited for any more."""
+        self._call += 1
+
+    def begin(self, takes_s: float, unanswered: Action) -> int:
+        """A new call, whose bytes take `takes_s`; returns its number."""
+        self._call += 1
+        if self._network.timeout_s is not None:
+            self.after(takes_s + self._network.timeout_s, unanswered)
+        return self._call
+
+    def hear(self, call: int, step: Action, due_s: float) -> None:
+        """The server's answer to a call, due at a moment, unless the call is over by then."""
+
+        def arrive() -> None:
+            if call == self._call:
+                self._call += 1  # it is answered: neither a second answer nor its timeout matters
+                step()
+
+        self._network.send(down(self._client_id), due_s, arrive)
+
+    def after(self, delay_s: float, step: Action) -> None:
+        """Go on with the call in hand after so many seconds, unless it is over by then."""
+        self.at(self._clock.now + delay_s, step)
+
+    def at(self, time_s: float, step: Action) -> None:
+        """The same, at a moment."""
+        call = self._call
+
+        def go_on() -> None:
+            if call == self._call:
+                step()
+
+        self._clock.at(time_s, go_on)

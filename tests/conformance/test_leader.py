@@ -1,0 +1,145 @@
+"""One leader on a PostgreSQL database: who is turned out, and that nothing is written under an old epoch."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+from stores import INFO, LIMITS, logged, snapshot, update, upload
+
+from anabranch.core.errors import LeadershipLost, StoreError
+from anabranch.server.store.base import DiskFailed, Led
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.sql import SqlStore
+
+LEASE_S = 0.4
+
+
+def opened(url: str, folder: Path, lease_s: float = LEASE_S) -> SqlStore:
+    store = open_store(url, folder, LIMITS, lease_s)
+    assert isinstance(store, SqlStore)
+    return store
+
+
+def pass_the_epoch(url: str) -> None:
+    """What a takeover does to the row, and nothing else: the old leader's session lives on."""
+    with psycopg.connect(url, autocommit=True) as admin:
+        admin.execute("UPDATE leader SET epoch = epoch + 1, owner = 'another:1'")
+
+
+def test_a_leader_that_renews_is_left_alone(postgresql_url: str, tmp_path: Path) -> None:
+    first, second = opened(postgresql_url, tmp_path / "1", 60.0), opened(postgresql_url, tmp_path / "2")
+    first.start(INFO)
+    with pytest.raises(Led, match=r":\d+ leads this run"):
+        second.start(INFO)
+    first.renew()
+    assert first.append([update(1)]) == [1]
+    first.close()
+    second.start(INFO)  # at once: the lock went with the session
+    assert second.append([update(1), update(2)]) == [None, 2]
+    second.close()
+
+
+def test_a_silent_leader_is_turned_out_and_can_write_nothing(postgresql_url: str, tmp_path: Path) -> None:
+    first, second = opened(postgresql_url, tmp_path / "1"), opened(postgresql_url, tmp_path / "2")
+    first.start(INFO)
+    assert first.append([update(1)]) == [1]
+    time.sleep(2 * LEASE_S)  # its lease ends
+    second.start(INFO)
+    with pytest.raises(DiskFailed):
+        first.append([update(2)])
+    with pytest.raises(LeadershipLost, match="leads this run now"):
+        first.renew()
+    assert second.append([update(3)]) == [2]
+    assert [record["update_id"] for _, record in logged(second)] == ["u1", "u3"]
+    first.close()
+    second.close()
+
+
+WRITES: dict[str, Callable[[SqlStore], object]] = {
+    "an event": lambda store: store.append([update(1)]),
+    "what came of events": lambda store: store.append([], []),
+    "a snapshot": lambda store: store.save_snapshot(snapshot(1), 1, 5.0),
+    "metrics": lambda store: store.add_metrics(1, {"loss": 1.0}, 5.0),
+}
+
+
+@pytest.mark.parametrize("what", WRITES)
+def test_nothing_is_written_under_an_epoch_that_has_passed(
+    what: str, postgresql_url: str, tmp_path: Path
+) -> None:
+    store = opened(postgresql_url, tmp_path, 60.0)
+    store.start(INFO)
+    pass_the_epoch(postgresql_url)
+    with pytest.raises(
+        LeadershipLost, match=r"another:1 \(epoch 2\) leads this run now, .* epoch 1 has passed"
+    ):
+        WRITES[what](store)
+    assert logged(store) == []
+    assert store.load().snapshot is None
+    store.close()
+
+
+def test_a_takeover_waits_for_a_commit_that_is_under_way(postgresql_url: str, tmp_path: Path) -> None:
+    store = opened(postgresql_url, tmp_path, 60.0)
+    store.start(INFO)
+    passed = threading.Event()
+
+    def take_over() -> None:
+        pass_the_epoch(postgresql_url)
+        passed.set()
+
+    thread = threading.Thread(target=take_over)
+    with store._database.writing():
+        thread.start()
+        assert not passed.wait(0.5)
+        store.renew()  # which does not wait
+    assert passed.wait(20)
+    thread.join()
+    store.close()
+
+
+def test_whoever_waits_for_an_answer_is_let_go(postgresql_url: str, tmp_path: Path) -> None:
+    store = opened(postgresql_url, tmp_path, 60.0)
+    store.start(INFO)
+    errors: list[StoreError] = []
+
+    def wait() -> None:
+        try:
+            store.append([update(1)])
+        except StoreError as error:
+            errors.append(error)
+
+    with psycopg.connect(postgresql_url) as admin:
+        admin.execute("LOCK TABLE events IN ACCESS EXCLUSIVE MODE")
+        thread = threading.Thread(target=wait)
+        thread.start()
+        thread.join(0.3)
+        assert thread.is_alive()
+        store.abandon()
+        thread.join(20)
+    assert [type(error) for error in errors] == [DiskFailed]
+    store.close()
+
+
+def test_large_files_are_in_the_database(postgresql_url: str, tmp_path: Path) -> None:
+    first, second = opened(postgresql_url, tmp_path / "1"), opened(postgresql_url, tmp_path / "2")
+    first.start(INFO)
+    data = bytes(range(256)) * 10_000  # more than two pieces
+    sha256 = upload(first, data, "u1")
+    first.save_snapshot(snapshot(1), 0, 5.0)
+    first.close()
+    second.start(INFO)  # with a folder of its own
+    assert bytes(second.blobs.read(sha256)) == data
+    found = second.load().snapshot
+    assert found is not None
+    assert found.meta == snapshot(1).meta
+    second.close()
+    files = {
+        path.suffix for folder in ("1", "2") for path in (tmp_path / folder).rglob("*") if path.is_file()
+    }
+    assert files == {""}, "nothing but the locks"

@@ -1,0 +1,206 @@
+"""Two servers on one PostgreSQL, whatever becomes of the leader: nothing acknowledged lost, nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crash_server import LEASE_S
+from failover import LOST, NOT_SERVING, Federation, federation, health
+from federations import first_weights
+from netlab import COMMAND
+from postgres_gate import PostgresGate
+from server_process import SERVING, free_port
+from wire import Served, server_config
+
+from anabranch.client.run import ClientOptions, run_client
+from anabranch.core.errors import ConfigError, StoreLocked
+from anabranch.server.app import serve
+from anabranch.server.manifest import write_manifest
+from anabranch.server.verify import verify
+
+# Under load the processes of the test need time of their own; on a machine at rest it is well under a second.
+SLACK_S = 8.0
+KILLED_S = SLACK_S  # the lock goes with the process
+SILENT_S = LEASE_S + 2.0 + SLACK_S
+
+
+def kill(run: Federation) -> None:
+    """SIGKILL: the other one takes over at once."""
+    leader, began = run.leader(), time.monotonic()
+    leader.kill()
+    run.hand_over(leader, began)
+    assert run.takeovers_s[-1] < KILLED_S
+    run.restart(leader)
+
+
+def pause(run: Federation) -> None:
+    """SIGSTOP for longer than the lease, then SIGCONT: the old leader finds that it leads no more."""
+    leader, began = run.leader(), time.monotonic()
+    leader.signal(signal.SIGSTOP)
+    run.hand_over(leader, began)
+    assert run.takeovers_s[-1] < SILENT_S
+    leader.signal(signal.SIGCONT)
+    assert leader.ended(SILENT_S) == LOST
+    assert "leads this run now" in leader.log_tail()
+    run.restart(leader)
+
+
+def kill_both(run: Federation) -> None:
+    """The standby too: whichever starts first leads."""
+    leader = run.leader()
+    leader.kill()
+    run.other(leader).kill()
+    leader.launch()
+    run.other(leader).launch()
+    deadline = time.monotonic() + 60.0
+    while sorted(str(health(s.address)) for s in run.servers) != sorted(map(str, (SERVING, NOT_SERVING))):
+        assert time.monotonic() < deadline, [s.log_tail() for s in run.servers]
+        time.sleep(0.05)
+
+
+def drain(run: Federation) -> None:
+    """SIGTERM: the leader ends in order, the other one goes on."""
+    leader, began = run.leader(), time.monotonic()
+    assert leader.drain() == 0
+    run.hand_over(leader, began)
+    run.restart(leader)
+
+
+@pytest.mark.timeout(400)
+def test_the_leader_is_killed_paused_drained_and_both_are_killed(tmp_path: Path, postgresql_url: str) -> None:
+    with federation(tmp_path, postgresql_url, seed=31) as run:
+        for misfortune in (kill, pause, drain, kill_both, kill):
+            run.await_updates(20)
+            misfortune(run)
+        assert run.finish() == []
+        assert run.acknowledged > 100
+        assert sum(writer.resent for writer in run.writers) > 0
+
+
+@pytest.mark.timeout(300)
+def test_a_leader_that_is_cut_off_from_the_database_stops(tmp_path: Path, postgresql_url: str) -> None:
+    with (
+        PostgresGate(postgresql_url) as gate,
+        federation(tmp_path, postgresql_url, seed=32, databases=(gate.url, "")) as run,
+    ):
+        run.await_updates(20)
+        leader, began = run.servers[0], time.monotonic()
+        gate.shut()
+        run.hand_over(leader, began)
+        assert run.takeovers_s[-1] < SILENT_S
+        assert leader.ended(SILENT_S) == LOST
+        assert "another server may lead by now" in leader.log_tail()
+        gate.open()
+        run.restart(leader)
+        run.await_updates(20)
+        assert run.finish() == []
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("moment", ["batch_taken", "rows_written", "committed", "answers_ready"])
+def test_a_leader_that_is_paused_within_a_commit_finishes_none_after_it(
+    moment: str, tmp_path: Path, postgresql_url: str
+) -> None:
+    with federation(tmp_path, postgresql_url, seed=33, failpoint=f"{moment}:40:stop") as run:
+        leader, began = run.servers[0], time.monotonic()
+        run.hand_over(leader, began)
+        run.await_updates(20)
+        leader.signal(signal.SIGCONT)
+        assert leader.ended(SILENT_S) == LOST
+        run.await_updates(20)
+        run.restart(leader)
+        assert run.finish() == []
+
+
+@pytest.mark.parametrize("database", ["", "memory"])
+def test_a_standby_needs_a_database_that_can_be_shared(database: str, tmp_path: Path) -> None:
+    settings = server_config(tmp_path / "data", server={"standby": True, "database": database})
+    manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(3, np.float32)})
+    with pytest.raises(ConfigError, match=r"server.standby .* PostgreSQL"):
+        asyncio.run(serve(settings, manifest))
+
+
+def test_a_second_server_on_sqlite_is_refused_at_once(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(3, np.float32)})
+    settings = server_config(tmp_path / "data")
+    with Served(settings, manifest):
+        began = time.monotonic()
+        with pytest.raises(StoreLocked, match="in use by process"):
+            asyncio.run(serve(settings, manifest))
+        assert time.monotonic() - began < SLACK_S
+
+
+@pytest.mark.timeout(300)
+def test_a_device_goes_on_with_the_standby(tmp_path: Path, postgresql_url: str) -> None:
+    write_manifest(tmp_path / "model", "synthetic", first_weights())
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    servers = []
+    try:
+        for address in addresses:
+            servers.append(serve_by_command(tmp_path, address, postgresql_url))
+            said = json.loads(servers[-1].stdout.readline())
+            assert said["kind"] == ("standby" if len(servers) > 1 else "serving"), said
+        told: list[str] = []
+        # Without the lookout it would back off for an hour.
+        options = ClientOptions(
+            "synthetic",
+            ",".join(addresses),
+            "a",
+            state_dir=tmp_path / "a",
+            tasks_max=40,
+            retry_base_s=3600.0,
+            retry_cap_s=3600.0,
+        )
+        with ThreadPoolExecutor(1) as pool:
+            device = pool.submit(run_client, options, lambda kind, **_: told.append(kind))
+            while told.count("pushed") < 10 and not device.done():
+                time.sleep(0.01)
+            servers[0].kill()
+            summary = device.result(120)
+        assert (summary.answered, summary.applied) == (40, 40)
+        assert json.loads(servers[1].stdout.readline())["kind"] == "serving"
+    finally:
+        for server in servers:
+            server.terminate()
+            server.wait(60)
+            server.stdout.close()
+    assert verify(tmp_path / addresses[1].replace(":", "-"), postgresql_url).problems == ()
+
+
+def serve_by_command(folder: Path, address: str, database: str) -> Any:
+    """`anabranch server --standby`, as an operator starts it."""
+    options = ["--model", str(folder / "model"), "--data-dir", str(folder / address.replace(":", "-"))]
+    ports = ["--address", address, "--admin-address", "127.0.0.1:0"]
+    started = [*COMMAND, "server", *options, *ports, "--database", database, "--standby", "--json"]
+    rules = ["--set", "strategy.name=fedasync", "--set", "client.steps=3", "--set", "client.batch_size=8"]
+    log = (folder / "log").open("ab")
+    with log:
+        return subprocess.Popen([*started, *rules], stdout=subprocess.PIPE, stderr=log, text=True)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", range(41, 44))
+def test_twenty_misfortunes_in_any_order(
+    seed: int, tmp_path: Path, postgresql_url: str, figures: Callable[[str], None]
+) -> None:
+    chance = random.Random(seed)
+    with federation(tmp_path, postgresql_url, seed=seed) as run:
+        for _ in range(20):
+            run.await_updates(chance.randrange(1, 200))
+            chance.choice((kill, kill, pause, drain, kill_both))(run)
+        assert run.finish() == []
+    taken = sorted(run.takeovers_s)
+    middle, longest = taken[len(taken) // 2], taken[-1]
+    figures(f"{run.acknowledged} updates, takeovers: median {middle:.2f} s, longest {longest:.2f} s")

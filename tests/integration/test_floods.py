@@ -1,0 +1,275 @@
+"""Too many connections or calls, large headers, a full disk: refused with a reason, and it passes."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from fire import Healthy, target
+from server_process import Plan, ServerProcess
+from wire import CALL_S, CHUNK, QUICK, Device, Served, chunks, requests, server_config
+
+from anabranch.client.stopping import Bell, persist
+from anabranch.client.transport import GrpcTransport
+from anabranch.core.errors import AnabranchError, Overloaded, StoreFull
+from anabranch.core.limits import DEFAULT_LIMITS, MIB
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.ports import FILES_KEPT, connections_within
+from anabranch.server.store.base import Store
+from anabranch.server.store.factory import open_store
+from anabranch.server.store.sql import SqlStore
+from anabranch.server.verify import verify
+
+SILENT = 150
+CALLERS, CALLS = 16, 5
+
+
+def closed(sockets: list[socket.socket], within_s: float) -> int:
+    """How many of them the server hangs up on."""
+    latest, count = time.monotonic() + within_s, 0
+    for s in sockets:
+        s.settimeout(max(0.01, latest - time.monotonic()))
+        try:
+            while s.recv(4096):
+                pass
+            count += 1
+        except ConnectionError:
+            count += 1
+        except TimeoutError:
+            pass
+    return count
+
+
+def test_connections_are_counted_and_those_that_say_nothing_are_closed(tmp_path: Path) -> None:
+    with target(tmp_path, 300, {"connections_max": 60, "handshake_s": 3.0}) as server:
+        host, _, port = server.address.rpartition(":")
+        with Healthy(server, 2) as healthy:
+            while healthy.applied < 2:
+                time.sleep(0.01)
+            before = healthy.applied
+            sockets = [socket.create_connection((host, int(port)), 30.0) for _ in range(SILENT)]
+            assert closed(sockets[-20:], 30.0) == 20
+            assert server.connections < SILENT
+            while healthy.applied < before + 10:  # who was connected is served
+                time.sleep(0.01)
+            assert closed(sockets[:-20], 60.0) == SILENT - 20
+        with Healthy(server, 2) as later:  # and then there is room again
+            while later.applied < 2 and not later.problems:
+                time.sleep(0.01)
+        for s in sockets:
+            s.close()
+        assert (healthy.problems, later.problems) == ([], [])
+        server.close(healthy.applied + later.applied)
+
+
+def test_connections_leave_files_for_the_store() -> None:
+    assert connections_within(1) == 1
+    assert connections_within(10**9) > FILES_KEPT
+
+
+METHODS = [
+    method
+    for pb2 in (devices, operators)
+    for service in pb2.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+]
+
+
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: method.name)
+def test_bytes_that_are_no_message_are_the_senders_fault(method: Any, served: Served) -> None:
+    channel = served.channel(admin=method.containing_service.name == "Operators")
+    path = f"/{method.containing_service.full_name}/{method.name}"
+    kind = ("stream" if method.client_streaming else "unary") + "_"
+    call = getattr(channel, kind + ("stream" if method.server_streaming else "unary"))(path)
+    sent = iter([b"\xff"]) if method.client_streaming else b"\xff"
+    with pytest.raises(grpc.RpcError) as raised:
+        list(call(sent, timeout=CALL_S))  # a unary call does not get that far
+    error: Any = raised.value
+    assert (error.code().name, dict(error.trailing_metadata())["anabranch-error"]) == (
+        "INVALID_ARGUMENT",
+        "InvalidUpdate",
+    )
+    assert f"1 bytes are no request of {method.name}" in error.details()
+
+
+def test_large_headers_are_refused(served: Served) -> None:
+    device = served.device()
+    request = devices.QueryUploadRequest(client_id="device-1", update_id="u")
+    device.stub.QueryUpload(request, metadata=(("x-note", "n" * 7_000),))
+    for size in (9_000, 100_000):
+        with pytest.raises(grpc.RpcError) as raised:
+            device.stub.QueryUpload(request, metadata=(("x-note", "n" * size),))
+        assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert device.work().decision.verdict == "published"
+
+
+def test_a_loaded_server_sheds_and_devices_come_back_when_they_are_told_to(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    limits = replace(DEFAULT_LIMITS, queue_events_max=1)
+    gaps: list[tuple[float, float, float]] = []  # earliest, latest, and when the call came again
+    with Served(server_config(tmp_path / "data"), manifest, limits) as served:
+        assert served.info is not None
+        address = served.info.address
+
+        def work(number: int) -> None:
+            with GrpcTransport(address, f"device-{number}") as transport:
+                heard: list[tuple[float, AnabranchError]] = []
+
+                def call() -> None:
+                    if heard:
+                        at, error = heard.pop()
+                        assert isinstance(error, Overloaded)
+                        assert error.retry_after_s is not None
+                        gaps.append((*error.retry_after_s, time.monotonic() - at))
+                    transport.query_upload(f"upload-{number}")
+
+                for n in range(CALLS):
+                    persist(
+                        call,
+                        Bell(time.monotonic),
+                        n,
+                        60.0,
+                        60.0,
+                        lambda e: heard.append((time.monotonic(), e)),
+                    )
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(CALLERS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert not any(thread.is_alive() for thread in threads)
+    assert gaps, "nobody was shed"
+    assert all(0 < earliest <= came for earliest, _, came in gaps)
+    assert all(latest < 60.0 for _, latest, _ in gaps)  # its own backing off would take up to a minute
+
+
+def test_an_upload_that_is_behind_gives_way_and_goes_on_later(tmp_path: Path, manifest: Manifest) -> None:
+    limits = replace(DEFAULT_LIMITS, uploads_inflight_max=1, upload_yields_s=0.0, inline_bytes_max=1000)
+    with Served(server_config(tmp_path / "data"), manifest, limits) as served:
+        slow, fast = served.device("slow"), served.device("fast")
+        task, data = slow.task(), np.ones(manifest.spec.size, np.float32).tobytes()
+        begun, over = threading.Event(), threading.Event()
+
+        def first_chunk_and_no_more() -> Iterator[devices.PushUpdateRequest]:
+            messages = requests(slow.header(task, data, "slow-1"), chunks(data))
+            yield next(messages)
+            yield next(messages)
+            begun.set()
+            over.wait(CALL_S)
+
+        stalled = slow.stub.PushUpdate.future(first_chunk_and_no_more(), timeout=CALL_S)
+        assert begun.wait(CALL_S)
+        assert fast.work().decision.verdict == "published"
+        error: Any = stalled.exception()
+        assert (error.code().name, error.details()) == (
+            "UNAVAILABLE",
+            "the upload came too slowly and was cut: query it and go on",
+        )
+        over.set()
+        received = slow.query("slow-1").received_bytes
+        assert received in (0, CHUNK)  # it may have been cut before its first chunk was read
+        assert slow.send(task, data, "slow-1", received).decision.verdict == "published"
+        assert (served.model() == 2.0).all()
+
+
+# --- disks ---------------------------------------------------------------------------------------
+
+
+def watermark(store: Store, free_bytes_min: int) -> None:
+    """As if the disk had become full, or empty again."""
+    assert isinstance(store, SqlStore)
+    store._limits = store._blobs.limits = replace(DEFAULT_LIMITS, free_disk_bytes_min=free_bytes_min)
+
+
+@pytest.mark.parametrize("inline", [True, False], ids=["inline", "spooled"])
+def test_a_full_disk_takes_no_updates_until_there_is_room(
+    inline: bool, tmp_path: Path, manifest: Manifest
+) -> None:
+    limits = replace(DEFAULT_LIMITS, inline_bytes_max=DEFAULT_LIMITS.inline_bytes_max if inline else 1000)
+    store = open_store("", tmp_path / "data", limits)
+    with Served(server_config(tmp_path / "data"), manifest, limits, store) as served:
+        device, other = served.device(), served.device("device-2")
+        task = device.task()
+        assert other.work().decision.verdict == "published"
+        watermark(store, 1 << 60)
+        for call in (lambda: device.answer(task, update_id="u-1"), other.ask):
+            with pytest.raises(grpc.RpcError) as raised:
+                call()
+            error: Any = raised.value
+            metadata = dict(error.trailing_metadata())
+            assert (error.code().name, metadata["anabranch-error"]) == ("RESOURCE_EXHAUSTED", "StoreFull")
+            assert "make room and it goes on by itself" in error.details()
+            earliest_s, latest_s = map(float, metadata["retry-after-s"].split(","))
+            assert 0 < earliest_s <= latest_s
+        assert (served.model() == 1.0).all()  # what is there is served
+        watermark(store, 1)
+        assert device.answer(task, update_id="u-1").decision.verdict == "published"
+        assert other.work().decision.verdict == "published"
+        assert (served.model() == 3.0).all()
+    assert verify(tmp_path / "data").problems == ()
+
+
+def own_disk(folder: Path, size: str) -> list[str]:
+    """What makes a program see a small disk of its own in a folder; skips where the system forbids it."""
+    unshare = shutil.which("unshare")
+    words = [str(unshare), "--user", "--map-root-user", "--mount"]
+    if unshare is None or subprocess.run([*words, "true"], capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    mount = f'mount -t tmpfs -o size={size} tmpfs {folder} && exec "$@"'
+    return [*words, "sh", "-c", mount, "sh"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A server whose data is on a real disk of 64 MiB, in its own view of the file system."""
+    (tmp_path / "data").mkdir()
+    launcher = own_disk(tmp_path / "data", "64m")
+    write_manifest(tmp_path / "model", "disk", {"w": np.zeros((3, 100), np.float32)})
+    server = ServerProcess(tmp_path, Plan(), {"free_disk_bytes_min": 8 * MIB}, launcher)
+    server.start()
+    yield server
+    server.kill()
+
+
+def test_a_disk_that_is_really_full(small_disk: ServerProcess, tmp_path: Path) -> None:
+    ballast = Path(f"/proc/{small_disk.pid}/root") / tmp_path.relative_to("/") / "data" / "ballast"
+    spec = write_manifest(tmp_path / "model-again", "disk", {"w": np.zeros((3, 100), np.float32)}).spec
+    with (
+        GrpcTransport(small_disk.address, "device-1") as transport,
+        grpc.insecure_channel(small_disk.address, options=QUICK) as channel,
+    ):
+        device = Device(channel, spec, "device-1")
+        device.enrol()
+        assert device.work().decision.verdict == "published"
+        task = device.task()
+        with ballast.open("wb") as file:
+            file.write(bytes(60 * MIB - 8192))
+        told: list[AnabranchError] = []
+        with pytest.raises(grpc.RpcError, match="under the watermark"):
+            device.answer(task)
+
+        def room(error: AnabranchError) -> None:
+            told.append(error)
+            ballast.unlink()
+
+        drop: Callable[[], None] = lambda: transport.drop(task.task_id, "the disk is full")  # noqa: E731
+        persist(drop, Bell(time.monotonic), 1, 60.0, 60.0, room)
+        assert [type(error) for error in told] == [StoreFull]
+        assert device.work().decision.verdict == "published"
+        _, data = device.fetch(exact=True)
+        assert (np.frombuffer(data, np.float32) == 2.0).all()
+    assert small_disk.drain() == 0

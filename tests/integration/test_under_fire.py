@@ -1,0 +1,96 @@
+"""A server process under fire: it lives, serves honest devices, and bounds its memory and its log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fire import Healthy, Peak, Stalled, Target, target
+
+Figure = Callable[[str], None]
+
+# What gRPC keeps of connections and what Python keeps of strangers that were let in; nothing grows with time.
+GROWN_MIB_MAX = 64.0
+# Whatever is malformed is the sender's fault, and the status says so.
+FAULT_OF_THE_SENDER = {
+    "OK",  # a mutation may be harmless
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "FAILED_PRECONDITION",
+    "OUT_OF_RANGE",
+    "UNIMPLEMENTED",
+    "RESOURCE_EXHAUSTED",  # over the size of a message
+    "CUT_OFF",
+}
+STALLED = 200
+
+
+def malformed(server: Target, messages: int, seed: int, figure: Figure) -> None:
+    with Peak(server) as peak, Healthy(server, 2) as healthy:
+        began = time.monotonic()
+        found = server.attack(messages, seed)
+        took_s = time.monotonic() - began
+    figure(
+        f"{messages} malformed messages of {len(found.kinds)} kinds in {took_s:.0f} s: memory grew by "
+        f"{peak.grown_mib:.0f} MiB, {healthy.applied} healthy updates, "
+        f"median {1000 * healthy.quantile_s(0.5):.0f} ms, p99 {1000 * healthy.quantile_s(0.99):.0f} ms"
+    )
+    assert server.is_alive
+    assert healthy.problems == []
+    assert healthy.applied > 10
+    assert set(found.statuses) <= FAULT_OF_THE_SENDER, found.samples
+    assert sum(found.statuses.values()) > 0.9 * messages
+    assert peak.grown_mib < GROWN_MIB_MAX
+    assert "Traceback" not in server.log
+    assert len(server.log) < 10_000 + messages
+    server.close(healthy.applied)
+
+
+def test_malformed_messages_harm_nobody_but_their_sender(tmp_path: Path, figure: Figure) -> None:
+    with target(tmp_path, 300) as server:
+        malformed(server, 2_000, 1, figure)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1200)
+def test_a_hundred_thousand_malformed_messages(tmp_path: Path, figure: Figure) -> None:
+    with target(tmp_path, 300) as server:
+        malformed(server, 100_000, 2, figure)
+
+
+def stalled(server: Target, lasts_s: float, figure: Figure) -> None:
+    """Many devices stall at 90 % of 3.9 MB, again and again; honest ones with updates as large go on."""
+    server_s = time.monotonic()
+    with Healthy(server, 2) as warm:
+        while warm.applied < 4:
+            time.sleep(0.05)
+    with Peak(server) as peak, Stalled(server, STALLED, 0.9) as attack:
+        while attack.begun < STALLED // 4:
+            time.sleep(0.05)
+        with Healthy(server, 2) as healthy:
+            time.sleep(lasts_s)
+    figure(
+        f"{STALLED} stalled uploads for {time.monotonic() - server_s:.0f} s: memory grew by "
+        f"{peak.grown_mib:.0f} MiB, {attack.begun} were begun and came to {dict(attack.statuses)}, "
+        f"{healthy.applied} healthy updates of 3.9 MB, {healthy.waits} of them waited for a place"
+    )
+    assert server.is_alive
+    assert healthy.problems == []
+    assert healthy.applied > 3
+    assert peak.grown_mib < GROWN_MIB_MAX
+    assert {"RESOURCE_EXHAUSTED", "UNAVAILABLE"} <= set(attack.statuses)
+    server.close(warm.applied + healthy.applied)
+
+
+def test_stalled_uploads_give_way(tmp_path: Path, figure: Figure) -> None:
+    with target(tmp_path, 975_000, {"upload_idle_s": 6.0, "upload_yields_s": 1.0}) as server:
+        stalled(server, 8.0, figure)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(600)
+def test_two_hundred_stalled_uploads_at_the_limits_that_are_served(tmp_path: Path, figure: Figure) -> None:
+    with target(tmp_path, 975_000) as server:
+        stalled(server, 70.0, figure)

@@ -1,0 +1,219 @@
+"""A server in a process of its own, which can be killed and started again on the same port and data."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from wire import QUICK
+
+SCRIPT = Path(__file__).with_name("crash_server.py")
+SERVING = health_pb2.HealthCheckResponse.SERVING
+SERVING_S = 60.0  # a hung server fails the test by itself
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How hard to try."""
+
+    kills: int = 20
+    updates: int = 2_000
+    writers: int = 8
+    seed: int = 0
+    database: str = ""
+    inline_bytes_max: int = 256 * 1024
+    broken: bool = False
+    compressed: bool = False
+    units: bool = False
+    standby: bool = False
+    flaw: str = ""  # "normal" or "unsynced": see crash_server.py
+    # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
+    failpoints: tuple[str, ...] = ()
+    nth: int = 3
+
+
+class Forked:
+    """A server that a nursery has forked. As `subprocess.Popen`, as far as it is needed."""
+
+    def __init__(self, nursery: subprocess.Popen[str], arguments: Sequence[str]) -> None:
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
+        self._said = nursery.stdout
+        nursery.stdin.write(json.dumps(list(arguments)) + "\n")
+        nursery.stdin.flush()
+        self.pid, self._code = int(self._said.readline()), None  # type: int, int | None
+
+    def poll(self) -> int | None:
+        """The exit code, once there is one."""
+        if self._code is None and select.select([self._said], [], [], 0.0)[0]:
+            self._code = int(self._said.readline())
+        return self._code
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The exit code. Raises `subprocess.TimeoutExpired`."""
+        if self._code is None and not select.select([self._said], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("a forked server", timeout or 0.0)
+        code = self.poll()
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Nursery:
+    """Starts servers in a fraction of a second: the interpreter and all imports are there already."""
+
+    def __init__(self, log: Path) -> None:
+        with log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                [sys.executable, str(SCRIPT)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            )
+
+    def fork(self, arguments: Sequence[str]) -> Forked:
+        """The next server; the one before must have ended."""
+        return Forked(self._process, arguments)
+
+    def close(self) -> None:
+        """Let it end."""
+        self._process.communicate()
+
+
+class NotServing(Exception):
+    """A server did not come up."""
+
+
+class ServerProcess:
+    """A server that can be killed and started again on the same port and data."""
+
+    def __init__(
+        self,
+        folder: Path,
+        plan: Plan,
+        limits: Mapping[str, float] | None = None,
+        launcher: Sequence[str] = (),
+        data_dir: Path | None = None,
+    ) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self.data_dir = data_dir or folder / "data"
+        self._launcher = launcher  # a program that becomes the server
+        self._log = folder / "server.log"
+        arguments = [folder / "model", self.data_dir, plan.database, self.address, plan.inline_bytes_max]
+        self._arguments = [
+            *map(str, arguments),
+            *["broken"][: plan.broken],
+            *["compressed"][: plan.compressed],
+            *["units"][: plan.units],
+            *["standby"][: plan.standby],
+            *[plan.flaw][: bool(plan.flaw)],
+            *([json.dumps(dict(limits))] if limits else []),
+        ]
+        self._nursery = Nursery(self._log) if plan.failpoints else None
+        self._process: subprocess.Popen[bytes] | Forked | None = None
+
+    def start(self, failpoint: str = "") -> float:
+        """Start, and wait for health to say SERVING; returns the seconds it took."""
+        began = time.monotonic()
+        self.launch(failpoint)
+        self.await_health(SERVING)
+        return time.monotonic() - began
+
+    def launch(self, failpoint: str = "") -> None:
+        """Start."""
+        arguments = [*self._arguments, *[failpoint][: bool(failpoint)]]
+        if self._nursery is not None:
+            self._process = self._nursery.fork(arguments)
+            return
+        with self._log.open("ab") as log:
+            command = [*self._launcher, sys.executable, str(SCRIPT), *arguments]
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def await_health(self, status: int) -> None:
+        """Wait until health says this. Raises `NotServing`."""
+        assert self._process is not None
+        began = time.monotonic()
+        with grpc.insecure_channel(self.address, options=QUICK) as channel:
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            while time.monotonic() - began < SERVING_S and self._process.poll() is None:
+                try:
+                    answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
+                except grpc.RpcError:
+                    continue
+                if answer.status == status:
+                    return
+                time.sleep(0.02)
+        raise NotServing(f"the server does not serve again; its log ends:\n{self.log_tail()}")
+
+    def signal(self, number: signal.Signals) -> None:
+        """Any signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def ended(self, within_s: float) -> int:
+        """The exit code, which comes within this time. Raises `subprocess.TimeoutExpired`."""
+        assert self._process is not None
+        return self._process.wait(within_s)
+
+    def kill(self) -> None:
+        """SIGKILL: no handler, no flush, nothing."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGKILL)
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        """The process."""
+        assert self._process is not None
+        return self._process.pid
+
+    def died(self, within_s: float) -> bool:
+        """Whether it is killed, by itself, within this time."""
+        assert self._process is not None
+        try:
+            return self._process.wait(within_s) == -signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            return False
+
+    def drain(self) -> int:
+        """SIGTERM; returns the exit code."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        code = self._process.wait(SERVING_S)
+        if self._nursery is not None:
+            self._nursery.close()
+        return code
+
+    def log(self) -> str:
+        """All that the server wrote."""
+        return self._log.read_text(errors="replace")
+
+    def log_tail(self) -> str:
+        """The last lines that the server wrote."""
+        return "\n".join(self.log().splitlines()[-30:])
+
+
+def free_port() -> int:
+    """A port that nobody has."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
