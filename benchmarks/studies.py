@@ -77,10 +77,10 @@ def one_thread() -> None:
     os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 
 
-def pool_of(start: str = "spawn") -> ProcessPoolExecutor:
-    """A worker process for each core."""
+def pool_of(start: str = "spawn", workers: int | None = None) -> ProcessPoolExecutor:
+    """A worker process for each core, or so many."""
     one_thread()
-    return ProcessPoolExecutor(os.cpu_count(), mp_context=multiprocessing.get_context(start))
+    return ProcessPoolExecutor(workers or os.cpu_count(), mp_context=multiprocessing.get_context(start))
 
 
 def reached(history: Sequence[Measured], target: float, in_a_row: int = 1) -> Measured | None:

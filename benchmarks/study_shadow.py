@@ -211,10 +211,15 @@ def goals(found: Found) -> list[str]:
             lines.append(f"{times:.1f} times the steps a second of: {mode}; goal {GOAL_FOREGROUND:g}: {met}")
     for split, runs in found["quality"].items():
         for mode in FOREGROUND:
-            pairs = zip(runs[ELASTIC], runs[mode], strict=False)
+            pairs = list(zip(runs.get(ELASTIC, []), runs.get(mode, []), strict=False))
+            if not pairs:
+                continue
             gained = statistics.fmean(a["accuracy"] - b["accuracy"] for a, b in pairs)
             met = _met(gained >= -GOAL_POINTS)
-            lines.append(f"{split}: {gained:+.2f} points against: {mode}; goal -{GOAL_POINTS:g}: {met}")
+            seeds = f"{len(pairs)} of {len(SEEDS)} seeds"
+            lines.append(
+                f"{split}, {seeds}: {gained:+.2f} points against: {mode}; goal -{GOAL_POINTS:g}: {met}"
+            )
     return lines
 
 
@@ -288,14 +293,14 @@ counterpart. The background exchanges one after the other (`push_duty = 1`).
 
 ## Local steps a second of one device
 
-Medians of {max(map(len, speeds.values()), default=0)} runs, taken in turns. Alone: the same process without
-a server, right before and after.
+Medians of {min(map(len, speeds.values()), default=0)} to {REPEATS} runs, taken in turns. Alone: the same
+process without a server, right before and after; a share above 1 says that others' load changed meanwhile.
 
 {_speeds(speeds)}
 
 ## Accuracy of {DEVICES} devices after equal numbers of local steps
 
-Mean ± standard deviation over {len(SEEDS)} seeds.
+Mean ± standard deviation over the seeds.
 
 {_qualities(found["quality"])}
 """

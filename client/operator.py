@@ -78,6 +78,26 @@ class PublishedVersion:
 
 
 @dataclass(frozen=True)
+class ClientStanding:
+    """A client, with what is known against it since it was last released.
+
+    `flaws`: updates that no honest device sends; `shortened`: those that the clip has cut. `quarantined` says
+    why it is in quarantine, and is empty if it is not.
+    """
+
+    client_id: str
+    updates_taken: int
+    updates_rejected: int
+    flaws: int
+    shortened: int
+    quarantined: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
 class WatchedEvent:
     """Something that happened: see `WatchResponse` in protos/v1/operators.proto for the kinds."""
 
@@ -169,13 +189,25 @@ class OperatorClient:
         """Let a client out of quarantine; whether it was in."""
         return self._call(self._stub.Release, operators.ReleaseRequest(client_id=client_id)).released
 
-    def rollback(self, to_version: int, without: Sequence[str]) -> tuple[int, int]:
-        """The version that comes of leaving out the updates of some clients after `to_version`.
+    def clients(self, limit: int = 0) -> list[ClientStanding]:
+        """The clients, the most suspicious first; at most `limit` (0: 1000)."""
+        found = self._call(self._stub.ListClients, operators.ListClientsRequest(limit=limit)).clients
+        return [
+            ClientStanding(
+                c.client_id, c.updates_taken, c.updates_rejected, c.flaws, c.shortened, c.quarantined
+            )
+            for c in found
+        ]
 
-        And how many updates that were. It takes as long as the run's whole log takes to fold. Raises
+    def rollback(self, to_version: int, without: Sequence[str], everyone: bool = False) -> tuple[int, int]:
+        """The version that comes of leaving out the updates of some clients, or all, after `to_version`.
+
+        And how many updates that were. The clients `without` go into quarantine.
+
+        It takes as long as the run's whole log takes to fold. Raises
         `UnknownVersion`; `ConfigError` for a client that is not enrolled, or a strategy of rounds.
         """
-        request = operators.RollbackRequest(to_version=to_version, without=without)
+        request = operators.RollbackRequest(to_version=to_version, without=without, everyone=everyone)
         with mapped_errors(self.address):
             done = self._stub.Rollback(request, timeout=ROLLBACK_S)
         return done.version, done.updates_left_out

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -110,10 +110,7 @@ class DeltaLog:
         grids = self._message(state, w)
         replica = moved(state.replica, grids, self.layout)
         if not self._fits(replica, state.floor):
-            fresh = self._lineage(version, w)
-            return DeltaLogState(
-                fresh.replica, version, version, fresh.floor, [], self._kept(state, version, needed)
-            )
+            return self.restart(state, version, vector, needed)
         entries = [*state.entries, np.frombuffer(write_message(grids, self.layout), np.uint8)]
         first = state.first + self._surplus(entries, state.first, needed)
         self._remember(version, entries[-1], replica)
@@ -125,6 +122,14 @@ class DeltaLog:
             entries[first - state.first :],
             self._kept(state, first, needed),
         )
+
+    def restart(
+        self, state: DeltaLogState, version: int, vector: Vector, needed: Collection[int]
+    ) -> DeltaLogState:
+        """A new lineage. One message would leave a good part of a large step to later ones."""
+        needed = needed if self.keeps_replicas else ()
+        fresh = self._lineage(version, _bounded(vector))
+        return replace(fresh, kept=self._kept(state, version, needed))
 
     def replica(self, state: DeltaLogState, version: int) -> Vector | None:
         """P of a version that the log leads from, by going back, or that was kept; None for others."""

@@ -40,6 +40,12 @@ class Direct:
         kept = {v: r for v, r in state.replicas.items() if int(v) in needed}
         return DirectState({**kept, str(version): self.decoded(version, self.encoded(version, vector))})
 
+    def restart(
+        self, state: DirectState, version: int, vector: Vector, needed: Collection[int]
+    ) -> DirectState:
+        """As ever: no version leans on another."""
+        return self.publish(state, version, vector, needed)
+
     def replica(self, state: DirectState, version: int) -> Vector | None:
         """The decoded model of a version, where it is kept."""
         return state.replicas.get(str(version))

@@ -38,6 +38,8 @@ def refusal_of(ask: Ask, context: Context, books: Books, ahead: int = 0) -> Refu
         return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
     if known is not None or ledger.receipt_of_task(ask.task_id) is not None:
         return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
+    if settings.admits_all:
+        return None
     gone = [task for task in superseded(ask, books) if task.state is TaskState.LEASED]
     # A device that asks anew with a task in hand keeps its place: nobody else would get it.
     live = ledger.live + (0 if gone else ahead)
@@ -55,7 +57,10 @@ def refusal_of(ask: Ask, context: Context, books: Books, ahead: int = 0) -> Refu
 def superseded(ask: Ask, books: Books) -> list[Task]:
     """The tasks that the client gives up by asking, beyond what it may hold: expired, then old ones.
 
-    What is left may still be answered: the result of an expired task may be on its way.
+    What is left may still be answered: the result of an expired task may be on its way. Where a client's
+    share is bounded none is left, or whoever lets its leases expire could answer more than its share at once.
     """
-    mine = [*books.ledger.expired_of(ask.client_id), *books.ledger.live_of(ask.client_id)]
-    return mine[: max(0, len(mine) - books.settings.tasks_per_client + 1)]
+    s, expired = books.settings, books.ledger.expired_of(ask.client_id)
+    mine = [*expired, *books.ledger.live_of(ask.client_id)]
+    given_up = len(expired) if s.buffer_max or s.window_max else 0
+    return mine[: max(given_up, len(mine) - s.tasks_per_client + 1)]

@@ -30,6 +30,12 @@ class Broadcast(Protocol):
         """The state once `vector` is `version`; `needed` names the older versions that tasks train from."""
         ...
 
+    def restart(
+        self, state: BroadcastState, version: int, vector: Vector, needed: Collection[int]
+    ) -> BroadcastState:
+        """The same for a vector that is far from the last: the replica is as near to it as at version 0."""
+        ...
+
     def replica(self, state: BroadcastState, version: int) -> Vector | None:
         """p_v, shape (size,), for reading; None where it cannot be rebuilt any more."""
         ...

@@ -212,7 +212,7 @@ class Engine:
         step = self.strategy.step(self.state, vector, update, context)
         if step.decision is None or step.decision.verdict is Verdict.REJECTED:
             return step
-        self.guard.taken(update.client_id, length, self.settings)
+        self.guard.taken(update.client_id, length, bool(detail), self.settings)
         return replace(step, decision=replace(step.decision, detail=detail or step.decision.detail))
 
     def _base(self, version: int) -> Vector | None:
@@ -274,8 +274,9 @@ class Engine:
         why = f"a rollback to version {event.to_version} left its updates out"
         effects = [e for c in event.without for e in self._quarantined(c, why, event.now)]
         self.pending, self.guard.lengths = found.folded, found.lengths
+        effects += [e for task in found.in_doubt for e in self._lose(task, LeaseEnd.CANCELLED, event.now)]
         self.counters.rollbacks += 1
-        effects += self._take(Step(found.state, found.vector), [])
+        effects += self._take(Step(found.state, found.vector), [], afresh=True)
         self.pending = found.pending
         return [*effects, RolledBackTo(self.version, event.to_version, found.left_out)]
 
@@ -355,8 +356,8 @@ class Engine:
         is_base = self._keeps_history and self.ledger.bases.get(self.version)
         return self.vector.copy() if is_base or base is self.vector else self.vector
 
-    def _take(self, step: Step, update_ids: list[str]) -> list[Effect]:
-        """Adopt the outcome of a strategy's call; a vector makes a version."""
+    def _take(self, step: Step, update_ids: list[str], afresh: bool = False) -> list[Effect]:
+        """Adopt the outcome of a strategy's call; a vector makes a version, `afresh` after a large step."""
         self.state = step.state
         if step.decision is None or step.decision.verdict is not Verdict.REJECTED:
             self.pending += update_ids
@@ -370,9 +371,8 @@ class Engine:
         self.version += 1
         self.guard.published(self.settings)
         if self.broadcast is not None:
-            self.broadcast_state = self.broadcast.publish(
-                self.broadcast_state, self.version, self.vector, self.ledger.bases
-            )
+            publish = self.broadcast.restart if afresh else self.broadcast.publish
+            self.broadcast_state = publish(self.broadcast_state, self.version, self.vector, self.ledger.bases)
         folded, self.pending = tuple(self.pending), []
         return [Published(self.version, self.vector, folded)]
 

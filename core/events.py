@@ -118,6 +118,7 @@ class Released:
 class RolledBack:
     """An operator goes back to a version, and on from there without the updates of some clients.
 
+    `everyone`: without the later updates of the others too, who are not put into quarantine for it.
     `to_seq`: the place in the log of the event that published the version, 0 for version 0. `fold` is the
     state that the log gives then (`rollback.py`); it is no part of the record.
     """
@@ -126,6 +127,7 @@ class RolledBack:
     to_version: int
     to_seq: int
     without: tuple[str, ...]
+    everyone: bool = False
     fold: Engine | None = field(default=None, compare=False, repr=False)
 
 

@@ -37,13 +37,15 @@ class Guard:
 
     `lengths`: of the newest updates, as they came. `folded`: how many updates each client had in a version,
     oldest first; the last is the version in the making. `ready_at`: by client, when its next task is due by
-    the rate. `flaws`: by client, since it was last released. `quarantined`: by client, why.
+    the rate. `flaws` and `shortened` (updates that the clip has cut): by client, since it was last released.
+    `quarantined`: by client, why.
     """
 
     lengths: list[float] = field(default_factory=list)
     folded: list[dict[str, int]] = field(default_factory=lambda: [{}])
     ready_at: dict[str, float] = field(default_factory=dict)
     flaws: dict[str, int] = field(default_factory=dict)
+    shortened: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
 
     def refusal(self, client_id: str, live: int, now: float, s: EngineSettings) -> Refusal | None:
@@ -68,10 +70,12 @@ class Guard:
             due = max(self.ready_at.get(client_id, now), now)
             self.ready_at[client_id] = due + MINUTE_S / s.tasks_per_minute
 
-    def taken(self, client_id: str, length: float | None, s: EngineSettings) -> None:
-        """An update was folded; `length` where lengths are kept."""
+    def taken(self, client_id: str, length: float | None, cut: bool, s: EngineSettings) -> None:
+        """An update was folded; `length` where lengths are kept, `cut` if it was shortened."""
         if length is not None:
             self.lengths = [*self.lengths, length][-KEPT:]
+        if cut:
+            self.shortened[client_id] = self.shortened.get(client_id, 0) + 1
         if s.buffer_max or s.window_max:
             self.folded[-1][client_id] = self.folded[-1].get(client_id, 0) + 1
 
@@ -82,18 +86,25 @@ class Guard:
 
     def flawed(self, client_id: str, reason: Reason, s: EngineSettings) -> str:
         """An update was of no use; why its client goes into quarantine for that, or nothing."""
-        if not s.flaws_max or reason not in FLAWS or client_id in self.quarantined:
+        if reason not in FLAWS or client_id in self.quarantined:
             return ""
         self.flaws[client_id] = count = self.flaws.get(client_id, 0) + 1
-        return f"sent {count} updates that cannot be used, the last: {reason}" if count >= s.flaws_max else ""
+        if not 0 < s.flaws_max <= count:
+            return ""
+        return f"sent {count} updates that cannot be used, the last: {reason}"
+
+    def suspicion(self, client_id: str) -> int:
+        """How many of a client's updates an honest device would hardly have sent."""
+        return self.flaws.get(client_id, 0) + self.shortened.get(client_id, 0)
 
     def bar(self, client_id: str, why: str) -> None:
         """Put a client into quarantine."""
         self.quarantined[client_id] = why
 
     def release(self, client_id: str) -> bool:
-        """Let a client out again, its flaws forgotten; whether it was in."""
+        """Let a client out again, its past forgotten; whether it was in."""
         self.flaws.pop(client_id, None)
+        self.shortened.pop(client_id, None)
         return self.quarantined.pop(client_id, None) is not None
 
     def _ready_s(self, client_id: str, now: float, s: EngineSettings) -> float:

@@ -49,9 +49,9 @@ def to_record(event: ev.Event) -> Record:
             return {"kind": "asked", "now": event.now, **asdict(event.ask)}
         case ev.UpdateArrived():
             return _update_record(event)
-        case ev.RolledBack(now, to_version, to_seq, without):
+        case ev.RolledBack(now, to_version, to_seq, without, everyone):
             found = {"now": now, "to_version": to_version, "to_seq": to_seq, "without": list(without)}
-            return {"kind": "rolled_back", **found}
+            return {"kind": "rolled_back", **found, "everyone": everyone}
         case _:
             return {"kind": _KIND[type(event)], **asdict(event)}
 
@@ -67,7 +67,7 @@ def from_record(record: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Ev
     if kind == "update":
         return _update_event(data, spec, load_delta)
     if kind == "rolled_back":  # whoever handles it brings its state
-        return ev.RolledBack(data["now"], data["to_version"], data["to_seq"], tuple(data["without"]))
+        return ev.RolledBack(**{**data, "without": tuple(data["without"])})
     event: ev.Event = _PLAIN[kind](**data)
     return event
 

@@ -1,91 +1,170 @@
-"""Rollback: the state that the log gives when the updates of some clients after a version are left out.
+"""Rollback: the state that the log gives when some updates after a version are left out.
 
 Nothing in the log is taken back. A rollback is an event like any other, and the version that it publishes has
 the next number, so nobody ever sees two models under one number. What it publishes is defined by the log:
 
-    the fold of all events before it, in which every update that this rollback or an earlier one leaves out is
-    rejected on arrival, and every other update has the verdict `rejected` exactly if it was told so
+    the fold of the updates that count, each on arrival and against the version that its task was granted with
 
-An update of client c is left out by a rollback to version v, `without` c, if its place in the log is after
-the event that published v and before the rollback. So several rollbacks add up.
+An update counts unless it was told `rejected`, or is left out. It is left out by a rollback to version v if
+its place in the log is after the event that published v and before the rollback, and if it is of one of the
+clients that the rollback is `without`; with `everyone`, whoever it is of. So several rollbacks add up.
 
-In the fold versions have other numbers than they had, because fewer updates make fewer versions. An update
-belongs to its task there: its base is the version that the task was granted with in the fold. Admission is
-not decided anew, since its bounds (`guard.py`) do not touch the model; rounds cannot be folded anew, since
+In the fold versions have other numbers than they had, because fewer updates make fewer versions; an update's
+base is the version of the fold in which its task was granted. Nothing is decided anew that was decided once:
+who got a task, which part of the model it was of, what was too late. Rounds cannot be folded anew, since
 their cohorts were drawn for the versions that there were.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import itertools
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anabranch.core import events as ev
+from anabranch.core.errors import StoreCorrupt
 from anabranch.core.journal import LoadDelta, Record, from_record
 from anabranch.core.updates import Receipt, Verdict
 
 if TYPE_CHECKING:
     from anabranch.core.engine import Engine
 
-LEFT_OUT = "left out by a rollback"
 Numbered = Iterable[tuple[int, Record]]
+
+# Every task of the fold is one that was granted, and is answered in the end: no bound may stand in its way.
+UNBOUNDED: Mapping[str, Any] = {
+    "admits_all": True,
+    "any_submodel": True,
+    "tasks_per_client": 1 << 62,
+    "staleness_max": 0,
+    "versions_max": 0,
+    "updates_max": 0,
+    "flaws_max": 0,
+    "lease_s": math.inf,
+    "lease_min_s": math.inf,
+    "lease_max_s": math.inf,
+}
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """An update that counts: its place in the log, and whose it is."""
+
+    update_id: str
+    client_id: str
+    seq: int
 
 
 @dataclass(frozen=True)
 class Refolder:
     """Makes the state of a rollback.
 
-    `fresh` makes the engine of version 0; `records` starts the log from its beginning, as (seq, record) from
-    seq 1; `receipt` is what an update was told, where the engine has forgotten it.
+    `fresh` makes the engine of version 0; `records` gives the log after a place, as (seq, record), the first
+    seq being 1; `receipt` is what an update was told, where the engine has forgotten it.
     """
 
     fresh: Callable[[], Engine]
-    records: Callable[[], Numbered]
+    records: Callable[[int], Numbered]
     load_delta: LoadDelta
     receipt: Callable[[str], Receipt | None] = lambda _: None
 
     def __call__(self, event: ev.RolledBack, seq: int, engine: Engine) -> ev.RolledBack:
         """The event with its state; `seq` is its place in the log, `engine` the one it is for.
 
-        The new engine shares nothing with the old.
+        The new engine shares nothing with the old. Raises `StoreCorrupt` where the payload of an update that
+        counts is gone.
         """
-        orders = [(event, seq), *self._earlier(seq)]
-        fold = self.fresh()
-        fold.settings = replace(
-            fold.settings, buffer_max=0, window_max=0, tasks_per_minute=0.0, flaws_max=0, staleness_max=0
-        )
-        for place, record in self._before(seq):
-            if record["kind"] == "rolled_back":
-                for client_id in record["without"]:
-                    fold.handle(ev.Quarantined(record["now"], client_id, LEFT_OUT))
-            elif record["kind"] == "update":
-                fold.handle(self._update(record, fold, engine, _is_left_out(record, place, orders)))
-            else:
-                fold.handle(from_record(record, fold.spec, self.load_delta))
-        return replace(event, fold=fold)
+        return Folding(self, event, seq - 1, engine).finish(seq)
 
-    def _before(self, seq: int) -> Iterator[tuple[int, Record]]:
-        for place, record in self.records():
-            if place >= seq:
+    def was_rejected(self, record: Record, engine: Engine) -> bool:
+        """Whether the update of a record was told so."""
+        told = engine.ledger.receipts.get(record["update_id"]) or self.receipt(record["update_id"])
+        return bool(record["flaw"]) or (told is not None and told.decision.verdict is Verdict.REJECTED)
+
+
+class Folding:
+    """A fold in steps, between which the run may go on. `engine` has handled the log up to `seq`."""
+
+    def __init__(self, refolder: Refolder, event: ev.RolledBack, seq: int, engine: Engine) -> None:
+        self._refolder, self._event, self._engine = refolder, event, engine
+        self._fold = refolder.fresh()
+        self._fold.settings = replace(self._fold.settings, **UNBOUNDED)
+        self._fold.planner = None  # updates say what they cover
+        self._seq, self._others = 0, 0
+        # Who has a task now may answer it before the end.
+        self._steps = self._up_to(seq, set(engine.ledger.tasks))
+
+    def advance(self, events: int) -> bool:
+        """Look at so many events; whether there is more to do. Raises as `Refolder` does."""
+        return sum(1 for _ in itertools.islice(self._steps, events)) == events
+
+    def finish(self, seq: int) -> ev.RolledBack:
+        """Fold what is left; the event with its state, for the place `seq`. Raises as `Refolder` does."""
+        for _ in self._steps:
+            pass
+        others = self._others
+        for _ in self._up_to(seq - 1, ()):
+            pass
+        if self._others > others:  # another rollback came first: what counts is not what it was
+            return self._refolder(self._event, seq, self._engine)
+        return replace(self._event, fold=self._fold)
+
+    def _up_to(self, seq: int, open_tasks: Collection[str]) -> Iterator[None]:
+        """Fold the events up to and with `seq`, in steps."""
+        counting: dict[str, _Counting] = {}
+        for place, record in self._records(seq):
+            if record["kind"] == "update" and not self._refolder.was_rejected(record, self._engine):
+                counting[record["task_id"]] = _Counting(record["update_id"], record["client_id"], place)
+            elif record["kind"] == "rolled_back":
+                self._others += 1
+                counting = _without(counting, record["to_seq"], record["without"], record["everyone"])
+            yield
+        counting = _without(counting, self._event.to_seq, self._event.without, self._event.everyone)
+        for place, record in self._records(seq):
+            self._take(place, record, counting, open_tasks)
+            yield
+        self._seq = max(self._seq, seq)
+
+    def _records(self, seq: int) -> Iterator[tuple[int, Record]]:
+        for place, record in self._refolder.records(self._seq):
+            if place > seq:
                 return
             yield place, record
 
-    def _earlier(self, seq: int) -> Iterator[tuple[ev.RolledBack, int]]:
-        for place, record in self._before(seq):
-            if record["kind"] == "rolled_back":
-                without = tuple(record["without"])
-                yield ev.RolledBack(record["now"], record["to_version"], record["to_seq"], without), place
+    def _take(
+        self, place: int, record: Record, counting: Mapping[str, _Counting], open_tasks: Collection[str]
+    ) -> None:
+        fold, load_delta = self._fold, self._refolder.load_delta
+        task_id = record.get("task_id", "")
+        match record["kind"]:
+            case "enrolled" | "ticked":
+                fold.handle(from_record(record, fold.spec, load_delta))
+            case "asked" if task_id in counting or task_id in open_tasks:
+                fold.handle(from_record(record, fold.spec, load_delta))
+            case "update" if task_id in counting and counting[task_id].seq == place:
+                fold.handle(self._update(record, place))
 
-    def _update(self, record: Record, fold: Engine, engine: Engine, left_out: bool) -> ev.Event:
-        """An update as the fold takes it: of its task's base, or rejected."""
-        told = engine.ledger.receipts.get(record["update_id"]) or self.receipt(record["update_id"])
-        if left_out or (told is not None and told.decision.verdict is Verdict.REJECTED):
-            return from_record({**record, "flaw": record["flaw"] or LEFT_OUT}, fold.spec, self.load_delta)
-        task = fold.ledger.tasks.get(record["task_id"])
+    def _update(self, record: Record, place: int) -> ev.Event:
+        """An update as the fold takes it: of its task's base."""
+        task = self._fold.ledger.tasks.get(record["task_id"])
         base = record["base_version"] if task is None else task.base_version
-        return from_record({**record, "base_version": base}, fold.spec, self.load_delta)
+        try:
+            return from_record({**record, "base_version": base}, self._fold.spec, self._refolder.load_delta)
+        except StoreCorrupt as error:
+            raise StoreCorrupt(
+                f"event {place}: a rollback needs the payload of every update that counts, but that of "
+                f"{record['update_id']} is gone: {error}"
+            ) from error
 
 
-def _is_left_out(record: Record, place: int, orders: Iterable[tuple[ev.RolledBack, int]]) -> bool:
-    return any(o.to_seq < place < seq and record["client_id"] in o.without for o, seq in orders)
+def _without(
+    counting: dict[str, _Counting], to_seq: int, without: Collection[str], everyone: bool
+) -> dict[str, _Counting]:
+    """What of it is not left out by a rollback."""
+    return {
+        task_id: c
+        for task_id, c in counting.items()
+        if c.seq <= to_seq or not (everyone or c.client_id in without)
+    }

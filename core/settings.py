@@ -15,7 +15,8 @@ class EngineSettings:
     """Zero means no bound. Times in seconds, the retry window as (earliest, latest).
 
     `uplink`: the codec chain of updates; `auto` leaves it to the strategy. `any_submodel`: an update may
-    cover another part of the model than its task, which is for those who aggregate by hand. From `clip` on:
+    cover another part of the model than its task, which is for those who aggregate by hand. `admits_all`: who
+    asks gets a task, which is for a fold of a log in which that was decided. From `clip` on:
     `clipping.py` and `guard.py`; `auto` leaves the clip to the strategy.
     """
 
@@ -33,6 +34,7 @@ class EngineSettings:
     local: LocalPlan = field(default_factory=LocalPlan)
     uplink: str = AUTO
     any_submodel: bool = False
+    admits_all: bool = False
     clip: float | str = AUTO
     buffer_max: int = 0
     window_max: int = 0

@@ -20,7 +20,7 @@ from anabranch.core.errors import AnabranchError, ConfigError, StoreFull, Unknow
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import digest
-from anabranch.core.rollback import Refolder
+from anabranch.core.rollback import Folding, Refolder
 from anabranch.core.snapshot import take_snapshot
 from anabranch.core.updates import Task, TaskState
 from anabranch.core.waiting import WaitingLine
@@ -58,6 +58,7 @@ class Call:
     event: ev.Event | None
     inline: bytes | None = None
     look: Callable[[Engine], Any] | None = None
+    folding: Folding | None = None
     future: asyncio.Future[Any] | None = None
     seq: int | None = None
     effects: list[Effect] = field(default_factory=list)
@@ -100,8 +101,8 @@ class Books:
     def commit(self, batch: Sequence[Call]) -> float | None:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
         reach("batch_taken")
-        orders = [call for call in batch if isinstance(call.event, ev.RolledBack)]
-        others = [call for call in batch if call.event is not None and call not in orders]
+        orders = [call for call in batch if call.folding is not None]
+        others = [call for call in batch if call.event is not None and call.folding is None]
         logged = [call for call in others if not self._answered(call)]
         if logged:
             self._log(logged)
@@ -139,25 +140,31 @@ class Books:
         ended = time.perf_counter()
         self._not_before = ended + SAVING_SHARE * (ended - began)
 
+    def begin_rollback(self, event: ev.RolledBack) -> Folding:
+        """The fold that the rollback needs. Raises `UnknownVersion`, `ConfigError`."""
+        assert self.refold is not None, "this writer was not told how to fold the log"
+        self.project()
+        self._check_rollback(event)
+        version = event.to_version
+        (row,) = self.store.versions(version - 1, 1) if version else (None,)
+        event = replace(event, to_seq=0 if row is None else row.seq)
+        return Folding(self.refold, event, self.seq, self.engine)
+
     def _roll_back(self, call: Call) -> None:
         """Log a rollback once its state is known, and write a snapshot: it took the whole log to make."""
-        assert isinstance(call.event, ev.RolledBack), "a rollback"
-        assert self.refold is not None, "this writer was not told how to fold the log"
+        assert call.folding is not None, "a rollback comes with its fold"
+        assert call.event is not None, "and is an event"
         try:
-            self.project()
-            self._check_rollback(call.event)
-            version = call.event.to_version
-            (row,) = self.store.versions(version - 1, 1) if version else (None,)
-            event = replace(call.event, to_seq=0 if row is None else row.seq)
-            call.event = self.refold(event, self.seq + 1, self.engine)
+            found = call.folding.finish(self.seq + 1)
         except DiskFailed:
             raise
         except AnabranchError as error:
             call.error = error
             return
+        call.event = event = replace(found, now=call.event.now)
         self._log([call])
         if call.error is None:
-            self.flush(call.event.now)
+            self.flush(event.now)
 
     def _check_rollback(self, event: ev.RolledBack) -> None:
         """Raises `UnknownVersion`, `ConfigError`."""
@@ -170,8 +177,8 @@ class Books:
             raise UnknownVersion(
                 f"version {event.to_version} is not published: the newest is {self.engine.version}"
             )
-        if not event.without:
-            raise ConfigError("without: name at least one client whose updates are left out")
+        if not event.without and not event.everyone:
+            raise ConfigError("without: name a client whose updates are left out, or set everyone")
         for client_id in event.without:
             if client_id not in self.engine.ledger.clients:
                 raise ConfigError(f"without: client {client_id!r} is not enrolled")

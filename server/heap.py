@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import ctypes
 
-from anabranch.core.limits import KIB
-
-M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8  # glibc's malloc.h
+M_ARENA_MAX = -8  # glibc's malloc.h
 ARENAS = 2
-# What uploads take goes back to the system when it is freed. Left alone, this bound grows to the largest
-# block ever freed, up to 32 MiB: after a flood the heap is full of holes.
-MAPPED_FROM_BYTES = 32 * KIB
 
 
 def bound_heap() -> None:
-    """Let glibc use few arenas, and give large blocks back: by default it keeps what was once needed.
+    """Let glibc use few arenas: by default every thread's own one keeps the buffers it once needed.
 
-    Does nothing where there is no glibc. `MALLOC_ARENA_MAX` in the environment does the first, too.
+    Does nothing where there is no glibc. `MALLOC_ARENA_MAX` in the environment does the same.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_ARENA_MAX, ARENAS)
-        mallopt(M_MMAP_THRESHOLD, MAPPED_FROM_BYTES)
+    _call("mallopt", M_ARENA_MAX, ARENAS)
+
+
+def trim_heap() -> None:
+    """Give free memory back: after a flood of uploads the heap is full of holes. Takes milliseconds.
+
+    (To have glibc map large blocks one by one would do the same at once, but makes every array that is made
+    and dropped many times slower.)
+    """
+    _call("malloc_trim", 0)
+
+
+def _call(name: str, *arguments: int) -> None:
+    function = getattr(ctypes.CDLL(None), name, None)
+    if function is not None:
+        function(*arguments)

@@ -130,6 +130,18 @@ def read_manifest(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
     return manifest
 
 
+def read_weights(path: Path, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> dict[str, Array]:
+    """The weights of the model `spec` in a safetensors file. Raises `ConfigError` for another model's."""
+    try:
+        loaded = load(_read_capped(path, limits.payload_bytes_max))
+        spec.check(loaded)
+    except (SafetensorError, AnabranchError) as error:
+        raise ConfigError(f"{path} has no weights of this model: {error}") from error
+    if wrong := [t.name for t in spec.tensors if loaded[t.name].dtype.name != t.dtype]:
+        raise ConfigError(f"{path}: {', '.join(wrong)} must be of the model's own type")
+    return {t.name: loaded[t.name] for t in spec.tensors}
+
+
 def _read_head(folder: Path, limits: Limits) -> dict[str, Any]:
     try:
         head = json.loads(_read_capped(folder / MANIFEST, limits.manifest_bytes_max))

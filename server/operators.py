@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import json
 from collections.abc import AsyncIterator
 
@@ -16,6 +17,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import RolledBackTo
 from anabranch.core.engine import Engine
 from anabranch.core.errors import UnknownVersion
+from anabranch.core.ledger import ClientRecord
 from anabranch.protos.convert import checked_id, manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
@@ -27,6 +29,7 @@ from anabranch.server.run import LiveRun
 from anabranch.server.store.base import Store, VersionRow
 
 VERSIONS_MAX = 1000
+CLIENTS_MAX = 1000
 WHY_CHARS_MAX = 200
 
 
@@ -65,6 +68,13 @@ class Operators(OperatorsServicer):
         return operators.ResumeResponse()
 
     @answers
+    async def ListClients(self, request: operators.ListClientsRequest) -> operators.ListClientsResponse:
+        """The clients, the most suspicious first."""
+        limit = min(request.limit or CLIENTS_MAX, CLIENTS_MAX)
+        found = await self.run.writer.look(lambda engine: _clients(engine, limit))
+        return operators.ListClientsResponse(clients=found)
+
+    @answers
     async def Quarantine(self, request: operators.QuarantineRequest) -> operators.QuarantineResponse:
         """Bar a client."""
         client_id = checked_id(request.client_id, "client_id", self.run.limits)
@@ -83,8 +93,8 @@ class Operators(OperatorsServicer):
     async def Rollback(self, request: operators.RollbackRequest) -> operators.RollbackResponse:
         """Publish what the log gives without some clients' updates."""
         without = tuple(sorted({checked_id(c, "without", self.run.limits) for c in request.without}))
-        event = ev.RolledBack(self.run.writer.now(), request.to_version, 0, without)
-        answer = await self.run.writer.submit(event)
+        event = ev.RolledBack(self.run.writer.now(), request.to_version, 0, without, request.everyone)
+        answer = await self.run.writer.roll_back(event)
         done = next(e for e in answer.effects if isinstance(e, RolledBackTo))
         return operators.RollbackResponse(version=done.version, updates_left_out=len(done.left_out))
 
@@ -174,3 +184,22 @@ def _version(row: VersionRow) -> operators.Version:
         snapshot=row.snapshot,
         metrics=row.metrics,
     )
+
+
+def _clients(engine: Engine, limit: int) -> list[operators.Client]:
+    guard = engine.guard
+
+    def rank(client: ClientRecord) -> tuple[int, int, str]:
+        return -guard.suspicion(client.client_id), -client.rejected, client.client_id
+
+    return [
+        operators.Client(
+            client_id=c.client_id,
+            updates_taken=c.accepted,
+            updates_rejected=c.rejected,
+            flaws=guard.flaws.get(c.client_id, 0),
+            shortened=guard.shortened.get(c.client_id, 0),
+            quarantined=guard.quarantined.get(c.client_id, ""),
+        )
+        for c in heapq.nsmallest(limit, engine.ledger.clients.values(), rank)
+    ]

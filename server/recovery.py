@@ -89,7 +89,8 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
     seq, last_now, replayed = found.applied_through_seq, info.created_at, 0
     known = {row.version: row.sha256 for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
-    for seq, record, effects in replay(engine, store, found.tail, partial(make_engine, config, manifest)):
+    fresh = partial(make_engine, config, manifest, None, limits)
+    for seq, record, effects in replay(engine, store, found.tail, fresh):
         last_now, replayed = record["now"], replayed + 1
         digests = check_versions(effects, known)
         projections.append(Projection(seq, last_now, effects, digests))

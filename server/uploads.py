@@ -16,12 +16,15 @@ from typing import TypeVar
 
 from anabranch.core.errors import AnabranchError, InvalidUpdate, Overloaded, TooLarge, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from anabranch.server.heap import trim_heap
 from anabranch.server.store.base import Blobs
 
 T = TypeVar("T")
 
 SLOWEST_BYTES_PER_S = 16 * KIB  # of a link that is still of use
-HELD_BYTES_MAX = 8 * MIB  # in memory, of all uploads; from there on every chunk is written as it comes
+HELD_BYTES_MAX = 32 * MIB  # in memory, of all uploads; from there on small ones are spooled, too
+GATHERED_BYTES_MAX = 8 * MIB  # the same; from there on what is spooled is written chunk by chunk
+TRIM_EVERY_S = 2.0  # while uploads end
 WRITE_BYTES = 512 * KIB  # gathered before a worker thread writes them: few hops between threads
 Bytes = bytes | memoryview
 
@@ -72,9 +75,9 @@ class Upload:
         self._gathered += len(chunk)
         self._hold(len(chunk))
         self._came, self._moved_at = self._came + len(chunk), self._uploads.now()
-        is_short = self._uploads.held_bytes > HELD_BYTES_MAX
-        self.inline = self.inline and not is_short
-        if not self.inline and (is_short or self._gathered >= WRITE_BYTES):
+        held = self._uploads.held_bytes
+        self.inline = self.inline and held <= HELD_BYTES_MAX
+        if not self.inline and (self._gathered >= WRITE_BYTES or held > GATHERED_BYTES_MAX):
             await self._write()
 
     async def complete(self) -> None:
@@ -192,6 +195,7 @@ class Uploads:
         self._threads = ThreadPoolExecutor(4, "anabranch-uploads")
         self._open: dict[str, Upload] = {}
         self._bytes = 0
+        self._trimmed_at = 0.0
         # In memory, of all uploads.
         self.held_bytes = 0
         # Bytes of all chunks since the start, those of failed uploads too.
@@ -245,6 +249,9 @@ class Uploads:
         await upload.close()
         upload.forget()
         self._release(upload)
+        if upload.size_bytes >= WRITE_BYTES and self.now() >= self._trimmed_at + TRIM_EVERY_S:
+            self._trimmed_at = self.now()
+            await self.in_thread(trim_heap)
 
     def _release(self, upload: Upload) -> None:
         if self._open.get(upload.update_id) is upload:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from anabranch.core import events as ev
@@ -29,6 +30,7 @@ from anabranch.server.store.base import Store
 T = TypeVar("T")
 
 RETRY_FULL_DISK_S = 1.0
+FOLDED_AT_ONCE = 100  # events of the log, when it is folded for a rollback
 
 
 class Listener(Protocol):
@@ -116,6 +118,17 @@ class Writer:
             if isinstance(answer, BaseException):
                 raise answer
         return answers[0], answers[1]
+
+    async def roll_back(self, event: ev.RolledBack) -> Answer:
+        """Fold the log a little at a time, in turn with what else comes in, and then log the rollback.
+
+        Raises `UnknownVersion`, `ConfigError` and what `submit` does.
+        """
+        folding = await self.look(lambda _: self._books.begin_rollback(event))
+        while await self.look(lambda _: folding.advance(FOLDED_AT_ONCE)):
+            pass
+        answer: Answer = await self._enqueue(Call(replace(event, now=self.now()), folding=folding))
+        return answer
 
     async def look(self, question: Callable[[Engine], T]) -> T:
         """Ask the engine something, in turn with the events; the question may change nothing."""

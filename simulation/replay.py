@@ -6,22 +6,26 @@ simulating its configuration once more.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
+from anabranch.core.effects import Decided
 from anabranch.core.engine import Engine
 from anabranch.core.errors import DataError
 from anabranch.core.events import Payload
-from anabranch.core.journal import replay
+from anabranch.core.journal import Record, replay
 from anabranch.core.params import Delta, digest
 from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import state_digest
 from anabranch.core.submodels import Submodel
+from anabranch.core.updates import Receipt
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.run import open_simulation
@@ -97,7 +101,13 @@ def _through_payloads(reader: JournalReader) -> Engine:
         def load_delta(payload: Payload, submodel: Submodel | None) -> Delta:
             return make_codec(payload.codec).decode(read(payload), Layout.of(spec, submodel))
 
-        refold = Refolder(fresh, lambda: enumerate(reader.records(), 1), load_delta)
-        for _ in replay(engine, reader.records(), load_delta, refold):
-            pass
+        told: dict[str, Receipt] = {}  # the engine forgets the oldest
+        refold = Refolder(fresh, _numbered(reader), load_delta, told.get)
+        for _, effects in replay(engine, reader.records(), load_delta, refold):
+            told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
     return engine
+
+
+def _numbered(reader: JournalReader) -> Callable[[int], Iterator[tuple[int, Record]]]:
+    """The records after a place, with their places."""
+    return lambda after: islice(enumerate(reader.records(), 1), after, None)

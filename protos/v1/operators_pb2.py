@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from anabranch.protos.v1 import model_pb2 as anabranch_dot_protos_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#anabranch/protos/v1/operators.proto\x12\x0c\x61nabranch.v1\x1a\x1f\x61nabranch/protos/v1/model.proto\"\x12\n\x10GetStatusRequest\"\xd1\x04\n\x11GetStatusResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x10\n\x08strategy\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x17\n\x0fupdates_applied\x18\x05 \x01(\x04\x12\x18\n\x10updates_rejected\x18\x06 \x01(\x04\x12\x19\n\x11updates_duplicate\x18\x07 \x01(\x04\x12\x0f\n\x07\x63lients\x18\x08 \x01(\x04\x12\x12\n\nlive_tasks\x18\t \x01(\x04\x12\x13\n\x0bleases_lost\x18\n \x01(\x04\x12\x0e\n\x06paused\x18\x0b \x01(\x08\x12\x10\n\x08\x66inished\x18\x0c \x01(\t\x12\x14\n\x0cuplink_bytes\x18\r \x01(\x04\x12\x16\n\x0e\x64ownlink_bytes\x18\x0e \x01(\x04\x12\x10\n\x08uptime_s\x18\x0f \x01(\x01\x12(\n\x08manifest\x18\x10 \x01(\x0b\x32\x16.anabranch.v1.Manifest\x12\x13\n\x0b\x63onfig_json\x18\x11 \x01(\t\x12\x18\n\x10uplink_bytes_raw\x18\x12 \x01(\x04\x12&\n\x1e\x64ownlink_bytes_full_equivalent\x18\x13 \x01(\x04\x12\x16\n\x0eobserver_bytes\x18\x14 \x01(\x04\x12\x45\n\x0bquarantined\x18\x15 \x03(\x0b\x32\x30.anabranch.v1.GetStatusResponse.QuarantinedEntry\x1a\x32\n\x10QuarantinedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"3\n\x13ListVersionsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\r\"\xca\x01\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0f\n\x07updates\x18\x03 \x01(\x04\x12\x16\n\x0epublished_at_s\x18\x04 \x01(\x01\x12\x10\n\x08snapshot\x18\x05 \x01(\x08\x12\x33\n\x07metrics\x18\x06 \x03(\x0b\x32\".anabranch.v1.Version.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"?\n\x14ListVersionsResponse\x12\'\n\x08versions\x18\x01 \x03(\x0b\x32\x15.anabranch.v1.Version\"\x0e\n\x0cPauseRequest\"\x0f\n\rPauseResponse\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"3\n\x11QuarantineRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\"\x14\n\x12QuarantineResponse\"#\n\x0eReleaseRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"6\n\x0fRollbackRequest\x12\x12\n\nto_version\x18\x01 \x01(\x04\x12\x0f\n\x07without\x18\x02 \x03(\t\"=\n\x10RollbackResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x18\n\x10updates_left_out\x18\x02 \x01(\x04\"1\n\rExportRequest\x12\x14\n\x07version\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\n\n\x08_version\"S\n\x0e\x45xportResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"!\n\x0cWatchRequest\x12\x11\n\tafter_seq\x18\x01 \x01(\x04\"o\n\rWatchResponse\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tclient_id\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x11\n\tdata_json\x18\x06 \x01(\t\"\x99\x01\n\x14ReportMetricsRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12@\n\x07metrics\x18\x02 \x03(\x0b\x32/.anabranch.v1.ReportMetricsRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x17\n\x15ReportMetricsResponse2\x80\x06\n\tOperators\x12L\n\tGetStatus\x12\x1e.anabranch.v1.GetStatusRequest\x1a\x1f.anabranch.v1.GetStatusResponse\x12U\n\x0cListVersions\x12!.anabranch.v1.ListVersionsRequest\x1a\".anabranch.v1.ListVersionsResponse\x12@\n\x05Pause\x12\x1a.anabranch.v1.PauseRequest\x1a\x1b.anabranch.v1.PauseResponse\x12\x43\n\x06Resume\x12\x1b.anabranch.v1.ResumeRequest\x1a\x1c.anabranch.v1.ResumeResponse\x12O\n\nQuarantine\x12\x1f.anabranch.v1.QuarantineRequest\x1a .anabranch.v1.QuarantineResponse\x12\x46\n\x07Release\x12\x1c.anabranch.v1.ReleaseRequest\x1a\x1d.anabranch.v1.ReleaseResponse\x12I\n\x08Rollback\x12\x1d.anabranch.v1.RollbackRequest\x1a\x1e.anabranch.v1.RollbackResponse\x12\x45\n\x06\x45xport\x12\x1b.anabranch.v1.ExportRequest\x1a\x1c.anabranch.v1.ExportResponse0\x01\x12\x42\n\x05Watch\x12\x1a.anabranch.v1.WatchRequest\x1a\x1b.anabranch.v1.WatchResponse0\x01\x12X\n\rReportMetrics\x12\".anabranch.v1.ReportMetricsRequest\x1a#.anabranch.v1.ReportMetricsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n#anabranch/protos/v1/operators.proto\x12\x0c\x61nabranch.v1\x1a\x1f\x61nabranch/protos/v1/model.proto\"\x12\n\x10GetStatusRequest\"\xd1\x04\n\x11GetStatusResponse\x12\x0b\n\x03run\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x10\n\x08strategy\x18\x03 \x01(\t\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x17\n\x0fupdates_applied\x18\x05 \x01(\x04\x12\x18\n\x10updates_rejected\x18\x06 \x01(\x04\x12\x19\n\x11updates_duplicate\x18\x07 \x01(\x04\x12\x0f\n\x07\x63lients\x18\x08 \x01(\x04\x12\x12\n\nlive_tasks\x18\t \x01(\x04\x12\x13\n\x0bleases_lost\x18\n \x01(\x04\x12\x0e\n\x06paused\x18\x0b \x01(\x08\x12\x10\n\x08\x66inished\x18\x0c \x01(\t\x12\x14\n\x0cuplink_bytes\x18\r \x01(\x04\x12\x16\n\x0e\x64ownlink_bytes\x18\x0e \x01(\x04\x12\x10\n\x08uptime_s\x18\x0f \x01(\x01\x12(\n\x08manifest\x18\x10 \x01(\x0b\x32\x16.anabranch.v1.Manifest\x12\x13\n\x0b\x63onfig_json\x18\x11 \x01(\t\x12\x18\n\x10uplink_bytes_raw\x18\x12 \x01(\x04\x12&\n\x1e\x64ownlink_bytes_full_equivalent\x18\x13 \x01(\x04\x12\x16\n\x0eobserver_bytes\x18\x14 \x01(\x04\x12\x45\n\x0bquarantined\x18\x15 \x03(\x0b\x32\x30.anabranch.v1.GetStatusResponse.QuarantinedEntry\x1a\x32\n\x10QuarantinedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"3\n\x13ListVersionsRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\x04\x12\r\n\x05limit\x18\x02 \x01(\r\"\xca\x01\n\x07Version\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06sha256\x18\x02 \x01(\x0c\x12\x0f\n\x07updates\x18\x03 \x01(\x04\x12\x16\n\x0epublished_at_s\x18\x04 \x01(\x01\x12\x10\n\x08snapshot\x18\x05 \x01(\x08\x12\x33\n\x07metrics\x18\x06 \x03(\x0b\x32\".anabranch.v1.Version.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"?\n\x14ListVersionsResponse\x12\'\n\x08versions\x18\x01 \x03(\x0b\x32\x15.anabranch.v1.Version\"\x0e\n\x0cPauseRequest\"\x0f\n\rPauseResponse\"\x0f\n\rResumeRequest\"\x10\n\x0eResumeResponse\"#\n\x12ListClientsRequest\x12\r\n\x05limit\x18\x01 \x01(\r\"\x83\x01\n\x06\x43lient\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x15\n\rupdates_taken\x18\x02 \x01(\x04\x12\x18\n\x10updates_rejected\x18\x03 \x01(\x04\x12\r\n\x05\x66laws\x18\x04 \x01(\x04\x12\x11\n\tshortened\x18\x05 \x01(\x04\x12\x13\n\x0bquarantined\x18\x06 \x01(\t\"<\n\x13ListClientsResponse\x12%\n\x07\x63lients\x18\x01 \x03(\x0b\x32\x14.anabranch.v1.Client\"3\n\x11QuarantineRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0b\n\x03why\x18\x02 \x01(\t\"\x14\n\x12QuarantineResponse\"#\n\x0eReleaseRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\"#\n\x0fReleaseResponse\x12\x10\n\x08released\x18\x01 \x01(\x08\"H\n\x0fRollbackRequest\x12\x12\n\nto_version\x18\x01 \x01(\x04\x12\x0f\n\x07without\x18\x02 \x03(\t\x12\x10\n\x08\x65veryone\x18\x03 \x01(\x08\"=\n\x10RollbackResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x18\n\x10updates_left_out\x18\x02 \x01(\x04\"1\n\rExportRequest\x12\x14\n\x07version\x18\x01 \x01(\x04H\x00\x88\x01\x01\x42\n\n\x08_version\"S\n\x0e\x45xportResponse\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"!\n\x0cWatchRequest\x12\x11\n\tafter_seq\x18\x01 \x01(\x04\"o\n\rWatchResponse\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04\x61t_s\x18\x02 \x01(\x01\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x11\n\tclient_id\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x11\n\tdata_json\x18\x06 \x01(\t\"\x99\x01\n\x14ReportMetricsRequest\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12@\n\x07metrics\x18\x02 \x03(\x0b\x32/.anabranch.v1.ReportMetricsRequest.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x17\n\x15ReportMetricsResponse2\xd4\x06\n\tOperators\x12L\n\tGetStatus\x12\x1e.anabranch.v1.GetStatusRequest\x1a\x1f.anabranch.v1.GetStatusResponse\x12U\n\x0cListVersions\x12!.anabranch.v1.ListVersionsRequest\x1a\".anabranch.v1.ListVersionsResponse\x12@\n\x05Pause\x12\x1a.anabranch.v1.PauseRequest\x1a\x1b.anabranch.v1.PauseResponse\x12\x43\n\x06Resume\x12\x1b.anabranch.v1.ResumeRequest\x1a\x1c.anabranch.v1.ResumeResponse\x12R\n\x0bListClients\x12 .anabranch.v1.ListClientsRequest\x1a!.anabranch.v1.ListClientsResponse\x12O\n\nQuarantine\x12\x1f.anabranch.v1.QuarantineRequest\x1a .anabranch.v1.QuarantineResponse\x12\x46\n\x07Release\x12\x1c.anabranch.v1.ReleaseRequest\x1a\x1d.anabranch.v1.ReleaseResponse\x12I\n\x08Rollback\x12\x1d.anabranch.v1.RollbackRequest\x1a\x1e.anabranch.v1.RollbackResponse\x12\x45\n\x06\x45xport\x12\x1b.anabranch.v1.ExportRequest\x1a\x1c.anabranch.v1.ExportResponse0\x01\x12\x42\n\x05Watch\x12\x1a.anabranch.v1.WatchRequest\x1a\x1b.anabranch.v1.WatchResponse0\x01\x12X\n\rReportMetrics\x12\".anabranch.v1.ReportMetricsRequest\x1a#.anabranch.v1.ReportMetricsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -60,32 +60,38 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RESUMEREQUEST']._serialized_end=1073
   _globals['_RESUMERESPONSE']._serialized_start=1075
   _globals['_RESUMERESPONSE']._serialized_end=1091
-  _globals['_QUARANTINEREQUEST']._serialized_start=1093
-  _globals['_QUARANTINEREQUEST']._serialized_end=1144
-  _globals['_QUARANTINERESPONSE']._serialized_start=1146
-  _globals['_QUARANTINERESPONSE']._serialized_end=1166
-  _globals['_RELEASEREQUEST']._serialized_start=1168
-  _globals['_RELEASEREQUEST']._serialized_end=1203
-  _globals['_RELEASERESPONSE']._serialized_start=1205
-  _globals['_RELEASERESPONSE']._serialized_end=1240
-  _globals['_ROLLBACKREQUEST']._serialized_start=1242
-  _globals['_ROLLBACKREQUEST']._serialized_end=1296
-  _globals['_ROLLBACKRESPONSE']._serialized_start=1298
-  _globals['_ROLLBACKRESPONSE']._serialized_end=1359
-  _globals['_EXPORTREQUEST']._serialized_start=1361
-  _globals['_EXPORTREQUEST']._serialized_end=1410
-  _globals['_EXPORTRESPONSE']._serialized_start=1412
-  _globals['_EXPORTRESPONSE']._serialized_end=1495
-  _globals['_WATCHREQUEST']._serialized_start=1497
-  _globals['_WATCHREQUEST']._serialized_end=1530
-  _globals['_WATCHRESPONSE']._serialized_start=1532
-  _globals['_WATCHRESPONSE']._serialized_end=1643
-  _globals['_REPORTMETRICSREQUEST']._serialized_start=1646
-  _globals['_REPORTMETRICSREQUEST']._serialized_end=1799
+  _globals['_LISTCLIENTSREQUEST']._serialized_start=1093
+  _globals['_LISTCLIENTSREQUEST']._serialized_end=1128
+  _globals['_CLIENT']._serialized_start=1131
+  _globals['_CLIENT']._serialized_end=1262
+  _globals['_LISTCLIENTSRESPONSE']._serialized_start=1264
+  _globals['_LISTCLIENTSRESPONSE']._serialized_end=1324
+  _globals['_QUARANTINEREQUEST']._serialized_start=1326
+  _globals['_QUARANTINEREQUEST']._serialized_end=1377
+  _globals['_QUARANTINERESPONSE']._serialized_start=1379
+  _globals['_QUARANTINERESPONSE']._serialized_end=1399
+  _globals['_RELEASEREQUEST']._serialized_start=1401
+  _globals['_RELEASEREQUEST']._serialized_end=1436
+  _globals['_RELEASERESPONSE']._serialized_start=1438
+  _globals['_RELEASERESPONSE']._serialized_end=1473
+  _globals['_ROLLBACKREQUEST']._serialized_start=1475
+  _globals['_ROLLBACKREQUEST']._serialized_end=1547
+  _globals['_ROLLBACKRESPONSE']._serialized_start=1549
+  _globals['_ROLLBACKRESPONSE']._serialized_end=1610
+  _globals['_EXPORTREQUEST']._serialized_start=1612
+  _globals['_EXPORTREQUEST']._serialized_end=1661
+  _globals['_EXPORTRESPONSE']._serialized_start=1663
+  _globals['_EXPORTRESPONSE']._serialized_end=1746
+  _globals['_WATCHREQUEST']._serialized_start=1748
+  _globals['_WATCHREQUEST']._serialized_end=1781
+  _globals['_WATCHRESPONSE']._serialized_start=1783
+  _globals['_WATCHRESPONSE']._serialized_end=1894
+  _globals['_REPORTMETRICSREQUEST']._serialized_start=1897
+  _globals['_REPORTMETRICSREQUEST']._serialized_end=2050
   _globals['_REPORTMETRICSREQUEST_METRICSENTRY']._serialized_start=912
   _globals['_REPORTMETRICSREQUEST_METRICSENTRY']._serialized_end=958
-  _globals['_REPORTMETRICSRESPONSE']._serialized_start=1801
-  _globals['_REPORTMETRICSRESPONSE']._serialized_end=1824
-  _globals['_OPERATORS']._serialized_start=1827
-  _globals['_OPERATORS']._serialized_end=2595
+  _globals['_REPORTMETRICSRESPONSE']._serialized_start=2052
+  _globals['_REPORTMETRICSRESPONSE']._serialized_end=2075
+  _globals['_OPERATORS']._serialized_start=2078
+  _globals['_OPERATORS']._serialized_end=2930
 # @@protoc_insertion_point(module_scope)

@@ -298,6 +298,82 @@ class ResumeResponse(_message.Message):
 Global___ResumeResponse: _TypeAlias = ResumeResponse  # noqa: Y015
 
 @_typing.final
+class ListClientsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LIMIT_FIELD_NUMBER: _builtins.int
+    limit: _builtins.int
+    """At most so many, those with most flaws and shortened updates first; 0 for 1000."""
+    def __init__(
+        self,
+        *,
+        limit: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClientsRequest: _TypeAlias = ListClientsRequest  # noqa: Y015
+
+@_typing.final
+class Client(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    UPDATES_TAKEN_FIELD_NUMBER: _builtins.int
+    UPDATES_REJECTED_FIELD_NUMBER: _builtins.int
+    FLAWS_FIELD_NUMBER: _builtins.int
+    SHORTENED_FIELD_NUMBER: _builtins.int
+    QUARANTINED_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    updates_taken: _builtins.int
+    updates_rejected: _builtins.int
+    flaws: _builtins.int
+    """Updates that no honest device sends, and updates that the clip has cut, since it was last released."""
+    shortened: _builtins.int
+    quarantined: _builtins.str
+    """Why it is in quarantine; empty if it is not."""
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        updates_taken: _builtins.int = ...,
+        updates_rejected: _builtins.int = ...,
+        flaws: _builtins.int = ...,
+        shortened: _builtins.int = ...,
+        quarantined: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "flaws", b"flaws", "quarantined", b"quarantined", "shortened", b"shortened", "updates_rejected", b"updates_rejected", "updates_taken", b"updates_taken"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Client: _TypeAlias = Client  # noqa: Y015
+
+@_typing.final
+class ListClientsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENTS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def clients(self) -> _containers.RepeatedCompositeFieldContainer[Global___Client]: ...
+    def __init__(
+        self,
+        *,
+        clients: _abc.Iterable[Global___Client] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListClientsResponse: _TypeAlias = ListClientsResponse  # noqa: Y015
+
+@_typing.final
 class QuarantineRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -380,8 +456,11 @@ class RollbackRequest(_message.Message):
 
     TO_VERSION_FIELD_NUMBER: _builtins.int
     WITHOUT_FIELD_NUMBER: _builtins.int
+    EVERYONE_FIELD_NUMBER: _builtins.int
     to_version: _builtins.int
-    """Updates after this version count as rejected if they are of one of these clients."""
+    """Updates after this version count as rejected if they are of one of these clients, who go into quarantine."""
+    everyone: _builtins.bool
+    """So do those of everyone else, who stays."""
     @_builtins.property
     def without(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -389,10 +468,11 @@ class RollbackRequest(_message.Message):
         *,
         to_version: _builtins.int = ...,
         without: _abc.Iterable[_builtins.str] | None = ...,
+        everyone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["to_version", b"to_version", "without", b"without"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["everyone", b"everyone", "to_version", b"to_version", "without", b"without"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

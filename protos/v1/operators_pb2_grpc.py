@@ -54,6 +54,11 @@ class OperatorsStub:
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeRequest.SerializeToString,
                 response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeResponse.FromString,
                 _registered_method=True)
+        self.ListClients = channel.unary_unary(
+                '/anabranch.v1.Operators/ListClients',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsResponse.FromString,
+                _registered_method=True)
         self.Quarantine = channel.unary_unary(
                 '/anabranch.v1.Operators/Quarantine',
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.QuarantineRequest.SerializeToString,
@@ -114,9 +119,16 @@ class OperatorsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def Quarantine(self, request, context):
+    def ListClients(self, request, context):
         """No tasks for this client, and no updates of it, until Release; its tasks end.
+        Every client with what is known against it.
         """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Quarantine(self, request, context):
+        """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -128,7 +140,7 @@ class OperatorsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """A new version, as if the updates of some clients after an older version had been rejected on arrival.
+        """A new version, as if the updates of some clients, or all, after an older version had been rejected.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,6 +189,11 @@ def add_OperatorsServicer_to_server(servicer, server):
                     servicer.Resume,
                     request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeRequest.FromString,
                     response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeResponse.SerializeToString,
+            ),
+            'ListClients': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListClients,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsResponse.SerializeToString,
             ),
             'Quarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.Quarantine,
@@ -317,6 +334,33 @@ class Operators:
             '/anabranch.v1.Operators/Resume',
             anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeRequest.SerializeToString,
             anabranch_dot_protos_dot_v1_dot_operators__pb2.ResumeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListClients(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.Operators/ListClients',
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -36,11 +36,14 @@ class OperatorsStub:
     Pause: _grpc.UnaryUnaryMultiCallable[_operators_pb2.PauseRequest, _operators_pb2.PauseResponse]
     """No tasks go out until Resume; updates are still taken."""
     Resume: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ResumeRequest, _operators_pb2.ResumeResponse]
+    ListClients: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ListClientsRequest, _operators_pb2.ListClientsResponse]
+    """No tasks for this client, and no updates of it, until Release; its tasks end.
+    Every client with what is known against it.
+    """
     Quarantine: _grpc.UnaryUnaryMultiCallable[_operators_pb2.QuarantineRequest, _operators_pb2.QuarantineResponse]
-    """No tasks for this client, and no updates of it, until Release; its tasks end."""
     Release: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]
     Rollback: _grpc.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]
-    """A new version, as if the updates of some clients after an older version had been rejected on arrival."""
+    """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
     Export: _grpc.UnaryStreamMultiCallable[_operators_pb2.ExportRequest, _operators_pb2.ExportResponse]
     """A version as a safetensors file, in chunks."""
     Watch: _grpc.UnaryStreamMultiCallable[_operators_pb2.WatchRequest, _operators_pb2.WatchResponse]
@@ -56,11 +59,14 @@ class OperatorsAsyncStub(OperatorsStub):
     Pause: _aio.UnaryUnaryMultiCallable[_operators_pb2.PauseRequest, _operators_pb2.PauseResponse]  # type: ignore[assignment]
     """No tasks go out until Resume; updates are still taken."""
     Resume: _aio.UnaryUnaryMultiCallable[_operators_pb2.ResumeRequest, _operators_pb2.ResumeResponse]  # type: ignore[assignment]
+    ListClients: _aio.UnaryUnaryMultiCallable[_operators_pb2.ListClientsRequest, _operators_pb2.ListClientsResponse]  # type: ignore[assignment]
+    """No tasks for this client, and no updates of it, until Release; its tasks end.
+    Every client with what is known against it.
+    """
     Quarantine: _aio.UnaryUnaryMultiCallable[_operators_pb2.QuarantineRequest, _operators_pb2.QuarantineResponse]  # type: ignore[assignment]
-    """No tasks for this client, and no updates of it, until Release; its tasks end."""
     Release: _aio.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]  # type: ignore[assignment]
     Rollback: _aio.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]  # type: ignore[assignment]
-    """A new version, as if the updates of some clients after an older version had been rejected on arrival."""
+    """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
     Export: _aio.UnaryStreamMultiCallable[_operators_pb2.ExportRequest, _operators_pb2.ExportResponse]  # type: ignore[assignment]
     """A version as a safetensors file, in chunks."""
     Watch: _aio.UnaryStreamMultiCallable[_operators_pb2.WatchRequest, _operators_pb2.WatchResponse]  # type: ignore[assignment]
@@ -99,12 +105,21 @@ class OperatorsServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_operators_pb2.ResumeResponse, _abc.Awaitable[_operators_pb2.ResumeResponse]]: ...
 
     @_abc_1.abstractmethod
+    def ListClients(
+        self,
+        request: _operators_pb2.ListClientsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operators_pb2.ListClientsResponse, _abc.Awaitable[_operators_pb2.ListClientsResponse]]:
+        """No tasks for this client, and no updates of it, until Release; its tasks end.
+        Every client with what is known against it.
+        """
+
+    @_abc_1.abstractmethod
     def Quarantine(
         self,
         request: _operators_pb2.QuarantineRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_operators_pb2.QuarantineResponse, _abc.Awaitable[_operators_pb2.QuarantineResponse]]:
-        """No tasks for this client, and no updates of it, until Release; its tasks end."""
+    ) -> _typing.Union[_operators_pb2.QuarantineResponse, _abc.Awaitable[_operators_pb2.QuarantineResponse]]: ...
 
     @_abc_1.abstractmethod
     def Release(
@@ -119,7 +134,7 @@ class OperatorsServicer(metaclass=_abc_1.ABCMeta):
         request: _operators_pb2.RollbackRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operators_pb2.RollbackResponse, _abc.Awaitable[_operators_pb2.RollbackResponse]]:
-        """A new version, as if the updates of some clients after an older version had been rejected on arrival."""
+        """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
 
     @_abc_1.abstractmethod
     def Export(

@@ -193,8 +193,8 @@ class Store(Protocol):
         """The newest good snapshot and the events after it."""
         ...
 
-    def records(self) -> Iterator[tuple[int, Record]]:
-        """The whole log."""
+    def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """The log after an event: the whole of it unless told otherwise."""
         ...
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:

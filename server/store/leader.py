@@ -22,6 +22,7 @@ from anabranch.server.store.base import Led
 from anabranch.server.store.schema import leader
 
 LOCK_WAIT_S = 2.0  # how long to wait for the lock before a look at whether its holder lives
+LOOKS = 2  # the session of a server that was killed needs a moment to let go
 TERMINATED_S = 5.0
 
 _LOCK = "pg_advisory_lock(hashtext('anabranch'), hashtext(current_schema()))"
@@ -51,20 +52,30 @@ def lock(connection: Connection) -> None:
                 "WHERE current_setting('synchronous_commit') IN ('off', 'local')"
             )
         )
+    for _ in range(LOOKS):
+        owner = _turn_out(connection)
+        try:
+            with connection.begin():
+                connection.execute(text(f"SET LOCAL lock_timeout = {round(1000 * LOCK_WAIT_S)}"))
+                connection.execute(text(f"SELECT {_LOCK}"))
+        except DBAPIError as error:
+            if getattr(error.orig, "sqlstate", None) != "55P03":
+                raise
+        else:
+            return
+    raise Led(
+        f"another process writes there: {owner or 'a server'} leads this run; stop it, use another "
+        "database, or wait for it with --standby"
+    )
+
+
+def _turn_out(connection: Connection) -> str | None:
+    """End the session of a holder whose lease is over; returns who led last, if anybody."""
+    with connection.begin():
         owner = _owner(connection)
         if owner is not None:
             connection.execute(_TURN_OUT, {"wait_ms": round(1000 * TERMINATED_S)})
-    try:
-        with connection.begin():
-            connection.execute(text(f"SET LOCAL lock_timeout = {round(1000 * LOCK_WAIT_S)}"))
-            connection.execute(text(f"SELECT {_LOCK}"))
-    except DBAPIError as error:
-        if getattr(error.orig, "sqlstate", None) != "55P03":
-            raise
-        raise Led(
-            f"another process writes there: {owner or 'a server'} leads this run; stop it, use another "
-            "database, or wait for it with --standby"
-        ) from error
+    return owner
 
 
 def claim(connection: Connection, owner: str, lease_s: float) -> int | None:

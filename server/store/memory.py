@@ -217,9 +217,9 @@ class MemoryStore:
             log.warning("snapshot %d is damaged: going back to the one before", kept.seq)
         return Recovery(None, 0, self._after(0))
 
-    def records(self) -> Iterator[tuple[int, Record]]:
-        """The whole log."""
-        return self._after(0)
+    def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """The log after an event."""
+        return self._after(after)
 
     def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
         while seq < len(self.books.lines):

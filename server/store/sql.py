@@ -199,9 +199,9 @@ class SqlStore:
             if not self._blobs.exists(record["payload"]["sha256"]):
                 raise StoreError(f"the payload of update {record['update_id']!r} is no blob: adopt it first")
 
-    def records(self) -> Iterator[tuple[int, Record]]:
-        """The whole log."""
-        return self._after(0)
+    def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """The log after an event."""
+        return self._after(after)
 
     def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
         """Events above `seq`, a page at a time: no cursor stays open while others write."""

@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from anabranch.core.errors import OUTCOMES, AppError, ConfigError, DataError, ReplayMismatch, Unavailable
+from anabranch.server.manifest import INITIAL
 
 RUN = """
 [run]
@@ -173,3 +176,18 @@ def test_search_finds_a_pair_and_writes_why(config: Path, tmp_path: Path) -> Non
     assert page.count("<tr>") == 1 + len(search["decisions"])
     shown = answer(anabranch("config", "show", tmp_path / "found.toml", "--json"))
     assert shown["strategy.kept"] == {"value": found["kept"], "source": str(tmp_path / "found.toml")}
+
+
+def test_a_run_starts_from_exported_weights(tmp_path: Path) -> None:
+    first, exported = {"w": np.zeros(3, np.float32)}, tmp_path / "exported.safetensors"
+    assert anabranch("init", "synthetic", "--out", tmp_path / "a", "--seed", 1).returncode == 0
+    weights = {n: w + 1 for n, w in load_file(tmp_path / "a" / INITIAL).items()}
+    save_file(weights, exported)
+    answer(anabranch("init", "synthetic", "--out", tmp_path / "b", "--weights", exported, "--json"))
+    found = load_file(tmp_path / "b" / INITIAL)
+    assert {n: w.tolist() for n, w in found.items()} == {n: w.tolist() for n, w in weights.items()}
+    save_file(first, exported)
+    failed = anabranch("init", "synthetic", "--out", tmp_path / "c", "--weights", exported)
+    assert failed.returncode == OUTCOMES[ConfigError].exit_code
+    assert "has no weights of this model" in " ".join(failed.stderr.split())
+    assert not (tmp_path / "c").exists()

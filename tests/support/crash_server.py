@@ -33,12 +33,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from wire import server_config
+from wire import Tables, server_config
 
 from anabranch.core.errors import LeadershipLost, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server import failpoints
-from anabranch.server.app import serve
+from anabranch.server.app import ServerInfo, serve
 from anabranch.server.manifest import read_manifest
 from anabranch.server.store import database as database_module
 from anabranch.server.store.base import Entry, Projection, RunInfo
@@ -48,8 +48,9 @@ from anabranch.server.store.sql import SqlStore
 BATCHES_LATE = 4
 FAILPOINT = re.compile(r"\w+:\d+(:stop)?")
 LEASE_S = 2.0
-COMPRESSED = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
-UNITS = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
+ADMIN = "admin_address"  # a file beside the data, with the operators' address
+COMPRESSED: Tables = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
+UNITS: Tables = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
 
 
 class AcknowledgesEarly(SqlStore):
@@ -114,16 +115,20 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
         vars(os).update(fsync=lambda descriptor: None, fdatasync=lambda descriptor: None)
     if "standby" in words:
         server |= {"standby": True, "leader_lease_s": LEASE_S}
-    tables: dict[str, Any] = (COMPRESSED if "compressed" in words else {}) | (
-        UNITS if "units" in words else {}
-    )
+    wanted = {"compressed": COMPRESSED, "units": UNITS}
+    tables: Tables = {name: table for word in wanted if word in words for name, table in wanted[word].items()}
     config = server_config(Path(data_dir), server=server, **tables)
     store = open_store(database, Path(data_dir), limits, config.server.leader_lease_s)
     if "broken" in words:
         assert isinstance(store, SqlStore)
         store.__class__ = AcknowledgesEarly
+
+    def tell(info: ServerInfo) -> None:
+        Path(data_dir).with_name(ADMIN).write_text(info.admin_address)
+
+    manifest = read_manifest(Path(model))
     try:
-        return asyncio.run(serve(config, read_manifest(Path(model)), limits=limits, store=store))
+        return asyncio.run(serve(config, manifest, ready=tell, limits=limits, store=store))
     except LeadershipLost as lost:
         logging.error("%s", lost)  # noqa: TRY400 - as the command line says it
         return outcome_of(lost).exit_code

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+from crash_server import ADMIN
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from wire import QUICK
 
@@ -172,6 +173,11 @@ class ServerProcess:
         """The exit code, which comes within this time. Raises `subprocess.TimeoutExpired`."""
         assert self._process is not None
         return self._process.wait(within_s)
+
+    @property
+    def admin_address(self) -> str:
+        """Where operators call, of the server that serves."""
+        return self.data_dir.with_name(ADMIN).read_text()
 
     def kill(self) -> None:
         """SIGKILL: no handler, no flush, nothing."""

@@ -48,6 +48,17 @@ def test_a_client_has_at_most_its_share_of_a_window() -> None:
     assert reason(b.ask("a", "a4")) is None, "its first one has left the window"
 
 
+def test_leases_that_expire_do_not_add_to_a_share() -> None:
+    b = Bench("fedbuff", buffer_size=9, buffer_max=1, tasks_per_client=3, lease_s=10.0, lease_min_s=10.0)
+    b.enrol("a")
+    for i in range(3):
+        b.ask("a", f"a{i}", now=100.0 * i)
+        b.do(ev.Ticked(100.0 * i + 50.0))
+    for i in range(3):
+        b.push("a", f"a{i}", now=300.0)
+    assert b.engine.counters.applied == 1, "only the newest may still be answered"
+
+
 def test_an_update_that_was_not_taken_costs_no_share() -> None:
     b = Bench("fedbuff", buffer_size=9, buffer_max=1)
     b.enrol("a")

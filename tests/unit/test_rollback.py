@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import SPEC, vector
+from machines import SPEC
+from rollbacks import CLIENTS, Script, World, ask_of, scripts, seq_of_version
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Barred, Published, RolledBackTo
-from anabranch.core.engine import Engine
 from anabranch.core.errors import ReplayMismatch
-from anabranch.core.journal import Record, from_record, replay, to_record
-from anabranch.core.params import Delta, digest
-from anabranch.core.robust import RobustTable
-from anabranch.core.rollback import Refolder
-from anabranch.core.settings import EngineSettings
+from anabranch.core.journal import replay
+from anabranch.core.params import digest
+from anabranch.core.rollback import Folding
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Capability, Reason, Verdict
-from anabranch.strategies.registry import make_strategy
+from anabranch.core.updates import Reason, Verdict
 
-CLIENTS = "abcd"
 # The names of strategies that may be rolled back, with parameters that make many versions of few updates.
 VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("fedasync", {}, {}),
@@ -39,100 +31,6 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("teasq", {"cache_size": 3, "concurrency_fraction": 1.0, "mode": "paper"}, {}),
     ("teasq_drop", {"cache_size": 2, "concurrency_fraction": 1.0}, {"rule": "centred_clipping"}),
 ]
-Script = list[tuple[str, int, float]]  # client, how many other events its training lasts, value
-
-
-class World:
-    """An engine with its log, and clients whose values do not depend on what they fetch."""
-
-    def __init__(self, strategy: str, params: dict[str, Any], robust: dict[str, Any]) -> None:
-        self.make = (strategy, params, robust)
-        self.log: list[tuple[int, Record]] = []
-        self.payloads: dict[str, np.ndarray] = {}
-        self.engine = self.fresh()
-        self.refold = Refolder(self.fresh, self.records, self.load)
-
-    def fresh(self) -> Engine:
-        name, params, robust = self.make
-        table = RobustTable(**robust)
-        return Engine(SPEC, make_strategy(name, params, table), EngineSettings(clip=3.0), vector(0, 0, 0, 0))
-
-    def records(self) -> Iterator[tuple[int, Record]]:
-        return iter(json.loads(json.dumps(self.log)))
-
-    def load(self, payload: ev.Payload, submodel: Submodel | None) -> Delta:
-        return self.payloads[payload.sha256]
-
-    def do(self, event: ev.Event) -> list[Any]:
-        self.log.append((len(self.log) + 1, to_record(event)))
-        return self.engine.handle(event)
-
-    def push(self, task_id: str, client: str, value: float, now: float, flaw: str = "") -> list[Any]:
-        task = self.engine.ledger.tasks[task_id]
-        delta = vector(value, -value, 0.5 * value, value * value)
-        sha256 = hashlib.sha256(delta.tobytes()).hexdigest()
-        self.payloads[sha256] = delta
-        record = {
-            "kind": "update",
-            "now": now,
-            "update_id": f"u-{task_id}",
-            "task_id": task_id,
-            "client_id": client,
-            "base_version": task.base_version,
-            "examples": 1 + len(task_id),
-            "local_steps": 1,
-            "metrics": {},
-            "submodel": None,
-            "payload": {"sha256": sha256, "size_bytes": 16, "codec": "raw", "values": 0},
-            "flaw": flaw,
-        }
-        return self.do(from_record(record, SPEC, self.load))
-
-    def play(self, script: Script, hostile: str = "", first: int = 0) -> None:
-        """Ask, and push some turns later; the updates of `hostile` from turn `first` on are flawed."""
-        now, waiting = float(len(self.log)), []
-        for turn, (client, lasts, value) in enumerate(script):
-            now += 1.0
-            task_id = f"t{len(self.log)}-{turn}"
-            if not self.engine.ledger.live_of(client):
-                self.do(ev.TaskAsked(now, _ask(client, task_id)))
-                waiting.append((turn + lasts, task_id, client, value))
-            for due, task, who, its in sorted(waiting):
-                if due <= turn:
-                    waiting.remove((due, task, who, its))
-                    flaw = "rejected on arrival" if who == hostile and turn >= first else ""
-                    self.push(task, who, its, now, flaw)
-
-    def enrol(self) -> None:
-        for client in CLIENTS:
-            self.do(ev.Enrolled(0.0, client, Capability()))
-
-    def roll_back(self, to_version: int, to_seq: int, *without: str) -> list[Any]:
-        event = ev.RolledBack(1e4, to_version, to_seq, without)
-        return self.do(self.refold(event, len(self.log) + 1, self.engine))
-
-
-def _ask(client: str, task_id: str) -> Ask:
-    return Ask(client, task_id)
-
-
-def seq_of_version(world: World, version: int) -> int:
-    """The event that published a version, by replaying the log."""
-    if version == 0:
-        return 0
-    fresh = world.fresh()
-    for seq, record in world.records():
-        fresh.handle(from_record(record, SPEC, world.load))
-        if fresh.version == version:
-            return seq
-    raise AssertionError(version)
-
-
-scripts = st.lists(
-    st.tuples(st.sampled_from(CLIENTS), st.integers(0, 5), st.integers(-4, 4).map(float)),
-    min_size=12,
-    max_size=50,
-)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: f"{v[0]}-{len(v[1])}-{v[2].get('rule', '')}")
@@ -198,7 +96,7 @@ def test_a_snapshot_after_a_rollback_goes_on_alike() -> None:
 def test_tasks_that_were_under_way_go_on_and_the_staleness_counts_the_rollback() -> None:
     world = World(*VARIANTS[0])
     world.enrol()
-    world.do(ev.TaskAsked(1.0, _ask("a", "slow")))
+    world.do(ev.TaskAsked(1.0, ask_of("a", "slow")))
     world.play([("b", 0, 1.0), ("d", 0, 2.0), ("b", 0, 1.0)])
     assert world.engine.version == 3
     world.roll_back(0, 0, "b")
@@ -225,7 +123,7 @@ def test_rollbacks_add_up() -> None:
 def test_what_was_rejected_stays_rejected() -> None:
     world = World("fedbuff", {"buffer_size": 3}, {})
     world.enrol()
-    world.do(ev.TaskAsked(1.0, _ask("a", "t")))
+    world.do(ev.TaskAsked(1.0, ask_of("a", "t")))
     world.push("t", "a", 9.0, 2.0, flaw="damaged on the way")
     world.play([(c, 0, 1.0) for c in "abdabdabd"])
     world.roll_back(0, 0, "b")
@@ -251,7 +149,46 @@ def test_an_update_that_is_held_is_in_one_version_once() -> None:
 
 def test_a_client_that_was_left_out_gets_no_more_tasks() -> None:
     world = rolled()
-    refused = world.engine.refusal(_ask("c", "new"), 2e4)
+    refused = world.engine.refusal(ask_of("c", "new"), 2e4)
     assert refused is not None
     assert refused.reason is Reason.QUARANTINED
     assert "rollback to version 2" in refused.detail
+
+
+WITHOUT_B = ev.RolledBack(1.0, 0, 0, ("b",))
+
+
+@pytest.mark.parametrize("variant", VARIANTS[1:5:2], ids=lambda v: v[0])
+@settings(max_examples=20, deadline=None)
+@given(before=scripts, during=st.lists(scripts, max_size=3), events=st.integers(1, 40))
+def test_a_fold_goes_on_while_the_run_does(
+    variant: Any, before: Script, during: list[Script], events: int
+) -> None:
+    world = World(*variant)
+    world.enrol()
+    world.play(before)
+    folding = Folding(world.refold, WITHOUT_B, len(world.log), world.engine)
+    for script in during:
+        folding.advance(events)
+        world.play(script)
+    while folding.advance(events):
+        pass
+    assert _is_the_whole_fold(folding, world)
+
+
+def test_a_rollback_in_the_middle_of_another_ones_fold_counts() -> None:
+    world = rolled(0)
+    folding = Folding(world.refold, WITHOUT_B, len(world.log), world.engine)
+    folding.advance(10)
+    world.roll_back(0, 0, "a")
+    assert _is_the_whole_fold(folding, world)
+
+
+def _is_the_whole_fold(folding: Folding, world: World) -> bool:
+    """Whether in steps the same comes out as at once."""
+    seq = len(world.log) + 1
+    found, direct = folding.finish(seq).fold, world.refold(WITHOUT_B, seq, world.engine).fold
+    assert found is not None
+    assert direct is not None
+    same_state = (found.version, found.pending) == (direct.version, direct.pending)
+    return same_state and digest(found.vector) == digest(direct.vector)

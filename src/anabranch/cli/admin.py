@@ -111,6 +111,25 @@ def resume(admin: Admin = ADMIN_ADDRESS, as_json: AsJson = False) -> None:
 
 
 @admin_app.command()
+def clients(
+    admin: Admin = ADMIN_ADDRESS,
+    limit: Annotated[int, typer.Option(help="At most so many; 0 for 1000.", min=0)] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """List the clients, those with most against them first."""
+    from anabranch.client.operator import OperatorClient
+
+    with OperatorClient(admin) as operator:
+        rows = operator.clients(limit)
+    output = Output(as_json)
+    for row in rows:
+        output.event("client", "", **row.to_json())
+    columns = ["client", "taken", "rejected", "flaws", "shortened", "quarantine"]
+    cells = [[str(value) for value in row.to_json().values()] for row in rows]
+    output.table("", columns, cells)
+
+
+@admin_app.command()
 def quarantine(
     client: Annotated[str, typer.Argument(help="The client's id.", metavar="CLIENT")],
     why: Annotated[str, typer.Option(help="Told to the client.")] = "",
@@ -144,17 +163,22 @@ def release(
 def rollback(
     to: Annotated[int, typer.Option("--to", help="The last version that is not in doubt.", min=0)],
     without: Annotated[
-        list[str],
-        typer.Option("--without", help="A client whose later updates are left out; may be repeated."),
-    ],
+        list[str] | None,
+        typer.Option(
+            "--without", help="A client that is left out and goes into quarantine; may be repeated."
+        ),
+    ] = None,
+    everyone: Annotated[
+        bool, typer.Option("--everyone", help="Leave out all later updates, whoever they are of.")
+    ] = False,
     admin: Admin = ADMIN_ADDRESS,
     as_json: AsJson = False,
 ) -> None:
-    """Publish the model as if some clients' updates after a version had been rejected."""
+    """Publish the model as if some clients' updates after a version, or all, had been rejected."""
     from anabranch.client.operator import OperatorClient
 
     with OperatorClient(admin) as operator:
-        version, left_out = operator.rollback(to, without)
+        version, left_out = operator.rollback(to, without or (), everyone)
     found = {"version": version, "updates_left_out": left_out}
     Output(as_json).result(found, f"version {version}, without {left_out} updates")
 

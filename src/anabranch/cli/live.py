@@ -64,6 +64,10 @@ def init(
     flower: FlowerFolder = None,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="DIR")] = MODEL_FOLDER,
     seed: Annotated[int, typer.Option(help="The seed of the first weights.")] = 0,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="First weights that an export has written.", metavar="FILE"),
+    ] = None,
     data_path: DataPath = "",
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -73,7 +77,7 @@ def init(
     The manifest also says which units (neurons, channels, heads) a sub-model may leave out. Settings that the
     App brings along are written beside it.
     """
-    from anabranch.server.manifest import write_manifest
+    from anabranch.server.manifest import read_weights, write_manifest
     from anabranch.workloads import load_app, trainer_for
 
     app = app_spec(app, flower)
@@ -84,7 +88,8 @@ def init(
     if isinstance(trainer, NumpyTrainer) and found.any_model:
         trainer.adopt(ParamSpec.of(initial))
     spec = trainer.spec
-    write_manifest(out, app, initial, spec.groups)
+    first = initial if weights is None else read_weights(weights, spec)
+    write_manifest(out, app, first, spec.groups)
     if brought:
         (out / SETTINGS).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
     parameters = sum(t.size for t in spec.tensors)

@@ -6,7 +6,8 @@ that does not replay to the recorded digests is noticed here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
@@ -70,10 +71,15 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
         def load_delta(reference: Payload, submodel: Submodel | None) -> Delta:
             return make_codec(reference.codec).decode(payloads(reference), Layout.of(spec, submodel))
 
+        def numbered(after: int) -> Iterator[tuple[int, Record]]:
+            return islice(enumerate(journal.records(), 1), after, None)
+
         teller = _Teller(recorder, engine, spec.frozen(initial), downlink_at(strategy, config.downlink.codec))
         start = now = None
-        refold = Refolder(fresh, lambda: enumerate(journal.records(), 1), load_delta)
+        told: dict[str, Receipt] = {}  # the engine forgets the oldest
+        refold = Refolder(fresh, numbered, load_delta, told.get)
         for record, effects in replay_journal(engine, journal.records(), load_delta, refold):
+            told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
             now = float(record["now"])
             start = now if start is None else start
             teller.tell(now - start, record, effects)
