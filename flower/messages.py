@@ -83,13 +83,21 @@ class Said:
         return Said(self.arrays, kept)
 
     def content(self, arrays: Arrays, round_number: int) -> RecordDict:
-        """The content of a message with this model. A round's number, where one is told, is this one."""
+        """The content of a message with this model. A round's number, where one is told, is this one.
+
+        Raises `AppError` for settings that Flower's messages cannot carry.
+        """
         from flwr.app import ConfigRecord, RecordDict
 
         found = RecordDict({self.arrays: array_record(arrays)})
         for name, record in self.records.items():
             told = {k: round_number if k in ROUND_KEYS else v for k, v in record.items()}
-            found[name] = ConfigRecord(told)
+            try:
+                found[name] = ConfigRecord(told)
+            except TypeError as error:
+                raise AppError(
+                    f"flower: a message cannot have {told!r} as record {name!r}: {error}"
+                ) from error
         return found
 
 
