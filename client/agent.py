@@ -18,6 +18,7 @@ from typing import Any
 
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
+from anabranch.client.kept import Kept
 from anabranch.client.lease import LeaseKeeper, OnEvent
 from anabranch.client.memory import Memories
 from anabranch.client.messages import Enrolment
@@ -141,6 +142,7 @@ class Agent:
             self._models,
             self._outbox,
             self._memories,
+            Kept(self._state_dir / "kept", pending),
             self._lease,
             self._bell,
             self.summary,
@@ -280,7 +282,7 @@ class Agent:
             self._settings.retry_cap_s,
             lambda error: self._tell("failed", call="enrol", error=type(error).__name__, detail=str(error)),
         )
-        self._local.adopt(seen.spec)
+        self._local.join(seen.spec, seen.config)
         self._models.join(seen.run_id)
         assert self._work is not None
         self._work.run_id = seen.run_id

@@ -36,7 +36,8 @@ class ClientOptions:
     `client_id` empty: one is made up once and kept in `state_dir`.
 
     `shard_index` of `shard_count` is its part of the training data, split as the run's configuration
-    says. `threads`: for torch on a CPU, 0 for torch's own choice. `step_time_s`, `outbox`: see `Agent`.
+    says. `options` are told to the App. `threads`: for torch on a CPU, 0 for torch's own choice.
+    `step_time_s`, `outbox`: see `Agent`.
 
     `token` and `ca_sha256` are what it joins with, at `join` (several as for `server`; empty: two ports above
     each server's); afterwards its papers lie in `state_dir` and name it. `insecure` allows another machine's
@@ -50,6 +51,7 @@ class ClientOptions:
     shard_count: int = 1
     state_dir: Path = Path("anabranch-device")
     data_path: str = ""
+    options: Mapping[str, Any] = field(default_factory=dict)
     device: str = "auto"
     precision: str = "auto"
     step_time_s: float = 0.0
@@ -91,6 +93,7 @@ class FollowerOptions:
 def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> AgentSummary:
     """Run a device until the run ends, `tasks_max` is reached, or SIGTERM or SIGINT. See `Agent.run`."""
     app = load_app(options.app, options.data_path)
+    app.options = options.options
     wallet = device_wallet(options)
     client_id = device_id(options.state_dir, options.client_id if wallet is None else wallet.name)
     settings = ClientTable(
@@ -161,9 +164,11 @@ def follow(options: FollowerOptions) -> Iterator[Measurement]:
         sink = None
         if options.admin:
             sink = stack.enter_context(open_operator(options.admin, wallet, options.insecure))
-        seed = options.seed
+        seed, config = options.seed, None if sink is None else sink.status().config
+        if config is not None:
+            app.join(config)
         if seed is None:
-            seed = 0 if sink is None else int(sink.status().config["run"]["seed"])
+            seed = 0 if config is None else int(config["run"]["seed"])
         yield from Follower(
             app,
             transport,

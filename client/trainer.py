@@ -29,6 +29,7 @@ from anabranch.core.updates import Capability, LocalPlan, Task
 from anabranch.protos.convert import submodel_to_proto
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import watched
+from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import Hook, cut, smaller, trainer_for
 
@@ -62,11 +63,25 @@ class LocalTrainer:
     def __init__(self, app: App, settings: ClientTable, threads: int = 0) -> None:
         self._app = app
         self._trainer = trainer_for(app, settings.device, settings.precision)
-        self.spec: ParamSpec = self._trainer.spec
+        self._served: ParamSpec | None = None
         self.examples: Examples | None = None
         torch = sys.modules.get("torch")
         if threads and torch is not None:
             torch.set_num_threads(threads)
+
+    @property
+    def spec(self) -> ParamSpec:
+        """The run's model, once it was adopted; the App's before."""
+        return self._served or self._trainer.spec
+
+    @property
+    def kept(self) -> bytes:
+        """What the App keeps from task to task on this device; to be set before a training."""
+        return self._app.kept
+
+    @kept.setter
+    def kept(self, kept: bytes) -> None:
+        self._app.kept = kept
 
     @property
     def name(self) -> str:
@@ -78,6 +93,11 @@ class LocalTrainer:
         """`cuda`, `mps` or `cpu`."""
         runtime = getattr(self._trainer, "runtime", None)
         return str(runtime.device.type) if runtime is not None else "cpu"
+
+    def join(self, served: ParamSpec, config: Mapping[str, Any]) -> None:
+        """Take part in a run: the App hears of its configuration. Raises as `adopt` does."""
+        self._app.join(config)
+        self.adopt(served)
 
     def load(self, shard: Shard) -> Examples:
         """The App's data of the shard, from now on trained on. Raises `DataError`."""
@@ -101,8 +121,10 @@ class LocalTrainer:
 
         Raises `ManifestMismatch`, naming the first difference, unless the run is of this App's model.
         """
+        if self._app.any_model and isinstance(self._trainer, NumpyTrainer):
+            self._trainer.adopt(served)
         if served.layout_hash == self.spec.layout_hash:
-            self.spec = served
+            self._served = served
             return
         ours, theirs = self.spec.tensors, served.tensors
         differ = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
@@ -147,12 +169,14 @@ class LocalTrainer:
         before its time. Raises `InvalidUpdate` where the training has diverged.
         """
         assert self.examples is not None, "load a shard first"
+        self._app.version = task.base_version
         with watched(each_step):
             result = self._trainer.train(
                 base.part(task.submodel), base.frozen, self.examples, task.local, task.seed, smaller(task)
             )
         covered = cut(task, result.delta)
-        return self.pack(task, update_id, covered, result.steps, result.metrics, memory)
+        entry, pending = self.pack(task, update_id, covered, result.steps, result.metrics, memory)
+        return replace(entry, examples=result.examples or entry.examples), pending
 
     def train_on(self, base: BaseModel, plan: LocalPlan, seed: int, hook: Hook) -> None:
         """Train from `base` until `hook` raises: see `Trainer.train_on`."""

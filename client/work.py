@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
+from anabranch.client.kept import Kept
 from anabranch.client.lease import Cancelled, LeaseKeeper, OnEvent
 from anabranch.client.memory import Memories
 from anabranch.client.outbox import Outbox, UpdateEntry
@@ -35,6 +36,7 @@ class Work:
         models: HeldModels,
         outbox: Outbox,
         memories: Memories,
+        kept: Kept,
         lease: LeaseKeeper,
         bell: Bell,
         summary: AgentSummary,
@@ -44,7 +46,7 @@ class Work:
     ) -> None:
         self._local, self._models, self._outbox, self._memories = local, models, outbox, memories
         self._lease, self._bell, self._summary, self._tell = lease, bell, summary, tell
-        self._check = check
+        self._check, self._kept = check, kept
         self.trainer: LocalTrainer | ElasticTrainer = local
         self.step_time_s = step_time_s
         self.waits_for_room = False
@@ -65,6 +67,7 @@ class Work:
         task, lease, began = order.task, self._lease, self._bell.now()
         layout_hash = self._local.spec.layout_hash
         memory = self._memories.load(self.run_id, layout_hash, self._outbox.pending())
+        self._local.kept = self._kept.load(self.run_id)
 
         def each_step() -> None:
             lease.progress.step()
@@ -88,7 +91,8 @@ class Work:
         self._summary.training_s += trained_s
         if pending is not None:
             self._memories.put(order.update_id, pending, self.run_id, layout_hash)
-        self._outbox.put(entry)
+        with self._kept.beside(order.update_id, self._local.kept, self.run_id):
+            self._outbox.put(entry)
         metrics = dict(entry.metrics)
         self._tell("trained", task=task.task_id, steps=entry.local_steps, took_s=took_s, metrics=metrics)
         return True

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
 from anabranch.core.faults import FaultsTable
+from anabranch.core.flower import FlowerTable
 from anabranch.core.ranges import TASK, check_ranges
 from anabranch.core.robust import RobustTable
 
@@ -212,6 +213,7 @@ class Config:
     identity: IdentityTable = IdentityTable()
     client: ClientTable = ClientTable()
     faults: FaultsTable = field(default_factory=FaultsTable)
+    flower: FlowerTable = field(default_factory=FlowerTable)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -238,6 +240,7 @@ TABLES: dict[str, type[Any]] = {
     "identity": IdentityTable,
     "client": ClientTable,
     "faults": FaultsTable,
+    "flower": FlowerTable,
 }
 
 

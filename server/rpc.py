@@ -43,7 +43,7 @@ from anabranch.server.run import LiveRun
 E = TypeVar("E", Granted, Refused)
 
 LINKS_MAX = 4096  # in one answer: 128 KiB
-DEVICE_TABLES = ("run", "fleet", "client")
+DEVICE_TABLES = ("run", "fleet", "client", "flower")
 WHY_CHARS_MAX = 200
 
 

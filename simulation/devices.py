@@ -98,6 +98,7 @@ class Device(Presence):
         self._offer: Offer | None = None
         self._holds: int | None = None  # the newest version that it has whole: it is on the device's disk
         self._memory: Memory | None = None  # of its uplink, on its disk too
+        self._kept = b""  # by its App, on its disk as well
         self._training: Pending[LocalResult] | None = None
         self._outbox: list[Outbox] = []  # oldest first
 
@@ -253,7 +254,9 @@ class Device(Presence):
             self._work.after(moment_s, partial(self._drop_out, self._tasks))
             return
         due_s = self._clock.now + train_s
-        self._training = around.executor.train(Job(self.index, model.vector, task, self._remembered, due_s))
+        self._training = around.executor.train(
+            Job(self.index, model.vector, task, self._remembered, due_s, self._kept)
+        )
         self._work.after(train_s, partial(self._trained, order, train_s))
 
     def _trained(self, order: ef.Train, train_s: float) -> None:
@@ -266,7 +269,8 @@ class Device(Presence):
             return
         self._training = None
         result = replace(result, metrics={**result.metrics, TRAIN_S: train_s})
-        self._outbox.append(Outbox(order.task, order.update_id, self.examples, result))
+        self._kept = result.kept
+        self._outbox.append(Outbox(order.task, order.update_id, result.examples or self.examples, result))
         self._handle(ev.Trained(self._now, order.update_id))
 
     def _renew(self, task: Task, now: float) -> None:

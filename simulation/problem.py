@@ -15,12 +15,13 @@ import numpy as np
 from anabranch.compress.feedback import make_uplink
 from anabranch.core.chains import RAW
 from anabranch.core.config import Config
-from anabranch.core.params import Tensors
+from anabranch.core.params import ParamSpec, Tensors
 from anabranch.core.rng import seed_of
 from anabranch.core.updates import Task
 from anabranch.simulation.attacks import Attack
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
+from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import TrainResult, cut, smaller, trainer_for
 
@@ -48,12 +49,15 @@ class Problem:
     def __init__(self, config: Config, app: App, start: Tensors | None = None) -> None:
         self.config = config
         self.app = app
+        app.join(config.to_json())
         # A simulation repeats itself to the bit: a GPU, which may not, has to be asked for by name.
         device = "cpu" if config.client.device == "auto" else config.client.device
         self.trainer = trainer_for(app, device, config.client.precision)
+        if start is not None and app.any_model and isinstance(self.trainer, NumpyTrainer):
+            self.trainer.adopt(ParamSpec.of(start))
         self.spec = self.trainer.spec
-        own = self.trainer.initial(seed_of(config.run.seed, "initial"))
-        self.initial: dict[str, Array] = own if start is None else dict(start)
+        own = self.trainer.initial(seed_of(config.run.seed, "initial")) if start is None else start
+        self.initial: dict[str, Array] = dict(own)
         self.frozen = self.spec.frozen(self.initial)
         self._attack = Attack(config.fleet, config.run.seed)
         self._groups = tuple(speed_profile(config.fleet, config.run.seed).group.tolist())
@@ -79,6 +83,7 @@ class Problem:
         """Local training, encoded as it would travel. Raises `InvalidUpdate` where it has diverged."""
         task, uplink = job.task, make_uplink(job.task.uplink)
         result = self._trained(job, job.device)
+        kept = self.app.kept
         covered = cut(task, result.delta)
         if helpers := self._attack.helpers(job.device):
             honest = [covered, *(cut(task, self._trained(job, other).delta) for other in helpers[1:])]
@@ -88,12 +93,21 @@ class Problem:
         payload, memory = uplink.encode(
             covered, self.spec, task.submodel, job.memory, seed_of(task.seed, "codec"), task.base_version
         )
-        sha256 = hashlib.sha256(payload).hexdigest()
-        return LocalResult(payload, uplink.codec.text, sha256, result.steps, dict(result.metrics), memory)
+        return LocalResult(
+            payload,
+            uplink.codec.text,
+            hashlib.sha256(payload).hexdigest(),
+            result.steps,
+            dict(result.metrics),
+            memory,
+            kept,
+            result.examples,
+        )
 
     def _trained(self, job: Job, device: int) -> TrainResult:
         """Local training on the data of a device."""
         task, submodel = job.task, smaller(job.task)
+        self.app.version, self.app.kept = task.base_version, job.kept
         examples = self._attack.examples(device, self.examples(device), self._last_label)
         vector = job.vector if submodel is None else job.vector[submodel.indices]
         return self.trainer.train(vector, self.frozen, examples, task.local, task.seed, submodel)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -127,6 +127,8 @@ def open_simulation(
                 events_path=None if out is None else out / EVENTS_FILE,
             )
         )
+        if problem.app.any_model:  # workers need not find out for themselves what the model is
+            source = replace(source, start=problem.initial)
         executor = ProcessesExecutor(source, workers) if workers else SerialExecutor(problem)
         stack.callback(executor.close)
         simulation = Simulation(config, problem, executor, journal, recorder, progress)

@@ -13,8 +13,9 @@ the cross entropy. The only framework imported here is numpy; torch comes in whe
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from anabranch.core.config import FleetTable
 from anabranch.core.errors import AppError, DataError
 from anabranch.core.units import UnitGroup
 from anabranch.core.updates import LocalPlan
-from anabranch.workloads.registry import resolve
+from anabranch.workloads.registry import adapter_of, resolve
 
 Array = npt.NDArray[Any]
 # A `torch.nn.Module`, or a dict of named numpy arrays. Any, so that an App may name its own type.
@@ -86,11 +87,20 @@ class App:
     `data_path` is `[run] data_path`. `runtime` is set by the trainer before it calls `train` or
     `evaluate` with a torch model: a `TorchRuntime`, with the device the model is on, the mixed
     precision (`with self.runtime.autocast(): ...`) and `self.runtime.batch(...)`.
+
+    Before `train` are set: `version`, from which it starts, and `kept`, the bytes that the same device's App
+    had there after its last training whose result counts; what is in it afterwards is kept, through restarts.
+    `options` are this device's own, as its command line gives them. An App of `any_model` trains whatever
+    model the run is of: only who starts a run asks for its `model`.
     """
 
     name: str = "app"
     data_path: str = ""
     runtime: Any = None
+    options: Mapping[str, Any] = MappingProxyType({})
+    any_model: bool = False
+    version: int = 0
+    kept: bytes = b""
 
     def __init__(self, data_path: str = "") -> None:
         self.data_path = data_path
@@ -112,6 +122,13 @@ class App:
             f"{self.name} has no {shard.role} data: write data(self, shard), which returns Examples(x, y)"
         )
 
+    def settings(self, seed: int) -> Mapping[str, Mapping[str, Any]]:  # noqa: ARG002 - the contract's
+        """Tables of settings that a run of this App needs, below what anybody says; `seed` is `model`'s."""
+        return {}
+
+    def join(self, config: Mapping[str, Any]) -> None:
+        """The run's configuration is known: the tables that a device may read. Before `data`."""
+
     def units(self, model: Model) -> Iterable[UnitGroup] | None:  # noqa: ARG002 - the contract's
         """The units of `model` that a sub-model may leave out; None: they are found from its graph.
 
@@ -123,7 +140,8 @@ class App:
     def train(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         """Train `model` in place and return metrics. A metric `steps` is the number of local steps.
 
-        The default is SGD on the cross entropy, exactly as `plan` says, shuffled by `seed`.
+        A metric `examples` is how many examples there were, where `len(examples)` does not say it. The
+        default is SGD on the cross entropy, exactly as `plan` says, shuffled by `seed`.
         """
         from anabranch.workloads import torch_loop
 
@@ -163,11 +181,15 @@ class _Adapted(App):
 
 
 def load_app(spec: str, data_path: str = "") -> App:
-    """The App that `spec` names: a built-in workload, `module:App` or `path/to/file.py:App`.
+    """The App that `spec` names: a built-in workload, `module:App`, `path/to/file.py:App`, `flower:FOLDER`.
 
     Without `:App`, an attribute `App` is taken, or else the module itself. A class is instantiated
     (with `data_path` where it takes one), an instance is used as it is. Raises `AppError`.
     """
+    if adapter := adapter_of(spec):
+        make, place = adapter
+        found: App = make(place, data_path)
+        return found
     target = resolve(spec)
     if inspect.isclass(target):
         target = _instantiate(target, spec, data_path)

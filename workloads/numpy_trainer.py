@@ -22,19 +22,36 @@ from anabranch.workloads.trainer import (
 class NumpyTrainer:
     """Gives the App a copy of the arrays each time, so nothing is carried from task to task.
 
-    For a sub-model they are smaller arrays. Which units there are, the App must declare.
+    For a sub-model they are smaller arrays. Which units there are, the App must declare; one of `any_model`
+    declares none.
     """
 
     def __init__(self, app: App) -> None:
         self._app = app
+        self._spec: ParamSpec | None = None
+        if not app.any_model:
+            self._spec = self._own()
+
+    @property
+    def spec(self) -> ParamSpec:
+        """See `Trainer`. An App of `any_model` is asked for its own only where none was adopted."""
+        self._spec = self._spec or self._own()
+        return self._spec
+
+    @property
+    def whole_because(self) -> str:
+        """See `Trainer`."""
+        if self.spec.groups:
+            return ""
+        return f"{self._app.name}: a model of numpy arrays needs units(self, model), which declares them"
+
+    def adopt(self, spec: ParamSpec) -> None:
+        """Train models of this spec from now on."""
+        self._spec = spec
+
+    def _own(self) -> ParamSpec:
         built = self.initial(0)
-        groups = declared_units(app, built)
-        self.whole_because = (
-            ""
-            if groups
-            else f"{app.name}: a model of numpy arrays needs units(self, model), which declares them"
-        )
-        self.spec = spec_of(app, built, groups or ())
+        return spec_of(self._app, built, declared_units(self._app, built) or ())
 
     def initial(self, seed: int) -> dict[str, Array]:
         """The arrays of `app.model(seed)`."""

@@ -20,6 +20,15 @@ BUILT_IN = {
     "synthetic": "anabranch.workloads.synthetic:Synthetic",
 }
 
+# `flower:FOLDER`: what makes an App of another framework's. By name, as it lies in a layer above.
+ADAPTERS = {"flower": "anabranch.flower.app:FlowerApp"}
+
+
+def adapter_of(spec: str) -> tuple[Any, str] | None:
+    """What makes the App of a `scheme:place`, called with the place and a data path; and the place."""
+    scheme, colon, place = spec.partition(":")
+    return (resolve(ADAPTERS[scheme]), place) if colon and scheme in ADAPTERS else None
+
 
 def resolve(spec: str) -> Any:
     """The class, instance or module that `spec` names. Raises `AppError` naming what is missing."""
@@ -88,7 +97,8 @@ def _why(error: Exception) -> str:
 def _choices(spec: str) -> str:
     near = difflib.get_close_matches(spec, BUILT_IN, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"{hint}built in are {', '.join(BUILT_IN)}; your own is module:App or path/to/file.py:App"
+    yours = "your own is module:App, path/to/file.py:App or flower:FOLDER"
+    return f"{hint}built in are {', '.join(BUILT_IN)}; {yours}"
 
 
 def _allow_imports_from(folder: Path) -> None:

@@ -26,11 +26,15 @@ ENDLESS_STEPS = 2**53
 
 @dataclass(frozen=True, eq=False)
 class TrainResult:
-    """`delta` = trained - given, in the vector's dtype and shape; `steps` taken; the App's metrics."""
+    """`delta` = trained - given, in the vector's dtype and shape; `steps` taken; the App's metrics.
+
+    `examples`: how many it was trained on, where only the App knows (0: as many as were given).
+    """
 
     delta: Vector
     steps: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    examples: int = 0
 
 
 class LiveWeights(Protocol):
@@ -124,6 +128,8 @@ def trainer_for(app: App, device: str = "cpu", precision: str = "auto") -> Train
     """
     from anabranch.workloads.numpy_trainer import NumpyTrainer
 
+    if app.any_model:  # arrays by name
+        return NumpyTrainer(app)
     model = _first_model(app)
     if isinstance(model, dict):
         return NumpyTrainer(app)
@@ -217,4 +223,4 @@ def result_of(delta: Vector, metrics: Any, plan: LocalPlan, examples: Examples, 
         raise AppError(f"{name}: train returned {type(metrics).__name__}: return a dict of metrics")
     found = {str(k): float(v) for k, v in (metrics or {}).items()}
     steps = int(found.pop("steps", planned_steps(plan, len(examples))))
-    return TrainResult(delta, steps, found)
+    return TrainResult(delta, steps, found, int(found.pop("examples", 0)))

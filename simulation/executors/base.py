@@ -21,8 +21,8 @@ Result_co = TypeVar("Result_co", covariant=True)
 class Job:
     """Local training of one task on one device, from `vector` (size,), which nobody changes.
 
-    `memory` is what the device's uplink remembers of its earlier updates. `due_s` is the virtual time at
-    which the result will be asked for.
+    `memory` is what the device's uplink remembers of its earlier updates, `kept` what its App does. `due_s`
+    is the virtual time at which the result will be asked for.
     """
 
     device: int
@@ -30,6 +30,7 @@ class Job:
     task: Task
     memory: Memory | None
     due_s: float
+    kept: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +45,8 @@ class Evaluation:
 class LocalResult:
     """What a device has in its outbox: the encoded delta, its codec and digest, steps taken, metrics.
 
-    `memory` is pending until the server has taken the update.
+    `memory` is pending until the server has taken the update; `kept` is what the App keeps from now on.
+    `examples`: how many it was trained on, where only the App knows (0: as many as the device has).
     """
 
     payload: bytes
@@ -53,6 +55,8 @@ class LocalResult:
     steps: int
     metrics: Mapping[str, float]
     memory: Memory | None = None
+    kept: bytes = b""
+    examples: int = 0
 
 
 class Pending(Protocol[Result_co]):

@@ -93,7 +93,7 @@ class LocalTransport:
     def enrol(self, capability: Capability) -> Enrolment:
         s = self.server
         s.do(ev.Enrolled(s.clock(), self.client_id, capability))
-        tables = {t: v for t, v in s.config.to_json().items() if t in ("run", "fleet", "client")}
+        tables = {t: v for t, v in s.config.to_json().items() if t in ("run", "fleet", "client", "flower")}
         tables["server"] = {"tasks_per_client": s.config.server.tasks_per_client}
         return Enrolment(s.config.run.name, s.run_id, s.spec, tables, s.engine.version)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -15,7 +15,9 @@ from anabranch.compress.feedback import make_uplink
 from anabranch.core.chains import AUTO
 from anabranch.core.config import TABLES, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
+from anabranch.core.rng import seed_of
 from anabranch.strategies.registry import strategy_of
+from anabranch.workloads.app import load_app
 
 PREFIX = "ANABRANCH_"
 
@@ -36,7 +38,7 @@ def load_config(
     """
     layers = [*presets]
     if path is not None:
-        layers.append((str(path), _read(path)))
+        layers.append((str(path), read_settings(path)))
     layers += _environment(os.environ)
     layers += flags
     for text in overrides:
@@ -48,6 +50,22 @@ def load_config(
         make_uplink(config.uplink.codec)
     check_downlink(config.downlink.codec)
     return config
+
+
+def load_run(
+    path: Path | None,
+    overrides: Sequence[str] = (),
+    presets: Sequence[Layer] = (),
+    flags: Sequence[Layer] = (),
+) -> Config:
+    """As `load_config`; what the run's App brings along lies under everything else. Raises `AppError`."""
+    config = load_config(path, overrides, presets, flags)
+    app = load_app(config.run.workload, config.run.data_path)
+    app.join(config.to_json())
+    brought = app.settings(seed_of(config.run.seed, "initial"))
+    if not brought:
+        return config
+    return load_config(path, overrides, [(config.run.workload, brought), *presets], flags)
 
 
 def shown(config: Config) -> list[tuple[str, Any, str]]:
@@ -66,7 +84,7 @@ def shown(config: Config) -> list[tuple[str, Any, str]]:
     return rows
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read_settings(path: Path) -> dict[str, Any]:
     """A TOML file, or the JSON that `Config.to_json` gives."""
     try:
         text = path.read_text(encoding="utf-8")

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from anabranch.cli.configuration import Layer, load_config
+from anabranch.cli.configuration import Layer, load_run
 from anabranch.cli.live_result import report_of_data
-from anabranch.cli.options import AsJson, Out, Overrides, summary
+from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec, summary
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.processes import Fleet
 from anabranch.client.operator import OperatorClient, RunStatus
@@ -62,6 +62,7 @@ def demo(
         str | None,
         typer.Option(help="fashion-mnist, fashion-mnist-resnet, digits or synthetic; or an App of yours."),
     ] = None,
+    flower: FlowerFolder = None,
     strategy: Annotated[str, typer.Option(help="The strategy's name.")] = "fedbuff",
     clients: Annotated[int, typer.Option(help="Device processes.", min=1)] = 8,
     out: Out = None,
@@ -80,8 +81,8 @@ def demo(
     for the slowest, unless the strategy has rounds.
     """
     output = Output(as_json)
-    name = workload or _available_workload(output)
-    settings = load_config(None, overrides or (), presets=_presets(name, strategy, clients))
+    name = app_spec(workload or "", flower) if flower else workload or _available_workload(output)
+    settings = load_run(None, overrides or (), presets=_presets(name, strategy, clients))
     folder = out or Path("runs") / f"demo-{settings.strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     output.say(
         f"demo: {settings.strategy.name} on {name}, {clients} devices with a speed ratio of"

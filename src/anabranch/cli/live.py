@@ -4,30 +4,38 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from anabranch.cli.configuration import Layer, load_config
+from anabranch.cli.configuration import Layer, load_config, read_settings
 from anabranch.cli.options import (
     AsJson,
     ConfigFile,
+    FlowerFolder,
     Identity,
     Insecure,
     Overrides,
+    app_spec,
+    parse_setting,
     parse_shard,
     set_up_logging,
 )
 from anabranch.cli.output import Output
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
+from anabranch.core.params import ParamSpec
 from anabranch.reports.text import count_text, percent_text
+from anabranch.workloads.numpy_trainer import NumpyTrainer
 
 AppName = Annotated[
-    str, typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP")
+    str,
+    typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP", show_default=False),
 ]
 ServerAddress = Annotated[
     str,
@@ -58,12 +66,20 @@ OutboxResults = Annotated[
     int, typer.Option(help="Results that wait for the server at most; then training waits.", min=1)
 ]
 OutboxMib = Annotated[int, typer.Option(help="And their size at most, MiB.", min=1)]
+AppOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--option", help="Told to the App; a Flower app has it in its node config.", metavar="KEY=VALUE"
+    ),
+]
 
 MODEL_FOLDER = Path("anabranch-model")
+SETTINGS = "settings.json"  # in it: what the App brings along
 
 
 def init(
-    app: AppName,
+    app: AppName = "",
+    flower: FlowerFolder = None,
     out: Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="DIR")] = MODEL_FOLDER,
     seed: Annotated[int, typer.Option(help="The seed of the first weights.")] = 0,
     weights: Annotated[
@@ -71,19 +87,29 @@ def init(
         typer.Option("--weights", help="First weights that an export has written.", metavar="FILE"),
     ] = None,
     data_path: DataPath = "",
+    overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Write the manifest and the first weights of an App's model, for a server to start from.
 
-    The manifest also says which units (neurons, channels, heads) a sub-model may leave out.
+    The manifest also says which units (neurons, channels, heads) a sub-model may leave out. Settings that the
+    App brings along are written beside it.
     """
     from anabranch.server.manifest import read_weights, write_manifest
     from anabranch.workloads import load_app, trainer_for
 
-    trainer = trainer_for(load_app(app, data_path))
+    app = app_spec(app, flower)
+    found = load_app(app, data_path)
+    found.join(load_config(None, overrides or ()).to_json())
+    trainer = trainer_for(found)
+    initial, brought = trainer.initial(seed), found.settings(seed)
+    if isinstance(trainer, NumpyTrainer) and found.any_model:
+        trainer.adopt(ParamSpec.of(initial))
     spec = trainer.spec
-    first = trainer.initial(seed) if weights is None else read_weights(weights, spec)
+    first = initial if weights is None else read_weights(weights, spec)
     write_manifest(out, app, first, spec.groups)
+    if brought:
+        (out / SETTINGS).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
     parameters = sum(t.size for t in spec.tensors)
     units = [{"name": group.name, "units": group.size} for group in spec.groups]
     layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)
@@ -110,6 +136,7 @@ def server(
     model: Annotated[
         Path, typer.Option("--model", help="What `anabranch init` wrote.", metavar="DIR")
     ] = MODEL_FOLDER,
+    flower: FlowerFolder = None,
     address: Annotated[str | None, typer.Option(help="Override server.address.")] = None,
     admin_address: Annotated[str | None, typer.Option(help="Override server.admin_address.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Override server.data_dir.")] = None,
@@ -124,7 +151,10 @@ def server(
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Serve a federation until its budget is used up and an operator stops it (SIGTERM drains)."""
+    """Serve a federation until its budget is used up and an operator stops it (SIGTERM drains).
+
+    With --flower the model is that of the app's ServerApp, unless --model is there already.
+    """
     from anabranch.server.app import ServerInfo, serve
     from anabranch.server.manifest import read_manifest
 
@@ -136,7 +166,10 @@ def server(
         "standby": standby,
     }
     flags = _flags("server", given)
-    settings = load_config(config, overrides or (), flags=flags)
+    if flower is not None:
+        flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
+        _init_once(model, flower, overrides or ())
+    settings = load_config(config, overrides or (), presets=_brought(model), flags=flags)
     set_up_logging(as_json)
     output = Output(as_json)
 
@@ -146,15 +179,20 @@ def server(
             text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
         output.event("serving", text, **asdict(info))
 
+    manifest = read_manifest(model)
+    if flower is not None and Path(manifest.app).name != flower.resolve().name:
+        raise ConfigError(f"{model} is a model of {manifest.app}, not of {flower}: name another --model DIR")
+
     def waiting(why: str) -> None:
         output.event("standby", f"standing by: {why}", why=why)
 
-    code = asyncio.run(serve(settings, read_manifest(model), ready=ready, insecure=insecure, waiting=waiting))
+    code = asyncio.run(serve(settings, manifest, ready=ready, insecure=insecure, waiting=waiting))
     raise typer.Exit(code)
 
 
 def client(
-    app: AppName,
+    app: AppName = "",
+    flower: FlowerFolder = None,
     server_address: ServerAddress = "127.0.0.1:7070",
     client_id: ClientId = "",
     shard: Annotated[
@@ -162,6 +200,7 @@ def client(
     ] = "0/1",
     state_dir: Annotated[Path, typer.Option(help="Where the outbox lies.")] = Path("anabranch-device"),
     data_path: DataPath = "",
+    app_options: AppOptions = None,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     step_time_s: StepTime = 0.0,
@@ -184,13 +223,14 @@ def client(
     output = Output(as_json)
     index, count = parse_shard(shard)
     options = ClientOptions(
-        app=app,
+        app=app_spec(app, flower),
         server=server_address,
         client_id=client_id,
         shard_index=index,
         shard_count=count,
         state_dir=state_dir,
         data_path=data_path,
+        options=dict(parse_setting(text) for text in app_options or ()),
         device=device,
         precision=precision,
         step_time_s=step_time_s,
@@ -207,7 +247,8 @@ def client(
 
 
 def evaluate(
-    app: AppName,
+    app: AppName = "",
+    flower: FlowerFolder = None,
     server_address: ServerAddress = "127.0.0.1:7070",
     admin_address: Annotated[
         str, typer.Option("--admin", help="Report the metrics there as well.", metavar="HOST:PORT")
@@ -232,7 +273,7 @@ def evaluate(
     set_up_logging(as_json)
     output = Output(as_json)
     options = FollowerOptions(
-        app=app,
+        app=app_spec(app, flower),
         server=server_address,
         admin=admin_address,
         role=on,
@@ -267,6 +308,32 @@ def _token(given: str, file: Path | None) -> str:
         return file.read_text(encoding="utf-8").strip()
     except OSError as error:
         raise ConfigError(f"--token-file {file} cannot be read: {error.strerror}") from error
+
+
+def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
+    """Write the model's folder unless it is there, in a process of its own: a server needs no framework."""
+    if model.exists():
+        return
+    command = [
+        sys.executable,
+        "-m",
+        "anabranch.cli.main",
+        "init",
+        "--flower",
+        str(flower),
+        "--out",
+        str(model),
+    ]
+    command += [word for text in overrides for word in ("--set", text)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)  # noqa: S603
+    if done.returncode:
+        raise AppError(f"the model of {flower} could not be made: see above")
+
+
+def _brought(model: Path) -> list[Layer]:
+    """The settings that the App brings along. Raises `ConfigError`."""
+    file = model / SETTINGS
+    return [(str(file), read_settings(file))] if file.is_file() else []
 
 
 def _shown(value: Any) -> str:

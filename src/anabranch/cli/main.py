@@ -12,6 +12,7 @@ from rich.console import Console
 import anabranch
 from anabranch.cli.admin import admin_app, config_app, health
 from anabranch.cli.demo import demo
+from anabranch.cli.flower import flower_app
 from anabranch.cli.live import client, evaluate, init, server
 from anabranch.cli.runs import compare, replay, report, verify
 from anabranch.cli.search import search
@@ -60,6 +61,7 @@ for command in (
     app.command()(command)
 app.add_typer(config_app, name="config")
 app.add_typer(admin_app, name="admin")
+app.add_typer(flower_app, name="flower")
 
 
 def main() -> None:

@@ -6,12 +6,13 @@ import json
 import logging
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.logging import RichHandler
 
+from anabranch.core.config import parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, duration_text, percent_text
@@ -29,6 +30,9 @@ Identity = Annotated[
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure", help="Speak to another machine without encryption or authentication.")
+]
+FlowerFolder = Annotated[
+    Path | None, typer.Option("--flower", help="A Flower app's folder, as the App.", metavar="DIR")
 ]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
 
@@ -64,6 +68,22 @@ def parse_shard(text: str) -> tuple[int, int]:
     if not (slash and index.isdecimal() and count.isdecimal() and int(index) < int(count)):
         raise ConfigError(f"--shard {text!r}: write INDEX/COUNT with INDEX from 0, for example 3/8")
     return int(index), int(count)
+
+
+def app_spec(app: str, flower: Path | None) -> str:
+    """The App that was named, in one of the two ways. Raises `ConfigError`."""
+    if bool(app) == (flower is not None):
+        raise ConfigError("name one App: APP, or --flower DIR for the folder of a Flower app")
+    return app or f"flower:{flower}"
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """`key=value` as a pair; the value is read as TOML, or else as a string. Raises `ConfigError`."""
+    key, equals, _ = text.partition("=")
+    if not (key.strip() and equals):
+        raise ConfigError(f"--option {text!r}: write key=value")
+    _, name, value = parse_override(f"option.{text}")
+    return name, value
 
 
 def run_folder(name: str, strategy: str, seed: int) -> Path:

@@ -6,8 +6,17 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.configuration import load_config
-from anabranch.cli.options import AsJson, ConfigFile, Out, Overrides, run_folder, summary
+from anabranch.cli.configuration import Layer, load_run
+from anabranch.cli.options import (
+    AsJson,
+    ConfigFile,
+    FlowerFolder,
+    Out,
+    Overrides,
+    app_spec,
+    run_folder,
+    summary,
+)
 from anabranch.cli.output import Output, Ticker
 from anabranch.reports.text import count_text, duration_text, percent_text
 from anabranch.simulation.run import Progress
@@ -17,6 +26,7 @@ from anabranch.simulation.run import simulate as simulate_run
 def simulate(
     config: ConfigFile = None,
     out: Out = None,
+    flower: FlowerFolder = None,
     strategy: Annotated[str | None, typer.Option(help="Override strategy.name.")] = None,
     workers: Annotated[
         int, typer.Option(help="Worker processes for training; 0 trains in this one.", min=0)
@@ -29,8 +39,10 @@ def simulate(
     The same configuration gives the same digests, whatever the number of workers.
     """
     output = Output(as_json)
-    chosen = [("--strategy", {"strategy": {"name": strategy}})] if strategy else []
-    settings = load_config(config, overrides or (), flags=chosen)
+    chosen: list[Layer] = [("--strategy", {"strategy": {"name": strategy}})] if strategy else []
+    if flower is not None:
+        chosen.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
+    settings = load_run(config, overrides or (), flags=chosen)
     folder = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
     with Ticker(output) as ticker:
 

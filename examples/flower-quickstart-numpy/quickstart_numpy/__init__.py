@@ -1,0 +1,1 @@
+"""quickstart-numpy: a Flower app."""

@@ -1,0 +1,1 @@
+"""quickstart-torch: a Flower / PyTorch app."""

@@ -1,0 +1,207 @@
+"""A Flower app as an App of ours: its ClientApp trains and judges, unchanged, wherever an App runs.
+
+    anabranch simulate --flower FOLDER       or, wherever an App is named, flower:FOLDER
+
+The ClientApp reads its own data, so what stands for a device's examples is the partition that it shall read:
+`partition-id` and `num-partitions` of its node config, as in Flower's simulation. A task is one message to
+it, of the kind that the app's own ServerApp sends (`rehearsal.py`); what it leaves in `context.state` is
+there again in the device's next task, also after a restart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from anabranch.core.config import FleetTable, build
+from anabranch.core.errors import AppError
+from anabranch.core.flower import FlowerTable
+from anabranch.core.rng import seed_of
+from anabranch.core.updates import LocalPlan
+from anabranch.flower.installed import flwr_version
+from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said, instruct, new_context
+from anabranch.flower.project import Project
+from anabranch.flower.records import from_bytes, to_bytes
+from anabranch.workloads.app import App, Array, Examples, Shard
+from anabranch.workloads.trainer import ENDLESS_STEPS
+
+if TYPE_CHECKING:
+    from anabranch.flower.rehearsal import Rehearsed
+
+ACCURACY, LOSS = "accuracy", "loss"
+LIKE = {ACCURACY: "acc", LOSS: "loss"}  # what the names of such metrics have in them
+
+
+@dataclass(frozen=True, eq=False)
+class Partition(Examples):
+    """Stands for data that only the ClientApp reads: x is the partition's number, y how many there are."""
+
+    @classmethod
+    def of(cls, index: int, count: int) -> Self:
+        """The partition `index` of `count`."""
+        return cls(np.array([index]), np.array([count]))
+
+    @property
+    def index(self) -> int:
+        """Which one it is."""
+        return int(self.x[0])
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return int(self.y[0])
+
+
+class FlowerApp(App):
+    """See the module. The node config has a device's `options`, and its `data_path` as `data-path`.
+
+    Raises `AppError` for a folder without a Flower app, an app that cannot be loaded, and without flwr.
+    """
+
+    any_model = True
+
+    def __init__(self, folder: str | Path, data_path: str = "") -> None:
+        super().__init__(data_path)
+        flwr_version()
+        self.project = Project.read(Path(folder))
+        self.name = self.project.name
+        self._client = self.project.client_app()  # now: who sets the threads of torch must find it loaded
+        self._table = FlowerTable()
+        self._clients = FleetTable().clients
+
+    def join(self, config: Mapping[str, Any]) -> None:
+        """See `App`: `[flower]`, and how many devices there are."""
+        self._table = build(FlowerTable, config.get("flower", {}), "flower")
+        self._clients = build(FleetTable, config.get("fleet", {}), "fleet").clients
+
+    def settings(self, seed: int) -> Mapping[str, Mapping[str, Any]]:
+        """What the ServerApp tells its ClientApps, where the run's configuration does not say it."""
+        heard = self._heard(seed)
+        return {"flower": {"train": heard.train.to_json(), "evaluate": heard.evaluate.to_json()}}
+
+    def model(self, seed: int = 0) -> dict[str, Array]:
+        """The ServerApp's first arrays, by name."""
+        return {name: array.copy() for name, array in self._heard(seed).arrays.items()}
+
+    def data(self, shard: Shard) -> Partition:
+        """The device's partition; to be judged on are all of them."""
+        if shard.role == "train":
+            return Partition.of(shard.index, shard.count)
+        return Partition.of(0, shard.count if shard.count > 1 else self._clients)
+
+    def train(
+        self, model: dict[str, Array], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        """One message for training. How long and how fast it trains, the ClientApp decides."""
+        if plan.steps >= ENDLESS_STEPS:
+            raise AppError(
+                f"{self.name}: client.push = 'elastic' looks at the model between local steps, and a "
+                "ClientApp shows none: take client.push = 'overlap' or 'task'"
+            )
+        part = _partition(examples, self.name)
+        context = new_context(part.index, part.count, *self._configs())
+        context.state = from_bytes(self.kept)
+        said = self._said(TRAIN)
+        reply = instruct(self._client, TRAIN, said, model, self.version + 1, context, seed)
+        self._take(model, reply)
+        self.kept = to_bytes(context.state)
+        return {**reply.metrics, "examples": reply.examples}
+
+    def evaluate(self, model: dict[str, Array], examples: Examples) -> dict[str, float]:
+        """The ClientApp's metrics, the mean over partitions weighted by their examples; no state is kept.
+
+        `accuracy` and `loss` are those that `[flower]` names, or whose names sound like it.
+        """
+        count = _partition(examples, self.name).count
+        said = self._said(EVALUATE)
+        replies = []
+        for index in _spread(count, self._table.evaluate_partitions):
+            context = new_context(index, count, *self._configs())
+            seed = seed_of(0, "flower", "evaluate", index)
+            replies.append(instruct(self._client, EVALUATE, said, model, self.version + 1, context, seed))
+        found = mean_metrics(replies)
+        chosen = {ACCURACY: self._table.accuracy, LOSS: self._table.loss}
+        return {**found, **named(found, chosen, self.name)}
+
+    def _configs(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """The run's and the node's."""
+        path = {"data-path": self.data_path} if self.data_path else {}
+        return self.project.fused(self._table.run_config), {**path, **self.options}
+
+    def _said(self, what: str) -> Said:
+        """What a message says: as configured, or as the ServerApp says it."""
+        table = getattr(self._table, what)
+        if table:
+            return Said.from_json(table, f"flower.{what}")
+        heard = self._heard(0)
+        return heard.train if what == TRAIN else heard.evaluate
+
+    def _heard(self, seed: int) -> Rehearsed:
+        from anabranch.flower.rehearsal import rehearse
+
+        return rehearse(self.project.folder, self._table.run_config, self._clients, seed)
+
+    def _take(self, model: dict[str, Array], reply: Reply) -> None:
+        """Put the trained arrays in the model's place. Raises `AppError` where they are others."""
+        if set(reply.arrays) != set(model):
+            strange = sorted(set(reply.arrays) ^ set(model))[0]
+            where = "is only in the reply" if strange in reply.arrays else "is not in it"
+            raise AppError(
+                f"{self.name}: the reply to 'train' has other arrays than the model: {strange!r} {where}"
+            )
+        for name, array in reply.arrays.items():
+            if array.shape != model[name].shape:
+                raise AppError(
+                    f"{self.name}: array {name!r} came back with shape {array.shape}, not {model[name].shape}"
+                )
+            model[name] = array
+
+
+def mean_metrics(replies: Iterable[Reply]) -> dict[str, float]:
+    """The mean of each metric over the replies that have it, weighted by their examples."""
+    sums: dict[str, float] = {}
+    weights: dict[str, int] = {}
+    for reply in replies:
+        for name, value in reply.metrics.items():
+            sums[name] = sums.get(name, 0.0) + reply.examples * value
+            weights[name] = weights.get(name, 0) + reply.examples
+    return {name: total / weights[name] for name, total in sums.items()}
+
+
+def named(metrics: Mapping[str, float], chosen: Mapping[str, str], who: str) -> dict[str, float]:
+    """`accuracy` and `loss`, by the names in `chosen`, or else what sounds like it; no loss is a NaN.
+
+    Raises `AppError` where there is no accuracy, or none of a chosen name.
+    """
+    found = {}
+    for what, like in LIKE.items():
+        name = chosen[what] or next(
+            (m for m in (what, *sorted(metrics)) if m in metrics and like in m.lower()), ""
+        )
+        if name not in metrics and (name or what == ACCURACY):
+            told = ", ".join(sorted(metrics)) or "none"
+            raise AppError(
+                f"{who}: the ClientApp's evaluation has no metric {name or what!r} (it has {told}): "
+                f"name one, flower.{what} = ..."
+            )
+        found[what] = metrics.get(name, float("nan"))
+    return found
+
+
+def _spread(count: int, at_most: int) -> list[int]:
+    """As many partitions as are to be judged on, evenly spaced."""
+    wanted = min(count, at_most) if at_most else count
+    return [i * count // wanted for i in range(wanted)]
+
+
+def _partition(examples: Examples, who: str) -> Partition:
+    if not isinstance(examples, Partition):
+        raise AppError(
+            f"{who}: a ClientApp reads its own data, so nothing can be done to it from outside: "
+            "another fleet.attack than 'label_flip' works"
+        )
+    return examples

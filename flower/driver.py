@@ -1,0 +1,353 @@
+"""Our engine over Flower's Grid: every node is a device, every message a task, and nobody waits for a round.
+
+The engine is the one of the server and the simulator (`core/engine.py`); here are its hands. What a Grid has
+not is left out: there are no heartbeats (so leases are long, and a node that dies is known by Flower's
+error), arrays travel whole, and nothing but a reply comes from a node. What is sent is sent after the event
+that it comes of is durable. A reply that was pulled but not yet written when the ServerApp died is gone:
+Flower hands it out once. Its task's lease ends, as that of a device that died.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from anabranch.compress.layout import Layout
+from anabranch.compress.model import full_bytes
+from anabranch.compress.registry import make_codec
+from anabranch.core import events as ev
+from anabranch.core.chains import RAW
+from anabranch.core.config import Config
+from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnd, LeaseEnded, Published
+from anabranch.core.engine import Engine
+from anabranch.core.errors import AppError, InvalidUpdate
+from anabranch.core.journal import replay, to_record
+from anabranch.core.params import Delta, Tensors, Vector, digest
+from anabranch.core.rng import unique_id
+from anabranch.core.settings import EngineSettings
+from anabranch.core.submodels import Submodel
+from anabranch.core.updates import Ask, Capability, Task, Update, find_flaw
+from anabranch.flower.app import mean_metrics, named
+from anabranch.flower.logbook import Logbook
+from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
+from anabranch.reports.recorder import Recorder
+from anabranch.strategies.registry import strategy_of
+
+if TYPE_CHECKING:
+    from flwr.app import Message
+    from flwr.serverapp import Grid
+
+log = logging.getLogger(__name__)
+
+Clock = Callable[[], float]
+BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 60.0  # a node that failed: twice as long after each failure in a row
+
+
+@dataclass(eq=False)
+class _Node:
+    """A node of the Grid: since when it may be asked again, and how often in a row it has failed."""
+
+    node_id: int
+    failures: int = 0
+    not_before: float = -math.inf
+
+    @property
+    def client_id(self) -> str:
+        return f"node-{self.node_id}"
+
+    def failed(self, now: float) -> None:
+        self.not_before = now + min(BACK_OFF_MAX_S, BACK_OFF_S * 2.0**self.failures)
+        self.failures = min(self.failures + 1, 10)
+
+
+@dataclass(eq=False)
+class _Measuring:
+    """An evaluation under way: its messages, and the replies so far."""
+
+    version: int
+    waiting: set[str] = field(default_factory=set)
+    replies: list[Reply] = field(default_factory=list)
+
+
+class GridRun:
+    """See the module. `step` does what there is to do now; `done` says when the run has ended.
+
+    `train` and `evaluate` are what messages say beside the model. `clock` gives seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        config: Config,
+        logbook: Logbook,
+        recorder: Recorder,
+        train: Said,
+        evaluate: Said,
+        clock: Clock,
+    ) -> None:
+        self._grid, self._config, self._logbook, self._recorder = grid, config, logbook, recorder
+        self._train, self._evaluate, self._clock = train, evaluate, clock
+        self.spec = logbook.spec
+        self._frozen: Tensors = self.spec.frozen(logbook.initial)
+        strategy = strategy_of(config)
+        self.engine = Engine(
+            self.spec, strategy, EngineSettings.of(config), self.spec.flatten(logbook.initial)
+        )
+        self._life = int.from_bytes(os.urandom(8), "little")  # ids of this process are no other's
+        self._ids = 0
+        self._start: float | None = None
+        self._now = 0.0
+        self._nodes: dict[int, _Node] = {}
+        self._tasks: dict[str, tuple[Task, _Node]] = {}  # by the id of the message that is under way
+        self._bases: dict[int, Vector] = {}
+        self._measuring: _Measuring | None = None
+        self._measured_version = -1
+        self._wanted_version = -1
+        self._replay()
+
+    @property
+    def done(self) -> bool:
+        """Whether the run has ended and its last version was measured."""
+        return bool(self.engine.finished) and self._measured_version == self.engine.version
+
+    @property
+    def live_s(self) -> float:
+        """Seconds from the first event to the newest."""
+        return self._now - (self._now if self._start is None else self._start)
+
+    def step(self) -> None:
+        """Take what has come, hand out what is wanted."""
+        self._meet(self._grid.get_node_ids())
+        self._pull()
+        self._tick()
+        self._hand_out()
+        self._measure_if_due()
+        self._logbook.sync()
+
+    # --- nodes -------------------------------------------------------------------------------
+
+    def _meet(self, node_ids: Iterable[int]) -> None:
+        """Enrol who is new; whoever is gone is asked no more until it is back."""
+        known, self._nodes = self._nodes, {}
+        for node_id in sorted(node_ids):
+            node = self._nodes[node_id] = known.get(node_id, _Node(node_id))
+            if node.client_id not in self.engine.ledger.clients:
+                self._handle(ev.Enrolled(self._tell_time(), node.client_id, Capability()))
+
+    def _hand_out(self) -> None:
+        """A task for each node that may have one, the messages sent once the grants are durable."""
+        granted: list[tuple[Task, _Node]] = []
+        for node in self._nodes.values():
+            under_way = sum(other is node for _, other in self._tasks.values())
+            while under_way < self.engine.settings.tasks_per_client and (task := self._ask(node)):
+                granted.append((task, node))
+                under_way += 1
+        if not granted:
+            return
+        self._logbook.sync()
+        messages = [self._message(self._train, TRAIN, node, task.base_version) for task, node in granted]
+        for message_id, (task, node) in zip(self._grid.push_messages(messages), granted, strict=True):
+            self._tasks[message_id] = task, node
+            self._recorder.downloaded(self._since(), node.client_id, full_bytes(self.spec))
+
+    def _ask(self, node: _Node) -> Task | None:
+        now = self._tell_time()
+        ask = Ask(node.client_id, self._fresh_id("task"))
+        if now < node.not_before or self.engine.refusal(ask, now) is not None:
+            return None
+        found = [e.task for e in self._handle(ev.TaskAsked(now, ask)) if isinstance(e, Granted)]
+        for task in found:
+            if task.base_version not in self._bases:
+                self._bases[task.base_version] = self.engine.vector.copy()
+        return found[0] if found else None
+
+    def _message(self, said: Said, what: str, node: _Node, version: int) -> Message:
+        from flwr.app import Message
+
+        vector = self._bases.get(version, self.engine.vector)
+        content = said.content(self.spec.unflatten(vector, self._frozen), version + 1)
+        ttl_s = self._config.server.lease_max_s
+        return Message(content, node.node_id, what, group_id=str(version + 1), ttl=ttl_s)
+
+    # --- replies -----------------------------------------------------------------------------
+
+    def _pull(self) -> None:
+        asked = [*self._tasks, *(self._measuring.waiting if self._measuring else ())]
+        for message in self._grid.pull_messages(asked) if asked else ():
+            message_id = message.metadata.reply_to_message_id
+            if message_id in self._tasks:
+                self._trained(*self._tasks.pop(message_id), message)
+            elif self._measuring is not None and message_id in self._measuring.waiting:
+                self._judged(self._measuring, message_id, message)
+        self._forget_bases()
+
+    def _trained(self, task: Task, node: _Node, message: Message) -> None:
+        try:
+            reply = Reply.of(message, TRAIN)
+            delta = self._delta(task, reply)
+        except AppError as error:
+            log.warning("%s: %s", node.client_id, error)
+            now = self._tell_time()
+            node.failed(now)
+            self._recorder.note(self._since(), "failed", client=node.client_id, why=str(error))
+            if task.task_id in self.engine.ledger.tasks:
+                self._handle(ev.TaskDropped(now, node.client_id, task.task_id, str(error)[:200]))
+            return
+        node.failures = 0
+        flaw = find_flaw(self.spec, delta, reply.examples, None) or ""
+        try:
+            payload = make_codec(RAW).encode(delta, Layout.of(self.spec, None), 0, {})
+        except InvalidUpdate as error:
+            payload, flaw = b"", flaw or str(error)
+        update = Update(
+            update_id=self._fresh_id("update"),
+            task_id=task.task_id,
+            client_id=node.client_id,
+            base_version=task.base_version,
+            examples=reply.examples,
+            delta=np.empty(0, self.spec.vector_dtype) if flaw else delta,
+            local_steps=1,
+            metrics={k: v for k, v in reply.metrics.items() if math.isfinite(v)},
+        )
+        reference = ev.Payload(hashlib.sha256(payload).hexdigest(), len(payload), RAW)
+        self._handle(ev.UpdateArrived(self._tell_time(), update, reference, flaw), payload)
+
+    def _delta(self, task: Task, reply: Reply) -> Vector:
+        """What the node has changed. Raises `AppError` for arrays of another model."""
+        known = {t.name: t.shape for t in self.spec.tensors}
+        came = {name: array.shape for name, array in reply.arrays.items()}
+        if came != known:
+            wrong = next(n for n in {**known, **came} if came.get(n) != known.get(n))
+            raise AppError(
+                f"the reply's array {wrong!r} has shape {came.get(wrong)}, the model's {known.get(wrong)}"
+            )
+        return self.spec.flatten(reply.arrays) - self._bases[task.base_version]
+
+    def _forget_bases(self) -> None:
+        needed = {task.base_version for task, _ in self._tasks.values()}
+        if self._measuring is not None:
+            needed.add(self._measuring.version)
+        self._bases = {v: base for v, base in self._bases.items() if v in needed}
+
+    # --- evaluation --------------------------------------------------------------------------
+
+    def _measure_if_due(self) -> None:
+        """One evaluation at a time; a version that comes meanwhile is passed over, but for the last."""
+        version = self.engine.version
+        if self._measuring is not None or not self._nodes:
+            return
+        if self.engine.finished and self._measured_version != version:
+            self._wanted_version = version
+        if self._wanted_version <= self._measured_version or self._wanted_version < 0:
+            return
+        self._bases.setdefault(version, self.engine.vector.copy())
+        at_most = self._config.flower.evaluate_partitions or len(self._nodes)
+        nodes = list(self._nodes.values())[:at_most]
+        messages = [self._message(self._evaluate, EVALUATE, node, version) for node in nodes]
+        self._measuring = _Measuring(version, set(self._grid.push_messages(messages)))
+        self._wanted_version = version
+
+    def _judged(self, measuring: _Measuring, message_id: str, message: Message) -> None:
+        measuring.waiting.discard(message_id)
+        try:
+            measuring.replies.append(Reply.of(message, EVALUATE))
+        except AppError as error:
+            log.warning("evaluation of version %d: %s", measuring.version, error)
+        if measuring.waiting:
+            return
+        self._measuring, self._measured_version = None, measuring.version
+        if not measuring.replies:
+            log.warning("version %d could not be measured: no node answered", measuring.version)
+            return
+        flower, metrics = self._config.flower, mean_metrics(measuring.replies)
+        try:
+            chosen = {"accuracy": flower.accuracy, "loss": flower.loss}
+            metrics |= named(metrics, chosen, self._recorder.workload)
+        except AppError as error:
+            log.warning("version %d: %s", measuring.version, error)
+            return
+        self._logbook.measured(measuring.version, metrics)
+        self._recorder.evaluated(self._since(), measuring.version, metrics["accuracy"], metrics["loss"])
+        log.info("version %d: %s", measuring.version, metrics)
+
+    # --- the engine --------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        now, due = self._tell_time(), self.engine.next_deadline()
+        if due is not None and due <= now:
+            self._handle(ev.Ticked(now))
+
+    def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
+        self._logbook.append(to_record(event), payload)
+        if isinstance(event, ev.UpdateArrived):
+            self._logbook.sync()
+        effects = self.engine.handle(event)
+        self._record(event.now, effects, len(payload or b""))
+        return effects
+
+    def _record(self, now: float, effects: Iterable[Effect], size_bytes: int) -> None:
+        self._start = now if self._start is None else self._start
+        self._now, since = now, now - self._start
+        every = self._config.run.evaluate_every_versions
+        for effect in effects:
+            match effect:
+                case Granted(task):
+                    self._recorder.granted(since, task.client_id, task.task_id, task.base_version)
+                case Decided(client_id, receipt, examples):
+                    self._recorder.decided(
+                        since, client_id, receipt.version, receipt.decision, size_bytes, examples
+                    )
+                case Published(version):
+                    self._recorder.published(since, version)
+                    if every and version % every == 0:
+                        self._wanted_version = version
+                case LeaseEnded(task, end):
+                    self._recorder.note(since, "lease_ended", client=task.client_id, end=end.value)
+                    if end is not LeaseEnd.EXPIRED:  # a late update may still count
+                        self._tasks = {i: t for i, t in self._tasks.items() if t[0].task_id != task.task_id}
+                case Finished(why):
+                    self._recorder.note(since, "finished", why=why)
+
+    def _replay(self) -> None:
+        """Go on where an earlier process stood. Raises `ReplayMismatch` and `StoreCorrupt`."""
+        layout, payloads = Layout.of(self.spec, None), self._logbook.payload
+
+        def load_delta(reference: ev.Payload, _: Submodel | None) -> Delta:
+            return make_codec(reference.codec).decode(payloads(reference), layout)
+
+        for record, effects in replay(self.engine, self._logbook.records(), load_delta):
+            self._record(record["now"], effects, record.get("payload", {}).get("size_bytes", 0))
+        for version, metrics in self._logbook.measurements():
+            self._measured_version = max(self._measured_version, version)
+            self._recorder.evaluated(self._since(), version, metrics["accuracy"], metrics["loss"])
+        if self._logbook.resumed:
+            log.info("resumed at version %d, %d updates", self.engine.version, self.engine.counters.applied)
+        elif self._config.run.evaluate_every_versions:
+            self._wanted_version = 0
+
+    def _tell_time(self) -> float:
+        """The time of the next event: never before the last one."""
+        return max(self._now, self._clock())
+
+    def _since(self) -> float:
+        return self._tell_time() - self._start if self._start is not None else 0.0
+
+    def _fresh_id(self, what: str) -> str:
+        self._ids += 1
+        return unique_id(self._life, what, self._ids)
+
+    @property
+    def model_sha256(self) -> str:
+        """The digest of the newest version."""
+        return digest(self.engine.vector)
+
+    def model(self) -> dict[str, Any]:
+        """The newest version, by name."""
+        return self.spec.unflatten(self.engine.vector, self._frozen)

@@ -1,0 +1,191 @@
+"""The journal of a run on Flower's Grid, in files that outlive the process that writes them.
+
+    journal.jsonl         one record a line, the run's own first; as every run's folder has it
+    initial.safetensors   the weights of version 0
+    payloads/SHA256       the updates' bytes, each on disk before the record that speaks of it
+    measured.jsonl        what evaluations gave
+
+Flower starts a ServerApp anew after a crash, and keeps nothing of it. So the folder is opened again, a line
+that was cut short is cut off, and the records are replayed. At the end the payloads become `payloads.zip`,
+and the folder is like any other run's: `anabranch replay` and `anabranch compare` read it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from anabranch.core.config import Config
+from anabranch.core.errors import ConfigError, StoreCorrupt, StoreLocked
+from anabranch.core.events import Payload
+from anabranch.core.journal import JournalDigest, Record
+from anabranch.core.params import ParamSpec, Tensors
+from anabranch.reports.journal_files import INITIAL, JOURNAL, PAYLOADS, JournalReader, run_record
+from anabranch.reports.result import RESULT_FILE
+
+PAYLOAD_FOLDER, MEASURED = "payloads", "measured.jsonl"
+
+
+def free_folder(folder: Path) -> Path:
+    """The folder, or, where a run has ended in it, the next of its name with a number that is free."""
+    found, number = folder, 1
+    while (found / RESULT_FILE).exists():
+        number += 1
+        found = folder.with_name(f"{folder.name}-{number}")
+    return found
+
+
+class Logbook:
+    """See the module. A context manager, which lets the folder go.
+
+    Raises `StoreLocked` where another process writes there, and `ConfigError` where the run that was begun
+    there has other settings.
+    """
+
+    def __init__(self, folder: Path, config: Config, initial: Tensors) -> None:
+        (folder / PAYLOAD_FOLDER).mkdir(parents=True, exist_ok=True)
+        self.folder = folder
+        self._lock = _locked(folder)
+        try:
+            self.resumed = self._cut_torn_line()
+            if not self.resumed:
+                self._begin(config, initial)
+            self._reader = self._opened(config)
+        except BaseException:
+            self._lock.close()
+            raise
+        self.spec, self.initial = self._reader.spec, self._reader.initial()
+        self._digest = JournalDigest()
+        self._digest.add(run_record(self.spec, config))
+        for record in self._reader.records():
+            self._digest.add(record)
+        self._lines: IO[str] = (folder / JOURNAL).open("a", encoding="utf-8")
+        self._synced = True
+
+    def records(self) -> Iterator[Record]:
+        """Every record but the run's own, as they lay there when the folder was opened."""
+        return self._reader.records()
+
+    def payload(self, reference: Payload) -> bytes:
+        """An update's bytes. Raises `StoreCorrupt`."""
+        try:
+            data = (self.folder / PAYLOAD_FOLDER / reference.sha256).read_bytes()
+        except FileNotFoundError:
+            raise StoreCorrupt(f"{self.folder}: payload {reference.sha256} is not there") from None
+        if hashlib.sha256(data).hexdigest() != reference.sha256:
+            raise StoreCorrupt(
+                f"{self.folder}: payload {reference.sha256} has other bytes than were journalled"
+            )
+        return data
+
+    def append(self, record: Record, payload: bytes | None = None) -> None:
+        """Write a record; it is durable after the next `sync`."""
+        if payload is not None:
+            _write_durably(self.folder / PAYLOAD_FOLDER / record["payload"]["sha256"], payload)
+        self._lines.write(self._digest.add(record) + "\n")
+        self._synced = False
+
+    def sync(self) -> None:
+        """Make what was appended durable."""
+        if not self._synced:
+            self._lines.flush()
+            os.fsync(self._lines.fileno())
+            self._synced = True
+
+    def measured(self, version: int, metrics: dict[str, float]) -> None:
+        """Note what an evaluation gave: no part of the journal."""
+        with (self.folder / MEASURED).open("a", encoding="utf-8") as file:
+            # Away from a line that a crash has cut short.
+            file.write("\n" + json.dumps({"version": version, **metrics}) + "\n")
+
+    def measurements(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        """What earlier evaluations gave, by version."""
+        file = self.folder / MEASURED
+        for text in file.read_text(encoding="utf-8").split("\n") if file.exists() else ():
+            if text.startswith("{") and text.endswith("}"):
+                row = json.loads(text)
+                yield row.pop("version"), row
+
+    @property
+    def sha256(self) -> str:
+        """The digest of the journal so far."""
+        return self._digest.hexdigest()
+
+    def pack(self) -> None:
+        """The run has ended: put the payloads in one file."""
+        self.sync()
+        folder = self.folder / PAYLOAD_FOLDER
+        part = self.folder / f"{PAYLOADS}.part"
+        with zipfile.ZipFile(part, "w", zipfile.ZIP_STORED) as file:
+            for path in sorted(folder.iterdir()):
+                file.writestr(zipfile.ZipInfo(path.name), path.read_bytes())
+        part.replace(self.folder / PAYLOADS)
+        shutil.rmtree(folder)
+
+    def __enter__(self) -> Logbook:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lines.close()
+        self._lock.close()
+
+    def _opened(self, config: Config) -> JournalReader:
+        reader = JournalReader(self.folder)
+        if reader.config.to_json() != config.to_json():
+            raise ConfigError(
+                f"{self.folder} has a run with other settings: give this one another anabranch.out"
+            )
+        return reader
+
+    def _begin(self, config: Config, initial: Tensors) -> None:
+        save_file({n: np.asarray(a, order="C") for n, a in initial.items()}, self.folder / INITIAL)
+        digest, spec = JournalDigest(), ParamSpec.of(initial)
+        line = digest.add(run_record(spec, config)) + "\n"
+        _write_durably(self.folder / JOURNAL, line.encode())
+
+    def _cut_torn_line(self) -> bool:
+        """Whether there is a journal; what follows its last whole line goes."""
+        file = self.folder / JOURNAL
+        if not file.exists():
+            return False
+        data = file.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole < len(data):
+            os.truncate(file, whole)
+        return whole > 0
+
+
+def _locked(folder: Path) -> IO[str]:
+    file = (folder / "lock").open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise StoreLocked(
+            f"{folder}: another ServerApp writes there: give this one another anabranch.out"
+        ) from error
+    return file
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    part = path.with_name(f"{path.name}.part")
+    with part.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

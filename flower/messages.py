@@ -1,0 +1,228 @@
+"""Flower's messages: what a ClientApp is told, and what its reply says.
+
+A message is like the one that the app's own ServerApp would send: an ArrayRecord with the model and config
+records. `Said` has all of it but the arrays, so it is known from one message what every other is like, be the
+app written with Flower's message API or as a NumPyClient, whose messages only have other names in them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.errors import AppError
+from anabranch.flower.installed import flwr_version
+from anabranch.flower.records import Arrays, Plain, array_record, arrays_of, plain
+
+if TYPE_CHECKING:
+    from flwr.app import Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+
+TRAIN, EVALUATE = "train", "evaluate"
+TTL_S = 3600.0 * 24  # nobody waits for it here; mods may look at it
+SERVER_NODE, RUN_ID = 1, 1
+# A node's id in Flower is drawn; ours follow from the partition, so that they are the same at each start.
+FIRST_NODE = 1000
+# How Flower's strategies, and the compatibility layer under NumPyClient, name what is in a message.
+ROUND_KEYS = ("server-round", "server_round", "current_round")
+EXAMPLES_KEYS = ("num-examples", "num_examples")
+LEGACY_ARRAYS, LEGACY_STATUS = "fitins.parameters", ".status"
+LEGACY_EVALUATE = ("evaluateins.parameters", "evaluateins.config")
+
+_globals = threading.RLock()  # generators and stdout are the process's: one ClientApp at a time has them
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a ServerApp says beside the model: its ArrayRecord's name, its config records by name."""
+
+    arrays: str = "arrays"
+    records: Plain = field(default_factory=lambda: {"config": {}})
+
+    @classmethod
+    def of(cls, content: RecordDict) -> Said:
+        """What is said in a message. Raises `AppError` unless it has one ArrayRecord, which is the model."""
+        names = list(content.array_records)
+        if len(names) != 1:
+            raise AppError(
+                f"the ServerApp sends {len(names)} ArrayRecords in a message ({', '.join(names) or 'none'}): "
+                "there must be one, which is the model"
+            )
+        return cls(names[0], plain(content))
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], where: str) -> Said:
+        """The inverse of `to_json`. Raises `AppError`, naming the key."""
+        arrays, records = data.get("arrays", "arrays"), data.get("records", {"config": {}})
+        if not isinstance(arrays, str) or not isinstance(records, Mapping):
+            raise AppError(f'{where} must be {{ arrays = "NAME", records = {{ NAME = {{ ... }} }} }}')
+        for name, record in records.items():
+            if not isinstance(record, Mapping):
+                raise AppError(f"{where}.records.{name} must be a table of settings, not {record!r}")
+        return cls(arrays, {name: dict(record) for name, record in records.items()})
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {"arrays": self.arrays, "records": self.records}
+
+    def of_evaluation(self) -> Said:
+        """What an evaluation is told where nothing else is known: the same names, no settings."""
+        if self.arrays == LEGACY_ARRAYS:
+            arrays, config = LEGACY_EVALUATE
+            return Said(arrays, {config: {}})
+        kept = {n: {k: v for k, v in r.items() if k in ROUND_KEYS} for n, r in self.records.items()}
+        return Said(self.arrays, kept)
+
+    def content(self, arrays: Arrays, round_number: int) -> RecordDict:
+        """The content of a message with this model. A round's number, where one is told, is this one.
+
+        Raises `AppError` for settings that Flower's messages cannot carry.
+        """
+        from flwr.app import ConfigRecord, RecordDict
+
+        found = RecordDict({self.arrays: array_record(arrays)})
+        for name, record in self.records.items():
+            told = {k: round_number if k in ROUND_KEYS else v for k, v in record.items()}
+            try:
+                found[name] = ConfigRecord(told)
+            except TypeError as error:
+                raise AppError(
+                    f"flower: a message cannot have {told!r} as record {name!r}: {error}"
+                ) from error
+        return found
+
+
+@dataclass(frozen=True, eq=False)
+class Reply:
+    """What a ClientApp answered: arrays by name (none after an evaluation), examples, numbers."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    examples: int
+    metrics: Mapping[str, float]
+
+    @classmethod
+    def of(cls, message: Message, what: str) -> Reply:
+        """A reply to a message of this type. Raises `AppError`, naming what is missing in it."""
+        if message.has_error():
+            error = message.error
+            raise AppError(f"the ClientApp answered {what!r} with error {error.code}: {error.reason}")
+        content = message.content
+        for name, record in content.config_records.items():
+            if name.endswith(LEGACY_STATUS) and record.get("code", 0) != 0:
+                raise AppError(f"the ClientApp's {what} failed: {record.get('message', record)}")
+        metrics = _numbers(content)
+        examples = next((metrics.pop(k) for k in EXAMPLES_KEYS if k in metrics), None)
+        if examples is None or not examples >= 1:
+            told = "has no metric 'num-examples'" if examples is None else f"says num-examples = {examples:g}"
+            raise AppError(
+                f"the ClientApp's reply to {what!r} {told}: return how many examples there were, 1 or more"
+            )
+        return cls(_arrays(content, what), int(examples), metrics)
+
+
+def instruct(
+    app: ClientApp, what: str, said: Said, arrays: Arrays, round_number: int, context: Context, seed: int
+) -> Reply:
+    """Have a ClientApp train or evaluate this model; what it draws from the global generators has this seed.
+
+    Raises `AppError` with what it raises.
+    """
+    message = new_message(said.content(arrays, round_number), what, context.node_id, str(round_number))
+    return Reply.of(handled(app, message, context, seed), what)
+
+
+def handled(app: ClientApp, message: Message, context: Context, seed: int) -> Message:
+    """The ClientApp's reply. Its prints go to stderr: stdout is for answers. Raises `AppError`."""
+    what = message.metadata.message_type
+    try:
+        with _globals, seeded(seed), contextlib.redirect_stdout(sys.stderr):
+            return app(message, context)
+    except AppError:
+        raise
+    except Exception as error:
+        raise AppError(f"the ClientApp's {what} raised {type(error).__name__}: {error}") from error
+
+
+def new_message(content: RecordDict, message_type: str, node_id: int, group_id: str) -> Message:
+    """A message to a node, outside of Flower's own runtime. The one place that relies on `metadata=`."""
+    from flwr.app import Message, Metadata
+
+    metadata = Metadata(
+        run_id=RUN_ID,
+        message_id=f"{message_type}-{node_id}-{group_id}",
+        src_node_id=SERVER_NODE,
+        dst_node_id=node_id,
+        reply_to_message_id="",
+        group_id=group_id,
+        created_at=time.time(),
+        ttl=TTL_S,
+        message_type=message_type,
+    )
+    return Message(content, metadata=metadata)
+
+
+def new_context(
+    partition: int,
+    partitions: int,
+    run_config: Mapping[str, Any],
+    node_config: Mapping[str, Any] | None = None,
+) -> Context:
+    """The context of the node that has this partition, with an empty state."""
+    flwr_version()
+    from flwr.app import Context, RecordDict
+
+    return Context(
+        run_id=RUN_ID,
+        node_id=FIRST_NODE + partition,
+        node_config={**(node_config or {}), "partition-id": partition, "num-partitions": partitions},
+        state=RecordDict(),
+        run_config=dict(run_config),
+    )
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Inside, the global generators of Python, numpy and (if in use) torch start from this seed."""
+    torch = sys.modules.get("torch")
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    torch_state = None if torch is None else torch.get_rng_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if torch is not None:
+        torch.manual_seed(seed % 2**63)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        if torch is not None and torch_state is not None:
+            torch.set_rng_state(torch_state)
+
+
+def _numbers(content: RecordDict) -> dict[str, float]:
+    """The numbers of all records of a reply; a NumPyClient's metrics come as config records."""
+    found: dict[str, float] = {}
+    for name, record in [*content.metric_records.items(), *content.config_records.items()]:
+        if not name.endswith(LEGACY_STATUS):
+            found |= {k: float(v) for k, v in record.items() if isinstance(v, int | float)}
+    return found
+
+
+def _arrays(content: RecordDict, what: str) -> Mapping[str, npt.NDArray[Any]]:
+    records = list(content.array_records.values())
+    if what != TRAIN:
+        return {}
+    if len(records) != 1:
+        raise AppError(
+            f"the ClientApp's reply to 'train' has {len(records)} ArrayRecords: return one, the trained model"
+        )
+    return arrays_of(records[0])

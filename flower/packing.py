@@ -1,0 +1,42 @@
+"""A copy of a Flower app whose ServerApp is one of ours, for `flwr run`; the app itself stays as it is."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anabranch.core.errors import AppError
+from anabranch.flower.installed import flwr_version
+from anabranch.flower.project import PROJECT, Project
+
+ASYNCHRONOUS = "anabranch.flower.server_app:app"
+BASELINE = "anabranch.flower.baseline:app"
+LEFT_OUT = shutil.ignore_patterns("__pycache__", ".git", ".venv", "runs")
+
+
+def pack(
+    folder: Path, out: Path, serverapp: str, run_folder: Path, tables: Mapping[str, Mapping[str, Any]]
+) -> Project:
+    """Copy the app to `out`, with `serverapp` in the place of its own, which that one is told the name of.
+
+    `tables` is our configuration; results go to `run_folder`. Raises `AppError` where `out` is there.
+    """
+    flwr_version()
+    import tomli_w
+
+    project = Project.read(folder)
+    if not project.serverapp:
+        raise AppError(f"{project.folder / PROJECT} names no serverapp: it says what the first model is")
+    if out.exists():
+        raise AppError(f"{out} is there already: name a new folder, or remove it")
+    shutil.copytree(project.folder, out, ignore=LEFT_OUT)
+    data = tomllib.loads((out / PROJECT).read_text(encoding="utf-8"))
+    app = data["tool"]["flwr"]["app"]
+    app["components"]["serverapp"] = serverapp
+    given = {"serverapp": project.serverapp, "out": str(run_folder.resolve()), **tables}
+    app.setdefault("config", {})["anabranch"] = given
+    (out / PROJECT).write_text(tomli_w.dumps(data), encoding="utf-8")
+    return Project.read(out)

@@ -1,0 +1,182 @@
+"""What a ServerApp says first: the model that a run starts from, and what ClientApps are told.
+
+The ServerApp is run as it is, on a Grid of ours, until it has sent its first messages for training: their
+arrays are version 0, their config is what devices are told in every task. Whatever it asks nodes before
+that (a legacy app fetches the first weights from one) is answered by the ClientApp itself. Then one reply
+comes back, with the model unchanged, so that the messages for evaluation are seen as well; and there it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from anabranch.core.errors import AppError
+from anabranch.core.rng import seed_of
+from anabranch.flower.installed import flwr_version
+from anabranch.flower.messages import (
+    EVALUATE,
+    LEGACY_ARRAYS,
+    TRAIN,
+    Said,
+    handled,
+    new_context,
+    seeded,
+)
+from anabranch.flower.project import Project
+from anabranch.flower.records import arrays_of
+
+flwr_version()
+
+from flwr.app import Context, Message, MetricRecord, RecordDict  # noqa: E402 - the environment is set by then
+from flwr.serverapp import ServerApp  # noqa: E402
+from flwr.supercore.run import RunNotRunningException  # noqa: E402
+
+from anabranch.flower.local_grid import LocalGrid, Node, in_a_task  # noqa: E402
+
+log = logging.getLogger(__name__)
+
+NODES = 32  # a ServerApp waits for as many as it wants; at each look there are twice as many
+
+
+@dataclass(frozen=True, eq=False)
+class Rehearsed:
+    """The first weights by name, and what is said in tasks and in evaluations."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    train: Said
+    evaluate: Said
+
+
+class _Over(BaseException):
+    """Ends a ServerApp from within: it has said all that is wanted. Nothing that it catches."""
+
+
+class _Stage(LocalGrid):
+    """A Grid that takes down what is sent, and ends the ServerApp when it has heard enough."""
+
+    def __init__(self, answer: Node) -> None:
+        super().__init__({})
+        self._answer, self._thread = answer, threading.get_ident()
+        self.arrays: Mapping[str, npt.NDArray[Any]] | None = None
+        self.said: dict[str, Said] = {}
+        self.flaw: AppError | None = None
+
+    def get_node_ids(self) -> Iterable[int]:
+        """More at each look: whoever waits for enough of them goes on.
+
+        Once a legacy app was heard it ends here, and so does the thread in which that looks after nodes.
+        """
+        if TRAIN in self.said and self.said[TRAIN].arrays == LEGACY_ARRAYS:
+            raise _Over if threading.get_ident() == self._thread else RunNotRunningException
+        for node_id in range(len(self.nodes) + 1, max(NODES, 2 * len(self.nodes)) + 1):
+            self.nodes[node_id] = self._answer
+        return list(self.nodes)
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Take down what training is told; the next thing that is sent ends it."""
+        sent = list(messages)
+        kinds = {message.metadata.message_type for message in sent}
+        if self.arrays is None and TRAIN not in kinds:
+            return super().send_and_receive(sent, timeout=timeout)
+        if self.arrays is not None:
+            if EVALUATE in kinds:
+                self._take(EVALUATE, sent[0])
+            raise _Over
+        content = self._take(TRAIN, sent[0])
+        if self.said[TRAIN].arrays == LEGACY_ARRAYS:  # evaluations are told nothing more as a rule
+            raise _Over
+        (name,) = content.array_records
+        unchanged = RecordDict({name: content[name], "metrics": MetricRecord({"num-examples": 1})})
+        return [Message(unchanged, reply_to=sent[0])]
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """A ServerApp with a loop of its own is heard up to its first messages for training."""
+        sent = list(messages)
+        if any(message.metadata.message_type == TRAIN for message in sent):
+            self._take(TRAIN, sent[0])
+            raise _Over
+        return super().push_messages(sent)
+
+    def _take(self, what: str, message: Message) -> RecordDict:
+        content: RecordDict = message.content
+        try:
+            self.said[what] = said = Said.of(content)
+            if self.arrays is None:
+                self.arrays = arrays_of(content.array_records[said.arrays])
+        except AppError as flaw:
+            self.flaw = flaw
+            raise _Over from flaw
+        return content
+
+
+def hear(serverapp: ServerApp, context: Context, answer: Node, name: str) -> Rehearsed:
+    """Hear what a ServerApp says first; `answer` is asked for what it asks before. Raises `AppError`."""
+    stage, ended_by = _Stage(answer), None
+    with contextlib.redirect_stdout(sys.stderr), _quiet(), in_a_task():
+        try:
+            serverapp(stage, context)
+        except _Over:
+            pass
+        except Exception as error:  # noqa: BLE001 - the app's own, whatever it is
+            ended_by = error
+    if stage.flaw is not None:
+        raise stage.flaw
+    if stage.arrays is None:
+        why = f": {type(ended_by).__name__}: {ended_by}" if ended_by else ""
+        raise AppError(f"the ServerApp of {name} ended before it sent a message for training{why}")
+    if ended_by is not None:
+        log.info(
+            "the ServerApp of %s ended at an unchanged reply, so evaluations are told nothing: %s",
+            name,
+            ended_by,
+        )
+    train = stage.said[TRAIN]
+    return Rehearsed(stage.arrays, train, stage.said.get(EVALUATE, train.of_evaluation()))
+
+
+def rehearse(folder: Path, overrides: Mapping[str, Any], partitions: int, seed: int) -> Rehearsed:
+    """Hear what the ServerApp of a folder says first. Raises `AppError`.
+
+    Once for each app, run config and seed in a process: what it loads on the way may be large.
+    """
+    return _rehearsed(folder.expanduser().resolve(), tuple(sorted(overrides.items())), partitions, seed)
+
+
+@lru_cache(maxsize=2)
+def _rehearsed(folder: Path, overrides: tuple[tuple[str, Any], ...], partitions: int, seed: int) -> Rehearsed:
+    project = Project.read(folder)
+    run_config, serverapp = project.fused(dict(overrides)), project.server_app()
+    first_seed = seed_of(seed, "flower", "first")
+
+    def answer(message: Message) -> Message:
+        """By the ClientApp of a node's partition."""
+        partition = (message.metadata.dst_node_id - 1) % partitions
+        context = new_context(partition, partitions, run_config)
+        return handled(project.client_app(), message, context, first_seed)
+
+    with seeded(first_seed):
+        return hear(serverapp, new_context(0, partitions, run_config), answer, project.name)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Flower tells of rounds that are not played."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

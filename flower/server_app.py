@@ -1,0 +1,199 @@
+"""Our strategies under `flwr run`: name this as the serverapp of a Flower app, and it runs without rounds.
+
+[tool.flwr.app.components]
+serverapp = "anabranch.flower.server_app:app"
+clientapp = "quickstart.client_app:app"          # as before
+
+[tool.flwr.app.config.anabranch]
+serverapp = "quickstart.server_app:app"          # the app's own: says what the first model is
+out = "runs/quickstart"                          # journal, result.json, report.html
+
+[tool.flwr.app.config.anabranch.strategy]        # any table of docs/configuration.md
+name = "fedasync"
+
+[tool.flwr.app.config.anabranch.run]
+updates_max = 200
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from anabranch.core.chains import AUTO, RAW
+from anabranch.core.config import Config, merge
+from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.rng import seed_of
+from anabranch.flower.installed import flwr_version
+
+flwr_version()
+
+from flwr.app import Context, Message  # noqa: E402 - the environment is set by then
+from flwr.serverapp import Grid, ServerApp  # noqa: E402
+from safetensors.numpy import save_file  # noqa: E402
+
+from anabranch.core.params import Tensors  # noqa: E402
+from anabranch.flower.driver import GridRun  # noqa: E402
+from anabranch.flower.logbook import Logbook, free_folder  # noqa: E402
+from anabranch.flower.messages import Said, seeded  # noqa: E402
+from anabranch.flower.project import load  # noqa: E402
+from anabranch.flower.rehearsal import hear  # noqa: E402
+from anabranch.reports.html import write_report  # noqa: E402
+from anabranch.reports.journal_files import JOURNAL, JournalReader  # noqa: E402
+from anabranch.reports.recorder import EVENTS_FILE, Recorder  # noqa: E402
+from anabranch.reports.result import Result  # noqa: E402
+from anabranch.strategies.registry import strategy_of  # noqa: E402
+
+log = logging.getLogger(__name__)
+
+PREFIX = "anabranch."
+MODEL_FILE = "model.safetensors"
+# Devices of a Grid send no heartbeats: a lease must outlast any training. Anybody may set others.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "server": {"lease_s": 3600.0, "lease_min_s": 600.0, "lease_max_s": 3600.0}
+}
+WHOLE = {"uplink": {"codec": RAW}, "downlink": {"codec": RAW}, "submodel": {"name": "none"}}
+LAST_WORD_S = 120.0  # how long the nodes have to judge the last version
+
+app = ServerApp()
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the run config says under `anabranch`: two keys of its own, and tables of our configuration."""
+
+    serverapp: str
+    out: Path
+    poll_s: float
+    config: Config
+
+    @classmethod
+    def of(cls, run_config: Mapping[str, Any]) -> Options:
+        """The options of a run config, whose keys are flat. Raises `ConfigError`, naming the key."""
+        tables = unflattened({k[len(PREFIX) :]: v for k, v in run_config.items() if k.startswith(PREFIX)})
+        serverapp, out = str(tables.pop("serverapp", "")), str(tables.pop("out", ""))
+        poll_s = float(tables.pop("poll_s", 0.2))
+        config = merge([("flower", PRESETS), ("run config", tables)])
+        strategy_of(config)
+        run = config.run
+        if not (run.versions_max or run.updates_max):
+            raise ConfigError("the run needs an end: set anabranch.run.updates_max or versions_max")
+        for path, value in (("uplink.codec", config.uplink.codec), ("downlink.codec", config.downlink.codec)):
+            if value not in (AUTO, RAW):
+                raise ConfigError(
+                    f"anabranch.{path} is {value!r}: on Flower's Grid arrays travel whole, 'raw'"
+                )
+        if config.submodel.name not in (AUTO, "none"):
+            raise ConfigError(
+                "anabranch.submodel.name: a ClientApp on Flower's Grid trains the whole model, 'none'"
+            )
+        config = merge([("flower", PRESETS), ("run config", tables), ("flower", WHOLE)])
+        return cls(
+            serverapp, Path(out or f"runs/flower-{config.strategy.name}-seed{run.seed}"), poll_s, config
+        )
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run until the budget is used up; a run that an earlier process has begun goes on."""
+    options = Options.of(context.run_config)
+    result = run(grid, context, options)
+    log.info("%s: version %d, accuracy %s", options.out, result.versions, result.final_accuracy)
+
+
+def run(grid: Grid, context: Context, options: Options) -> Result:
+    """Begin or resume the run of these options, and see it to its end. Raises what `Logbook` does."""
+    folder = free_folder(options.out)
+    config, initial = _prepared(grid, context, options, folder)
+    train, evaluate = (
+        Said.from_json(getattr(config.flower, w), f"flower.{w}") for w in ("train", "evaluate")
+    )
+    with Logbook(folder, config, initial) as logbook, _recorder(config, folder) as recorder:
+        grid_run = GridRun(grid, config, logbook, recorder, train, evaluate, time.time)
+        began = time.perf_counter()
+        _until_done(grid_run, options.poll_s)
+        logbook.pack()
+        save_file(grid_run.model(), folder / MODEL_FILE)
+        result = recorder.result(grid_run.model_sha256, logbook.sha256, time.perf_counter() - began)
+    result.write(folder)
+    write_report(result, folder)
+    return result
+
+
+def _until_done(grid_run: GridRun, poll_s: float) -> None:
+    finished_at: float | None = None
+    while not grid_run.done:
+        grid_run.step()
+        if grid_run.engine.finished:
+            finished_at = finished_at or time.monotonic()
+            if time.monotonic() - finished_at > LAST_WORD_S:
+                log.warning("the last version was not measured: no node answered in %.0f s", LAST_WORD_S)
+                return
+        time.sleep(poll_s)
+
+
+def _prepared(grid: Grid, context: Context, options: Options, folder: Path) -> tuple[Config, Tensors]:
+    """The configuration with what messages say, and the first model; the journal's if there is one."""
+    if (folder / JOURNAL).exists():
+        journal = JournalReader(folder)
+        known = {"flower": {w: getattr(journal.config.flower, w) for w in ("train", "evaluate")}}
+        return _with(known, options.config), journal.initial()
+    if not options.serverapp:
+        raise AppError(
+            'anabranch.serverapp must name the app\'s own ServerApp, "module:app": it has the first model'
+        )
+    serverapp = load(options.serverapp)
+    if not isinstance(serverapp, ServerApp):
+        raise AppError(
+            f"anabranch.serverapp: {options.serverapp!r} is a {type(serverapp).__name__}, no ServerApp"
+        )
+    with seeded(seed_of(options.config.run.seed, "flower", "first")):
+        heard = hear(serverapp, context, lambda message: _by_a_node(grid, message), options.serverapp)
+    said = {"flower": {"train": heard.train.to_json(), "evaluate": heard.evaluate.to_json()}}
+    return _with(said, options.config), heard.arrays
+
+
+def _with(said: Mapping[str, Mapping[str, Any]], config: Config) -> Config:
+    given = config.to_json()
+    given["flower"] = {
+        **given["flower"],
+        **{k: v for k, v in said["flower"].items() if not given["flower"][k]},
+    }
+    return Config.from_json(given)
+
+
+def _by_a_node(grid: Grid, message: Message) -> Message:
+    """What the first node of the Grid answers; waited for, as the first one may still be on its way."""
+    while not (node_ids := sorted(grid.get_node_ids())):
+        time.sleep(1.0)
+    message.metadata.dst_node_id = node_ids[0]
+    (reply,) = grid.send_and_receive([message])
+    return reply
+
+
+def _recorder(config: Config, folder: Path) -> Recorder:
+    return Recorder(
+        strategy=config.strategy.name,
+        workload=config.run.workload,
+        seed=config.run.seed,
+        target_accuracy=config.run.target_accuracy,
+        config=config.to_json(),
+        kind="live",
+        events_path=folder / EVENTS_FILE,
+    )
+
+
+def unflattened(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys with dots as nested tables again."""
+    found: dict[str, Any] = {}
+    for key, value in keys.items():
+        *above, last = key.split(".")
+        table = found
+        for name in above:
+            table = table.setdefault(name, {})
+        table[last] = value
+    return found

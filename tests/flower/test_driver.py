@@ -1,0 +1,327 @@
+"""Our engine over a Grid: nobody waits, nothing is lost, and a run that was cut off goes on."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
+
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+
+from anabranch.core.config import Config
+from anabranch.core.errors import ConfigError, StoreCorrupt, StoreLocked
+from anabranch.flower import server_app
+from anabranch.flower.driver import GridRun
+from anabranch.flower.local_grid import LocalGrid, Node, in_a_task
+from anabranch.flower.logbook import PAYLOAD_FOLDER, Logbook, free_folder
+from anabranch.flower.messages import Said
+from anabranch.reports.journal_files import JOURNAL
+from anabranch.reports.recorder import Recorder
+from anabranch.simulation.replay import replay_run
+
+FIRST = {"w": np.zeros(4, np.float32), "count": np.array(3)}
+
+
+@pytest.fixture(autouse=True)
+def task() -> Iterator[None]:
+    with in_a_task():
+        yield
+
+
+def config(**tables: dict[str, Any]) -> Config:
+    run = {"updates_max": 12, "evaluate_every_versions": 4, **tables.pop("run", {})}
+    told = {"arrays": "arrays", "records": {"config": {"server-round": 0}}}
+    strategy = tables.pop("strategy", {"name": "fedasync"})
+    return Config.from_json(
+        {
+            **server_app.PRESETS,
+            **server_app.WHOLE,
+            "run": run,
+            "flower": {"train": told, "evaluate": told},
+            "strategy": strategy,
+            **tables,
+        }
+    )
+
+
+def adding(amount: float, log: list[int] | None = None) -> Node:
+    """A node that adds so much to each weight."""
+
+    def answer(message: Message) -> Message:
+        if log is not None:
+            log.append(message.content["config"]["server-round"])
+        arrays = {n: a.numpy() for n, a in message.content["arrays"].items()}
+        if message.metadata.message_type == "evaluate":
+            metrics = {"num-examples": 1, "accuracy": float(np.tanh(arrays["w"].mean())), "loss": 1.0}
+            return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
+        arrays["w"] = arrays["w"] + np.float32(amount)
+        record = ArrayRecord({n: Array(np.asarray(a)) for n, a in arrays.items()})
+        content = RecordDict(
+            {"arrays": record, "metrics": MetricRecord({"num-examples": 5, "train_loss": 0.5})}
+        )
+        return Message(content, reply_to=message)
+
+    return answer
+
+
+class Clock:
+    """Seconds that pass with every look."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        self.now += 0.25
+        return self.now
+
+
+class Run:
+    """A run in a folder, over nodes in this process."""
+
+    def __init__(self, folder: Path, nodes: dict[int, Node], settings: Config | None = None) -> None:
+        self.settings = settings or config()
+        self.grid = LocalGrid(nodes)
+        self.book = Logbook(folder, self.settings, FIRST)
+        self.recorder = Recorder("fedasync", "app", 0, 0.0, self.settings.to_json(), "live")
+        said = Said.from_json(self.settings.flower.train, "flower.train")
+        self.clock = Clock()
+        try:
+            self.run = GridRun(self.grid, self.settings, self.book, self.recorder, said, said, self.clock)
+        except BaseException:
+            self.close()
+            raise
+
+    def steps(self, most: int = 300) -> GridRun:
+        for _ in range(most):
+            if self.run.done:
+                return self.run
+            self.run.step()
+        raise AssertionError("the run does not end")
+
+    def close(self) -> None:
+        self.book.__exit__()
+        self.recorder.close()
+
+    def result(self) -> Any:
+        self.book.pack()
+        result = self.recorder.result(self.run.model_sha256, self.book.sha256, 1.0)
+        result.write(self.book.folder)
+        self.close()
+        return result
+
+
+def test_a_run_ends_with_its_budget_and_replays(tmp_path: Path) -> None:
+    begun = Run(tmp_path, {1: adding(1.0), 2: adding(2.0)})
+    done = begun.steps()
+    result = begun.result()
+    assert (done.engine.version, result.updates_applied, result.history[-1].version) == (12, 12, 12)
+    assert result.staleness.max >= 1
+    assert {c: s.examples for c, s in result.clients.items()} == {"node-1": 30, "node-2": 30}
+    assert replay_run(tmp_path).matches
+    assert not (tmp_path / PAYLOAD_FOLDER).exists()
+
+
+def test_the_arithmetic_is_the_strategys(tmp_path: Path) -> None:
+    begun = Run(
+        tmp_path,
+        {1: adding(1.0)},
+        config(strategy={"name": "fedbuff", "buffer_size": 3}, run={"updates_max": 6}),
+    )
+    run = begun.steps()
+    begun.close()
+    assert run.model()["w"].tolist() == [2.0] * 4
+    assert run.model()["count"] == 3
+
+
+def test_a_round_is_the_version_that_will_come_of_it(tmp_path: Path) -> None:
+    rounds: list[int] = []
+    begun = Run(
+        tmp_path, {1: adding(1.0, rounds)}, config(run={"updates_max": 3, "evaluate_every_versions": 0})
+    )
+    begun.steps()
+    begun.close()
+    assert rounds == [1, 2, 3, 4]  # the last is the evaluation of version 3
+
+
+def test_a_synchronous_strategy_works_as_well(tmp_path: Path) -> None:
+    nodes = {i: adding(float(i)) for i in (1, 2, 3)}
+    rounds = {"name": "fedavg", "clients_per_round": 3, "deadline_s": 100.0}
+    begun = Run(tmp_path, nodes, config(strategy=rounds, run={"updates_max": 6}))
+    run = begun.steps()
+    begun.close()
+    assert run.model()["w"].tolist() == [4.0] * 4
+
+
+def test_a_node_that_fails_is_asked_less_and_less(tmp_path: Path) -> None:
+    asked: list[float] = []
+
+    def failing(message: Message) -> Message:
+        asked.append(begun.clock.now)
+        return Message(Error(5, "node unavailable"), reply_to=message)
+
+    begun = Run(
+        tmp_path, {1: adding(1.0), 2: failing}, config(run={"updates_max": 40, "evaluate_every_versions": 0})
+    )
+    begun.steps()
+    begun.close()
+    gaps = np.diff(asked[:-1])  # the last is the evaluation
+    assert len(gaps) >= 3
+    assert all(b > 1.5 * a for a, b in itertools.pairwise(gaps))
+    assert begun.run.engine.counters.leases_lost == len(asked) - 1
+
+
+@pytest.mark.parametrize(
+    ("flaw", "applied"),
+    [
+        (lambda a: {**a, "w": np.full(4, np.nan, np.float32)}, False),
+        (lambda a: {**a, "w": np.zeros(5, np.float32)}, False),
+        (lambda a: {"w": a["w"]}, False),
+        (lambda a: {**a, "more": a["w"]}, False),
+        (lambda a: {**a, "w": a["w"].astype(np.float64) + 1}, True),
+    ],
+    ids=["no numbers", "another shape", "one too few", "one too many", "another dtype"],
+)
+def test_a_reply_of_no_use_changes_nothing(
+    flaw: Callable[[dict[str, Any]], dict[str, Any]], applied: bool, tmp_path: Path
+) -> None:
+    honest = adding(1.0)
+
+    def wrong(message: Message) -> Message:
+        reply = honest(message)
+        if message.metadata.message_type == "train":
+            arrays = flaw({n: a.numpy() for n, a in message.content["arrays"].items()})
+            reply.content["arrays"] = ArrayRecord({n: Array(np.asarray(a)) for n, a in arrays.items()})
+        return reply
+
+    begun = Run(tmp_path, {1: honest, 2: wrong})
+    begun.steps()
+    result = begun.result()
+    assert (result.clients["node-2"].updates > 0) is applied
+    assert np.isfinite(begun.run.model()["w"]).all()
+    assert replay_run(tmp_path).matches
+
+
+def test_nodes_come_and_go(tmp_path: Path) -> None:
+    begun = Run(tmp_path, {}, config(run={"updates_max": 9}))
+    nodes = [{}, {1: adding(1.0)}, {1: adding(1.0), 2: adding(1.0)}, {2: adding(1.0)}, {}]
+    for there in itertools.islice(itertools.cycle(nodes), 300):
+        begun.grid.nodes = there
+        begun.run.step()
+        if begun.run.done:
+            break
+    assert begun.run.engine.counters.applied == 9
+    assert len(begun.run.engine.ledger.clients) == 2
+    begun.close()
+
+
+class Deaf(LocalGrid):
+    """A Grid that loses every reply of node 2."""
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        kept = [
+            i for i in message_ids if (m := self._waiting.get(i)) is not None and m.metadata.dst_node_id != 2
+        ]
+        return super().pull_messages(kept)
+
+
+def test_a_reply_that_never_comes_costs_its_lease_and_no_more(tmp_path: Path) -> None:
+    short = {"lease_s": 10.0, "lease_min_s": 10.0, "lease_max_s": 10.0}
+    begun = Run(
+        tmp_path,
+        {1: adding(1.0), 2: adding(1.0)},
+        config(run={"updates_max": 60, "evaluate_every_versions": 0}, server=short),
+    )
+    begun.run._grid = begun.grid = Deaf(begun.grid.nodes)
+    while not begun.run.engine.finished:
+        begun.run.step()
+    begun.close()
+    assert begun.run.engine.counters.leases_lost >= 1
+    assert len(begun.run._tasks) <= 2
+
+
+# --- a process that dies ---------------------------------------------------------------------
+
+
+def whole_run(folder: Path) -> tuple[bytes, Any]:
+    begun = Run(folder, {1: adding(1.0), 2: adding(2.0)})
+    begun.steps()
+    begun.close()
+    return (folder / JOURNAL).read_bytes(), begun.run
+
+
+def test_a_run_that_was_cut_off_anywhere_goes_on(tmp_path: Path) -> None:
+    journal, _ = whole_run(tmp_path / "whole")
+    ends = [i + 1 for i, byte in enumerate(journal) if byte == ord("\n")]
+    cuts = [*ends, *(end - 7 for end in ends[2::5])]
+    for cut in cuts:
+        folder = tmp_path / f"cut-{cut}"
+        shutil.copytree(tmp_path / "whole", folder)
+        (folder / JOURNAL).write_bytes(journal[:cut])
+        again = Run(folder, {1: adding(1.0), 2: adding(2.0)})
+        applied = sum(
+            '"kind":"update"' in line
+            for line in journal[: journal.rfind(b"\n", 0, cut) + 1].decode().splitlines()
+        )
+        assert again.run.engine.counters.applied == applied
+        again.steps()
+        again.result()
+        assert again.run.engine.counters.applied == 12
+        assert replay_run(folder).matches
+        shutil.rmtree(folder)
+
+
+def test_a_cut_before_the_first_line_begins_anew(tmp_path: Path) -> None:
+    journal, _ = whole_run(tmp_path)
+    (tmp_path / JOURNAL).write_bytes(journal[:20])
+    again = Run(tmp_path, {1: adding(1.0)})
+    assert again.run.engine.counters.applied == 0
+    again.steps()
+    again.close()
+
+
+def test_measurements_are_there_again(tmp_path: Path) -> None:
+    _, run = whole_run(tmp_path)
+    again = Run(tmp_path, {})
+    assert again.run.done
+    result = again.result()
+    assert [p.version for p in result.history][-1] == run.engine.version
+    assert len(result.history) >= 3
+
+
+def test_a_payload_that_was_damaged_is_noticed(tmp_path: Path) -> None:
+    whole_run(tmp_path)
+    victim = next((tmp_path / PAYLOAD_FOLDER).iterdir())
+    victim.write_bytes(b"\0" + victim.read_bytes()[1:-1] + b"\7")
+    with pytest.raises(StoreCorrupt, match="other bytes than were journalled"):
+        Run(tmp_path, {})
+    victim.unlink()
+    with pytest.raises(StoreCorrupt, match="is not there"):
+        Run(tmp_path, {})
+
+
+def test_two_processes_never_write_one_journal(tmp_path: Path) -> None:
+    begun = Run(tmp_path, {})
+    with pytest.raises(StoreLocked, match=r"give this one another anabranch\.out"):
+        Run(tmp_path, {})
+    begun.close()
+
+
+def test_another_configuration_is_another_run(tmp_path: Path) -> None:
+    whole_run(tmp_path)
+    with pytest.raises(ConfigError, match="a run with other settings"):
+        Run(tmp_path, {}, config(strategy={"name": "fedbuff"}))
+
+
+def test_a_run_that_has_ended_keeps_its_folder(tmp_path: Path) -> None:
+    assert free_folder(tmp_path / "run") == tmp_path / "run"
+    begun = Run(tmp_path / "run", {1: adding(1.0)})
+    begun.steps()
+    begun.result()
+    assert free_folder(tmp_path / "run") == tmp_path / "run-2"

@@ -1,0 +1,136 @@
+"""A Flower app live: a real server, devices in processes of their own, one of which dies and comes back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
+
+from flower_apps import write_app
+from live_server import live_server
+
+from anabranch.client.operator import OperatorClient
+from anabranch.core.config import Config
+from anabranch.core.params import Tensors
+from anabranch.server.manifest import read_manifest
+
+DEVICE = """
+import json, os, signal, sys
+from pathlib import Path
+from anabranch.client.run import ClientOptions, run_client
+
+app, address, folder, shard, tasks_max, dies_after = sys.argv[1:]
+trained = 0
+
+def hear(kind, **data):
+    global trained
+    print(json.dumps({"kind": kind, **data}), flush=True)
+    trained += kind == "trained"
+    if kind == "trained" and trained == int(dies_after):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+name, state_dir = f"d{shard}", Path(folder)
+options = ClientOptions(f"flower:{app}", address, name, int(shard), 2, state_dir, tasks_max=int(tasks_max))
+run_client(options, hear)
+"""
+
+
+def anabranch(*arguments: str, cwd: Path) -> str:
+    command = [sys.executable, "-m", "anabranch.cli.main", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def device(app: Path, address: str, folder: Path, shard: int, tasks_max: int, dies_after: int = 0) -> Any:
+    words = [app, address, folder / f"d{shard}", shard, tasks_max, dies_after]
+    command = [sys.executable, "-c", DEVICE, *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def told(processes: Sequence[Any]) -> list[list[dict[str, Any]]]:
+    found = []
+    for process in processes:
+        out, err = process.communicate(timeout=170)
+        assert process.returncode in (0, -9), err
+        found.append([json.loads(line) for line in out.splitlines()])
+    return found
+
+
+def prepared(app: Path, folder: Path) -> tuple[Tensors, Config]:
+    """What `anabranch init` makes of the app, and a run of it."""
+    anabranch("init", "--flower", str(app), "--out", str(folder / "model"), cwd=folder)
+    brought = json.loads((folder / "model" / "settings.json").read_text())
+    tables = {"uplink": {"codec": "int8"}, "strategy": {"name": "fedasync"}, "client": {"retry_base_s": 0.05}}
+    settings = Config.from_json(
+        {**brought, **tables, "run": {"workload": "counting"}, "fleet": {"clients": 2}}
+    )
+    return read_manifest(folder / "model").tensors, settings
+
+
+def test_two_devices_work_on_and_the_state_of_one_survives_its_death(tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+    tensors, settings = prepared(app, tmp_path)
+    with live_server(tmp_path / "server", tensors, settings) as info:
+        first = [device(app, info.address, tmp_path, 0, 0, 3), device(app, info.address, tmp_path, 1, 4)]
+        died, lived = told(first)
+        (again,) = told([device(app, info.address, tmp_path, 0, 3)])
+        with OperatorClient(info.admin_address) as operator:
+            status = operator.status()
+        evaluated = json.loads(
+            anabranch(
+                *("evaluate", "--flower", str(app), "--server", info.address),
+                *("--admin", info.admin_address, "--once", "--json"),
+                cwd=tmp_path,
+            ).splitlines()[-1]
+        )
+    tasks = [e["metrics"]["tasks"] for e in [*died, *again] if e["kind"] == "trained"]
+    assert tasks == [1, 2, 3, 4, 5]  # the third result was sent after the death, none was made twice
+    rounds = [e["metrics"]["round"] for e in lived if e["kind"] == "trained"]
+    assert rounds == sorted(rounds)
+    assert status.updates_applied == 9
+    assert evaluated["version"] == status.version
+    assert evaluated["accuracy"] == pytest.approx(0.1 * 20 / 30)
+
+
+def test_a_server_is_started_of_an_app_and_brings_its_settings(tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+    settings = json.loads(anabranch("config", "show", "--json", cwd=tmp_path))
+    assert settings["flower.train"]["value"] == {}
+    anabranch(
+        *("demo", "--flower", str(app), "--clients", "2", "--strategy", "fedasync", "--out", "run"),
+        *("--set", "run.updates_max=6", "--set", "fleet.step_time_s=0.01"),
+        cwd=tmp_path,
+    )
+    found = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert found["updates_applied"] == 6
+    assert found["config"]["flower"]["train"]["records"]["config"]["lr"] == 0.5
+    shares = {client: share["examples"] // share["updates"] for client, share in found["clients"].items()}
+    assert shares == {"device-0": 10, "device-1": 20}
+
+
+def test_a_simulation_of_an_app_is_the_same_in_worker_processes(tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+    asked = ["simulate", "--flower", str(app), "--set", "run.updates_max=12", "--set", "fleet.clients=3"]
+    asked += ["--set", "fleet.dropout=0.2", "--set", "strategy.name='fedasync'"]
+    anabranch(*asked, "--out", "one", cwd=tmp_path)
+    anabranch(*asked, "--out", "two", "--workers", "2", cwd=tmp_path)
+    one, two = (json.loads((tmp_path / n / "result.json").read_text()) for n in ("one", "two"))
+    assert one["model_sha256"] == two["model_sha256"]
+    assert one["journal_sha256"] == two["journal_sha256"]
+    journal = [json.loads(line) for line in (tmp_path / "one" / "journal.jsonl").read_text().splitlines()]
+    tasks: dict[str, list[float]] = {}
+    for record in journal:
+        if record["kind"] == "update":
+            tasks.setdefault(record["client_id"], []).append(record["metrics"]["tasks"])
+    assert all(found == list(range(1, len(found) + 1)) for found in tasks.values())
+    assert "replayed 12 versions" in anabranch("replay", "one", cwd=tmp_path)

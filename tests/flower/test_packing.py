@@ -1,0 +1,103 @@
+"""An app made ready for `flwr run`: the copy has our ServerApp and settings, the app is as it was."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
+
+from flower_apps import LEGACY_SERVER, NUMPY_CLIENT, write_app
+
+from anabranch.core.errors import AppError
+from anabranch.flower import baseline
+from anabranch.flower.local_grid import LocalGrid, Node, in_a_task
+from anabranch.flower.messages import handled, new_context
+from anabranch.flower.packing import ASYNCHRONOUS, BASELINE, pack
+from anabranch.flower.project import Project
+from anabranch.flower.server_app import Options
+from anabranch.reports.result import Result
+
+TABLES: dict[str, dict[str, Any]] = {
+    "strategy": {"name": "fedasync", "staleness": {"name": "constant"}},
+    "run": {"updates_max": 5},
+}
+
+
+@pytest.fixture(autouse=True)
+def task() -> Iterator[None]:
+    with in_a_task():
+        yield
+
+
+def test_a_packed_app_has_our_server_app_and_the_settings(tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+    before = {p: p.read_bytes() for p in app.rglob("*") if p.is_file()}
+    packed = pack(app, tmp_path / "packed", ASYNCHRONOUS, tmp_path / "run", TABLES)
+    assert packed.serverapp == ASYNCHRONOUS
+    assert packed.run_config["learning-rate"] == 0.5
+    options = Options.of(packed.run_config)
+    assert options.serverapp == Project.read(app).serverapp
+    assert options.out == tmp_path / "run"
+    assert options.config.strategy.params == {"staleness": {"name": "constant"}}
+    assert (options.config.run.updates_max, options.config.server.lease_s) == (5, 3600.0)
+    assert {p: p.read_bytes() for p in app.rglob("*") if p.is_file()} == before
+
+
+def test_a_folder_that_is_there_is_not_written_over(tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+    with pytest.raises(AppError, match="is there already"):
+        pack(app, tmp_path, ASYNCHRONOUS, tmp_path / "run", {})
+
+
+def test_an_app_without_a_server_app_is_refused(tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+    project = app / "pyproject.toml"
+    project.write_text("\n".join(x for x in project.read_text().splitlines() if "serverapp" not in x))
+    with pytest.raises(AppError, match="names no serverapp"):
+        pack(app, tmp_path / "packed", ASYNCHRONOUS, tmp_path / "run", {})
+
+
+@pytest.mark.parametrize("legacy", [False, True], ids=["messages", "NumPyClient"])
+def test_the_apps_own_server_app_is_watched(
+    legacy: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = write_app(tmp_path, NUMPY_CLIENT, LEGACY_SERVER) if legacy else write_app(tmp_path)
+    packed = pack(app, tmp_path / "packed", BASELINE, tmp_path / "run", {"run": {"workload": "counting"}})
+    client, own = Project.read(app).client_app(), Project.read(app).run_config
+
+    def node(part: int) -> Node:
+        context = new_context(part, 3, own)
+        return lambda message: handled(client, message, context, 1)
+
+    baseline.main(LocalGrid({i + 1: node(i) for i in range(3)}), new_context(0, 3, packed.run_config))
+    result = Result.read(tmp_path / "run")
+    rounds = 2 if legacy else 3
+    assert (result.strategy, result.workload, result.versions) == ("flower", "counting", rounds)
+    assert result.updates_applied == 3 * rounds
+    assert [point.version for point in result.history] == list(range(1, rounds + 1))
+    assert result.final_accuracy == pytest.approx(8 / 60)
+    assert {share.examples // share.updates for share in result.clients.values()} == {10, 20, 30}
+    assert (tmp_path / "finished.txt").exists() is not legacy  # it came to its own end
+
+
+def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+
+    def said(*arguments: object) -> str:
+        command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+        assert done.returncode in (2, 3), done.stderr
+        return done.stderr
+
+    wrong = ("--set", "strategy.nane=x")
+    assert "nane" in said("flower", "pack", app, "--out", tmp_path / "packed", *wrong)
+    assert "name one App" in said("client", "digits", "--flower", app)
+    assert "write key=value" in said("client", "--flower", app, "--option", "key")
+    assert "cannot be read: name the folder of a Flower app" in said("simulate", "--flower", "nowhere")

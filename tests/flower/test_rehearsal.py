@@ -1,0 +1,121 @@
+"""What a ServerApp says first is heard, whatever it is written with; and it goes no further."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
+
+from flower_apps import COUNTING, FEDAVG, LEGACY_SERVER, NUMPY_CLIENT, write_app
+
+from anabranch.core.errors import AppError
+from anabranch.flower.rehearsal import rehearse
+
+LOOP = """
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+    from flwr.serverapp import ServerApp
+    import numpy as np, time
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        while len(nodes := list(grid.get_node_ids())) < 1500:
+            pass
+        model = ArrayRecord({"w": Array(np.full(4, 3.0))})
+        content = RecordDict({"model": model, "how": ConfigRecord({"lr": 2.0})})
+        ids = list(grid.push_messages([Message(content, n, "train") for n in nodes[:3]]))
+        while True:
+            grid.pull_messages(ids)
+"""
+
+TALKATIVE = """
+    from flwr.app import Array, ArrayRecord, Message, RecordDict
+    from flwr.serverapp import ServerApp
+    import numpy as np
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        records = {name: ArrayRecord({"w": Array(np.zeros(2))}) for name in ("model", "momentum")}
+        grid.send_and_receive([Message(RecordDict(records), 1, "train")])
+"""
+
+SILENT = """
+    from flwr.serverapp import ServerApp
+
+    app = ServerApp()
+
+    @app.main()
+    def main(grid, context):
+        raise RuntimeError("the licence has run out")
+"""
+
+
+def test_a_strategy_of_flowers_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    heard = rehearse(write_app(tmp_path), {}, 3, 0)
+    assert list(heard.arrays) == ["layer.weight", "layer.bias", "steps"]
+    assert heard.arrays["layer.weight"].tolist() == np.ones((2, 3)).tolist()
+    assert heard.train.arrays == "arrays"
+    assert heard.train.records == {"config": {"lr": 0.5, "server-round": 1}}
+    assert heard.evaluate.records == {"config": {"how": "well", "server-round": 1}}
+    assert not (tmp_path / "finished.txt").exists()
+
+
+def test_a_run_config_is_overridden(tmp_path: Path) -> None:
+    heard = rehearse(write_app(tmp_path), {"learning-rate": 0.25}, 3, 0)
+    assert heard.train.records["config"]["lr"] == 0.25
+
+
+def test_without_evaluations_they_are_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    heard = rehearse(write_app(tmp_path), {"fraction-evaluate": 0.0, "num-server-rounds": 1}, 3, 0)
+    assert heard.evaluate.records == {"config": {"server-round": 1}}
+    assert not (tmp_path / "finished.txt").exists()
+
+
+def test_a_legacy_app_gets_its_first_weights_from_a_client(tmp_path: Path) -> None:
+    heard = rehearse(write_app(tmp_path, NUMPY_CLIENT, LEGACY_SERVER), {}, 3, 0)
+    assert [a.tolist() for a in heard.arrays.values()] == [np.full((2, 3), 5.0).tolist(), [0.0, 0.0, 0.0]]
+    assert heard.train.arrays == "fitins.parameters"
+    assert heard.train.records == {"fitins.config": {"lr": 0.5, "server_round": 1}}
+    assert heard.evaluate.arrays == "evaluateins.parameters"
+
+
+def test_a_loop_of_its_own_is_heard(tmp_path: Path) -> None:
+    heard = rehearse(write_app(tmp_path, COUNTING, LOOP), {}, 3, 0)
+    assert heard.arrays["w"].tolist() == [3.0] * 4
+    assert (heard.train.arrays, heard.train.records) == ("model", {"how": {"lr": 2.0}})
+
+
+def test_what_is_drawn_follows_from_the_seed(tmp_path: Path) -> None:
+    folder = write_app(tmp_path, server=FEDAVG.replace("np.ones((2, 3), ", "np.random.rand(2, 3).astype("))
+    first, same = rehearse(folder, {}, 3, 1), rehearse(folder, {"learning-rate": 0.5}, 3, 1)
+    other = rehearse(folder, {}, 3, 2)
+    assert first.arrays["layer.weight"].tolist() == same.arrays["layer.weight"].tolist()
+    assert first.arrays["layer.weight"].tolist() != other.arrays["layer.weight"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        (TALKATIVE, r"2 ArrayRecords in a message \(model, momentum\)"),
+        (SILENT, "ended before it sent a message for training: RuntimeError: the licence has run out"),
+        ("app = 3", "is a int, no ServerApp"),
+        ("import no_such_module", "cannot be loaded: ModuleNotFoundError"),
+    ],
+    ids=["two models", "an error", "no app", "no module"],
+)
+def test_what_cannot_be_heard_is_said(server: str, why: str, tmp_path: Path) -> None:
+    with pytest.raises(AppError, match=why):
+        rehearse(write_app(tmp_path, COUNTING, server), {}, 3, 0)
+
+
+def test_an_unknown_key_of_the_run_config_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(AppError, match=r"has no key 'learning_rate' \(num-server-rounds, fraction"):
+        rehearse(write_app(tmp_path), {"learning_rate": 1.0}, 3, 0)

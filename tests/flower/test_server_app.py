@@ -1,0 +1,117 @@
+"""Our ServerApp: it hears the app's own, runs it without rounds, and goes on where an earlier one stood."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
+
+from flower_apps import FEDAVG, LEGACY_SERVER, NUMPY_CLIENT, write_app
+from flwr.app import Message
+
+from anabranch.core.errors import AppError, ConfigError
+from anabranch.flower import server_app
+from anabranch.flower.local_grid import LocalGrid, Node, in_a_task
+from anabranch.flower.messages import handled, new_context
+from anabranch.flower.project import Project
+from anabranch.reports.journal_files import JOURNAL, PAYLOADS
+from anabranch.simulation.replay import replay_run
+
+
+@pytest.fixture(autouse=True)
+def task() -> Iterator[None]:
+    with in_a_task():
+        yield
+
+
+def options(out: Path, package: str, **more: Any) -> dict[str, Any]:
+    given = {
+        "serverapp": f"{package}.server_app:app",
+        "out": str(out),
+        "poll_s": 0.0,
+        "run.updates_max": 9,
+        "strategy.name": "fedbuff",
+        "strategy.buffer_size": 3,
+    }
+    return {f"anabranch.{k}": v for k, v in {**given, **more}.items()}
+
+
+def app_grid(folder: Path, count: int) -> tuple[LocalGrid, Project]:
+    project = Project.read(folder)
+    app, run_config = project.client_app(), project.fused({})
+    contexts = {i + 1: new_context(i, count, run_config) for i in range(count)}
+
+    def node(node_id: int) -> Node:
+        return lambda message: handled(app, message, contexts[node_id], 1)
+
+    return LocalGrid({node_id: node(node_id) for node_id in contexts}), project
+
+
+@pytest.mark.parametrize(
+    ("client", "server"), [(None, FEDAVG), (NUMPY_CLIENT, LEGACY_SERVER)], ids=["messages", "NumPyClient"]
+)
+def test_the_server_app_runs_an_app(client: str | None, server: str, tmp_path: Path) -> None:
+    folder = write_app(tmp_path, client, server) if client else write_app(tmp_path)
+    grid, project = app_grid(folder, 3)
+    out = tmp_path / "run"
+    given = {**project.fused({}), **options(out, folder.name)}
+    server_app.main(grid, new_context(0, 3, given))
+    assert replay_run(out).matches
+    found = json.loads((out / "result.json").read_text())
+    assert (found["updates_applied"], found["versions"], found["kind"]) == (9, 3, "live")
+    assert (out / "model.safetensors").exists()
+    assert (out / "report.html").exists()
+
+
+def test_a_run_that_an_earlier_server_app_has_begun_goes_on(tmp_path: Path) -> None:
+    folder = write_app(tmp_path)
+    grid, project = app_grid(folder, 2)
+    out = tmp_path / "run"
+    given = {**project.fused({}), **options(out, folder.name)}
+    answers = itertools.count()
+    whole = dict(grid.nodes)
+
+    def dying(node: Node) -> Node:
+        def answer(message: Message) -> Message:
+            if next(answers) == 8:
+                raise KeyboardInterrupt
+            return node(message)
+
+        return answer
+
+    grid.nodes = {i: dying(node) for i, node in whole.items()}
+    with pytest.raises(KeyboardInterrupt):
+        server_app.main(grid, new_context(0, 2, given))
+    records = len((out / JOURNAL).read_text().splitlines())
+    grid.nodes = whole
+    server_app.main(grid, new_context(0, 2, given))
+    assert replay_run(out).matches
+    lines = (out / JOURNAL).read_text().splitlines()
+    assert len(lines) > records > 3
+    assert (out / PAYLOADS).exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "why"),
+    [
+        ({"run.updates_max": 0}, ConfigError, r"set anabranch\.run\.updates_max"),
+        ({"uplink.codec": "int8"}, ConfigError, "on Flower's Grid arrays travel whole"),
+        ({"submodel.name": "random"}, ConfigError, "trains the whole model"),
+        ({"strategy.nane": "x"}, ConfigError, "nane"),
+        ({"serverapp": ""}, AppError, "must name the app's own ServerApp"),
+        ({"serverapp": "json:dumps"}, AppError, "is a function, no ServerApp"),
+        ({"serverapp": "no_such:app"}, AppError, "cannot be loaded"),
+    ],
+)
+def test_options_of_no_use_are_refused(
+    more: dict[str, Any], error: type[Exception], why: str, tmp_path: Path
+) -> None:
+    given = options(tmp_path / "run", "app", **more)
+    with pytest.raises(error, match=why):
+        server_app.main(LocalGrid({}), new_context(0, 1, given))
