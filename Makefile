@@ -10,6 +10,7 @@ READY := $(VENV)/.ready
 
 DEMO_ARGS   ?=
 PYTEST_ARGS ?=
+PYTEST_PROCESSES ?= 2
 BENCH_ARGS  ?=
 
 .DEFAULT_GOAL := help
@@ -26,7 +27,7 @@ $(READY): pyproject.toml scripts/setup.sh
 	@touch $@
 
 test: setup  ## every test but the long proofs and the containers
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(PYTEST_PROCESSES) $(PYTEST_ARGS)
 
 lint: setup  ## style, types and import contracts (the tests check them as well)
 	$(BIN)/ruff check .

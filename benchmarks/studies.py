@@ -8,7 +8,7 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -128,6 +128,22 @@ def compare(pool: ProcessPoolExecutor, point: Point, seeds: Sequence[int]) -> li
 def plain(results: Sequence[Result]) -> list[dict[str, Any]]:
     """As JSON, without what would be most of the file: what each device gave, the configuration, coverage."""
     return [{**r.to_json(), "clients": {}, "config": {}, "coverage": ()} for r in results]
+
+
+def late_accuracy(result: Result) -> float:
+    """Mean accuracy, in %, over the last fifth of the run: the end, without the noise of one moment."""
+    end_s = result.history[-1].time_s
+    return statistics.fmean(100 * p.accuracy for p in result.history if p.time_s >= 0.8 * end_s)
+
+
+def tuning_rows(
+    tuned: Mapping[str, Iterable[tuple[Mapping[str, float], float, bool]]],
+) -> Iterator[list[str]]:
+    """A row for each point of each method: its values, its score, and whether it was chosen."""
+    for method, scores in tuned.items():
+        for chosen, score, best in scores:
+            values = ", ".join(f"{k} = {v:g}" for k, v in chosen.items())
+            yield [method, values, f"{score:.0f}", "**yes**" if best else ""]
 
 
 def mean(values: Iterable[float], digits: int = 1) -> str:

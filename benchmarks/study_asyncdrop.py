@@ -16,9 +16,8 @@ import argparse
 import itertools
 import json
 import os
-import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,19 @@ from typing import Any
 from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Point as Measured
 from anabranch.reports.result import Result
-from benchmarks.studies import Point, Tables, compare, mean, plain, pool_of, reached, table, tune
+from benchmarks.studies import (
+    Point,
+    Tables,
+    compare,
+    late_accuracy,
+    mean,
+    plain,
+    pool_of,
+    reached,
+    table,
+    tune,
+    tuning_rows,
+)
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAME = "study-asyncdrop"
@@ -182,12 +193,6 @@ def at_target(result: Result) -> Measured | None:
     return reached(result.history, result.target_accuracy, IN_A_ROW)
 
 
-def late_accuracy(result: Result) -> float:
-    """Mean accuracy, in %, over the last fifth of the run: the end, without the noise of one moment."""
-    end = result.history[-1].time_s
-    return statistics.fmean(100 * p.accuracy for p in result.history if p.time_s >= 0.8 * end)
-
-
 def _traffic(p: Measured) -> float:
     return (p.uplink_bytes + p.downlink_bytes) / 1e6
 
@@ -224,13 +229,6 @@ HEAD = (
 )
 
 
-def _tuning(tuned: Scores) -> Iterator[list[str]]:
-    for method, scores in tuned.items():
-        for chosen, score, best in scores:
-            values = ", ".join(f"{k} = {v:g}" for k, v in chosen.items())
-            yield [method, values, f"{score:.0f}", "**yes**" if best else ""]
-
-
 def document(tuned: Scores, finals: Finals, minutes: float) -> str:
     """The page."""
     fleet, client, run = BASE["fleet"], BASE["client"], BASE["run"]
@@ -264,7 +262,7 @@ Tuning: six points a method on seed {tuning}, judged by the time to the target o
 that never got there counts {2 * HORIZON_S:.0f} s. The rows below the first {len(METHODS)} are tuned points in
 another fleet.
 
-{table(("method", "point", "validation, s", "chosen"), _tuning(tuned))}
+{table(("method", "point", "validation, s", "chosen"), tuning_rows(tuned))}
 """
 
 

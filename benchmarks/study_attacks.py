@@ -28,7 +28,7 @@ from typing import Any
 from anabranch.reports.page import standalone
 from anabranch.reports.result import Result
 from anabranch.reports.svg import WIDTH, legend, rect, svg, text
-from benchmarks.studies import Point, Tables, mean, plain, pool_of, run, table
+from benchmarks.studies import Point, Tables, late_accuracy, mean, plain, pool_of, run, table
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAME = "study-attacks"
@@ -89,12 +89,6 @@ def point(defence: str, attack: str) -> Point:
     hostile = {} if attack == NOBODY else {"attackers": ATTACKERS, "attack": attack}
     tables: Tables = {"fleet": hostile, "robust": DEFENCES[defence]}
     return Point(f"{defence}, {attack}", (BASE, tables), {})
-
-
-def late_accuracy(result: Result) -> float:
-    """Mean accuracy, in %, over the last fifth of the run: the end, without the noise of one moment."""
-    end_s = result.history[-1].time_s
-    return statistics.fmean(100 * p.accuracy for p in result.history if p.time_s >= 0.8 * end_s)
 
 
 def lost(found: Found, defence: str, attack: str) -> list[float]:

@@ -15,9 +15,8 @@ import argparse
 import itertools
 import json
 import os
-import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,18 @@ from typing import Any
 
 from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Result
-from benchmarks.studies import Point, Tables, compare, mean, plain, pool_of, table, tune
+from benchmarks.studies import (
+    Point,
+    Tables,
+    compare,
+    late_accuracy,
+    mean,
+    plain,
+    pool_of,
+    table,
+    tune,
+    tuning_rows,
+)
 
 DOCS = Path(__file__).parents[1] / "docs"
 NAME = "study-teasq"
@@ -194,13 +204,6 @@ def accuracy_at(result: Result, time_s: float) -> float:
     return 100 * [p.accuracy for p in result.history if p.time_s <= time_s][-1]
 
 
-def late_accuracy(result: Result) -> float:
-    """Mean accuracy, in %, over the last fifth of the run: the end, without the noise of one moment."""
-    return statistics.fmean(
-        100 * p.accuracy for p in result.history if p.time_s >= 0.8 * result.history[-1].time_s
-    )
-
-
 def _row(method: str, results: Sequence[Result]) -> list[str]:
     reached = [found for r in results if (found := at_target(r)) is not None]
     return [
@@ -265,13 +268,6 @@ def _ratio(theirs: tuple[float, ...] | None, mine: tuple[float, ...] | None, whi
     return f"{theirs[which] / mine[which]:.2f}x"
 
 
-def _tuning(tuned: Scores) -> Iterator[list[str]]:
-    for method, scores in tuned.items():
-        for chosen, score, best in scores:
-            values = ", ".join(f"{k} = {v:g}" for k, v in chosen.items())
-            yield [method, values, f"{score:.0f}", "**yes**" if best else ""]
-
-
 def document(found: Mapping[str, tuple[Scores, Finals]], minutes: float) -> str:
     """The page."""
     fleet, client = BASE["fleet"], BASE["client"]
@@ -308,7 +304,7 @@ Seed by seed, `{CANDIDATE}` (robust) against the two references:
 Tuning: six points a method on seed {", ".join(map(str, TUNING_SEEDS))}, judged by the time to the target on
 the validation part; a run that never got there counts {2 * HORIZON_S:.0f} s.
 
-{table(("method", "point", "validation, s", "chosen"), _tuning(tuned))}
+{table(("method", "point", "validation, s", "chosen"), tuning_rows(tuned))}
 """
         )
     return "\n".join(parts)

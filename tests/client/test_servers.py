@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ import pytest
 from federations import config, first_weights
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from live_server import live_server
+from server_process import free_port
 
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.client.servers import Servers
@@ -26,12 +26,6 @@ from anabranch.identity.addresses import parse_addresses
 
 BACK_S = 60.0
 RETRY_S = 600.0  # a test that waits for a backing off to end does not end
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
