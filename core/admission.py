@@ -57,5 +57,7 @@ def superseded(ask: Ask, books: Books) -> list[Task]:
 
     What is left may still be answered: the result of an expired task may be on its way.
     """
+    if books.ledger.held_by(ask.client_id) < books.settings.tasks_per_client:
+        return []
     mine = [*books.ledger.expired_of(ask.client_id), *books.ledger.live_of(ask.client_id)]
     return mine[: max(0, len(mine) - books.settings.tasks_per_client + 1)]

@@ -52,7 +52,9 @@ class FleetTable:
     (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes).
     `split`: `iid`, `dirichlet`, `shards`, `speed-shards`. `leavers`: the fraction of devices that leave for
     good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model takes its
-    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`). The
+    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`). Simulated
+    devices that were refused ask again like live ones (`waiting`: `ask`), or sleep until there is room
+    (`called`); `auto`: the latter where they are more than a live server's line has places for. The
     fraction `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
     `attack_strength` says (0: as the attack does itself).
     """
@@ -74,6 +76,7 @@ class FleetTable:
     availability_period_s: float = 600.0
     leavers: float = 0.0
     submodel_step: str = "operations"
+    waiting: str = AUTO
     attackers: float = 0.0
     attack: str = "sign_flip"
     attack_strength: float = 0.0

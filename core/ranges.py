@@ -21,6 +21,7 @@ CHOICES = {
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
     "fleet.attack": ("sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood"),
     "fleet.submodel_step": ("operations", "whole"),
+    "fleet.waiting": (AUTO, "ask", "called"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "client.push": (TASK, OVERLAP, ELASTIC),
     "client.push_when": ("interval", "continuous", "change", "advised"),

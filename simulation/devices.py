@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 
 from anabranch.compress.feedback import Memory
 from anabranch.compress.registry import STAGES
@@ -67,7 +67,33 @@ class View:
 
 
 class Device(Presence):
-    """See the module. `index` is its place in the fleet's profiles and in the split of the data."""
+    """See the module. `index` is its place in the fleet's profiles and in the split of the data.
+
+    Idle it is a row of numbers: the models that it trains from are the run's, one copy of a version.
+    """
+
+    __slots__ = (
+        "_around",
+        "_asleep",
+        "_call",
+        "_crashes",
+        "_enrolled",
+        "_heartbeat",
+        "_holds",
+        "_life",
+        "_memory",
+        "_network",
+        "_offer",
+        "_outbox",
+        "_server",
+        "_tasks",
+        "_time",
+        "_training",
+        "examples",
+        "index",
+        "link",
+        "session",
+    )
 
     def __init__(
         self, index: int, examples: int, session: Session, around: Surroundings, time: DeviceClock = RIGHT
@@ -76,12 +102,11 @@ class Device(Presence):
         self.index = index
         self.examples = examples
         self.session = session
-        self.client_id = session.client_id
         self.link = Link.of(around.profiles, index)
         self._around = around
         self._server, self._network = around.server, around.network
         self._time = time
-        self._enrolled = False
+        self._enrolled = self._asleep = False
         self._crashes = 0
         self._life = 0  # counts how often it has vanished: what it had sent by then is gone
         self._call = 0  # counts calls: the answer to an earlier one is not for us any more
@@ -92,6 +117,11 @@ class Device(Presence):
         self._memory: Memory | None = None  # of its uplink, on its disk too
         self._training: Pending[LocalResult] | None = None
         self._outbox: Outbox | None = None
+
+    @property
+    def client_id(self) -> str:
+        """Its name."""
+        return self.session.client_id
 
     # --- coming and going --------------------------------------------------------------------
 
@@ -108,7 +138,8 @@ class Device(Presence):
         self._be_away(self._fleet.availability_period_s * self._draw("dropout-away", task_index))
 
     def _vanish(self) -> None:
-        self._server.note("vanished", self.client_id)
+        self._server.gone(self.client_id)
+        self._asleep = False
         self._life += 1
         self._call += 1
         self._heartbeat += 1
@@ -122,8 +153,7 @@ class Device(Presence):
 
     def _enrol(self) -> None:
         fleet = self._fleet
-        up_bps, down_bps = fleet.up_mbps * 1e6, fleet.down_mbps * 1e6
-        capability = Capability(self.examples, up_bps=up_bps, down_bps=down_bps, codecs=STAGES)
+        capability = _capability(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6)
         call = self._begin_call(0.0, self._enrol)
 
         def answer(_: None) -> None:
@@ -180,7 +210,14 @@ class Device(Presence):
             case ef.SetTimer("retry", at):
                 self._retry(at)
 
+    def called(self) -> None:
+        """The server has called for it, who was asleep: it asks as soon as it hears that."""
+        self._asleep = False
+        self._after(self.link.latency_s, lambda: self._handle(ev.TimerFired(self._now, "retry")))
+
     def _retry(self, at: float) -> None:
+        if self._asleep:
+            return
         if self._network.timeout_s is None:
             # Nothing can reach a session that waits to ask again, so its time is skipped.
             self._handle(ev.TimerFired(at, "retry"))
@@ -194,6 +231,7 @@ class Device(Presence):
             if not isinstance(granting, Refused):
                 self._hear(call, partial(self._granted, *granting))
             elif self._network.timeout_s is None:
+                self._asleep = self._server.waits(granting, self)
                 self._refused(granting, self._clock.now + self.link.latency_s)
             else:
                 self._hear(call, lambda: self._refused(granting, self._clock.now))
@@ -369,3 +407,9 @@ class Device(Presence):
     def _draw(self, purpose: str, number: int) -> float:
         """A uniform number in [0, 1) that no other device and no other purpose shares."""
         return rank(self._around.seed, purpose, self.client_id, number)
+
+
+@lru_cache(maxsize=1024)
+def _capability(examples: int, up_bps: float, down_bps: float) -> Capability:
+    """What a device says of itself; those that say the same share it."""
+    return Capability(examples, up_bps=up_bps, down_bps=down_bps, codecs=STAGES)

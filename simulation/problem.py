@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -23,6 +24,8 @@ from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import TrainResult, cut, smaller, trainer_for
+
+EXAMPLES_KEPT = 10_000  # devices
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class ProblemSource:
 
 
 class Problem:
-    """See the module. Examples are loaded when they are first needed, and kept."""
+    """See the module. Examples are loaded when they are first needed; `EXAMPLES_KEPT` devices' are kept."""
 
     def __init__(self, config: Config, app: App, start: Tensors | None = None) -> None:
         self.config = config
@@ -56,8 +59,9 @@ class Problem:
         self.initial: dict[str, Array] = own if start is None else dict(start)
         self.frozen = self.spec.frozen(self.initial)
         self._attack = Attack(config.fleet, config.run.seed)
-        self._groups = tuple(speed_profile(config.fleet, config.run.seed).group.tolist())
-        self._examples: dict[int, Examples] = {}
+        self.profiles = speed_profile(config.fleet, config.run.seed)
+        self._groups = tuple(self.profiles.group.tolist())
+        self._examples: OrderedDict[int, Examples] = OrderedDict()
         self._held_out: Examples | None = None
 
     def shard(self, role: str, device: int = 0) -> Shard:
@@ -67,9 +71,12 @@ class Problem:
 
     def examples(self, device: int) -> Examples:
         """What a device trains on."""
-        if device not in self._examples:
-            self._examples[device] = self.app.data(self.shard("train", device))
-        return self._examples[device]
+        found = self._examples.get(device)
+        if found is None:
+            found = self._examples[device] = self.app.data(self.shard("train", device))
+            if len(self._examples) > EXAMPLES_KEPT:
+                self._examples.popitem(last=False)
+        return found
 
     def count(self, device: int) -> int:
         """How many examples a device has. They are not kept: another process may be the one to train."""

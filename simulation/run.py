@@ -14,6 +14,7 @@ from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.core.config import Config
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError
+from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.params import Tensors, digest
 from anabranch.core.ranges import TASK
 from anabranch.core.session import Session, SessionSettings
@@ -36,11 +37,11 @@ from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.simulation.server import Direct, Process
 from anabranch.simulation.versions import Versions
+from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import Journal, World
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
-from anabranch.workloads.profiles import speed_profile
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def open_simulation(
         stack.callback(executor.close)
         simulation = Simulation(config, problem, executor, journal, recorder, progress)
         # What a run holds is large, and Python frees circles of objects late.
-        stack.callback(simulation.clock.clear)
+        stack.callback(simulation.clear)
         yield simulation
 
 
@@ -158,7 +159,8 @@ class Simulation:
         if config.faults.on:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
             kept = Disk(journal, partial(make_engine, config, problem), config.server.snapshot_every_updates)
-        self.world = World(self.clock, engine, versions, kept, recorder, downlink)
+        self.room = WaitingRoom(engine) if called_when_free(config) else None
+        self.world = World(self.clock, engine, versions, kept, recorder, downlink, self.room)
         self.server = self._serve()
         self.devices = self._devices(executor)
         tell = partial(_tell, progress, self.clock, versions)  # not the world, which holds the evaluator
@@ -182,6 +184,12 @@ class Simulation:
         self.clock.run(self._config.run.virtual_s_max or math.inf)
         self._evaluator.finish()
 
+    def clear(self) -> None:
+        """Forget what was to come, and who waits."""
+        self.clock.clear()
+        if self.room is not None:
+            self.room.clear()
+
     def result(self, wall_s: float) -> Result:
         """What the run came to, after `wall_s` real seconds."""
         return self._recorder.result(digest(self.engine.vector), self._journal.sha256, wall_s)
@@ -203,7 +211,7 @@ class Simulation:
             network=self.faults or PerfectNetwork(self.clock),
             executor=executor,
             fleet=config.fleet,
-            profiles=hurried(speed_profile(config.fleet, seed), config.fleet, seed),
+            profiles=hurried(self._problem.profiles, config.fleet, seed),
             seed=seed,
             step_cost=self._problem.step_cost,
             horizon_s=config.run.virtual_s_max,
@@ -227,6 +235,14 @@ def make_engine(config: Config, problem: Problem, snapshot: Snapshot | None = No
     if snapshot is not None:
         return restore(snapshot, spec, strategy, settings, broadcast, planner)
     return Engine(spec, strategy, settings, spec.flatten(problem.initial), broadcast, planner)
+
+
+def called_when_free(config: Config) -> bool:
+    """Whether refused devices sleep until they are called. Raises `ConfigError` where messages get lost."""
+    if config.fleet.waiting == "called" and config.faults.on:
+        raise ConfigError("fleet.waiting = 'called' is for runs without [faults]: write 'ask' or 'auto'")
+    many = config.fleet.clients > DEFAULT_LIMITS.waiting_max and not config.faults.on
+    return config.fleet.waiting == "called" or (config.fleet.waiting == "auto" and many)
 
 
 def _tell(progress: Tell | None, clock: VirtualClock, versions: Versions, measured: Measured) -> None:
