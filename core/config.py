@@ -54,8 +54,9 @@ class FleetTable:
     good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model takes its
     share of the whole model's operations (`operations`), or as long as the whole model's (`whole`). Simulated
     devices that were refused ask again like live ones (`waiting`: `ask`), or sleep until there is room
-    (`called`); `auto`: the latter where they are more than a live server's line has places for. The
-    fraction `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
+    (`called`); `auto`: the latter where they are more than a live server's line has places for. `executor`
+    does the training of a simulation, `batch_devices` at a time where it is batched. The fraction
+    `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
     `attack_strength` says (0: as the attack does itself).
     """
 
@@ -77,6 +78,8 @@ class FleetTable:
     leavers: float = 0.0
     submodel_step: str = "operations"
     waiting: str = AUTO
+    executor: str = AUTO
+    batch_devices: int = 64
     attackers: float = 0.0
     attack: str = "sign_flip"
     attack_strength: float = 0.0

@@ -16,54 +16,28 @@ when the device is back. A message under way when its device vanishes does not a
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from dataclasses import replace
+from functools import partial
 
 from anabranch.compress.feedback import Memory
-from anabranch.compress.registry import STAGES
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
-from anabranch.core.config import FleetTable
 from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.ledger import TRAIN_S
 from anabranch.core.rng import rank, seed_of
 from anabranch.core.session import Session
-from anabranch.core.updates import Ask, Capability, Decision, Task, Verdict
-from anabranch.simulation.clock import Action, VirtualClock
-from anabranch.simulation.executors.base import Executor, Job, LocalResult, Pending
+from anabranch.core.updates import Ask, Decision, Task, Verdict
+from anabranch.simulation.clock import Action
+from anabranch.simulation.executors.base import Job, LocalResult, Pending
 from anabranch.simulation.faults import RIGHT, DeviceClock
-from anabranch.simulation.network import Link, Network, down, up
+from anabranch.simulation.network import Link, down, up
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.presence import Presence
-from anabranch.simulation.server import Granting, Server
+from anabranch.simulation.server import Granting
+from anabranch.simulation.surroundings import Surroundings, View, capability_of
 from anabranch.simulation.versions import Offer
 from anabranch.workloads.batches import planned_steps
-from anabranch.workloads.profiles import DeviceProfiles
-
-
-@dataclass(frozen=True, eq=False)
-class Surroundings:
-    """What all devices share."""
-
-    clock: VirtualClock
-    server: Server
-    network: Network
-    executor: Executor
-    fleet: FleetTable
-    profiles: DeviceProfiles
-    seed: int
-    step_cost: Callable[[Task], float]  # relative to the whole model's
-    horizon_s: float  # devices leave for good before this
-
-
-@dataclass(frozen=True)
-class View:
-    """What a device believes: the version that it holds, the tasks that it has in hand or in its outbox."""
-
-    holds: int | None
-    tasks: tuple[Task, ...]
 
 
 class Device(Presence):
@@ -153,7 +127,7 @@ class Device(Presence):
 
     def _enrol(self) -> None:
         fleet = self._fleet
-        capability = _capability(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6)
+        capability = capability_of(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6)
         call = self._begin_call(0.0, self._enrol)
 
         def answer(_: None) -> None:
@@ -407,9 +381,3 @@ class Device(Presence):
     def _draw(self, purpose: str, number: int) -> float:
         """A uniform number in [0, 1) that no other device and no other purpose shares."""
         return rank(self._around.seed, purpose, self.client_id, number)
-
-
-@lru_cache(maxsize=1024)
-def _capability(examples: int, up_bps: float, down_bps: float) -> Capability:
-    """What a device says of itself; those that say the same share it."""
-    return Capability(examples, up_bps=up_bps, down_bps=down_bps, codecs=STAGES)

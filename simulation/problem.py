@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from anabranch.simulation.attacks import Attack
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import TrainResult, cut, smaller, trainer_for
+from anabranch.workloads.trainer import Training, TrainResult, cut, smaller, trainer_for
 
 EXAMPLES_KEPT = 10_000  # devices
 
@@ -84,12 +84,22 @@ class Problem:
 
     def train(self, job: Job) -> LocalResult:
         """Local training, encoded as it would travel. Raises `InvalidUpdate` where it has diverged."""
-        task, uplink = job.task, make_uplink(job.task.uplink)
-        result = self._trained(job, job.device)
+        return self.finish(job, [self._train(training) for training in self.trainings(job)])
+
+    def trainings(self, job: Job) -> list[Training]:
+        """The training that a job is made of; those of its helpers too if the device is hostile."""
+        task, submodel = job.task, smaller(job.task)
+        vector = job.vector if submodel is None else job.vector[submodel.indices]
+        devices = self._attack.helpers(job.device) or [job.device]
+        examples = (self._attack.examples(d, self.examples(d), self._last_label) for d in devices)
+        return [Training(vector, e, task.local, task.seed, submodel) for e in examples]
+
+    def finish(self, job: Job, results: Sequence[TrainResult]) -> LocalResult:
+        """The update, of the results of the job's trainings. Raises `InvalidUpdate` where it has diverged."""
+        task, uplink, result = job.task, make_uplink(job.task.uplink), results[0]
         covered = cut(task, result.delta)
-        if helpers := self._attack.helpers(job.device):
-            honest = [covered, *(cut(task, self._trained(job, other).delta) for other in helpers[1:])]
-            covered = self._attack.poisoned(honest)
+        if self._attack.helpers(job.device):
+            covered = self._attack.poisoned([cut(task, r.delta) for r in results])
             if not np.isfinite(covered).all():  # no codec would take it
                 uplink = make_uplink(RAW)
         payload, memory = uplink.encode(
@@ -98,12 +108,8 @@ class Problem:
         sha256 = hashlib.sha256(payload).hexdigest()
         return LocalResult(payload, uplink.codec.text, sha256, result.steps, dict(result.metrics), memory)
 
-    def _trained(self, job: Job, device: int) -> TrainResult:
-        """Local training on the data of a device."""
-        task, submodel = job.task, smaller(job.task)
-        examples = self._attack.examples(device, self.examples(device), self._last_label)
-        vector = job.vector if submodel is None else job.vector[submodel.indices]
-        return self.trainer.train(vector, self.frozen, examples, task.local, task.seed, submodel)
+    def _train(self, t: Training) -> TrainResult:
+        return self.trainer.train(t.vector, self.frozen, t.examples, t.plan, t.seed, t.submodel)
 
     def _last_label(self) -> int:
         return int(self._held_out_examples().y.max())

@@ -26,16 +26,16 @@ from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result
 from anabranch.simulation.attacks import hurried
 from anabranch.simulation.clock import VirtualClock
-from anabranch.simulation.devices import Device, Surroundings
+from anabranch.simulation.devices import Device
 from anabranch.simulation.disk import Disk
 from anabranch.simulation.evaluation import Evaluator, Measured
 from anabranch.simulation.executors.base import Executor
-from anabranch.simulation.executors.processes import ProcessesExecutor
-from anabranch.simulation.executors.serial import SerialExecutor
+from anabranch.simulation.executors.choice import chosen, make_executor, settled
 from anabranch.simulation.faults import RIGHT, DeviceClock, Faults
 from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.simulation.server import Direct, Process
+from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import Journal, World
@@ -72,7 +72,8 @@ def simulate(
 
     With `out` the folder gets `result.json`, `report.html`, `events.jsonl`, the journal with
     `initial.safetensors` and, if `[run] keep_payloads`, `payloads.zip`. `app` stands in for
-    `[run] workload`. With `workers` processes train, else this one; the digests are the same.
+    `[run] workload`. `[fleet] executor` says who trains; with `workers` so many processes do. The digests are
+    the same, except for those of the batched executor; the record names that one.
     `progress` is called at every evaluation.
 
     Accuracy is that of the server's own model, not of the replica that devices train from. The byte
@@ -110,6 +111,8 @@ def open_simulation(
         )
     source = ProblemSource(config, app, start)
     problem = source.open()
+    executor_name = chosen(config, problem, workers)
+    config = settled(config, executor_name)
     with ExitStack() as stack:
         if out is None:
             journal: JournalWriter | DigestJournal = DigestJournal(problem.spec, config)
@@ -126,7 +129,7 @@ def open_simulation(
                 events_path=None if out is None else out / EVENTS_FILE,
             )
         )
-        executor = ProcessesExecutor(source, workers) if workers else SerialExecutor(problem)
+        executor = make_executor(executor_name, source, problem, workers)
         stack.callback(executor.close)
         simulation = Simulation(config, problem, executor, journal, recorder, progress)
         # What a run holds is large, and Python frees circles of objects late.

@@ -33,6 +33,30 @@ class TrainResult:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, eq=False)
+class Training:
+    """Local training as `Trainer.train` takes it; `vector` is (size,) of the submodel, if there is one."""
+
+    vector: Vector
+    examples: Examples
+    plan: LocalPlan
+    seed: int
+    submodel: UnitMap | None = None
+
+    @property
+    def steps(self) -> int:
+        """Local steps."""
+        return planned_steps(self.plan, len(self.examples))
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Trainings of one kind can be stacked."""
+        x, y, plan = self.examples.x, self.examples.y, self.plan
+        rates = plan.learning_rate, plan.momentum, plan.weight_decay, plan.proximal_mu
+        small = None if self.submodel is None else self.submodel.small
+        return small, rates, x.shape[1:], x.dtype.str, y.dtype.str, y.ndim
+
+
 class LiveWeights(Protocol):
     """The weights of a model in training: for the thread that trains alone, between two steps."""
 

@@ -18,6 +18,9 @@ def simulate(
     config: ConfigFile = None,
     out: Out = None,
     strategy: Annotated[str | None, typer.Option(help="Override strategy.name.")] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="What trains: auto, serial, processes, batched (fleet.executor).")
+    ] = None,
     workers: Annotated[
         int, typer.Option(help="Worker processes for training; 0 trains in this one.", min=0)
     ] = 0,
@@ -26,10 +29,15 @@ def simulate(
 ) -> None:
     """Simulate a fleet: the same engine and devices as live, on a virtual clock.
 
-    The same configuration gives the same digests, whatever the number of workers.
+    The same configuration gives the same digests, whatever the number of workers; those of the batched
+    executor are its own.
     """
     output = Output(as_json)
-    chosen = [("--strategy", {"strategy": {"name": strategy}})] if strategy else []
+    chosen: list[tuple[str, dict[str, dict[str, object]]]] = []
+    if strategy:
+        chosen.append(("--strategy", {"strategy": {"name": strategy}}))
+    if executor:
+        chosen.append(("--executor", {"fleet": {"executor": executor}}))
     settings = load_config(config, overrides or (), flags=chosen)
     folder = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
     with Ticker(output) as ticker:
