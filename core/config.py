@@ -86,6 +86,20 @@ class FleetTable:
 
 
 @dataclass(frozen=True)
+class RayTable:
+    """`[ray]`: of the executor of that name. `address`: of a cluster; empty: Ray on this machine.
+
+    An actor reserves `cpus` and `gpus`, which may be fractions; `gpus_by_group`, if not empty, has the GPUs
+    for the devices of each speed group, the fastest first; the last is for all that are slower.
+    """
+
+    address: str = ""
+    cpus: float = 1.0
+    gpus: float = 0.0
+    gpus_by_group: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
 class StrategyTable:
     """`[strategy]`: the name, and the parameters that the strategy itself declares."""
 
@@ -191,6 +205,7 @@ class Config:
 
     run: RunTable = RunTable()
     fleet: FleetTable = FleetTable()
+    ray: RayTable = field(default_factory=RayTable)
     strategy: StrategyTable = StrategyTable()
     submodel: SubmodelTable = SubmodelTable()
     robust: RobustTable = field(default_factory=RobustTable)
@@ -216,6 +231,7 @@ class Config:
 TABLES: dict[str, type[Any]] = {
     "run": RunTable,
     "fleet": FleetTable,
+    "ray": RayTable,
     "strategy": StrategyTable,
     "submodel": SubmodelTable,
     "robust": RobustTable,

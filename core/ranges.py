@@ -22,7 +22,7 @@ CHOICES = {
     "fleet.attack": ("sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.waiting": (AUTO, "ask", "called"),
-    "fleet.executor": (AUTO, "serial", "processes", "batched"),
+    "fleet.executor": (AUTO, "serial", "processes", "batched", "ray"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "client.push": (TASK, OVERLAP, ELASTIC),
     "client.push_when": ("interval", "continuous", "change", "advised"),

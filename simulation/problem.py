@@ -82,6 +82,10 @@ class Problem:
         """How many examples a device has. They are not kept: another process may be the one to train."""
         return len(self.app.data(self.shard("train", device)))
 
+    def do(self, work: Job | Evaluation) -> LocalResult | Mapping[str, float]:
+        """Whichever it is."""
+        return self.train(work) if isinstance(work, Job) else self.evaluate(work)
+
     def train(self, job: Job) -> LocalResult:
         """Local training, encoded as it would travel. Raises `InvalidUpdate` where it has diverged."""
         return self.finish(job, [self._train(training) for training in self.trainings(job)])

@@ -13,7 +13,7 @@ from anabranch.simulation.executors.serial import SerialExecutor
 from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 
-SERIAL, BATCHED, PROCESSES = "serial", "batched", "processes"
+SERIAL, BATCHED, PROCESSES, RAY = "serial", "batched", "processes", "ray"
 TOGETHER_MIN = 16  # devices in training at a time; in a stack are those that began since the last, or fewer
 
 
@@ -45,6 +45,10 @@ def make_executor(name: str, source: ProblemSource, problem: Problem, workers: i
         from anabranch.simulation.executors.batched import BatchedExecutor
 
         return BatchedExecutor(problem, source.config.fleet.batch_devices)
+    if name == RAY:
+        from anabranch.simulation.executors.ray import RayExecutor
+
+        return RayExecutor(source, problem, workers or 1)
     return SerialExecutor(problem)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,10 +20,13 @@ from anabranch.core.updates import LocalPlan, Task
 from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult
 from anabranch.simulation.executors.batched import BatchedExecutor
 from anabranch.simulation.executors.choice import make_executor
+from anabranch.simulation.executors.ray import on_this_machine
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 from anabranch.workloads.app import App
 
-EXACT = ["serial", "processes"]
+HAS_RAY = importlib.util.find_spec("ray") is not None
+WITH_RAY = pytest.param("ray", marks=pytest.mark.skipif(not HAS_RAY, reason="ray is not installed"))
+EXACT = ["serial", "processes", WITH_RAY]
 EXECUTORS = [*EXACT, "batched"]
 PLANS = {
     "plain": LocalPlan(steps=5, batch_size=16),
@@ -45,13 +50,27 @@ def fleet(**tables: Any) -> Config:
     return config(**tables)
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Ray, with GPUs that are pretended: what is reserved is counted, and nothing computes there."""
+    import ray
+
+    with warnings.catch_warnings():  # its own start-up's
+        warnings.simplefilter("ignore")
+        ray.init(num_cpus=2, num_gpus=1, log_to_driver=False, logging_level="error", **on_this_machine())
+        yield
+        ray.shutdown()
+
+
 @pytest.fixture
-def make() -> Iterator[Make]:
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     """Executors, and the problem that they train; here torch has one thread, as it has in all of them."""
     opened: list[Executor] = []
     threads = OneThread()
 
     def build(name: str, app: App, settings: Config | None = None) -> tuple[Problem, Executor]:
+        if name == "ray":
+            request.getfixturevalue("cluster")
         source = ProblemSource(settings or fleet(), app)
         problem = source.open()
         opened.append(make_executor(name, source, problem, workers=1))
@@ -86,7 +105,13 @@ def assert_near(result: LocalResult, expected: LocalResult) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "plan"), [*((name, "all of them") for name in EXACT), *(("batched", plan) for plan in PLANS)]
+    ("name", "plan"),
+    [
+        ("serial", "all of them"),
+        ("processes", "all of them"),
+        pytest.param("ray", "all of them", marks=WITH_RAY.marks),
+        *(("batched", plan) for plan in PLANS),
+    ],
 )
 def test_every_executor_comes_to_the_serial_results(name: str, plan: str, make: Make) -> None:
     problem, executor = make(name, Linear())
@@ -97,7 +122,7 @@ def test_every_executor_comes_to_the_serial_results(name: str, plan: str, make: 
         result = work.result()
         assert result.steps == expected.steps
         assert result.codec == expected.codec
-        if name in EXACT:
+        if name != "batched":
             assert result.sha256 == expected.sha256
             assert result.metrics == expected.metrics
         else:
@@ -203,6 +228,28 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_the_log_says_why_once(
     (record,) = caplog.records
     assert record.getMessage().startswith("devices are trained one by one: ")
     assert re.search(why, record.getMessage())
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_devices_of_different_speed_groups_have_actors_with_other_shares_of_a_gpu(make: Make) -> None:
+    settings = fleet(ray={"cpus": 0.5, "gpus_by_group": [0.5, 0.25, 0.0]})
+    problem, executor = make("ray", Linear(), settings)
+    jobs = jobs_of(problem, PLANS["plain"])
+    assert len(set(problem.profiles.group[:9].tolist())) > 3
+    pending = [executor.train(job) for job in jobs]
+    assert [w.result().sha256 for w in pending] == [problem.train(job).sha256 for job in jobs]
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_more_than_ray_has_is_not_waited_for(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"need 1.5 GPUs, and Ray has 1: lower --workers"):
+        make("ray", Linear(), fleet(ray={"gpus": 1.5}))
+
+
+@pytest.mark.skipif(HAS_RAY, reason="ray is installed")
+def test_without_ray_the_error_says_how_to_get_it() -> None:
+    with pytest.raises(ConfigError, match=r"anabranch\[ray\]"):
+        make_executor("ray", ProblemSource(fleet(), Linear()), ProblemSource(fleet(), Linear()).open(), 1)
 
 
 def test_arrays_cannot_be_stacked() -> None:
