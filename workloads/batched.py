@@ -177,15 +177,15 @@ class _Stack:
         self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, m: torch.Tensor
     ) -> torch.Tensor:
         """The mean cross entropy of each training's batch, (live,)."""
-        torch, module, live = self._torch, self._resident.module, len(x)
+        library, module, live = self._torch, self._resident.module, len(x)
         fixed = {name: tensor[:live] for name, tensor in self._fixed.items()}
 
         def scores(w: Any, f: Any, one_x: torch.Tensor) -> Any:
-            return torch.func.functional_call(module, (w, f), (one_x,))
+            return library.func.functional_call(module, (w, f), (one_x,))
 
         with self._runtime.autocast():
-            found = torch.vmap(scores)(weights, fixed, x)
-            flat = torch.nn.functional.cross_entropy(found.flatten(0, 1), y.flatten(), reduction="none")
+            found = library.vmap(scores)(weights, fixed, x)
+            flat = library.nn.functional.cross_entropy(found.flatten(0, 1), y.flatten(), reduction="none")
         mean: torch.Tensor = (flat.view(y.shape) * m).sum(1)
         return mean
 
@@ -227,7 +227,8 @@ def _unstacked(
     """The tensors of the stacked vectors (count, size), by name: those that are trained, and the others."""
     shapes = dict(resident.module.state_dict())
     trained = {name for name, p in resident.module.named_parameters() if p.requires_grad}
-    weights, fixed = {}, {}
+    weights: dict[str, torch.Tensor] = {}
+    fixed: dict[str, torch.Tensor] = {}
     for name, at in resident.spec.slices.items():
         like = shapes[name]
         tensor = given[:, at].reshape(len(given), *like.shape).to(like.dtype, copy=True)
