@@ -72,7 +72,7 @@ class TorchTrainer:
         with self.runtime.seeded(seed):
             metrics = self.app.train(resident.module, examples, plan, seed)
         resident.module.zero_grad(set_to_none=True)
-        delta = (resident.flat() - given).cpu().numpy()
+        delta = resident.flat().sub_(given).cpu().numpy()
         return result_of(delta, metrics, plan, examples, self.app.name)
 
     def train_on(
