@@ -6,7 +6,7 @@ import os
 from dataclasses import replace
 
 from anabranch.core.chains import AUTO
-from anabranch.core.config import Config
+from anabranch.core.config import Config, RayTable
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.executors.processes import ProcessesExecutor
 from anabranch.simulation.executors.serial import SerialExecutor
@@ -32,9 +32,12 @@ def chosen(config: Config, problem: Problem, workers: int) -> str:
 
 
 def settled(config: Config, name: str) -> Config:
-    """The configuration for the record: who trains batched gets other digests, all others the serial ones."""
+    """The configuration for the record: who trains batched gets other digests, all others the serial ones.
+
+    Where the work is done is no part of it.
+    """
     executor = BATCHED if name == BATCHED else SERIAL
-    return replace(config, fleet=replace(config.fleet, executor=executor))
+    return replace(config, fleet=replace(config.fleet, executor=executor), ray=RayTable())
 
 
 def make_executor(name: str, source: ProblemSource, problem: Problem, workers: int) -> Executor:

@@ -12,7 +12,7 @@ from local_apps import Brief, Linear
 
 from anabranch.core.config import Config
 from anabranch.reports.journal_files import JournalReader
-from anabranch.simulation.executors.choice import chosen
+from anabranch.simulation.executors.choice import chosen, settled
 from anabranch.simulation.problem import ProblemSource
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import open_simulation, simulate
@@ -55,11 +55,18 @@ def test_a_batched_run_repeats_itself_and_its_folder_replays(tmp_path: Path) -> 
     assert replay_run(tmp_path).matches
 
 
+def test_the_record_does_not_say_where_the_work_was_done() -> None:
+    here, there = config(), config(ray={"address": "10.0.0.1:6379"}, fleet={"executor": "ray"})
+    assert settled(there, "ray") == settled(here, "processes") == settled(here, "serial")
+    assert settled(here, "batched") != settled(here, "serial")
+
+
 @pytest.mark.parametrize("uplink", ["raw", "ef(0.9)|topk(0.25)|int8|gaps|zstd"])
 def test_a_batched_run_is_the_serial_one_but_for_rounding(uplink: str) -> None:
     vectors = []
     for executor in ("serial", "batched"):
-        settings = digits(fleet={"executor": executor}, client={"momentum": 0.9, "learning_rate": 0.01})
+        client = {"momentum": 0.9, "learning_rate": 0.01}
+        settings = digits(fleet={"executor": executor}, client=client, uplink={"codec": uplink})
         with open_simulation(settings, app=Linear()) as simulation:
             simulation.run()
             assert simulation.engine.counters.applied > 20
