@@ -14,7 +14,6 @@ import importlib.util
 import json
 import multiprocessing
 import os
-import resource
 import subprocess
 import tempfile
 import time
@@ -32,6 +31,7 @@ from anabranch.core.updates import LocalPlan
 from anabranch.simulation.run import open_simulation
 from anabranch.workloads.digits import Digits
 from benchmarks.simulator import NoTraining
+from benchmarks.throughput import peak_rss_bytes
 
 FLOWER = Path(__file__).with_name("flower_simulation.py")
 PARAMETERS = 100_000
@@ -161,8 +161,8 @@ def _large(devices: int) -> Large:
         ready = time.process_time()
         simulation.run()
         done = time.process_time()
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return Large(devices, simulation.clock.events, ready - started, done - ready, peak)
+        memory_bytes = peak_rss_bytes(os.getpid())
+        return Large(devices, simulation.clock.events, ready - started, done - ready, memory_bytes)
 
 
 def flower(python: str, devices: int, rounds: int) -> Measured | None:

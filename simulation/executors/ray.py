@@ -46,6 +46,9 @@ class Trainer:
         self._problem = source.open()
         OneThread()
 
+    def ready(self) -> None:
+        """The problem is open."""
+
     def do(self, work: Job | Evaluation, vector: Vector) -> LocalResult | Mapping[str, float]:
         """The work, from this vector."""
         return self._problem.do(replace(work, vector=vector))
@@ -84,6 +87,10 @@ class _Actors(Queue):
         self._in_hand: list[list[Future[Any]]] = [[] for _ in self._actors]
         self._ray, self._models = ray, models
 
+    def wait_until_ready(self) -> None:
+        """Raises what opening the problem raised."""
+        self._ray.get([actor.ready.remote() for actor in self._actors])
+
     def close(self) -> None:
         """Drops what waits and ends the actors."""
         self.drop()
@@ -121,6 +128,12 @@ class RayExecutor:
             raise
         self._by_group = [made[kind] for kind in kinds]
         self._made = list(made.values())
+        try:
+            for actors in self._made:
+                actors.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
 
     def train(self, job: Job) -> Pending[LocalResult]:
         """Training by an actor with the resources that the device needs."""
