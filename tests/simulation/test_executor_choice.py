@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +23,9 @@ from anabranch.workloads.app import App
 DIGITS = {"virtual_s_max": 8.0}
 
 
-def digits(**tables: object) -> Config:
-    fleet = {"clients": 16, "split": "dirichlet", "dropout": 0.1, **tables.pop("fleet", {})}  # type: ignore[dict-item]
-    return config(**{"run": {"workload": "digits", **DIGITS}, "fleet": fleet, **tables})  # type: ignore[arg-type]
+def digits(**tables: Mapping[str, Any]) -> Config:
+    fleet = {"clients": 16, "split": "dirichlet", "dropout": 0.1, **tables.pop("fleet", {})}
+    return config(**{"run": {"workload": "digits", **DIGITS}, "fleet": fleet, **tables})
 
 
 def name_of(settings: Config, app: App | None = None, workers: int = 0) -> str:
