@@ -25,7 +25,8 @@ DIGITS = {"virtual_s_max": 8.0}
 
 def digits(**tables: Mapping[str, Any]) -> Config:
     fleet = {"clients": 16, "split": "dirichlet", "dropout": 0.1, **tables.pop("fleet", {})}
-    return config(**{"run": {"workload": "digits", **DIGITS}, "fleet": fleet, **tables})
+    run = tables.pop("run", {"workload": "digits", **DIGITS})
+    return config("fedbuff", run=run, fleet=fleet, **tables)
 
 
 def name_of(settings: Config, app: App | None = None, workers: int = 0) -> str:
