@@ -1,4 +1,7 @@
-"""`python -m benchmarks`: the short benchmarks, written to `docs/benchmarks.md`."""
+"""`python -m benchmarks`: the short benchmarks, written to `docs/benchmarks.md`.
+
+With `FLOWER_PYTHON`, the Python of an environment that has flwr[simulation], Flower is measured as well.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import codecs, simulator, submodels, throughput
+from benchmarks import codecs, fleet_speed, simulator, submodels, throughput
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
@@ -34,6 +37,7 @@ training at a time.
 
 {simulator.table(simulator.run_all())}
 
+{fleet_speed.section(os.environ.get("FLOWER_PYTHON", ""))}
 {codecs.section()}
 
 {submodels.section()}"""

@@ -53,8 +53,11 @@ class FleetTable:
     (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes).
     `split`: `iid`, `dirichlet`, `shards`, `speed-shards`. `leavers`: the fraction of devices that leave for
     good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model takes its
-    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`). The
-    fraction `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
+    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`). Simulated
+    devices that were refused ask again like live ones (`waiting`: `ask`), or sleep until there is room
+    (`called`); `auto`: the latter where they are more than a live server's line has places for. `executor`
+    does the training of a simulation, `batch_devices` at a time where it is batched. The fraction
+    `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
     `attack_strength` says (0: as the attack does itself).
     """
 
@@ -75,9 +78,26 @@ class FleetTable:
     availability_period_s: float = 600.0
     leavers: float = 0.0
     submodel_step: str = "operations"
+    waiting: str = AUTO
+    executor: str = AUTO
+    batch_devices: int = 64
     attackers: float = 0.0
     attack: str = "sign_flip"
     attack_strength: float = 0.0
+
+
+@dataclass(frozen=True)
+class RayTable:
+    """`[ray]`: of the executor of that name. `address`: of a cluster; empty: Ray on this machine.
+
+    An actor reserves `cpus` and `gpus`, which may be fractions; `gpus_by_group`, if not empty, has the GPUs
+    for the devices of each speed group, the fastest first; the last is for all that are slower.
+    """
+
+    address: str = ""
+    cpus: float = 1.0
+    gpus: float = 0.0
+    gpus_by_group: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -204,6 +224,7 @@ class Config:
 
     run: RunTable = RunTable()
     fleet: FleetTable = FleetTable()
+    ray: RayTable = field(default_factory=RayTable)
     strategy: StrategyTable = StrategyTable()
     submodel: SubmodelTable = SubmodelTable()
     robust: RobustTable = field(default_factory=RobustTable)
@@ -231,6 +252,7 @@ class Config:
 TABLES: dict[str, type[Any]] = {
     "run": RunTable,
     "fleet": FleetTable,
+    "ray": RayTable,
     "strategy": StrategyTable,
     "submodel": SubmodelTable,
     "robust": RobustTable,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -44,16 +43,16 @@ def to_record(event: ev.Event) -> Record:
     """The record of an event."""
     match event:
         case ev.Enrolled():
-            return {"kind": "enrolled", **asdict(event)}
+            return {"kind": "enrolled", **vars(event), "capability": dict(vars(event.capability))}
         case ev.TaskAsked():
-            return {"kind": "asked", "now": event.now, **asdict(event.ask)}
+            return {"kind": "asked", "now": event.now, **vars(event.ask)}
         case ev.UpdateArrived():
             return _update_record(event)
         case ev.RolledBack(now, to_version, to_seq, without, everyone):
             found = {"now": now, "to_version": to_version, "to_seq": to_seq, "without": list(without)}
             return {"kind": "rolled_back", **found, "everyone": everyone}
         case _:
-            return {"kind": _KIND[type(event)], **asdict(event)}
+            return {"kind": _KIND[type(event)], **vars(event)}
 
 
 def from_record(record: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Event:
@@ -115,7 +114,7 @@ def replay(
 
 def _update_record(event: ev.UpdateArrived) -> Record:
     u = event.update
-    proof = {} if event.proof is None else {"proof": asdict(event.proof)}
+    proof = {} if event.proof is None else {"proof": dict(vars(event.proof))}
     return {
         "kind": "update",
         "now": event.now,
@@ -127,7 +126,7 @@ def _update_record(event: ev.UpdateArrived) -> Record:
         "local_steps": u.local_steps,
         "metrics": dict(u.metrics),
         "submodel": None if u.submodel is None else u.submodel.to_json(),
-        "payload": asdict(event.payload),
+        "payload": dict(vars(event.payload)),
         "flaw": event.flaw,
         **proof,
     }

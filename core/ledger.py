@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from anabranch.core.submodels import UnitMap
@@ -17,7 +18,7 @@ EWMA_WEIGHT = 0.3  # of the newest time
 TRAIN_S = "train_s"  # the metric in which a device says how many seconds it trained
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ClientRecord:
     """What the server knows of a device.
 
@@ -62,23 +63,19 @@ class Ledger:
         self.bases: Counter[int] = Counter()
         self._by_client: dict[str, list[str]] = {}
         self._answered: dict[str, str] = {}
-        self._client_ids: tuple[str, ...] | None = ()
         self._steps_s: list[float] = []  # of all clients whose step time is known, increasing
 
     # --- clients -----------------------------------------------------------------------------
 
     @property
-    def client_ids(self) -> tuple[str, ...]:
-        """Every enrolled client, in the order of enrolment."""
-        if self._client_ids is None:
-            self._client_ids = tuple(self.clients)
-        return self._client_ids
+    def client_ids(self) -> Collection[str]:
+        """Every enrolled client, in the order of enrolment: a view, not a copy."""
+        return self.clients.keys()
 
     def enrol(self, client_id: str, capability: Capability) -> None:
         """Add a client, or take note of what it says of itself now."""
         known = self.clients.get(client_id)
         if known is None:
-            self._client_ids = None
             self.clients[client_id] = ClientRecord(client_id, capability)
         else:
             self.clients[client_id] = replace(known, capability=capability)
@@ -138,6 +135,10 @@ class Ledger:
         if not mine:
             del self._by_client[task.client_id]
 
+    def held_by(self, client_id: str) -> int:
+        """How many tasks the client has, expired ones too."""
+        return len(self._by_client.get(client_id, ()))
+
     def live_of(self, client_id: str) -> list[Task]:
         """The client's live tasks, oldest first."""
         return [t for t in self._of(client_id) if t.state is TaskState.LEASED]
@@ -181,7 +182,6 @@ class Ledger:
         for client in clients:
             self.clients[client.client_id] = client
             self._rank(None, client.step_s)
-        self._client_ids = None
         for task in tasks:
             self.open(task)
         for receipt, answers_task in receipts:

@@ -60,6 +60,25 @@ class SessionSettings:
 class Session:
     """See the module. All attributes are for reading; only `handle` changes them."""
 
+    # A simulation has one for each device, and may have a million of them.
+    __slots__ = (
+        "_again",
+        "_asks",
+        "_draws",
+        "_later",
+        "_next_task_id",
+        "_task_id",
+        "answered",
+        "client_id",
+        "failures",
+        "given_up",
+        "phase",
+        "seed",
+        "settings",
+        "task",
+        "update_id",
+    )
+
     def __init__(self, client_id: str, seed: int, settings: SessionSettings | None = None) -> None:
         self.client_id = client_id
         self.seed = seed
@@ -73,8 +92,8 @@ class Session:
         self._asks = 0
         self._draws = 0
         self._task_id = self._next_task_id = ""
-        self._later: list[str] = []  # what an earlier life has left, behind the update in hand
-        self._again: Callable[[float], list[ef.SessionEffect]] = self._ask
+        self._later: tuple[str, ...] = ()  # what an earlier life has left, behind the update in hand
+        self._again: Call = Session._ask
 
     def handle(self, event: ev.SessionEvent) -> list[ef.SessionEffect]:  # noqa: C901 - one flat table
         """Take one event, return the effects in order. What comes too late is ignored."""
@@ -98,7 +117,7 @@ class Session:
             case ev.TaskCancelled(now, task_id) if self.task is not None and task_id == self.task.task_id:
                 return self._cancelled(now)
             case ev.TimerFired(now, "retry") if self.phase is Phase.WAITING:
-                return self._again(now)
+                return self._again(self, now)
             case ev.TimerFired(now, "heartbeat") if self.task is not None:
                 return [ef.Renew(self.task), self._heartbeat(now)]
         return []
@@ -142,14 +161,15 @@ class Session:
     def _started(self, event: ev.Started) -> list[ef.SessionEffect]:
         if event.pending_update_id is None:
             return self._ask_anew(event.now)
-        self.update_id, self._later = event.pending_update_id, list(event.later_update_ids)
+        self.update_id, self._later = event.pending_update_id, tuple(event.later_update_ids)
         return self._push(event.now)
 
     def _next(self, now: float) -> list[ef.SessionEffect]:
         """What an earlier life has left goes first, be it more than one; then a new task."""
         if not self._later:
             return self._ask_anew(now)
-        self.task, self.update_id = None, self._later.pop(0)
+        self.task, (self.update_id, *later) = None, self._later
+        self._later = tuple(later)
         return self._push(now)
 
     def _granted(self, event: ev.TaskGranted) -> list[ef.SessionEffect]:
@@ -160,7 +180,7 @@ class Session:
         if event.final:
             return self._stop(event.detail)
         self.failures = 0
-        return self._wait(event.now, self._ask_anew, event.retry_after_s)
+        return self._wait(event.now, Session._ask_anew, event.retry_after_s)
 
     def _acknowledged(self, now: float, granted: Task | None) -> list[ef.SessionEffect]:
         assert self.update_id is not None
@@ -177,9 +197,9 @@ class Session:
         """Repeat a call that may succeed later; for one that cannot, give the task up."""
         self.failures += 1
         if event.retryable:
-            again = {Phase.ASKING: self._ask, Phase.FETCHING: self._fetch, Phase.PUSHING: self._push}
-            if self.phase in again:
-                return self._wait(event.now, again[self.phase], event.retry_after_s)
+            again = CALLS.get(self.phase)
+            if again is not None:
+                return self._wait(event.now, again, event.retry_after_s)
         if self.phase is Phase.ASKING:
             return self._stop(event.detail)
         if self.phase is Phase.PUSHING and self.update_id:
@@ -189,7 +209,7 @@ class Session:
         # A grant clears `failures`: without this, tasks that all fail would be asked for at full speed.
         self.given_up += 1
         self.failures = max(self.failures, self.given_up)
-        return self._wait(event.now, self._ask_anew, event.retry_after_s)
+        return self._wait(event.now, Session._ask_anew, event.retry_after_s)
 
     def _cancelled(self, now: float) -> list[ef.SessionEffect]:
         """Stop work that is not wanted; a finished result is still pushed, the server decides."""
@@ -208,7 +228,7 @@ class Session:
     def _wait(
         self,
         now: float,
-        again: Callable[[float], list[ef.SessionEffect]],
+        again: Call,
         window_s: tuple[float, float] | None,
     ) -> list[ef.SessionEffect]:
         self.phase, self._again = Phase.WAITING, again
@@ -233,3 +253,11 @@ class Session:
     def _uniform(self) -> float:
         self._draws += 1
         return rank(self.seed, "session", self.client_id, self._draws)
+
+
+Call = Callable[[Session, float], list[ef.SessionEffect]]
+CALLS: dict[Phase, Call] = {
+    Phase.ASKING: Session._ask,
+    Phase.FETCHING: Session._fetch,
+    Phase.PUSHING: Session._push,
+}

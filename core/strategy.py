@@ -15,6 +15,7 @@ Laws, checked for every strategy by `tests/conformance/test_strategies.py`:
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -29,13 +30,14 @@ State = Any
 class Context:
     """What the engine knows at the time of a call. `base` is w_base where the strategy needs it.
 
-    `spec` is the model's; it is never None in a run.
+    `clients` are the enrolled ones, in their order, as they are during the call. `spec` is the model's; it
+    is never None in a run.
     """
 
     now: float
     version: int
     seed: int
-    clients: tuple[str, ...] = ()
+    clients: Collection[str] = ()
     live_tasks: int = 0
     staleness: int = 0
     base: Vector | None = None
@@ -105,6 +107,10 @@ class Strategy(Protocol):
         """Whether this device may have a task now. Changes nothing."""
         ...
 
+    def selected(self, state: State) -> list[str] | None:
+        """The devices that alone may be admitted as things are; None: whoever asks first."""
+        ...
+
     def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """The task for an admitted ask; `local` is what the configuration says."""
         ...
@@ -156,6 +162,10 @@ class AsyncStrategy:
 
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
         """Admit: the engine's concurrency cap is the only limit."""
+        return None
+
+    def selected(self, state: State) -> list[str] | None:
+        """Nobody is preferred."""
         return None
 
     def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:

@@ -33,7 +33,7 @@ class _Mark(NamedTuple):
     downlink_bytes: int
 
 
-@dataclass
+@dataclass(slots=True)
 class _Tally:
     """The running counts of one device."""
 

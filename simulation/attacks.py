@@ -40,6 +40,8 @@ STRENGTHS = {"sign_flip": 5.0, "scale": 100.0, "alie": 1.5, "ipm": 5.0, "flood":
 def hostile_devices(fleet: FleetTable, seed: int) -> tuple[int, ...]:
     """The devices that attack, increasing: as many as `fleet.attackers` says, to the nearest."""
     count = round(fleet.attackers * fleet.clients)
+    if not count:
+        return ()
     order = sorted(range(fleet.clients), key=lambda i: rank(seed, "attacker", i))
     return tuple(sorted(order[:count]))
 

@@ -19,60 +19,63 @@ the result of the last one is on its way. Both use the same link, each as if it 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from anabranch.compress.feedback import Memory
-from anabranch.compress.registry import STAGES
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
-from anabranch.core.config import FleetTable
 from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.ledger import TRAIN_S
 from anabranch.core.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.rng import rank, seed_of
 from anabranch.core.session import Session
-from anabranch.core.updates import Ask, Capability, Decision, Task, Verdict
-from anabranch.simulation.clock import Action, VirtualClock
-from anabranch.simulation.executors.base import Executor, Job, LocalResult, Pending
+from anabranch.core.updates import Ask, Decision, Task, Verdict
+from anabranch.simulation.clock import Action
+from anabranch.simulation.executors.base import Job, LocalResult, Pending
 from anabranch.simulation.faults import RIGHT, DeviceClock
 from anabranch.simulation.lanes import Lane
-from anabranch.simulation.network import Link, Network, down, up
+from anabranch.simulation.network import Link, down, up
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.presence import Presence
-from anabranch.simulation.server import Granting, Server
+from anabranch.simulation.server import Granting
+from anabranch.simulation.surroundings import Surroundings, View, capability_of
 from anabranch.simulation.versions import Offer
 from anabranch.workloads.batches import planned_steps
-from anabranch.workloads.profiles import DeviceProfiles
-
-
-@dataclass(frozen=True, eq=False)
-class Surroundings:
-    """What all devices share."""
-
-    clock: VirtualClock
-    server: Server
-    network: Network
-    executor: Executor
-    fleet: FleetTable
-    profiles: DeviceProfiles
-    seed: int
-    step_cost: Callable[[Task], float]  # relative to the whole model's
-    horizon_s: float  # devices leave for good before this
-
-
-@dataclass(frozen=True)
-class View:
-    """What a device believes: the version that it holds, the tasks that it has in hand or in its outbox."""
-
-    holds: int | None
-    tasks: tuple[Task, ...]
 
 
 class Device(Presence):
-    """See the module. `index` is its place in the fleet's profiles and in the split of the data."""
+    """See the module. `index` is its place in the fleet's profiles and in the split of the data.
+
+    Idle it is a row of numbers: the models that it trains from are the run's, one copy of a version.
+    """
+
+    __slots__ = (
+        "_around",
+        "_asleep",
+        "_crashes",
+        "_enrolled",
+        "_heartbeat",
+        "_holds",
+        "_kept",
+        "_life",
+        "_memory",
+        "_network",
+        "_offer",
+        "_outbox",
+        "_pushes",
+        "_server",
+        "_skips_waits",
+        "_tasks",
+        "_time",
+        "_training",
+        "_work",
+        "examples",
+        "index",
+        "link",
+        "session",
+    )
 
     def __init__(
         self, index: int, examples: int, session: Session, around: Surroundings, time: DeviceClock = RIGHT
@@ -81,12 +84,11 @@ class Device(Presence):
         self.index = index
         self.examples = examples
         self.session = session
-        self.client_id = session.client_id
         self.link = Link.of(around.profiles, index)
         self._around = around
         self._server, self._network = around.server, around.network
         self._time = time
-        self._enrolled = False
+        self._enrolled = self._asleep = False
         self._crashes = 0
         self._life = 0  # counts how often it has vanished: what it had sent by then is gone
         self._work = Lane(around.clock, around.network, session.client_id)
@@ -100,7 +102,12 @@ class Device(Presence):
         self._memory: Memory | None = None  # of its uplink, on its disk too
         self._kept = b""  # by its App, on its disk as well
         self._training: Pending[LocalResult] | None = None
-        self._outbox: list[Outbox] = []  # oldest first
+        self._outbox: tuple[Outbox, ...] = ()  # oldest first
+
+    @property
+    def client_id(self) -> str:
+        """Its name."""
+        return self.session.client_id
 
     # --- coming and going --------------------------------------------------------------------
 
@@ -118,7 +125,8 @@ class Device(Presence):
         self._be_away(self._fleet.availability_period_s * self._draw("dropout-away", task_index))
 
     def _vanish(self) -> None:
-        self._server.note("vanished", self.client_id)
+        self._server.gone(self.client_id)
+        self._asleep = False
         self._life += 1
         self._work.end()
         self._pushes.end()
@@ -133,8 +141,7 @@ class Device(Presence):
 
     def _enrol(self) -> None:
         fleet = self._fleet
-        up_bps, down_bps = fleet.up_mbps * 1e6, fleet.down_mbps * 1e6
-        capability = Capability(self.examples, up_bps=up_bps, down_bps=down_bps, codecs=STAGES)
+        capability = capability_of(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6)
         call = self._work.begin(0.0, self._enrol)
 
         def answer(_: None) -> None:
@@ -195,11 +202,18 @@ class Device(Presence):
         if timer.name == "heartbeat":
             self._heartbeat += 1
             self._clock.at(self._moment(timer.at), partial(self._beat, self._heartbeat))
+        elif self._asleep:  # it will be called
+            return
         elif self._skips_waits:
             self._handle(ev.TimerFired(timer.at, timer.name))
         else:
             lane = self._pushes if timer.name == PUSH_TIMER else self._work
             lane.at(self._moment(timer.at), lambda: self._handle(ev.TimerFired(self._now, timer.name)))
+
+    def called(self) -> None:
+        """The server has called for it, who was asleep: it asks as soon as it hears that."""
+        self._asleep = False
+        self._work.after(self.link.latency_s, lambda: self._handle(ev.TimerFired(self._now, "retry")))
 
     def _ask(self, task_id: str, now: float) -> None:
         call, ask = self._work.begin(0.0, self._unanswered), Ask(self.client_id, task_id, self._holds)
@@ -208,6 +222,7 @@ class Device(Presence):
             if not isinstance(granting, Refused):
                 self._work.hear(call, partial(self._granted, *granting), self._soon)
             elif self._skips_waits:
+                self._asleep = self._server.waits(granting, self)
                 self._refused(granting, self._soon)
             else:
                 self._work.hear(call, lambda: self._refused(granting, self._clock.now), self._soon)
@@ -270,7 +285,8 @@ class Device(Presence):
         self._training = None
         result = replace(result, metrics={**result.metrics, TRAIN_S: train_s})
         self._kept = result.kept
-        self._outbox.append(Outbox(order.task, order.update_id, result.examples or self.examples, result))
+        examples = result.examples or self.examples
+        self._outbox = (*self._outbox, Outbox(order.task, order.update_id, examples, result))
         self._handle(ev.Trained(self._now, order.update_id))
 
     def _renew(self, task: Task, now: float) -> None:
@@ -315,7 +331,7 @@ class Device(Presence):
         self._say(self._soon, partial(self._server.takes, self.client_id, outbox, answer))
 
     def _discard(self, update_id: str) -> None:
-        self._outbox = [waiting for waiting in self._outbox if waiting.update_id != update_id]
+        self._outbox = tuple(waiting for waiting in self._outbox if waiting.update_id != update_id)
 
     def _not_taken(self, outbox: Outbox) -> None:
         detail = f"task {outbox.task.task_id!r} is not open any more"

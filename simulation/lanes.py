@@ -12,6 +12,8 @@ from anabranch.simulation.network import Network, down
 class Lane:
     """Counts the calls. Where messages may be lost, a call without an answer fails in time."""
 
+    __slots__ = ("_call", "_client_id", "_clock", "_network")  # a large fleet has two of them a device
+
     def __init__(self, clock: VirtualClock, network: Network, client_id: str) -> None:
         self._clock, self._network, self._client_id = clock, network, client_id
         self._call = 0

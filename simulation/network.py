@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
 
 from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.workloads.profiles import DeviceProfiles
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Link:
     """The line between one device and the server: seconds, and bits a second (infinite: no limit)."""
 
@@ -24,8 +25,8 @@ class Link:
 
     @classmethod
     def of(cls, profiles: DeviceProfiles, device: int) -> Link:
-        """The link of a device of the fleet."""
-        return cls(
+        """The link of a device of the fleet; devices with equal links share one."""
+        return _link(
             float(profiles.latency_s[device]),
             float(profiles.up_bps[device]),
             float(profiles.down_bps[device]),
@@ -38,6 +39,9 @@ class Link:
     def download_s(self, payload_bytes: int) -> float:
         """Seconds from the first bit sent by the server to the last one at the device."""
         return self.latency_s + 8 * payload_bytes / self.down_bps
+
+
+_link = lru_cache(maxsize=1024)(Link)
 
 
 class Network(Protocol):

@@ -15,6 +15,8 @@ class Presence(ABC):
     `horizon_s`: devices leave for good before this.
     """
 
+    __slots__ = ("_away", "_clock", "_fleet", "_gone", "_horizon_s", "_on", "is_down")
+
     def __init__(self, clock: VirtualClock, fleet: FleetTable, horizon_s: float) -> None:
         self._clock, self._fleet, self._horizon_s = clock, fleet, horizon_s
         self._on = self._away = self._gone = self.is_down = False

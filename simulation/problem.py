@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,7 +24,9 @@ from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import TrainResult, cut, smaller, trainer_for
+from anabranch.workloads.trainer import Training, TrainResult, cut, smaller, trainer_for
+
+EXAMPLES_KEPT = 10_000  # devices
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class ProblemSource:
 
 
 class Problem:
-    """See the module. Examples are loaded when they are first needed, and kept."""
+    """See the module. Examples are loaded when they are first needed; `EXAMPLES_KEPT` devices' are kept."""
 
     def __init__(self, config: Config, app: App, start: Tensors | None = None) -> None:
         self.config = config
@@ -60,8 +63,9 @@ class Problem:
         self.initial: dict[str, Array] = dict(own)
         self.frozen = self.spec.frozen(self.initial)
         self._attack = Attack(config.fleet, config.run.seed)
-        self._groups = tuple(speed_profile(config.fleet, config.run.seed).group.tolist())
-        self._examples: dict[int, Examples] = {}
+        self.profiles = speed_profile(config.fleet, config.run.seed)
+        self._groups = tuple(self.profiles.group.tolist())
+        self._examples: OrderedDict[int, Examples] = OrderedDict()
         self._held_out: Examples | None = None
 
     def shard(self, role: str, device: int = 0) -> Shard:
@@ -71,23 +75,39 @@ class Problem:
 
     def examples(self, device: int) -> Examples:
         """What a device trains on."""
-        if device not in self._examples:
-            self._examples[device] = self.app.data(self.shard("train", device))
-        return self._examples[device]
+        found = self._examples.get(device)
+        if found is None:
+            found = self._examples[device] = self.app.data(self.shard("train", device))
+            if len(self._examples) > EXAMPLES_KEPT:
+                self._examples.popitem(last=False)
+        return found
 
     def count(self, device: int) -> int:
         """How many examples a device has. They are not kept: another process may be the one to train."""
         return len(self.app.data(self.shard("train", device)))
 
+    def do(self, work: Job | Evaluation) -> LocalResult | Mapping[str, float]:
+        """Whichever it is."""
+        return self.train(work) if isinstance(work, Job) else self.evaluate(work)
+
     def train(self, job: Job) -> LocalResult:
         """Local training, encoded as it would travel. Raises `InvalidUpdate` where it has diverged."""
-        task, uplink = job.task, make_uplink(job.task.uplink)
-        result = self._trained(job, job.device)
-        kept = self.app.kept
+        return self.finish(job, [self._train(job, training) for training in self.trainings(job)])
+
+    def trainings(self, job: Job) -> list[Training]:
+        """The training that a job is made of; those of its helpers too if the device is hostile."""
+        task, submodel = job.task, smaller(job.task)
+        vector = job.vector if submodel is None else job.vector[submodel.indices]
+        devices = self._attack.helpers(job.device) or [job.device]
+        examples = (self._attack.examples(d, self.examples(d), self._last_label) for d in devices)
+        return [Training(vector, e, task.local, task.seed, submodel) for e in examples]
+
+    def finish(self, job: Job, results: Sequence[TrainResult]) -> LocalResult:
+        """The update, of the results of the job's trainings. Raises `InvalidUpdate` where it has diverged."""
+        task, uplink, result = job.task, make_uplink(job.task.uplink), results[0]
         covered = cut(task, result.delta)
-        if helpers := self._attack.helpers(job.device):
-            honest = [covered, *(cut(task, self._trained(job, other).delta) for other in helpers[1:])]
-            covered = self._attack.poisoned(honest)
+        if self._attack.helpers(job.device):
+            covered = self._attack.poisoned([cut(task, r.delta) for r in results])
             if not np.isfinite(covered).all():  # no codec would take it
                 uplink = make_uplink(RAW)
         payload, memory = uplink.encode(
@@ -100,17 +120,14 @@ class Problem:
             result.steps,
             dict(result.metrics),
             memory,
-            kept,
+            result.kept,
             result.examples,
         )
 
-    def _trained(self, job: Job, device: int) -> TrainResult:
-        """Local training on the data of a device."""
-        task, submodel = job.task, smaller(job.task)
-        self.app.version, self.app.kept = task.base_version, job.kept
-        examples = self._attack.examples(device, self.examples(device), self._last_label)
-        vector = job.vector if submodel is None else job.vector[submodel.indices]
-        return self.trainer.train(vector, self.frozen, examples, task.local, task.seed, submodel)
+    def _train(self, job: Job, t: Training) -> TrainResult:
+        self.app.version, self.app.kept = job.task.base_version, job.kept
+        result = self.trainer.train(t.vector, self.frozen, t.examples, t.plan, t.seed, t.submodel)
+        return replace(result, kept=self.app.kept)
 
     def _last_label(self) -> int:
         return int(self._held_out_examples().y.max())

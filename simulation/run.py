@@ -14,6 +14,7 @@ from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.core.config import Config
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError
+from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.overlap import OverlapSession
 from anabranch.core.params import Tensors, digest
 from anabranch.core.ranges import ELASTIC, OVERLAP, TASK
@@ -26,22 +27,22 @@ from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result
 from anabranch.simulation.attacks import hurried
 from anabranch.simulation.clock import VirtualClock
-from anabranch.simulation.devices import Device, Surroundings
+from anabranch.simulation.devices import Device
 from anabranch.simulation.disk import Disk
 from anabranch.simulation.evaluation import Evaluator, Measured
 from anabranch.simulation.executors.base import Executor
-from anabranch.simulation.executors.processes import ProcessesExecutor
-from anabranch.simulation.executors.serial import SerialExecutor
+from anabranch.simulation.executors.choice import chosen, make_executor, settled
 from anabranch.simulation.faults import RIGHT, DeviceClock, Faults
 from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.simulation.server import Direct, Process
+from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.versions import Versions
+from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import Journal, World
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
-from anabranch.workloads.profiles import speed_profile
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ def simulate(
 
     With `out` the folder gets `result.json`, `report.html`, `events.jsonl`, the journal with
     `initial.safetensors` and, if `[run] keep_payloads`, `payloads.zip`. `app` stands in for
-    `[run] workload`. With `workers` processes train, else this one; the digests are the same.
+    `[run] workload`. `[fleet] executor` says who trains; with `workers` so many processes do. The digests are
+    the same, except for those of the batched executor; the record names that one.
     `progress` is called at every evaluation.
 
     Accuracy is that of the server's own model, not of the replica that devices train from. The byte
@@ -111,6 +113,8 @@ def open_simulation(
         )
     source = ProblemSource(config, app, start)
     problem = source.open()
+    executor_name = chosen(config, problem, workers)
+    config = settled(config, executor_name)
     with ExitStack() as stack:
         if out is None:
             journal: JournalWriter | DigestJournal = DigestJournal(problem.spec, config)
@@ -129,11 +133,11 @@ def open_simulation(
         )
         if problem.app.any_model:  # workers need not find out for themselves what the model is
             source = replace(source, start=problem.initial)
-        executor = ProcessesExecutor(source, workers) if workers else SerialExecutor(problem)
+        executor = make_executor(executor_name, source, problem, workers)
         stack.callback(executor.close)
         simulation = Simulation(config, problem, executor, journal, recorder, progress)
         # What a run holds is large, and Python frees circles of objects late.
-        stack.callback(simulation.clock.clear)
+        stack.callback(simulation.clear)
         yield simulation
 
 
@@ -162,7 +166,8 @@ class Simulation:
         if config.faults.on:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
             kept = Disk(journal, partial(make_engine, config, problem), config.server.snapshot_every_updates)
-        self.world = World(self.clock, engine, versions, kept, recorder, downlink)
+        self.room = WaitingRoom(engine) if called_when_free(config) else None
+        self.world = World(self.clock, engine, versions, kept, recorder, downlink, self.room)
         self.server = self._serve()
         self.devices = self._devices(executor)
         tell = partial(_tell, progress, self.clock, versions)  # not the world, which holds the evaluator
@@ -186,6 +191,12 @@ class Simulation:
         self.clock.run(self._config.run.virtual_s_max or math.inf)
         self._evaluator.finish()
 
+    def clear(self) -> None:
+        """Forget what was to come, and who waits."""
+        self.clock.clear()
+        if self.room is not None:
+            self.room.clear()
+
     def result(self, wall_s: float) -> Result:
         """What the run came to, after `wall_s` real seconds."""
         return self._recorder.result(digest(self.engine.vector), self._journal.sha256, wall_s)
@@ -207,7 +218,7 @@ class Simulation:
             network=self.faults or PerfectNetwork(self.clock),
             executor=executor,
             fleet=config.fleet,
-            profiles=hurried(speed_profile(config.fleet, seed), config.fleet, seed),
+            profiles=hurried(self._problem.profiles, config.fleet, seed),
             seed=seed,
             step_cost=self._problem.step_cost,
             horizon_s=config.run.virtual_s_max,
@@ -233,6 +244,14 @@ def make_engine(config: Config, problem: Problem, snapshot: Snapshot | None = No
     if snapshot is not None:
         return restore(snapshot, spec, strategy, settings, broadcast, planner)
     return Engine(spec, strategy, settings, spec.flatten(problem.initial), broadcast, planner)
+
+
+def called_when_free(config: Config) -> bool:
+    """Whether refused devices sleep until they are called. Raises `ConfigError` where messages get lost."""
+    if config.fleet.waiting == "called" and config.faults.on:
+        raise ConfigError("fleet.waiting = 'called' is for runs without [faults]: write 'ask' or 'auto'")
+    many = config.fleet.clients > DEFAULT_LIMITS.waiting_max and not config.faults.on
+    return config.fleet.waiting == "called" or (config.fleet.waiting == "auto" and many)
 
 
 def _tell(progress: Tell | None, clock: VirtualClock, versions: Versions, measured: Measured) -> None:

@@ -18,6 +18,7 @@ from anabranch.core.updates import Ask, Capability, Decision, Task
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.versions import Offer
+from anabranch.simulation.waiting_room import Sleeper
 from anabranch.simulation.world import Order, World
 
 A = TypeVar("A")
@@ -37,7 +38,8 @@ class Server(Protocol):
         self, client_id: str, task_id: str, progress: float, reply: Reply[bool]
     ) -> None: ...
     def downloaded(self, client_id: str, payload_bytes: int) -> None: ...  # noqa: D102
-    def note(self, kind: str, client_id: str) -> None: ...  # noqa: D102
+    def gone(self, client_id: str) -> None: ...  # noqa: D102
+    def waits(self, refused: Refused, device: Sleeper) -> bool: ...  # noqa: D102
 
 
 class Direct:
@@ -78,9 +80,13 @@ class Direct:
         """A device has received a model, or what leads to it from the one it had."""
         self.world.downloaded(client_id, payload_bytes)
 
-    def note(self, kind: str, client_id: str) -> None:
-        """Something happened to a device that the server does not see."""
-        self.world.note(kind, client_id)
+    def gone(self, client_id: str) -> None:
+        """A device has vanished, which the server does not see."""
+        self.world.gone(client_id)
+
+    def waits(self, refused: Refused, device: Sleeper) -> bool:
+        """Whether a device that was just refused shall sleep until it is called, or ask again by itself."""
+        return self.world.waits(refused, device)
 
     def _take(self, call: Callable[[], A], reply: Reply[A]) -> None:
         reply(call())

@@ -46,6 +46,7 @@ from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.versions import Offer, Versions
+from anabranch.simulation.waiting_room import Sleeper, WaitingRoom
 
 Observer = Callable[[ev.Event, Sequence[Effect]], None]
 # An operator's: `Paused`, `Resumed`, `Quarantined` or `Released`, of the time at which it is handled.
@@ -63,7 +64,8 @@ class Journal(Protocol):
 class World:
     """See the module. Observers see every engine event with its effects, after it was handled.
 
-    After a crash there is another engine: `restarted` are told of it.
+    After a crash there is another engine: `restarted` are told of it. With a `room` refused devices sleep in
+    it, without one they stand in the live server's line.
     """
 
     def __init__(
@@ -74,11 +76,13 @@ class World:
         journal: Journal,
         recorder: Recorder,
         downlink_at: Callable[[int], str],
+        room: WaitingRoom | None = None,
     ) -> None:
         self.clock = clock
         self.engine = engine
         self.versions = versions
         self.line = WaitingLine()
+        self.room = room
         self.observers: list[Observer] = []
         self.restarted: list[Callable[[Engine], None]] = []
         self._journal = journal
@@ -95,7 +99,10 @@ class World:
 
     def ask(self, ask: Ask) -> Refused | tuple[Task, Offer]:
         """A task and the model it starts from, or why there is none."""
-        refused = self.line.refusal(self.engine, ask, self.clock.now)
+        if self.room is not None:
+            refused = self.room.refusal(ask, self.clock.now)
+        else:
+            refused = self.line.refusal(self.engine, ask, self.clock.now)
         if refused is not None:
             return refused
         effects = self._handle(ev.TaskAsked(self.clock.now, ask))
@@ -160,9 +167,15 @@ class World:
         """A device has received a model, or what leads to it from the one it had."""
         self._recorder.downloaded(self.clock.now, client_id, payload_bytes, self._full_bytes)
 
-    def note(self, kind: str, client_id: str) -> None:
-        """Something happened to a device that the server does not see."""
-        self._recorder.note(self.clock.now, kind, client=client_id)
+    def gone(self, client_id: str) -> None:
+        """A device has vanished, which the server does not see."""
+        self._recorder.note(self.clock.now, "vanished", client=client_id)
+        if self.room is not None:
+            self.room.leave(client_id, self.clock.now)
+
+    def waits(self, refused: Refused, device: Sleeper) -> bool:
+        """Whether a device that was just refused shall sleep until it is called, or ask again by itself."""
+        return self.room is not None and self.room.takes(refused, device)
 
     # --- the engine --------------------------------------------------------------------------
 
@@ -182,7 +195,10 @@ class World:
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
         self._journal.append(to_record(event), payload)
         effects = self.engine.handle(event)
-        self.line.heard(event.now, effects)
+        if self.room is None:
+            self.line.heard(event.now, effects)
+        else:
+            self.room.heard(event)
         for effect in effects:
             self._record(effect, event)
         for observe in self.observers:

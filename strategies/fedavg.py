@@ -29,6 +29,7 @@ AISTATS 2017, algorithm 1.
 
 from __future__ import annotations
 
+import heapq
 import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -114,6 +115,10 @@ class FedAvg(AsyncStrategy):
             return Refusal(Reason.AT_CAPACITY, f"the {places} places of round {round_} are taken")
         return None
 
+    def selected(self, state: FedAvgState) -> list[str] | None:
+        """The cohort."""
+        return state.cohort
+
     def plan(self, state: FedAvgState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """Enter the device; round 0 starts its clock with the first one."""
         deadline = self._deadline(context) if state.deadline is None else state.deadline
@@ -194,5 +199,7 @@ class FedAvg(AsyncStrategy):
 
     def _draw(self, context: Context, round_: int, draw: int, but: list[str]) -> list[str]:
         known = set(context.clients).difference(but)
-        order = sorted(known, key=lambda c: rank(context.seed, "cohort", round_, draw, c))
-        return sorted(order[: self.selected_per_draw])
+        drawn = heapq.nsmallest(
+            self.selected_per_draw, known, key=lambda c: rank(context.seed, "cohort", round_, draw, c)
+        )
+        return sorted(drawn)

@@ -73,7 +73,8 @@ class NumpyTrainer:
             spec = submodel.small
         arrays = _arrays(spec, vector, frozen)
         metrics = self._app.train(arrays, examples, plan, seed)
-        delta = spec.flatten(arrays) - vector.astype(spec.vector_dtype, copy=False)
+        delta = spec.flatten(arrays)  # a copy, so that one more is not needed
+        delta -= vector.astype(spec.vector_dtype, copy=False)
         return result_of(delta, metrics, plan, examples, self._app.name)
 
     def train_on(
@@ -124,4 +125,5 @@ class _LiveArrays:
 
 def _arrays(spec: ParamSpec, vector: Vector, frozen: Tensors) -> dict[str, Array]:
     check_vector(spec, vector)
-    return {name: array.copy() for name, array in spec.unflatten(vector, frozen).items()}
+    found = spec.unflatten(vector, frozen)  # copies of what is aggregated
+    return {n: a if n in spec.slices else a.copy() for n, a in found.items()}

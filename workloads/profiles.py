@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -95,7 +96,8 @@ def speed_profile(fleet: FleetTable, seed: int) -> DeviceProfiles:
     )
 
 
-def level_order(levels: int) -> list[int]:
+@lru_cache(maxsize=16)
+def level_order(levels: int) -> tuple[int, ...]:
     """Levels in the order in which devices take them: the ends first, then the widest gap's middle.
 
     So any two devices span the whole ratio, and any fleet has its levels evenly spread.
@@ -105,7 +107,7 @@ def level_order(levels: int) -> list[int]:
         known = sorted(order)
         low, high = max(pairwise(known), key=lambda gap: gap[1] - gap[0])
         order.append((low + high) // 2)
-    return order
+    return tuple(order)
 
 
 def _levels(fleet: FleetTable, seed: int, device: int) -> tuple[int, float, float]:

@@ -48,6 +48,10 @@ class TorchRuntime:
         self._scaler = self._torch.amp.GradScaler(self.device.type, enabled=self.precision == "float16")
         self._held: WeakKeyDictionary[Examples, tuple[torch.Tensor, torch.Tensor]] = WeakKeyDictionary()
 
+    def __reduce__(self) -> tuple[type[TorchRuntime], tuple[str, str]]:
+        # An App that has trained carries its runtime: it must travel to worker processes all the same.
+        return TorchRuntime, (str(self.device), self.precision)
+
     def autocast(self) -> AbstractContextManager[Any]:
         """The context of a forward pass: mixed precision, or nothing at all in float32."""
         found: AbstractContextManager[Any] = self._torch.autocast(

@@ -42,7 +42,7 @@ class TorchTrainer:
     def __init__(self, app: App, device: str = "cpu", precision: str = "auto") -> None:
         self._torch = import_torch()
         self.runtime = TorchRuntime(device, precision)
-        self._app = app
+        self.app = app
         module = self._built(0).to(self.runtime.device)
         built = self._arrays(module)
         groups, self.whole_because = self._units(module)
@@ -66,14 +66,14 @@ class TorchTrainer:
         submodel: UnitMap | None = None,
     ) -> TrainResult:
         """Local training from `vector` by the App's `train`, under torch's generators seeded."""
-        resident = self._whole if submodel is None else self._resident(submodel)
+        resident = self.resident(submodel)
         given = self._load(resident, vector, frozen)
         resident.module.train()
         with self.runtime.seeded(seed):
-            metrics = self._app.train(resident.module, examples, plan, seed)
+            metrics = self.app.train(resident.module, examples, plan, seed)
         resident.module.zero_grad(set_to_none=True)
-        delta = (resident.flat() - given).cpu().numpy()
-        return result_of(delta, metrics, plan, examples, self._app.name)
+        delta = resident.flat().sub_(given).cpu().numpy()
+        return result_of(delta, metrics, plan, examples, self.app.name)
 
     def train_on(
         self,
@@ -90,7 +90,7 @@ class TorchTrainer:
 
         def train(endless: LocalPlan, life: int) -> None:
             with self.runtime.seeded(life):
-                self._app.train(self._whole.module, examples, endless, life)
+                self.app.train(self._whole.module, examples, endless, life)
 
         train_endlessly(train, plan, seed, LiveModule(self._whole), hook)
 
@@ -98,7 +98,7 @@ class TorchTrainer:
         """The App's evaluation of the module in evaluation mode."""
         self._load(self._whole, vector, frozen)
         self._whole.module.eval()
-        return dict(self._app.evaluate(self._whole.module, examples))
+        return dict(self.app.evaluate(self._whole.module, examples))
 
     def step_cost(self, submodel: UnitMap, examples: Examples) -> float:
         """Operations of a training step, counted by torch; of parameters where it cannot count them."""
@@ -106,7 +106,7 @@ class TorchTrainer:
 
         check_submodel(self.spec, submodel)
         if submodel.small not in self._costs:
-            resident = self._resident(submodel)
+            resident = self.resident(submodel)
             part = operations(resident.module, examples, self.runtime)
             whole = operations(self._whole.module, examples, self.runtime)
             resident.reset()
@@ -115,13 +115,15 @@ class TorchTrainer:
         return self._costs[submodel.small]
 
     def _load(self, resident: Resident, vector: Vector, frozen: Tensors) -> torch.Tensor:
-        self._app.runtime = self.runtime
+        self.app.runtime = self.runtime
         return resident.load(vector, frozen)
 
-    def _resident(self, submodel: UnitMap) -> Resident:
+    def resident(self, submodel: UnitMap | None) -> Resident:
         """The module of this size: the whole one, one that is kept, or a new one."""
         from anabranch.workloads.submodule import smaller
 
+        if submodel is None:
+            return self._whole
         check_submodel(self.spec, submodel)
         small = submodel.small
         if small.tensors == self.spec.tensors:
@@ -139,7 +141,7 @@ class TorchTrainer:
         """The groups of units, declared or found; without any, why."""
         from anabranch.workloads.model_graph import find_units
 
-        groups = declared_units(self._app, module)
+        groups = declared_units(self.app, module)
         if groups is None:
             try:
                 with self.runtime.seeded(0):
@@ -151,7 +153,7 @@ class TorchTrainer:
 
     def _built(self, seed: int) -> torch.nn.Module:
         with self.runtime.seeded(seed):
-            module: torch.nn.Module = build_model(self._app, seed)
+            module: torch.nn.Module = build_model(self.app, seed)
         return module
 
     def _arrays(self, module: torch.nn.Module) -> dict[str, Array]:
@@ -159,7 +161,7 @@ class TorchTrainer:
         for name, tensor in module.state_dict().items():
             if tensor.dtype == self._torch.bfloat16:
                 raise AppError(
-                    f"{self._app.name}: tensor {name!r} is bfloat16: keep weights in float32, "
+                    f"{self.app.name}: tensor {name!r} is bfloat16: keep weights in float32, "
                     "client.precision = 'bfloat16' computes in it"
                 )
             out[name] = tensor.detach().cpu().numpy().copy()

@@ -28,13 +28,39 @@ ENDLESS_STEPS = 2**53
 class TrainResult:
     """`delta` = trained - given, in the vector's dtype and shape; `steps` taken; the App's metrics.
 
-    `examples`: how many it was trained on, where only the App knows (0: as many as were given).
+    `examples`: how many it was trained on, where only the App knows (0: as many as were given). `kept`: what
+    the App keeps from now on.
     """
 
     delta: Vector
     steps: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     examples: int = 0
+    kept: bytes = b""
+
+
+@dataclass(frozen=True, eq=False)
+class Training:
+    """Local training as `Trainer.train` takes it; `vector` is (size,) of the submodel, if there is one."""
+
+    vector: Vector
+    examples: Examples
+    plan: LocalPlan
+    seed: int
+    submodel: UnitMap | None = None
+
+    @property
+    def steps(self) -> int:
+        """Local steps."""
+        return planned_steps(self.plan, len(self.examples))
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Trainings of one kind can be stacked."""
+        x, y, plan = self.examples.x, self.examples.y, self.plan
+        rates = plan.learning_rate, plan.momentum, plan.weight_decay, plan.proximal_mu
+        small = None if self.submodel is None else self.submodel.small
+        return small, rates, x.shape[1:], x.dtype.str, y.dtype.str, y.ndim
 
 
 class LiveWeights(Protocol):

@@ -12,11 +12,14 @@ from anabranch.simulation.problem import OneThread, Problem
 T = TypeVar("T")
 
 
-class _Deferred(Generic[T]):
+class Deferred(Generic[T]):
+    """Work that is done when its result is asked for."""
+
     def __init__(self, work: Callable[[], T]) -> None:
         self._work = work
 
     def result(self) -> T:
+        """Does it. Raises what the work raises."""
         return self._work()
 
     def cancel(self) -> None:
@@ -32,11 +35,11 @@ class SerialExecutor:
 
     def train(self, job: Job) -> Pending[LocalResult]:
         """Training put off until it is needed."""
-        return _Deferred(partial(self._problem.train, job))
+        return Deferred(partial(self._problem.train, job))
 
     def evaluate(self, evaluation: Evaluation) -> Pending[Mapping[str, float]]:
         """An evaluation put off until it is needed."""
-        return _Deferred(partial(self._problem.evaluate, evaluation))
+        return Deferred(partial(self._problem.evaluate, evaluation))
 
     def close(self) -> None:
         """Gives torch its threads back."""

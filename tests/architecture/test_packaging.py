@@ -63,5 +63,6 @@ def test_all_is_the_sum_of_the_extras(pyproject: dict[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
     (everything,) = extras["all"]
     named = everything.removeprefix("anabranch[").removesuffix("]").split(",")
-    assert set(named) == set(extras) - {"all", "dev"}
+    # Ray is large, and for clusters.
+    assert set(named) == set(extras) - {"all", "dev", "ray"}
     assert "anabranch[all]" in extras["dev"]

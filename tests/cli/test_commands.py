@@ -85,6 +85,14 @@ def test_the_same_run_twice_has_the_same_digests(run: Path, config: Path, tmp_pa
     }
 
 
+def test_the_executor_is_a_flag(config: Path, tmp_path: Path) -> None:
+    arrays = anabranch("simulate", config, "--out", tmp_path / "a", "--executor", "batched")
+    assert arrays.returncode == OUTCOMES[ConfigError].exit_code
+    assert "fleet.executor = 'batched' needs a torch model" in arrays.stderr
+    unknown = anabranch("simulate", config, "--out", tmp_path / "b", "--executor", "gpu")
+    assert "fleet.executor must be one of auto, serial, processes, batched, ray" in unknown.stderr
+
+
 def test_replay_reproduces_and_notices(run: Path, tmp_path: Path) -> None:
     assert answer(anabranch("replay", run, "--json"))["version"] == 8
     forged = tmp_path / "forged"

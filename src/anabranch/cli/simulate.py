@@ -28,20 +28,32 @@ def simulate(
     out: Out = None,
     flower: FlowerFolder = None,
     strategy: Annotated[str | None, typer.Option(help="Override strategy.name.")] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="What trains: auto, serial, processes, batched, ray (fleet.executor).")
+    ] = None,
     workers: Annotated[
-        int, typer.Option(help="Worker processes for training; 0 trains in this one.", min=0)
+        int,
+        typer.Option(help="Worker processes (or actors of Ray) that train; 0: this process.", min=0),
     ] = 0,
+    ray_address: Annotated[
+        str | None, typer.Option(help="A cluster of Ray, for its executor (ray.address).")
+    ] = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a fleet: the same engine and devices as live, on a virtual clock.
 
-    The same configuration gives the same digests, whatever the number of workers.
+    The same configuration gives the same digests, whatever the number of workers; those of the batched
+    executor are its own.
     """
     output = Output(as_json)
     chosen: list[Layer] = [("--strategy", {"strategy": {"name": strategy}})] if strategy else []
     if flower is not None:
         chosen.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
+    if executor:
+        chosen.append(("--executor", {"fleet": {"executor": executor}}))
+    if ray_address:
+        chosen.append(("--ray-address", {"fleet": {"executor": "ray"}, "ray": {"address": ray_address}}))
     settings = load_run(config, overrides or (), flags=chosen)
     folder = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
     with Ticker(output) as ticker:

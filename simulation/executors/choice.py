@@ -1,0 +1,65 @@
+"""Which executor trains the devices of a run: `[fleet] executor`."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+from anabranch.core.chains import AUTO
+from anabranch.core.config import Config, RayTable
+from anabranch.simulation.executors.base import Executor
+from anabranch.simulation.executors.processes import ProcessesExecutor
+from anabranch.simulation.executors.serial import SerialExecutor
+from anabranch.simulation.problem import Problem, ProblemSource
+from anabranch.workloads.numpy_trainer import NumpyTrainer
+
+SERIAL, BATCHED, PROCESSES, RAY = "serial", "batched", "processes", "ray"
+TOGETHER_MIN = 16  # devices in training at a time; in a stack are those that began since the last, or fewer
+
+
+def chosen(config: Config, problem: Problem, workers: int) -> str:
+    """The executor's name: `auto` is batched where that pays, by a rule that looks at the run alone.
+
+    Not by the clock: the same configuration shall give the same digest on a busy machine. `workers` > 0 means
+    processes, unless the configuration names another kind.
+    """
+    name = config.fleet.executor
+    if name not in (AUTO, SERIAL):
+        return name
+    if workers:
+        return PROCESSES
+    return BATCHED if name == AUTO and _batch_pays(config, problem) else SERIAL
+
+
+def settled(config: Config, name: str) -> Config:
+    """The configuration for the record: who trains batched gets other digests, all others the serial ones.
+
+    Where the work is done is no part of it.
+    """
+    executor = BATCHED if name == BATCHED else SERIAL
+    return replace(config, fleet=replace(config.fleet, executor=executor), ray=RayTable())
+
+
+def make_executor(name: str, source: ProblemSource, problem: Problem, workers: int) -> Executor:
+    """The executor of that name. Raises `ConfigError` where it cannot train this App."""
+    if name == PROCESSES:
+        return ProcessesExecutor(source, workers or os.cpu_count() or 1)
+    if name == BATCHED:
+        from anabranch.simulation.executors.batched import BatchedExecutor
+
+        return BatchedExecutor(problem, source.config.fleet.batch_devices)
+    if name == RAY:
+        from anabranch.simulation.executors.ray import RayExecutor
+
+        return RayExecutor(source, problem, workers or 1)
+    return SerialExecutor(problem)
+
+
+def _batch_pays(config: Config, problem: Problem) -> bool:
+    together = min(config.fleet.clients, config.server.concurrency or config.fleet.clients)
+    if together < TOGETHER_MIN or isinstance(problem.trainer, NumpyTrainer):
+        return False
+    from anabranch.workloads.batched import BatchedTraining
+    from anabranch.workloads.torch_trainer import TorchTrainer
+
+    return isinstance(problem.trainer, TorchTrainer) and BatchedTraining(problem.trainer).pays()

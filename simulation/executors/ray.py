@@ -1,0 +1,196 @@
+"""Training by actors of Ray: on this machine, or on a cluster of many, with fractions of GPUs.
+
+Every actor opens the problem for itself. A model travels once to each machine, however many devices train
+from it: it is kept in Ray's object store while one of its jobs is in hand. Devices of different speed groups
+may need different resources (`[ray] gpus_by_group`): each kind has actors of its own. On CPUs the digests are
+those of the serial executor.
+
+Where Ray runs already, in this process or at `[ray] address`, it is used and left running. There anabranch
+and the App must be installed on all machines.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections import OrderedDict
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from anabranch.core.config import Config, RayTable
+from anabranch.core.errors import ConfigError
+from anabranch.core.params import Vector
+from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
+from anabranch.simulation.executors.queued import Queue
+from anabranch.simulation.problem import OneThread, Problem, ProblemSource
+
+MODELS_KEPT = 16  # in the object store, besides those that jobs in hand hold
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What an actor reserves."""
+
+    cpus: float
+    gpus: float
+
+
+class Trainer:
+    """The body of an actor: one problem."""
+
+    def __init__(self, source: ProblemSource) -> None:
+        self._problem = source.open()
+        OneThread()
+
+    def ready(self) -> None:
+        """The problem is open."""
+
+    def do(self, work: Job | Evaluation, vector: Vector) -> LocalResult | Mapping[str, float]:
+        """The work, from this vector."""
+        return self._problem.do(replace(work, vector=vector))
+
+
+class _Models:
+    """The vectors in Ray's object store, by the array that they are copies of."""
+
+    def __init__(self, ray: Any) -> None:
+        self._ray = ray
+        self._kept: OrderedDict[int, tuple[Vector, Any]] = OrderedDict()
+
+    def reference(self, vector: Vector) -> Any:
+        """Of the stored copy; it lives as long as somebody holds it."""
+        known = self._kept.get(id(vector))
+        if known is None or known[0] is not vector:
+            known = self._kept[id(vector)] = vector, self._ray.put(vector)
+        self._kept.move_to_end(id(vector))
+        while len(self._kept) > MODELS_KEPT:
+            self._kept.popitem(last=False)
+        return known[1]
+
+
+class _Actors(Queue):
+    """The actors of one kind, and the work for them."""
+
+    def __init__(
+        self, ray: Any, source: ProblemSource, needs: Resources, workers: int, models: _Models
+    ) -> None:
+        super().__init__(workers)
+        device = source.config.client.device if needs.gpus else "cpu"
+        client = replace(source.config.client, device=device)
+        mine = replace(source, config=replace(source.config, client=client))
+        make = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus)(Trainer)
+        self._actors = [make.remote(mine) for _ in range(workers)]
+        self._in_hand: list[list[Future[Any]]] = [[] for _ in self._actors]
+        self._ray, self._models = ray, models
+
+    def wait_until_ready(self) -> None:
+        """Raises what opening the problem raised."""
+        self._ray.get([actor.ready.remote() for actor in self._actors])
+
+    def close(self) -> None:
+        """Drops what waits and ends the actors."""
+        self.drop()
+        for actor in self._actors:
+            self._ray.kill(actor)
+
+    def _submit(self, work: Job | Evaluation) -> Future[Any]:
+        """To the actor that has the least in hand."""
+        self._in_hand = [[f for f in futures if not f.done()] for futures in self._in_hand]
+        least = min(range(len(self._actors)), key=lambda i: len(self._in_hand[i]))
+        bare = replace(work, vector=np.empty(0, work.vector.dtype))
+        reference = self._actors[least].do.remote(bare, self._models.reference(work.vector))
+        future: Future[Any] = reference.future()
+        self._in_hand[least].append(future)
+        return future
+
+
+class RayExecutor:
+    """See the module. `workers` actors of each kind. Raises `ConfigError` without Ray or its resources."""
+
+    def __init__(self, source: ProblemSource, problem: Problem, workers: int) -> None:
+        table = source.config.ray
+        self._ray = _import_ray()
+        self._started = not self._ray.is_initialized()
+        if self._started:
+            _start(self._ray, table)
+        kinds = resources_by_group(source.config)
+        self._groups = problem.profiles.group
+        try:
+            _check_resources(self._ray, set(kinds), workers)
+            models = _Models(self._ray)
+            made = {k: _Actors(self._ray, source, k, workers, models) for k in dict.fromkeys(kinds)}
+        except BaseException:
+            self._stop()
+            raise
+        self._by_group = [made[kind] for kind in kinds]
+        self._made = list(made.values())
+        try:
+            for actors in self._made:
+                actors.wait_until_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def train(self, job: Job) -> Pending[LocalResult]:
+        """Training by an actor with the resources that the device needs."""
+        group = min(int(self._groups[job.device]), len(self._by_group) - 1)
+        return self._by_group[group].enqueue(job)
+
+    def evaluate(self, evaluation: Evaluation) -> Pending[Mapping[str, float]]:
+        """An evaluation, where the fastest devices are trained."""
+        return self._by_group[0].enqueue(evaluation)
+
+    def close(self) -> None:
+        """Drops what waits, ends the actors, and Ray if it was started here."""
+        for actors in self._made:
+            actors.close()
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._started:
+            self._ray.shutdown()
+
+
+def resources_by_group(config: Config) -> list[Resources]:
+    """What an actor reserves for devices of each speed group; the last is for all that are slower."""
+    table = config.ray
+    return [Resources(table.cpus, gpus) for gpus in table.gpus_by_group or [table.gpus]]
+
+
+def on_this_machine() -> dict[str, Any]:
+    """Options of `ray.init`: no other machine, no dashboard, and the modules that this process finds."""
+    path = os.pathsep.join(p for p in sys.path if p)
+    environment = {"env_vars": {"PYTHONPATH": path}}
+    return {"address": "local", "include_dashboard": False, "runtime_env": environment}
+
+
+def _import_ray() -> Any:
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError("fleet.executor = 'ray' needs Ray: pip install 'anabranch[ray]'") from error
+    return ray
+
+
+def _start(ray: Any, table: RayTable) -> None:
+    options = {"address": table.address} if table.address else on_this_machine()
+    try:
+        ray.init(log_to_driver=False, logging_level="error", **options)
+    except ConnectionError as error:
+        raise ConfigError(f"ray.address: no cluster answers at {table.address!r}: {error}") from error
+
+
+def _check_resources(ray: Any, kinds: set[Resources], workers: int) -> None:
+    """Actors that there is no room for would be waited for without end."""
+    there = ray.cluster_resources()
+    for name, needed in (("CPU", sum(k.cpus for k in kinds)), ("GPU", sum(k.gpus for k in kinds))):
+        if needed * workers > there.get(name, 0.0) + 1e-9:
+            raise ConfigError(
+                f"{workers} workers of each kind need {needed * workers:g} {name}s, and Ray has "
+                f"{there.get(name, 0.0):g}: lower --workers, ray.cpus or ray.gpus"
+            )

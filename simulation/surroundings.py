@@ -1,0 +1,45 @@
+"""What the devices of a simulation share, what they say of themselves, and what they show."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from anabranch.compress.registry import STAGES
+from anabranch.core.config import FleetTable
+from anabranch.core.updates import Capability, Task
+from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.executors.base import Executor
+from anabranch.simulation.network import Network
+from anabranch.simulation.server import Server
+from anabranch.workloads.profiles import DeviceProfiles
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """What all devices share."""
+
+    clock: VirtualClock
+    server: Server
+    network: Network
+    executor: Executor
+    fleet: FleetTable
+    profiles: DeviceProfiles
+    seed: int
+    step_cost: Callable[[Task], float]  # relative to the whole model's
+    horizon_s: float  # devices leave for good before this
+
+
+@dataclass(frozen=True)
+class View:
+    """What a device believes: the version that it holds, the tasks that it has in hand or in its outbox."""
+
+    holds: int | None
+    tasks: tuple[Task, ...]
+
+
+@lru_cache(maxsize=1024)
+def capability_of(examples: int, up_bps: float, down_bps: float) -> Capability:
+    """What a device says of itself; those that say the same share it."""
+    return Capability(examples, up_bps=up_bps, down_bps=down_bps, codecs=STAGES)

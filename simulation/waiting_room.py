@@ -1,0 +1,106 @@
+"""Where refused devices sleep until they are called: a fleet of a million costs what its active part does.
+
+A live device that was refused asks again; the server's line (`core/waiting.py`) says when. In a fleet of
+which few are active at a time, those asks would be nearly all that happens. Here a refused device sleeps,
+no event of its own in the queue. Whatever may make room (an update, a lost lease, a deadline, a new round)
+calls as many as there is room for: those that have waited longest, or the devices of the round. A called
+device asks as any other, one way to it and one way back later; meanwhile its place is kept.
+
+This is the live line for devices that come back at the very moment: the same order, no time lost.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Protocol
+
+from anabranch.core import events as ev
+from anabranch.core.effects import Refused
+from anabranch.core.engine import Engine
+from anabranch.core.updates import Ask, Reason
+
+MAKES_NO_ROOM = (ev.TaskAsked, ev.LeaseRenewed)
+FOR_NOW = (Reason.AT_CAPACITY, Reason.NOT_SELECTED)  # what waiting helps against
+
+
+class Sleeper(Protocol):
+    """A device that waits."""
+
+    @property
+    def client_id(self) -> str:
+        """Its name."""
+        ...
+
+    def called(self) -> None:
+        """There may be a task for it: it shall ask."""
+        ...
+
+
+class WaitingRoom:
+    """See the module. `refusal` stands in for the engine's; `heard` must be told of every event."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._sleepers: OrderedDict[str, Sleeper] = OrderedDict()  # who has waited longest comes first
+        self._called: set[str] = set()
+
+    def __len__(self) -> int:
+        return len(self._sleepers)
+
+    def refusal(self, ask: Ask, now: float) -> Refused | None:
+        """Why this ask would get no task now, or None. A device that was called has a place."""
+        was_called = ask.client_id in self._called
+        self._called.discard(ask.client_id)
+        refused = self._engine.refusal(ask, now, 0 if was_called else len(self._called))
+        if refused is not None and was_called:
+            self._call(now)
+        return refused
+
+    def takes(self, refused: Refused, sleeper: Sleeper) -> bool:
+        """Whether the refused device may sleep: False where only time helps, so that it asks again."""
+        rounds = refused.reason is Reason.NOT_SELECTED
+        if refused.final or refused.reason not in FOR_NOW or (rounds and self._selected is None):
+            return False
+        self._sleepers[sleeper.client_id] = sleeper
+        return True
+
+    def leave(self, client_id: str, now: float) -> None:
+        """The device is out of reach: nobody waits for it."""
+        self._sleepers.pop(client_id, None)
+        if client_id in self._called:
+            self._called.discard(client_id)
+            self._call(now)
+
+    def heard(self, event: ev.Event) -> None:
+        """An event was handled."""
+        if self._sleepers and not isinstance(event, MAKES_NO_ROOM):
+            self._call(event.now)
+
+    def clear(self) -> None:
+        """Forget everybody."""
+        self._sleepers.clear()
+        self._called.clear()
+
+    @property
+    def _selected(self) -> list[str] | None:
+        return self._engine.strategy.selected(self._engine.state)
+
+    def _call(self, now: float) -> None:
+        selected = self._selected
+        if selected is None:
+            while self._sleepers and self._wake(next(iter(self._sleepers)), now):
+                pass
+        else:
+            for client_id in selected:
+                if client_id in self._sleepers:
+                    self._wake(client_id, now)
+
+    def _wake(self, client_id: str, now: float) -> bool:
+        """Call a sleeper, unless it would be refused again; a task id matters only where it is known."""
+        refused = self._engine.refusal(Ask(client_id, ""), now, len(self._called))
+        if refused is not None and refused.reason in FOR_NOW:
+            return False
+        if refused is None:
+            self._called.add(client_id)
+        self._sleepers.pop(client_id).called()
+        return True

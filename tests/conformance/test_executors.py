@@ -1,0 +1,258 @@
+"""What every executor promises, checked on each: the same results for the same jobs, in whatever order."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fleets import Broken, config
+from local_apps import Brief, Diverges, Linear
+
+from anabranch.core.config import Config
+from anabranch.core.errors import ConfigError, InvalidUpdate
+from anabranch.core.submodels import UnitMap
+from anabranch.core.updates import LocalPlan, Task
+from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult
+from anabranch.simulation.executors.batched import BatchedExecutor
+from anabranch.simulation.executors.choice import make_executor
+from anabranch.simulation.executors.ray import on_this_machine
+from anabranch.simulation.problem import OneThread, Problem, ProblemSource
+from anabranch.workloads.app import App
+
+HAS_RAY = importlib.util.find_spec("ray") is not None
+WITH_RAY = pytest.param("ray", marks=pytest.mark.skipif(not HAS_RAY, reason="ray is not installed"))
+EXACT = ["serial", "processes", WITH_RAY]
+EXECUTORS = [*EXACT, "batched"]
+PLANS = {
+    "plain": LocalPlan(steps=5, batch_size=16),
+    "epochs of unequal lengths": LocalPlan(epochs=2, batch_size=16),
+    "momentum": LocalPlan(steps=20, batch_size=8, momentum=0.9, learning_rate=0.01),
+    "weight decay": LocalPlan(steps=5, weight_decay=0.1),
+    "proximal": LocalPlan(steps=7, batch_size=16, proximal_mu=0.5),
+    "all of them": LocalPlan(steps=18, momentum=0.5, weight_decay=0.01, proximal_mu=0.1),
+}
+Make = Callable[..., tuple[Problem, Executor]]
+
+
+def fleet(**tables: Any) -> Config:
+    """Twelve devices with parts of the digits of unequal sizes."""
+    tables["fleet"] = {
+        "clients": 12,
+        "split": "dirichlet",
+        "examples_per_client": 0,
+        **tables.get("fleet", {}),
+    }
+    return config(**tables)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """Ray, with GPUs that are pretended: what is reserved is counted, and nothing computes there."""
+    import ray
+
+    with warnings.catch_warnings():  # its own start-up's
+        warnings.simplefilter("ignore")
+        ray.init(num_cpus=2, num_gpus=1, log_to_driver=False, logging_level="error", **on_this_machine())
+        yield
+        ray.shutdown()
+
+
+@pytest.fixture
+def make(request: pytest.FixtureRequest) -> Iterator[Make]:
+    """Executors, and the problem that they train; here torch has one thread, as it has in all of them."""
+    opened: list[Executor] = []
+    threads = OneThread()
+
+    def build(name: str, app: App, settings: Config | None = None) -> tuple[Problem, Executor]:
+        if name == "ray":
+            request.getfixturevalue("cluster")
+        source = ProblemSource(settings or fleet(), app)
+        problem = source.open()
+        opened.append(make_executor(name, source, problem, workers=1))
+        return problem, opened[-1]
+
+    yield build
+    for executor in opened:
+        executor.close()
+    threads.restore()
+
+
+def jobs_of(problem: Problem, plan: LocalPlan, count: int = 9, uplink: str = "raw", **task: Any) -> list[Job]:
+    """Jobs of different devices, from different versions, due in another order than they begin."""
+    start = problem.spec.flatten(problem.initial)
+    found = []
+    for i in range(count):
+        vector = start * np.float32(1.0 + 0.05 * (i % 3))
+        lease = Task(f"t{i}", f"c{i}", i % 3, 0.0, 60.0, 60.0, 100 + i, plan, uplink, **task)
+        found.append(Job(i, vector, lease, None, float(-i)))
+    return found
+
+
+def delta_of(result: LocalResult) -> Any:
+    return np.frombuffer(result.payload, np.float32)
+
+
+def assert_near(result: LocalResult, expected: LocalResult) -> None:
+    """Equal to float tolerance: the sums of a float32 product of some hundred terms, over some steps."""
+    found, wanted = delta_of(result), delta_of(expected)
+    assert found.shape == wanted.shape
+    assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        ("serial", "all of them"),
+        ("processes", "all of them"),
+        pytest.param("ray", "all of them", marks=WITH_RAY.marks),
+        *(("batched", plan) for plan in PLANS),
+    ],
+)
+def test_every_executor_comes_to_the_serial_results(name: str, plan: str, make: Make) -> None:
+    problem, executor = make(name, Linear())
+    jobs = jobs_of(problem, PLANS[plan])
+    serial = [problem.train(job) for job in jobs]
+    pending = [executor.train(job) for job in jobs]
+    for expected, work in zip(serial, pending, strict=True):
+        result = work.result()
+        assert result.steps == expected.steps
+        assert result.codec == expected.codec
+        if name != "batched":
+            assert result.sha256 == expected.sha256
+            assert result.metrics == expected.metrics
+        else:
+            assert_near(result, expected)
+            assert result.metrics == pytest.approx(dict(expected.metrics), rel=1e-5)
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_a_cancelled_job_disturbs_no_other(name: str, make: Make) -> None:
+    problem, executor = make(name, Linear())
+    jobs = jobs_of(problem, PLANS["plain"])
+    pending = [executor.train(job) for job in jobs]
+    for work in pending[::2]:
+        work.cancel()
+    for job, work in list(zip(jobs, pending, strict=True))[1::2]:
+        np.testing.assert_allclose(
+            delta_of(work.result()), delta_of(problem.train(job)), rtol=1e-3, atol=2e-7
+        )
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_only_the_job_that_diverged_raises(name: str, make: Make) -> None:
+    problem, executor = make(name, Diverges())
+    jobs = jobs_of(problem, PLANS["plain"], uplink="int8(256)")
+    pending = [executor.train(job) for job in jobs]
+    for job, work in zip(jobs, pending, strict=True):
+        if job.device == Diverges.device:
+            with pytest.raises(InvalidUpdate, match="not finite"):
+                work.result()
+        else:
+            assert work.result().steps == 5
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_an_evaluation_is_that_of_the_problem(name: str, make: Make) -> None:
+    problem, executor = make(name, Linear())
+    vector = problem.spec.flatten(problem.initial)
+    assert executor.evaluate(Evaluation(vector, 0.0)).result() == problem.evaluate(Evaluation(vector, 0.0))
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_failure_in_training_comes_out_of_the_result(name: str, make: Make) -> None:
+    problem, executor = make(name, Broken(), config())
+    (job,) = jobs_of(problem, PLANS["plain"], count=1)
+    with pytest.raises(ZeroDivisionError, match="by design"):
+        executor.train(job).result()
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_hostile_devices_send_the_same(name: str, make: Make) -> None:
+    attack = fleet(fleet={"attackers": 0.5, "attack": "alie"})
+    problem, executor = make(name, Linear(), attack)
+    jobs = jobs_of(problem, PLANS["plain"])
+    pending = [executor.train(job) for job in jobs]
+    for job, work in zip(jobs, pending, strict=True):
+        np.testing.assert_allclose(
+            delta_of(work.result()), delta_of(problem.train(job)), rtol=2e-3, atol=1e-6
+        )
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_sub_models_are_trained_in_their_own_size(name: str, make: Make) -> None:
+    problem, executor = make(name, Linear())
+    part = UnitMap(problem.spec, (tuple(range(0, 32, 2)),))
+    jobs = jobs_of(problem, PLANS["momentum"], submodel=part)
+    pending = [executor.train(job) for job in jobs]
+    for job, work in zip(jobs, pending, strict=True):
+        assert len(delta_of(work.result())) == part.size
+        np.testing.assert_allclose(
+            delta_of(work.result()), delta_of(problem.train(job)), rtol=1e-3, atol=2e-7
+        )
+
+
+@pytest.mark.parametrize("devices", [1, 4, 64])
+def test_a_stack_has_the_jobs_that_are_due_first(devices: int) -> None:
+    problem = ProblemSource(fleet(), Linear()).open()
+    executor = BatchedExecutor(problem, devices)
+    pending = [executor.train(job) for job in jobs_of(problem, PLANS["plain"])]
+    pending[0].result()
+    done = [i for i, work in enumerate(pending) if work.outcome is not None]  # type: ignore[attr-defined]
+    assert done == [0, *range(9 - min(9, devices) + 1, 9)], "the last are due first"
+    executor.close()
+
+
+@pytest.mark.parametrize(
+    ("layer", "why"),
+    [
+        ("norm", r"1 \(BatchNorm1d\) mixes the examples of a batch"),
+        ("dropout", r"1 \(Dropout\) draws at random"),
+        ("hidden dropout", "torch cannot stack it"),
+        ("hidden norm", "a trial in a stack came to another result"),
+        ("tied", "layers share their weights"),
+        ("train", "brief has a train of its own"),
+    ],
+)
+def test_what_cannot_be_stacked_is_trained_one_by_one_and_the_log_says_why_once(
+    layer: str, why: str, make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    problem, executor = make("batched", Brief() if layer == "train" else Linear(layer))
+    jobs = jobs_of(problem, PLANS["plain"], count=3)
+    results = [work.result() for work in [executor.train(job) for job in jobs]]
+    assert [r.sha256 for r in results] == [problem.train(job).sha256 for job in jobs]
+    (record,) = caplog.records
+    assert record.getMessage().startswith("devices are trained one by one: ")
+    assert re.search(why, record.getMessage())
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_devices_of_different_speed_groups_have_actors_with_other_shares_of_a_gpu(make: Make) -> None:
+    settings = fleet(ray={"cpus": 0.5, "gpus_by_group": [0.5, 0.25, 0.0]})
+    problem, executor = make("ray", Linear(), settings)
+    jobs = jobs_of(problem, PLANS["plain"])
+    assert len(set(problem.profiles.group[:9].tolist())) > 3
+    pending = [executor.train(job) for job in jobs]
+    assert [w.result().sha256 for w in pending] == [problem.train(job).sha256 for job in jobs]
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_more_than_ray_has_is_not_waited_for(make: Make) -> None:
+    with pytest.raises(ConfigError, match=r"need 1.5 GPUs, and Ray has 1: lower --workers"):
+        make("ray", Linear(), fleet(ray={"gpus": 1.5}))
+
+
+@pytest.mark.skipif(HAS_RAY, reason="ray is installed")
+def test_without_ray_the_error_says_how_to_get_it() -> None:
+    with pytest.raises(ConfigError, match=r"anabranch\[ray\]"):
+        make_executor("ray", ProblemSource(fleet(), Linear()), ProblemSource(fleet(), Linear()).open(), 1)
+
+
+def test_arrays_cannot_be_stacked() -> None:
+    problem = ProblemSource(config()).open()
+    with pytest.raises(ConfigError, match=r"fleet\.executor = 'batched' needs a torch model"):
+        BatchedExecutor(problem, 8)

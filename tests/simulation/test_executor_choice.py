@@ -1,0 +1,77 @@
+"""Who trains a run, and what its record says of that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fleets import config
+from local_apps import Brief, Linear
+
+from anabranch.core.config import Config
+from anabranch.reports.journal_files import JournalReader
+from anabranch.simulation.executors.choice import chosen, settled
+from anabranch.simulation.problem import ProblemSource
+from anabranch.simulation.replay import replay_run
+from anabranch.simulation.run import open_simulation, simulate
+from anabranch.workloads.app import App
+
+DIGITS = {"virtual_s_max": 8.0}
+
+
+def digits(**tables: Mapping[str, Any]) -> Config:
+    fleet = {"clients": 16, "split": "dirichlet", "dropout": 0.1, **tables.pop("fleet", {})}
+    run = tables.pop("run", {"workload": "digits", **DIGITS})
+    return config("fedbuff", run=run, fleet=fleet, **tables)
+
+
+def name_of(settings: Config, app: App | None = None, workers: int = 0) -> str:
+    return chosen(settings, ProblemSource(settings, app).open(), workers)
+
+
+def test_stacks_are_chosen_for_small_torch_models_and_many_devices() -> None:
+    assert name_of(digits()) == "batched"
+    assert name_of(digits(fleet={"clients": 15})) == "serial"
+    assert name_of(digits(server={"concurrency": 8})) == "serial"
+    assert name_of(config(fleet={"clients": 16})) == "serial", "numpy"
+    assert name_of(digits(), Brief()) == "serial", "a train of its own"
+
+
+def test_what_is_asked_for_is_taken() -> None:
+    assert name_of(digits(), workers=2) == "processes"
+    for name in ("serial", "batched", "ray", "processes"):
+        assert name_of(digits(fleet={"executor": name})) == name
+    assert name_of(digits(fleet={"executor": "serial"}), workers=2) == "processes"
+    assert name_of(digits(fleet={"executor": "batched"}), workers=2) == "batched"
+
+
+def test_a_batched_run_repeats_itself_and_its_folder_replays(tmp_path: Path) -> None:
+    keep = {"workload": "digits", **DIGITS, "keep_payloads": False}
+    written, again = simulate(digits(run=keep), tmp_path), simulate(digits(run=keep))
+    assert (written.model_sha256, written.journal_sha256) == (again.model_sha256, again.journal_sha256)
+    assert JournalReader(tmp_path).config.fleet.executor == "batched"
+    assert json.loads((tmp_path / "result.json").read_text())["config"]["fleet"]["executor"] == "batched"
+    assert replay_run(tmp_path).matches
+
+
+def test_the_record_does_not_say_where_the_work_was_done() -> None:
+    here, there = config(), config(ray={"address": "10.0.0.1:6379"}, fleet={"executor": "ray"})
+    assert settled(there, "ray") == settled(here, "processes") == settled(here, "serial")
+    assert settled(here, "batched") != settled(here, "serial")
+
+
+@pytest.mark.parametrize("uplink", ["raw", "ef(0.9)|topk(0.25)|int8|gaps|zstd"])
+def test_a_batched_run_is_the_serial_one_but_for_rounding(uplink: str) -> None:
+    vectors = []
+    for executor in ("serial", "batched"):
+        client = {"momentum": 0.9, "learning_rate": 0.01}
+        settings = digits(fleet={"executor": executor}, client=client, uplink={"codec": uplink})
+        with open_simulation(settings, app=Linear()) as simulation:
+            simulation.run()
+            assert simulation.engine.counters.applied > 20
+            vectors.append(simulation.engine.vector.copy())
+    assert np.linalg.norm(vectors[0] - vectors[1]) < 1e-4 * np.linalg.norm(vectors[0])

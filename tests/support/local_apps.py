@@ -1,0 +1,86 @@
+"""Torch Apps on the digits, for tests of how devices train: small, and odd in one way each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads.app import Examples, Shard
+from anabranch.workloads.digits import Digits
+
+
+class HiddenDropout(nn.Module):
+    """Draws at random where no layer says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, 0.5, self.training)
+
+
+class HiddenNorm(nn.Module):
+    """Mixes the examples of a batch where no layer says so."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x - x.mean(0)
+
+
+class Twice(nn.Module):
+    """One layer under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = self.second = nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.second(torch.relu(self.first(x)))
+        return hidden
+
+
+LAYERS: dict[str, Any] = {
+    "": nn.Identity,
+    "norm": lambda: nn.BatchNorm1d(32),
+    "dropout": nn.Dropout,
+    "hidden dropout": HiddenDropout,
+    "hidden norm": HiddenNorm,
+    "tied": Twice,
+}
+
+
+class Linear(Digits):
+    """64-32-10, with an odd layer between, if one is named."""
+
+    name = "linear"
+
+    def __init__(self, layer: str = "") -> None:
+        super().__init__()
+        self.layer = layer
+
+    def model(self) -> Any:
+        return nn.Sequential(nn.Linear(64, 32), LAYERS[self.layer](), nn.ReLU(), nn.Linear(32, 10))
+
+
+class Diverges(Linear):
+    """One device has pixels that no training survives."""
+
+    name = "diverges"
+    device = 3
+
+    def data(self, shard: Shard) -> Examples:
+        found = super().data(shard)
+        if shard.role != "train" or shard.index != self.device:
+            return found
+        return Examples(np.full_like(found.x, 1e30), found.y)
+
+
+class Brief(Linear):
+    """Trains in a way of its own."""
+
+    name = "brief"
+
+    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        with torch.no_grad():
+            model[0].bias += 1.0
+        return {}

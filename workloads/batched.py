@@ -1,0 +1,236 @@
+"""Many local trainings in one vectorised pass: the weights of all of them stacked, one step of all at a time.
+
+| symbol | meaning                                                                                  |
+|--------|------------------------------------------------------------------------------------------|
+| w_i    | weights of training i, row i of tensors (count, ...)                                     |
+| B_it   | the examples of its step t, drawn as `App.train` draws them, padded to one length        |
+| m_it   | 1 / len(B_it) at an example, 0 at padding                                                |
+| g_i    | gradient at w_i of sum m_it loss(w_i; B_it)                                              |
+
+    g_i <- g_i + mu (w_i - w_i,start) + lambda w_i,   v_i <- beta v_i + g_i,   w_i <- w_i - eta v_i
+
+The forward pass is one call of the module under `torch.vmap` with `torch.func.functional_call`; since nothing
+connects the trainings, one backward pass of the sum of the losses gives every g_i. Longer trainings go first,
+so that those that are over leave the stack at its end.
+
+The same steps as `torch_loop.sgd` in another order of sums: equal to float tolerance, not to the bit. A model
+that mixes examples or draws at random would be trained otherwise: see `BatchedTraining.objection`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.params import Tensors, Vector
+from anabranch.workloads.app import App, Examples
+from anabranch.workloads.batches import batches
+from anabranch.workloads.resident import Resident
+from anabranch.workloads.torch_loop import import_torch
+from anabranch.workloads.torch_trainer import TorchTrainer
+from anabranch.workloads.trainer import Training, TrainResult, result_of
+
+if TYPE_CHECKING:
+    import torch
+
+    Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+IGNORED = -100  # the label that torch's cross entropy passes over
+STEPS_GATHERED = 16  # steps whose examples are gathered at a time
+TRIAL_STEPS = 3
+PAYS_BELOW = 32_000  # parameters: with more, a core is as fast with one training after the other
+TRIAL_ERROR_MAX = 1e-3  # of the length of the delta
+
+
+class BatchedTraining:
+    """Trains stacks of trainings of one kind with the module of a trainer."""
+
+    def __init__(self, trainer: TorchTrainer) -> None:
+        self._torch = import_torch()
+        self._trainer = trainer
+        self._objections: dict[tuple[Any, ...], str] = {}
+        app = trainer.app
+        self._own_train = type(app).train is not App.train or "train" in vars(app)
+
+    def objection(self, training: Training, frozen: Tensors) -> str:
+        """Why trainings of this kind are better done one by one; empty if nothing speaks against a stack.
+
+        Known reasons first. Then a trial: two trainings of a few steps, stacked and one by one, must come to
+        the same. So no model is trained otherwise because nobody had thought of its peculiarity.
+        """
+        if training.kind not in self._objections:
+            found = self._known_objection(training) or self._tried(training, frozen)
+            self._objections[training.kind] = found
+        return self._objections[training.kind]
+
+    def pays(self) -> bool:
+        """Whether a stack is faster than one training after the other, by what was measured.
+
+        docs/simulator.md has the figures: on a CPU small models without convolutions gain, by all that
+        a step costs besides its arithmetic. On a GPU, which a single device's batch leaves idle, all do.
+        """
+        if self._own_train or self._trainer.runtime.device.type == "cuda":
+            return not self._own_train
+        parts = self._trainer.resident(None).module.modules()
+        convolves = any(isinstance(part, self._torch.nn.modules.conv._ConvNd) for part in parts)
+        return self._trainer.spec.size < PAYS_BELOW and not convolves
+
+    def train(self, trainings: Sequence[Training], frozen: Tensors) -> list[TrainResult]:
+        """The results, in order, of trainings of one kind that there is no objection to."""
+        order = sorted(range(len(trainings)), key=lambda i: -trainings[i].steps)
+        stack = _Stack(self._trainer, [trainings[i] for i in order], frozen)
+        deltas, losses = stack.run()
+        found = {}
+        for row, i in enumerate(order):
+            steps = trainings[i].steps
+            metrics = {"loss": float(losses[row]) / max(1, steps), "steps": float(steps)}
+            found[i] = result_of(deltas[row], metrics, trainings[i].plan, trainings[i].examples, "")
+        return [found[i] for i in range(len(trainings))]
+
+    def _known_objection(self, training: Training) -> str:
+        nn = self._torch.nn
+        if self._own_train:
+            return f"{self._trainer.app.name} has a train of its own"
+        if self._trainer.runtime.precision == "float16":
+            return "float16 needs the scaling of each loss"
+        if training.examples.y.ndim != 1 or training.examples.y.dtype.kind not in "iub":
+            return "the labels are not class numbers"
+        module = self._trainer.resident(training.submodel).module
+        for name, part in module.named_modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                return f"{name or 'the model'} ({type(part).__name__}) mixes the examples of a batch"
+            if isinstance(part, nn.modules.dropout._DropoutNd) and part.p > 0:
+                return f"{name or 'the model'} ({type(part).__name__}) draws at random"
+        tied = len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.parameters()))
+        return "layers share their weights" if tied else ""
+
+    def _tried(self, training: Training, frozen: Tensors) -> str:
+        plan = replace(training.plan, steps=min(TRIAL_STEPS, training.steps))
+        fewer = max(1, 2 * len(training.examples) // 3)  # in smaller batches, so that there is padding
+        part = Examples(training.examples.x[:fewer], training.examples.y[:fewer])
+        pair = [replace(training, plan=plan), replace(training, plan=plan, examples=part)]
+        try:
+            stacked = self.train(pair, frozen)
+        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+            return f"torch cannot stack it: {str(error).splitlines()[0]}"
+        for t, result in zip(pair, stacked, strict=True):
+            alone = self._trainer.train(t.vector, frozen, t.examples, t.plan, t.seed, t.submodel)
+            off = float(np.linalg.norm(result.delta - alone.delta))
+            if not off <= TRIAL_ERROR_MAX * float(np.linalg.norm(alone.delta)) + 1e-12:
+                return "a trial in a stack came to another result"
+        return ""
+
+
+class _Stack:
+    """Trainings of one kind, the longest first."""
+
+    def __init__(self, trainer: TorchTrainer, trainings: Sequence[Training], frozen: Tensors) -> None:
+        self._torch, self._runtime = import_torch(), trainer.runtime
+        self._trainings = trainings
+        self._resident = trainer.resident(trainings[0].submodel)
+        self._resident.load(trainings[0].vector, frozen)
+        self._resident.module.train()
+        self._steps = [t.steps for t in trainings]
+        given = np.stack([t.vector for t in trainings])
+        self._given = self._torch.from_numpy(given).to(self._runtime.device)
+        self._weights, self._fixed = _unstacked(self._resident, self._given)
+        self._plan = trainings[0].plan
+        kept = self._weights if self._plan.proximal_mu else {}
+        self._start = {name: w.clone() for name, w in kept.items()}
+        self._momentum: dict[str, torch.Tensor] = {}
+
+    def run(self) -> tuple[list[Vector], npt.NDArray[Any]]:
+        """Each training's delta, and the sum of the losses of its steps."""
+        torch = self._torch
+        losses = torch.zeros(len(self._trainings), device=self._runtime.device)
+        for x, y, m in self._batches():
+            live = len(x)
+            weights = {n: w[:live].detach().requires_grad_() for n, w in self._weights.items()}
+            loss = self._losses(weights, x, y, m)
+            gradients = torch.autograd.grad(loss.sum(), list(weights.values()), allow_unused=True)
+            losses[:live] += loss.detach()
+            with torch.no_grad():
+                for (name, w), g in zip(weights.items(), gradients, strict=True):
+                    if g is not None:
+                        w.add_(self._direction(name, w, g), alpha=-self._plan.learning_rate)
+        return self._deltas(), losses.cpu().numpy()
+
+    def _direction(self, name: str, w: torch.Tensor, g: torch.Tensor) -> torch.Tensor:
+        """What is subtracted from the weights of a name, before the learning rate: v_i of the module."""
+        plan, live = self._plan, len(w)
+        if plan.proximal_mu:
+            g = g.add(w - self._start[name][:live], alpha=plan.proximal_mu)
+        if plan.weight_decay:
+            g = g.add(w, alpha=plan.weight_decay)
+        if plan.momentum:
+            if name not in self._momentum:
+                self._momentum[name] = self._torch.zeros_like(self._weights[name])
+            g = self._momentum[name][:live].mul_(plan.momentum).add_(g)
+        return g
+
+    def _losses(
+        self, weights: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, m: torch.Tensor
+    ) -> torch.Tensor:
+        """The mean cross entropy of each training's batch, (live,)."""
+        library, module, live = self._torch, self._resident.module, len(x)
+        fixed = {name: tensor[:live] for name, tensor in self._fixed.items()}
+
+        def scores(w: Any, f: Any, one_x: torch.Tensor) -> Any:
+            return library.func.functional_call(module, (w, f), (one_x,))
+
+        with self._runtime.autocast():
+            found = library.vmap(scores)(weights, fixed, x)
+            flat = library.nn.functional.cross_entropy(found.flatten(0, 1), y.flatten(), reduction="none")
+        mean: torch.Tensor = (flat.view(y.shape) * m).sum(1)
+        return mean
+
+    def _batches(self) -> Iterator[Batch]:
+        """The x (live, length, ...), y and m (live, length) of every step."""
+        drawn = [batches(len(t.examples), t.plan, t.seed) for t in self._trainings]
+        for first in range(0, self._steps[0], STEPS_GATHERED):
+            chunk = [steps for d in drawn if (steps := list(islice(d, STEPS_GATHERED)))]
+            shape = len(chunk[0]), max(len(rows) for steps in chunk for rows in steps)
+            gathered = [self._gathered(t, s, shape) for t, s in zip(self._trainings, chunk, strict=False)]
+            x, y, m = (self._torch.stack(parts, 1) for parts in zip(*gathered, strict=True))
+            for step in range(len(chunk[0])):
+                live = sum(count > first + step for count in self._steps)
+                yield x[step, :live], y[step, :live], m[step, :live]
+
+    def _gathered(self, training: Training, steps: list[npt.NDArray[Any]], shape: tuple[int, int]) -> Batch:
+        """The x, y and m of some steps of one training, (*shape, ...) with shape = (steps, length)."""
+        rows, real = np.zeros(shape, np.int64), np.zeros(shape, bool)
+        for i, drawn in enumerate(steps):
+            rows[i, : len(drawn)], real[i, : len(drawn)] = drawn, True
+        dtype = next(iter(self._weights.values())).dtype
+        x, y = self._runtime.batch(training.examples, rows.reshape(-1), dtype)
+        x, y = x.view(*shape, *x.shape[1:]), y.view(shape)
+        counted = self._torch.from_numpy(real).to(y.device) & (y != IGNORED)
+        return x, y, counted.to(dtype) / counted.sum(1, keepdim=True)
+
+    def _deltas(self) -> list[Vector]:
+        """Trained - given, (size,) each."""
+        trained = self._given.clone()
+        for name, at in self._resident.spec.slices.items():
+            if name in self._weights:
+                trained[:, at] = self._weights[name].reshape(len(trained), -1).to(trained.dtype)
+        return list((trained - self._given).cpu().numpy())
+
+
+def _unstacked(
+    resident: Resident, given: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The tensors of the stacked vectors (count, size), by name: those that are trained, and the others."""
+    shapes = dict(resident.module.state_dict())
+    trained = {name for name, p in resident.module.named_parameters() if p.requires_grad}
+    weights: dict[str, torch.Tensor] = {}
+    fixed: dict[str, torch.Tensor] = {}
+    for name, at in resident.spec.slices.items():
+        like = shapes[name]
+        tensor = given[:, at].reshape(len(given), *like.shape).to(like.dtype, copy=True)
+        (weights if name in trained else fixed)[name] = tensor
+    return weights, fixed
