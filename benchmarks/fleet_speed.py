@@ -1,10 +1,9 @@
 """Device tasks a second of `anabranch simulate`: without and with training, a million devices, Flower beside.
 
-    python -m benchmarks.fleet_speed [--flower PYTHON] [--devices-max 1000000]
+    python -m benchmarks.fleet_speed [--devices-max 1000000]
 
-`PYTHON` is the interpreter of an environment that has flwr[simulation]. Without it, and without Ray, those
-rows are left out. Rates are of wall-clock time, and of processor time where one process does the work: that
-one holds on a busy machine, too.
+Without flwr, and without Ray, their rows are left out. Rates are of wall-clock time, and of processor time
+where one process does the work: that one holds on a busy machine, too.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import json
 import multiprocessing
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -28,12 +28,14 @@ import anabranch
 from anabranch.core.config import Config, merge
 from anabranch.core.rng import stream
 from anabranch.core.updates import LocalPlan
+from anabranch.flower.app import FlowerApp
 from anabranch.simulation.run import open_simulation
 from anabranch.workloads.digits import Digits
 from benchmarks.simulator import NoTraining
 from benchmarks.throughput import peak_rss_bytes
 
 FLOWER = Path(__file__).with_name("flower_simulation.py")
+ECHO = Path(__file__).with_name("flower_echo")  # Flower's app, for Flower and for us
 PARAMETERS = 100_000
 EXAMPLES, STEPS, BATCH = 64, 8, 32
 FLOWER_S_MAX = 540.0
@@ -120,6 +122,13 @@ def no_training(devices: int) -> Measured:
     return measure("anabranch, no training", NoOp(), settings(devices, 4_000))
 
 
+def client_app(devices: int) -> Measured:
+    """A ClientApp as Flower has it, which sends back what it gets."""
+    tables = {"run": {"workload": f"flower:{ECHO}"}}
+    config = merge([("benchmark", settings(devices, 4_000).to_json()), ("benchmark", tables)])
+    return measure("anabranch, Flower's ClientApp, no training", FlowerApp(ECHO), config)
+
+
 def training(devices: int) -> Iterator[Measured]:
     """Digits, one by one and in stacks."""
     app, updates = SharedDigits(), 1_000 if devices <= 100 else 2 * devices
@@ -128,7 +137,7 @@ def training(devices: int) -> Iterator[Measured]:
     for stack in (1, 8, 64, 256):
         together = {"executor": "batched", "batch_devices": stack}
         yield measure(f"digits, batched, {stack} at a time", app, settings(devices, updates, **together))
-    if importlib.util.find_spec("ray") is not None:
+    if installed("ray"):
         yield measure("digits, Ray, 2 workers", app, settings(devices, updates, executor="ray"), workers=2)
 
 
@@ -165,9 +174,14 @@ def _large(devices: int) -> Large:
         return Large(devices, simulation.clock.events, ready - started, done - ready, memory_bytes)
 
 
-def flower(python: str, devices: int, rounds: int) -> Measured | None:
+def installed(*packages: str) -> bool:
+    """Whether all of them are."""
+    return all(importlib.util.find_spec(package) is not None for package in packages)
+
+
+def flower(devices: int, rounds: int) -> Measured | None:
     """Flower's simulation in the same run; None where it does not come to an end."""
-    command = [python, str(FLOWER), str(devices), str(rounds), str(PARAMETERS)]
+    command = [sys.executable, str(FLOWER), str(devices), str(rounds)]
     quiet = ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED")
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | dict.fromkeys(quiet, "0")
     environment["FLWR_DISABLE_UPDATE_CHECK"] = "1"
@@ -184,18 +198,21 @@ def flower(python: str, devices: int, rounds: int) -> Measured | None:
     return Measured("Flower, no training", devices, devices * len(round_s), sum(round_s))
 
 
-def section(python: str = "", devices_max: int = 1_000_000) -> str:
+def section(devices_max: int = 1_000_000) -> str:
     """The figures as a section of docs/benchmarks.md."""
     blocks = [INTRODUCTION]
-    blocks += [f"### {n} devices\n\n" + table(_rows(python, n)) for n in (100, 1_000)]
+    blocks += [f"### {n} devices\n\n" + table(_rows(n)) for n in (100, 1_000)]
     if devices_max:
         blocks.append("### A large fleet, one in a hundred in training\n\n" + large_table(devices_max))
     return "\n\n".join(blocks) + "\n"
 
 
-def _rows(python: str, devices: int) -> list[Measured]:
-    rows = [no_training(devices), *training(devices)]
-    theirs = flower(python, devices, 5 if devices <= 100 else 2) if python else None
+def _rows(devices: int) -> list[Measured]:
+    rows = [no_training(devices)]
+    if installed("flwr"):
+        rows.append(client_app(devices))
+    rows += training(devices)
+    theirs = flower(devices, 5 if devices <= 100 else 2) if installed("flwr", "ray") else None
     return [*([theirs] if theirs is not None else []), *rows]
 
 
@@ -238,10 +255,9 @@ not count."""
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--flower", default="", help="the Python of an environment with flwr[simulation]")
     parser.add_argument("--devices-max", type=int, default=1_000_000, help="0: leave it out")
     arguments = parser.parse_args()
-    print(section(arguments.flower, arguments.devices_max))
+    print(section(arguments.devices_max))
 
 
 if __name__ == "__main__":

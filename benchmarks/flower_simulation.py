@@ -1,6 +1,6 @@
-"""Flower's simulation of devices that train nothing, for comparison: run by the Python that has flwr.
+"""Flower's simulation of devices that train nothing (`flower_echo/`), for comparison.
 
-    python flower_simulation.py DEVICES ROUNDS PARAMETERS
+    python flower_simulation.py DEVICES ROUNDS
 
 Every round each device gets the model and sends it back. Prints JSON: the seconds of each round after the
 first, in which Ray starts. Imports nothing of anabranch.
@@ -11,34 +11,31 @@ from __future__ import annotations
 import json
 import sys
 import time
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 
-def main(devices: int, rounds: int, parameters: int) -> None:
+def main(devices: int, rounds: int) -> None:
     """Simulate, and print."""
-    import numpy as np
-    from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
-    from flwr.clientapp import ClientApp
+    sys.path.insert(0, str(Path(__file__).with_name("flower_echo")))
+    client, model = import_module("echo.client_app").app, import_module("echo.server_app").model
+    from flwr.app import Message, RecordDict
     from flwr.serverapp import ServerApp
     from flwr.simulation import run_simulation
 
-    client, server = ClientApp(), ServerApp()
-
-    def train(message: Any, context: Any) -> Any:
-        del context
-        content = {"arrays": message.content["arrays"], "metrics": MetricRecord({"num-examples": 1})}
-        return Message(content=RecordDict(content), reply_to=message)
+    server = ServerApp()
 
     def serve(grid: Any, context: Any) -> None:
+        """Every round takes all devices, which Flower's own strategies do not do in their first."""
         del context
         while len(nodes := list(grid.get_node_ids())) < devices:
             time.sleep(0.1)
-        part = parameters // 4
-        model = ArrayRecord([np.zeros(part, np.float32) for _ in range(4)])
+        arrays = model()
         seconds = []
         for number in range(rounds + 1):
             started = time.perf_counter()
-            content = RecordDict({"arrays": model})
+            content = RecordDict({"arrays": arrays})
             messages = [
                 Message(content=content, message_type="train", dst_node_id=n, group_id=str(number))
                 for n in nodes
@@ -51,11 +48,10 @@ def main(devices: int, rounds: int, parameters: int) -> None:
             seconds.append(time.perf_counter() - started)
         print(json.dumps({"round_s": seconds[1:]}), flush=True)
 
-    client.train()(train)
     server.main()(serve)
     resources = {"client_resources": {"num_cpus": 1, "num_gpus": 0.0}}
     run_simulation(server, client, num_supernodes=devices, backend_config=resources)
 
 
 if __name__ == "__main__":
-    main(*(int(text) for text in sys.argv[1:4]))
+    main(*(int(text) for text in sys.argv[1:3]))

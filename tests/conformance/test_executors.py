@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import re
 import warnings
@@ -55,11 +56,12 @@ def cluster() -> Iterator[None]:
     """Ray, with GPUs that are pretended: what is reserved is counted, and nothing computes there."""
     import ray
 
-    with warnings.catch_warnings():  # its own start-up's
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # its own start-up's
         ray.init(num_cpus=2, num_gpus=1, log_to_driver=False, logging_level="error", **on_this_machine())
-        yield
+    yield
+    with warnings.catch_warnings(action="ignore"):  # it does not wait for the processes that it ends
         ray.shutdown()
+        gc.collect()
 
 
 @pytest.fixture
