@@ -10,16 +10,11 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import multiprocessing
 import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,14 +26,12 @@ from anabranch.core.updates import LocalPlan
 from anabranch.flower.app import FlowerApp
 from anabranch.simulation.run import open_simulation
 from anabranch.workloads.digits import Digits
+from benchmarks.flower_simulation import BARE, FEDAVG, FOLDER, rounds_s
 from benchmarks.simulator import NoTraining
 from benchmarks.throughput import peak_rss_bytes
 
-FLOWER = Path(__file__).with_name("flower_simulation.py")
-ECHO = Path(__file__).with_name("flower_echo")  # Flower's app, for Flower and for us
 PARAMETERS = 100_000
 EXAMPLES, STEPS, BATCH = 64, 8, 32
-FLOWER_S_MAX = 540.0
 
 
 @dataclass(frozen=True)
@@ -122,23 +115,25 @@ def no_training(devices: int) -> Measured:
     return measure("anabranch, no training", NoOp(), settings(devices, 4_000))
 
 
-def client_app(devices: int) -> Measured:
-    """A ClientApp as Flower has it, which sends back what it gets."""
-    tables = {"run": {"workload": f"flower:{ECHO}"}}
-    config = merge([("benchmark", settings(devices, 4_000).to_json()), ("benchmark", tables)])
-    return measure("anabranch, Flower's ClientApp, no training", FlowerApp(ECHO), config)
+def client_app(devices: int, steps: int) -> Measured:
+    """The ClientApp that Flower's rows have, as it is."""
+    name = "anabranch, the same ClientApp"
+    updates = 4_000 if not steps else max(1_000, 2 * devices)
+    tables = {"run": {"workload": f"flower:{FOLDER}"}, "flower": {"run_config": {"steps": steps}}}
+    config = merge([("benchmark", settings(devices, updates).to_json()), ("benchmark", tables)])
+    return measure(name, FlowerApp(FOLDER), config)
 
 
 def training(devices: int) -> Iterator[Measured]:
     """Digits, one by one and in stacks."""
     app, updates = SharedDigits(), 1_000 if devices <= 100 else 2 * devices
     measure("warm-up", app, settings(devices, devices, executor="batched"))
-    yield measure("digits, serial", app, settings(devices, updates, executor="serial"))
+    yield measure("anabranch, serial", app, settings(devices, updates, executor="serial"))
     for stack in (1, 8, 64, 256):
         together = {"executor": "batched", "batch_devices": stack}
-        yield measure(f"digits, batched, {stack} at a time", app, settings(devices, updates, **together))
+        yield measure(f"anabranch, batched, {stack} at a time", app, settings(devices, updates, **together))
     if installed("ray"):
-        yield measure("digits, Ray, 2 workers", app, settings(devices, updates, executor="ray"), workers=2)
+        yield measure("anabranch, Ray, 2 workers", app, settings(devices, updates, executor="ray"), workers=2)
 
 
 @dataclass(frozen=True)
@@ -179,52 +174,40 @@ def installed(*packages: str) -> bool:
     return all(importlib.util.find_spec(package) is not None for package in packages)
 
 
-def flower(devices: int, rounds: int) -> Measured | None:
-    """Flower's simulation in the same run; None where it does not come to an end."""
-    command = [sys.executable, str(FLOWER), str(devices), str(rounds)]
-    quiet = ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | dict.fromkeys(quiet, "0")
-    environment["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-    with tempfile.TemporaryDirectory() as home:
-        environment["FLWR_HOME"] = home
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=FLOWER_S_MAX, check=True, env=environment
-            )
-        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-            print(f"Flower with {devices} devices: {error}")
-            return None
-    round_s = json.loads(next(t for t in done.stdout.splitlines() if t.startswith("{")))["round_s"]
-    return Measured("Flower, no training", devices, devices * len(round_s), sum(round_s))
+def flower(devices: int, steps: int) -> Iterator[Measured]:
+    """Flower's simulation of the same devices, in the same run."""
+    rounds = 5 if devices <= 100 else 2
+    for how, name in ((FEDAVG, "Flower, FedAvg"), (BARE, "Flower, bare loop")):
+        if seconds := rounds_s(devices, rounds, steps, how):
+            yield Measured(name, devices, devices * len(seconds), sum(seconds))
 
 
 def section(devices_max: int = 1_000_000) -> str:
     """The figures as a section of docs/benchmarks.md."""
     blocks = [INTRODUCTION]
-    blocks += [f"### {n} devices\n\n" + table(_rows(n)) for n in (100, 1_000)]
+    for devices in (100, 1_000):
+        rows = [no_training(devices), *([client_app(devices, 0)] if installed("flwr") else [])]
+        blocks.append(f"### {devices} devices, no training\n\n" + table(devices, 0, rows))
+        rows = [*training(devices), *([client_app(devices, STEPS)] if installed("flwr") else [])]
+        blocks.append(f"### {devices} devices, training on digits\n\n" + table(devices, STEPS, rows))
     if devices_max:
         blocks.append("### A large fleet, one in a hundred in training\n\n" + large_table(devices_max))
     return "\n\n".join(blocks) + "\n"
 
 
-def _rows(devices: int) -> list[Measured]:
-    rows = [no_training(devices)]
-    if installed("flwr"):
-        rows.append(client_app(devices))
-    rows += training(devices)
-    theirs = flower(devices, 5 if devices <= 100 else 2) if installed("flwr", "ray") else None
-    return [*([theirs] if theirs is not None else []), *rows]
-
-
-def table(rows: list[Measured]) -> str:
-    """The figures; the ratio is to Flower where that was measured, and of the clock's time for both."""
-    base = next((m for m in rows if m.name.startswith("Flower")), None)
-    lines = ["| what | tasks | tasks a second | of processor time | times Flower |", "|---|---|---|---|---|"]
-    for m in rows:
+def table(devices: int, steps: int, rows: list[Measured]) -> str:
+    """The figures, Flower's first; ratios are of the clock's time, to each of Flower's."""
+    theirs = list(flower(devices, steps)) if installed("flwr", "ray") else []
+    names = [f"times {m.name}" for m in theirs]
+    lines = [
+        " | ".join(["| what | tasks | tasks a second | of processor time", *names]) + " |",
+        "|---" * (4 + len(names)) + "|",
+    ]
+    for m in [*theirs, *rows]:
         wall = m.tasks / m.wall_s
-        ratio = f"**{wall / (base.tasks / base.wall_s):.1f}**" if base is not None else "-"
         processor = f"{m.tasks / m.cpu_s:.0f}" if m.cpu_s else "-"
-        lines.append(f"| {m.name} | {m.tasks} | {wall:.0f} | {processor} | {ratio} |")
+        ratios = [f"{wall * base.wall_s / base.tasks:.1f}" for base in theirs]
+        lines.append(" | ".join([f"| {m.name} | {m.tasks} | {wall:.0f} | {processor}", *ratios]) + " |")
     return "\n".join(lines)
 
 
@@ -247,9 +230,9 @@ INTRODUCTION = f"""## Speed of the simulator
 
 Tasks a second, from the grant to the folded update: without training, of a model of {PARAMETERS}
 parameters, and with training on digits (4,810 parameters; {STEPS} steps of {BATCH} of a device's {EXAMPLES}
-images). Every device is in training at a time. Flower: its simulation engine (Ray, one CPU a client) with the
-first of the two models; each client answers with what it was sent. Its first round, in which Ray starts, does
-not count."""
+images). Every device is in training at a time. Flower: its simulation engine (Ray, one CPU a client, as many
+actors as there are cores), with its FedAvg, and with a loop over its Grid that adds nothing up. Its first
+round, in which Ray starts, does not count."""
 
 
 def main() -> None:
