@@ -24,7 +24,8 @@ from anabranch.core.config import Config, merge
 from anabranch.core.rng import stream
 from anabranch.core.updates import LocalPlan
 from anabranch.flower.app import FlowerApp
-from anabranch.simulation.run import open_simulation
+from anabranch.simulation.executors.base import Evaluation
+from anabranch.simulation.run import Simulation, open_simulation
 from anabranch.workloads.digits import Digits
 from benchmarks.flower_simulation import BARE, FEDAVG, FOLDER, rounds_s
 from benchmarks.simulator import NoTraining
@@ -103,11 +104,19 @@ def settings(devices: int, updates: int, **fleet: Any) -> Config:
 def measure(name: str, app: anabranch.App, config: Config, workers: int = 0) -> Measured:
     """One simulation, from its first to its last event; what has to start is started before."""
     with open_simulation(config, app=app, workers=workers) as simulation:
+        _wait_for(simulation, workers)
         wall, cpu = time.perf_counter(), time.process_time()
         simulation.run()
         wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
         applied = simulation.engine.counters.applied
     return Measured(name, config.fleet.clients, applied, wall_s, 0.0 if workers else cpu_s)
+
+
+def _wait_for(simulation: Simulation, workers: int) -> None:
+    """Workers open their problem when they get their first work."""
+    work = Evaluation(simulation.engine.vector, 0.0)
+    for pending in [simulation.executor.evaluate(work) for _ in range(3 * workers)]:
+        pending.result()
 
 
 def no_training(devices: int) -> Measured:
@@ -132,6 +141,10 @@ def training(devices: int) -> Iterator[Measured]:
     for stack in (1, 8, 64, 256):
         together = {"executor": "batched", "batch_devices": stack}
         yield measure(f"anabranch, batched, {stack} at a time", app, settings(devices, updates, **together))
+    together = {"executor": "batched", "batch_devices": 32}
+    yield measure(
+        "anabranch, batched, 32 at a time, 2 workers", app, settings(devices, updates, **together), 2
+    )
     if installed("ray"):
         yield measure("anabranch, Ray, 2 workers", app, settings(devices, updates, executor="ray"), workers=2)
 
