@@ -1,7 +1,4 @@
-"""`python -m benchmarks`: the short benchmarks, written to `docs/benchmarks.md`.
-
-With `FLOWER_PYTHON`, the Python of an environment that has flwr[simulation], Flower is measured as well.
-"""
+"""`python -m benchmarks`: the short benchmarks, written to `docs/benchmarks.md`."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ training at a time.
 
 {simulator.table(simulator.run_all())}
 
-{fleet_speed.section(os.environ.get("FLOWER_PYTHON", ""))}
+{fleet_speed.section()}
 {codecs.section()}
 
 {submodels.section()}"""

@@ -1,25 +1,20 @@
 """Device tasks a second of `anabranch simulate`: without and with training, a million devices, Flower beside.
 
-    python -m benchmarks.fleet_speed [--flower PYTHON] [--devices-max 1000000]
+    python -m benchmarks.fleet_speed [--devices-max 1000000]
 
-`PYTHON` is the interpreter of an environment that has flwr[simulation]. Without it, and without Ray, those
-rows are left out. Rates are of wall-clock time, and of processor time where one process does the work: that
-one holds on a busy machine, too.
+Without flwr, and without Ray, their rows are left out. Rates are of wall-clock time, and of processor time
+where one process does the work: that one holds on a busy machine, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import json
 import multiprocessing
 import os
-import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,15 +23,16 @@ import anabranch
 from anabranch.core.config import Config, merge
 from anabranch.core.rng import stream
 from anabranch.core.updates import LocalPlan
-from anabranch.simulation.run import open_simulation
+from anabranch.flower.app import FlowerApp
+from anabranch.simulation.executors.base import Evaluation
+from anabranch.simulation.run import Simulation, open_simulation
 from anabranch.workloads.digits import Digits
+from benchmarks.flower_simulation import BARE, FEDAVG, FOLDER, rounds_s
 from benchmarks.simulator import NoTraining
 from benchmarks.throughput import peak_rss_bytes
 
-FLOWER = Path(__file__).with_name("flower_simulation.py")
 PARAMETERS = 100_000
 EXAMPLES, STEPS, BATCH = 64, 8, 32
-FLOWER_S_MAX = 540.0
 
 
 @dataclass(frozen=True)
@@ -108,6 +104,7 @@ def settings(devices: int, updates: int, **fleet: Any) -> Config:
 def measure(name: str, app: anabranch.App, config: Config, workers: int = 0) -> Measured:
     """One simulation, from its first to its last event; what has to start is started before."""
     with open_simulation(config, app=app, workers=workers) as simulation:
+        _wait_for(simulation, workers)
         wall, cpu = time.perf_counter(), time.process_time()
         simulation.run()
         wall_s, cpu_s = time.perf_counter() - wall, time.process_time() - cpu
@@ -115,21 +112,41 @@ def measure(name: str, app: anabranch.App, config: Config, workers: int = 0) -> 
     return Measured(name, config.fleet.clients, applied, wall_s, 0.0 if workers else cpu_s)
 
 
+def _wait_for(simulation: Simulation, workers: int) -> None:
+    """Workers open their problem when they get their first work."""
+    work = Evaluation(simulation.engine.vector, 0.0)
+    for pending in [simulation.executor.evaluate(work) for _ in range(3 * workers)]:
+        pending.result()
+
+
 def no_training(devices: int) -> Measured:
     """The machinery alone, with a model of 100,000 parameters."""
     return measure("anabranch, no training", NoOp(), settings(devices, 4_000))
+
+
+def client_app(devices: int, steps: int) -> Measured:
+    """The ClientApp that Flower's rows have, as it is."""
+    name = "anabranch, the same ClientApp"
+    updates = 4_000 if not steps else max(1_000, 2 * devices)
+    tables = {"run": {"workload": f"flower:{FOLDER}"}, "flower": {"run_config": {"steps": steps}}}
+    config = merge([("benchmark", settings(devices, updates).to_json()), ("benchmark", tables)])
+    return measure(name, FlowerApp(FOLDER), config)
 
 
 def training(devices: int) -> Iterator[Measured]:
     """Digits, one by one and in stacks."""
     app, updates = SharedDigits(), 1_000 if devices <= 100 else 2 * devices
     measure("warm-up", app, settings(devices, devices, executor="batched"))
-    yield measure("digits, serial", app, settings(devices, updates, executor="serial"))
+    yield measure("anabranch, serial", app, settings(devices, updates, executor="serial"))
     for stack in (1, 8, 64, 256):
         together = {"executor": "batched", "batch_devices": stack}
-        yield measure(f"digits, batched, {stack} at a time", app, settings(devices, updates, **together))
-    if importlib.util.find_spec("ray") is not None:
-        yield measure("digits, Ray, 2 workers", app, settings(devices, updates, executor="ray"), workers=2)
+        yield measure(f"anabranch, batched, {stack} at a time", app, settings(devices, updates, **together))
+    together = {"executor": "batched", "batch_devices": 32}
+    yield measure(
+        "anabranch, batched, 32 at a time, 2 workers", app, settings(devices, updates, **together), 2
+    )
+    if installed("ray"):
+        yield measure("anabranch, Ray, 2 workers", app, settings(devices, updates, executor="ray"), workers=2)
 
 
 @dataclass(frozen=True)
@@ -165,49 +182,45 @@ def _large(devices: int) -> Large:
         return Large(devices, simulation.clock.events, ready - started, done - ready, memory_bytes)
 
 
-def flower(python: str, devices: int, rounds: int) -> Measured | None:
-    """Flower's simulation in the same run; None where it does not come to an end."""
-    command = [python, str(FLOWER), str(devices), str(rounds), str(PARAMETERS)]
-    quiet = ("FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED")
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | dict.fromkeys(quiet, "0")
-    environment["FLWR_DISABLE_UPDATE_CHECK"] = "1"
-    with tempfile.TemporaryDirectory() as home:
-        environment["FLWR_HOME"] = home
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=FLOWER_S_MAX, check=True, env=environment
-            )
-        except (subprocess.TimeoutExpired, subprocess.CalledProcessError) as error:
-            print(f"Flower with {devices} devices: {error}")
-            return None
-    round_s = json.loads(next(t for t in done.stdout.splitlines() if t.startswith("{")))["round_s"]
-    return Measured("Flower, no training", devices, devices * len(round_s), sum(round_s))
+def installed(*packages: str) -> bool:
+    """Whether all of them are."""
+    return all(importlib.util.find_spec(package) is not None for package in packages)
 
 
-def section(python: str = "", devices_max: int = 1_000_000) -> str:
+def flower(devices: int, steps: int) -> Iterator[Measured]:
+    """Flower's simulation of the same devices, in the same run."""
+    rounds = 5 if devices <= 100 else 2
+    for how, name in ((FEDAVG, "Flower, FedAvg"), (BARE, "Flower, bare loop")):
+        if seconds := rounds_s(devices, rounds, steps, how):
+            yield Measured(name, devices, devices * len(seconds), sum(seconds))
+
+
+def section(devices_max: int = 1_000_000) -> str:
     """The figures as a section of docs/benchmarks.md."""
     blocks = [INTRODUCTION]
-    blocks += [f"### {n} devices\n\n" + table(_rows(python, n)) for n in (100, 1_000)]
+    for devices in (100, 1_000):
+        rows = [no_training(devices), *([client_app(devices, 0)] if installed("flwr") else [])]
+        blocks.append(f"### {devices} devices, no training\n\n" + table(devices, 0, rows))
+        rows = [*training(devices), *([client_app(devices, STEPS)] if installed("flwr") else [])]
+        blocks.append(f"### {devices} devices, training on digits\n\n" + table(devices, STEPS, rows))
     if devices_max:
         blocks.append("### A large fleet, one in a hundred in training\n\n" + large_table(devices_max))
     return "\n\n".join(blocks) + "\n"
 
 
-def _rows(python: str, devices: int) -> list[Measured]:
-    rows = [no_training(devices), *training(devices)]
-    theirs = flower(python, devices, 5 if devices <= 100 else 2) if python else None
-    return [*([theirs] if theirs is not None else []), *rows]
-
-
-def table(rows: list[Measured]) -> str:
-    """The figures; the ratio is to Flower where that was measured, and of the clock's time for both."""
-    base = next((m for m in rows if m.name.startswith("Flower")), None)
-    lines = ["| what | tasks | tasks a second | of processor time | times Flower |", "|---|---|---|---|---|"]
-    for m in rows:
+def table(devices: int, steps: int, rows: list[Measured]) -> str:
+    """The figures, Flower's first; ratios are of the clock's time, to each of Flower's."""
+    theirs = list(flower(devices, steps)) if installed("flwr", "ray") else []
+    names = [f"times {m.name}" for m in theirs]
+    lines = [
+        " | ".join(["| what | tasks | tasks a second | of processor time", *names]) + " |",
+        "|---" * (4 + len(names)) + "|",
+    ]
+    for m in [*theirs, *rows]:
         wall = m.tasks / m.wall_s
-        ratio = f"**{wall / (base.tasks / base.wall_s):.1f}**" if base is not None else "-"
         processor = f"{m.tasks / m.cpu_s:.0f}" if m.cpu_s else "-"
-        lines.append(f"| {m.name} | {m.tasks} | {wall:.0f} | {processor} | {ratio} |")
+        ratios = [f"{wall * base.wall_s / base.tasks:.1f}" for base in theirs]
+        lines.append(" | ".join([f"| {m.name} | {m.tasks} | {wall:.0f} | {processor}", *ratios]) + " |")
     return "\n".join(lines)
 
 
@@ -230,18 +243,17 @@ INTRODUCTION = f"""## Speed of the simulator
 
 Tasks a second, from the grant to the folded update: without training, of a model of {PARAMETERS}
 parameters, and with training on digits (4,810 parameters; {STEPS} steps of {BATCH} of a device's {EXAMPLES}
-images). Every device is in training at a time. Flower: its simulation engine (Ray, one CPU a client) with the
-first of the two models; each client answers with what it was sent. Its first round, in which Ray starts, does
-not count."""
+images). Every device is in training at a time. Flower: its simulation engine (Ray, one CPU a client, as many
+actors as there are cores), with its FedAvg, and with a loop over its Grid that adds nothing up. Its first
+round, in which Ray starts, does not count."""
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--flower", default="", help="the Python of an environment with flwr[simulation]")
     parser.add_argument("--devices-max", type=int, default=1_000_000, help="0: leave it out")
     arguments = parser.parse_args()
-    print(section(arguments.flower, arguments.devices_max))
+    print(section(arguments.devices_max))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from anabranch.core.errors import AppError
 from anabranch.flower.compression import Encoded, encoded_in
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.records import Arrays, Plain, array_record, arrays_of, plain
+from anabranch.workloads.torch_loop import seed_generators
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, Context, Message, RecordDict
@@ -206,7 +207,7 @@ def seeded(seed: int) -> Iterator[None]:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     if torch is not None:
-        torch.manual_seed(seed % 2**63)
+        seed_generators(torch, seed % 2**63)
     try:
         yield
     finally:

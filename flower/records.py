@@ -9,7 +9,9 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from functools import lru_cache
+from io import BytesIO
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from flwr.app import ArrayRecord, RecordDict
 
 FORMAT = 1
+NPY = "numpy.ndarray"  # Flower's name for an array as the bytes of a .npy file
+NPY_LENGTH_AT = 8  # of the header: two bytes, after the magic and the version
 Arrays = Mapping[str, npt.NDArray[Any]]
 Plain = dict[str, dict[str, Any]]  # the records without arrays, by name
 
@@ -30,18 +34,54 @@ def array_record(arrays: Arrays) -> ArrayRecord:
     flwr_version()
     from flwr.app import Array, ArrayRecord
 
-    return ArrayRecord({name: Array(np.asarray(array, order="C")) for name, array in arrays.items()})
+    found = ArrayRecord()
+    for name, array in arrays.items():
+        data = _npy_head(array.dtype, array.shape) + array.tobytes()  # in C order
+        found[name] = Array(str(array.dtype), tuple(array.shape), NPY, data)
+    return found
 
 
 def arrays_of(record: ArrayRecord) -> dict[str, npt.NDArray[Any]]:
-    """The numpy arrays of a record, by name. Raises `AppError` for one that is no numpy array."""
+    """The numpy arrays of a record, by name, read-only. Raises `AppError` for one that is no numpy array."""
     found = {}
     for name, array in record.items():
+        if array.stype != NPY:
+            raise AppError(f"array {name!r} of a Flower message is no numpy array but {array.stype!r}")
         try:
-            found[name] = array.numpy()
+            found[name] = _npy_values(array.data)
         except (TypeError, ValueError) as error:
-            raise AppError(f"array {name!r} of a Flower message is no numpy array: {error}") from error
+            raise AppError(f"array {name!r} of a Flower message cannot be read: {error}") from error
     return found
+
+
+# An array travels as the bytes of a .npy file. Its header is text, whose parsing and printing costs more than
+# the values of a small array: models of many tensors have the same headers in every message.
+
+
+@lru_cache(maxsize=4096)
+def _npy_head(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    head = BytesIO()
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(head, described)
+    return head.getvalue()
+
+
+@lru_cache(maxsize=4096)
+def _npy_form(head: bytes) -> tuple[np.dtype[Any], tuple[int, ...], Literal["C", "F"]]:
+    """What a header says. Raises `ValueError` for objects, which would be pickled."""
+    text = BytesIO(head)
+    if np.lib.format.read_magic(text) != (1, 0):
+        raise ValueError("its header is not of version 1.0")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(text)
+    if dtype.hasobject:
+        raise ValueError("it has Python objects")
+    return dtype, shape, "F" if fortran else "C"
+
+
+def _npy_values(data: bytes) -> npt.NDArray[Any]:
+    size = NPY_LENGTH_AT + 2 + int.from_bytes(data[NPY_LENGTH_AT : NPY_LENGTH_AT + 2], "little")
+    dtype, shape, order = _npy_form(data[:size])
+    return np.frombuffer(data, dtype, offset=size).reshape(shape, order=order)
 
 
 def plain(records: RecordDict) -> Plain:

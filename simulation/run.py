@@ -155,6 +155,7 @@ class Simulation:
     ) -> None:
         self._config, self._problem = config, problem
         self._journal, self._recorder = journal, recorder
+        self.executor = executor
         self.clock = VirtualClock()
         self.frozen = problem.frozen
         strategy = strategy_of(config)

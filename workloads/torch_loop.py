@@ -31,6 +31,14 @@ def import_torch() -> ModuleType:
     return torch
 
 
+def seed_generators(torch_module: Any, seed: int) -> None:
+    """`torch.manual_seed`, which takes down a stack trace for every kind of accelerator, be there none."""
+    if torch_module.accelerator.is_available():
+        torch_module.manual_seed(seed)
+    else:
+        torch_module.default_generator.manual_seed(seed)
+
+
 class TorchRuntime:
     """Where and how a torch model runs: its device, its mixed precision, and the data kept there.
 
@@ -124,7 +132,7 @@ class _Seeded:
 
     def __enter__(self) -> None:
         self._fork.__enter__()
-        self._torch.manual_seed(self._seed)
+        seed_generators(self._torch, self._seed)
 
     def __exit__(self, *error: object) -> None:
         self._fork.__exit__(*error)

@@ -66,7 +66,7 @@ class Pending(Protocol[Result_co]):
         """The result, waited for if need be. Raises what the work raised."""
         ...
 
-    def cancel(self) -> None:
+    def cancel(self) -> object:
         """The result will not be asked for."""
         ...
 

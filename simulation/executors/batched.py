@@ -1,109 +1,193 @@
-"""Training in this process, many devices in one vectorised pass: `workloads/batched.py`.
+"""Many devices' training in one vectorised pass (`workloads/batched.py`), in this process or in N workers.
 
-A job waits until a result is needed. Then those that are due next, and are of the same kind, are trained
-with it. The set follows from the virtual clock alone, so a run repeats itself to the bit; it differs from a
-serial run by rounding, though, and has a digest of its own. Models that cannot be stacked are trained one by
-one, and the log says why, once.
+A job waits until a result is needed. Then those that are due next, and are alike, are trained with it: a
+stack. Where twice as many wait, a stack of those that are due first is begun at once, so that workers train
+while this process goes on. What is in a stack follows from the virtual clock alone: a run repeats itself to
+the bit, with any number of workers. It differs from a serial run by rounding, and has a digest of its own.
+Models that cannot be stacked are trained one by one, and the log says why, once.
 """
 
 from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor as Pool
+from concurrent.futures import ProcessPoolExecutor
+from functools import cached_property, partial
+from multiprocessing import get_context
 from typing import Any
 
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
 from anabranch.simulation.executors.serial import Deferred
-from anabranch.simulation.problem import OneThread, Problem
+from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 from anabranch.workloads.batched import BatchedTraining
 from anabranch.workloads.torch_trainer import TorchTrainer
-from anabranch.workloads.trainer import Training
+from anabranch.workloads.trainer import smaller
 
 log = logging.getLogger(__name__)
 
 WEIGHTS_BYTES_MAX = 256 << 20  # of a stack; gradients and momentum are as much each
-Kind = tuple[Any, ...]
+Outcome = LocalResult | InvalidUpdate
+_opened: list[StackTrainer] = []  # in a worker process: its one
 
 
-class _Waiting:
-    """One job, not begun; then its result, or what its training raised."""
+class StackTrainer:
+    """Trains the jobs of a stack. Raises `ConfigError` without a torch model."""
 
-    def __init__(self, executor: BatchedExecutor, job: Job, trainings: Sequence[Training]) -> None:
-        self.job, self.trainings = job, trainings
-        self.outcome: LocalResult | InvalidUpdate | None = None
-        self._executor = executor
-
-    def result(self) -> LocalResult:
-        if self.outcome is None:
-            self._executor.train_with(self)
-        if isinstance(self.outcome, InvalidUpdate):
-            raise self.outcome
-        assert self.outcome is not None
-        return self.outcome
-
-    def cancel(self) -> None:
-        self._executor.forget(self)
-
-
-class BatchedExecutor:
-    """See the module. `devices_max`: trainings in a stack. Raises `ConfigError` without a torch model."""
-
-    def __init__(self, problem: Problem, devices_max: int) -> None:
+    def __init__(self, problem: Problem) -> None:
         if not isinstance(problem.trainer, TorchTrainer):
             raise ConfigError(
                 f"fleet.executor = 'batched' needs a torch model, and {problem.app.name} has numpy arrays: "
                 "write serial or processes"
             )
-        self._problem, self._devices_max = problem, devices_max
+        self.problem = problem
         self._training = BatchedTraining(problem.trainer)
-        self._waiting: dict[Kind, dict[int, _Waiting]] = {}
         self._said: set[str] = set()
+
+    def train(self, jobs: Sequence[Job]) -> list[Outcome]:
+        """What each job comes to; those whose trainings are of one kind are stacked."""
+        found: dict[int, Outcome] = {}
+        alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        trainings = [self.problem.trainings(job) for job in jobs]
+        for i, own in enumerate(trainings):
+            if self._objects_to(own[0]):
+                found[i] = _outcome(partial(self.problem.train, jobs[i]))
+            else:
+                alike[own[0].kind].append(i)
+        for members in alike.values():
+            results = iter(
+                self._training.train([t for i in members for t in trainings[i]], self.problem.frozen)
+            )
+            for i in members:
+                own_results = [next(results) for _ in trainings[i]]
+                found[i] = _outcome(partial(self.problem.finish, jobs[i], own_results))
+        return [found[i] for i in range(len(jobs))]
+
+    def _objects_to(self, training: Any) -> bool:
+        why = self._training.objection(training, self.problem.frozen)
+        if why and why not in self._said:
+            self._said.add(why)
+            log.warning("devices are trained one by one: %s", why)
+        return bool(why)
+
+
+class _Stack:
+    """Jobs that are trained together, and their outcomes, computed once."""
+
+    def __init__(self, compute: Callable[[], list[Outcome]]) -> None:
+        self._compute = compute
+
+    @cached_property
+    def outcomes(self) -> list[Outcome]:
+        return self._compute()
+
+
+class _Waiting:
+    """A job: waiting, then at a place in a stack."""
+
+    def __init__(self, executor: BatchedExecutor, job: Job) -> None:
+        self.job = job
+        self.stack: _Stack | None = None
+        self.place = 0
+        self._executor = executor
+
+    def result(self) -> LocalResult:
+        if self.stack is None:
+            self._executor.begin_with(self)
+        assert self.stack is not None
+        outcome = self.stack.outcomes[self.place]
+        if isinstance(outcome, InvalidUpdate):
+            raise outcome
+        return outcome
+
+    def cancel(self) -> None:
+        if self.stack is None:
+            self._executor.forget(self)
+
+
+class BatchedExecutor:
+    """See the module. `devices_max`: jobs in a stack. Raises `ConfigError` without a torch model."""
+
+    def __init__(self, source: ProblemSource, problem: Problem, devices_max: int, workers: int = 0) -> None:
+        self._here = StackTrainer(problem)
+        self._stack_max = max(1, min(devices_max, WEIGHTS_BYTES_MAX // max(1, 4 * problem.spec.size)))
+        self._waiting: dict[tuple[Any, ...], dict[int, _Waiting]] = defaultdict(dict)
+        self._pool: Pool | None = None
+        if workers:
+            self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _open, (source,))
         self._threads = OneThread()
 
     def train(self, job: Job) -> Pending[LocalResult]:
-        """Training put off until the result is needed, or that of a job that is trained with it."""
-        trainings = self._problem.trainings(job)
-        if not self._fits(trainings[0]):
-            return Deferred(partial(self._problem.train, job))
-        work = _Waiting(self, job, trainings)
-        self._waiting.setdefault(trainings[0].kind, {})[id(work)] = work
+        """Training with others; it begins when there are enough of them, or when its result is needed."""
+        work, waiting = _Waiting(self, job), self._waiting[_kind(job)]
+        waiting[id(work)] = work
+        if len(waiting) >= 2 * self._stack_max:
+            self._begin(waiting, heapq.nsmallest(self._stack_max, waiting.values(), key=_due_s))
         return work
 
     def evaluate(self, evaluation: Evaluation) -> Pending[Mapping[str, float]]:
-        """An evaluation put off until it is needed."""
-        return Deferred(partial(self._problem.evaluate, evaluation))
+        """An evaluation put off until it is needed, or by a worker."""
+        if self._pool is not None:
+            return self._pool.submit(_evaluate, evaluation)
+        return Deferred(partial(self._here.problem.evaluate, evaluation))
 
     def close(self) -> None:
-        """Drops what waits; gives torch its threads back."""
+        """Drops what waits; ends the workers, gives torch its threads back."""
         self._waiting.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
         self._threads.restore()
 
     def forget(self, work: _Waiting) -> None:
         """The result will not be asked for."""
-        self._waiting.get(work.trainings[0].kind, {}).pop(id(work), None)
+        self._waiting[_kind(work.job)].pop(id(work), None)
 
-    def train_with(self, needed: _Waiting) -> None:
-        """Train a job, and as many of its kind as a stack takes, those that are due first."""
-        waiting = self._waiting[needed.trainings[0].kind]
+    def begin_with(self, needed: _Waiting) -> None:
+        """Begin a job, and with it those of its kind that are due first."""
+        waiting = self._waiting[_kind(needed.job)]
         del waiting[id(needed)]
-        size_bytes = needed.trainings[0].vector.nbytes
-        most = max(1, min(self._devices_max, WEIGHTS_BYTES_MAX // max(1, size_bytes)))
-        works = [needed, *heapq.nsmallest(most - 1, waiting.values(), key=lambda w: w.job.due_s)]
-        for work in works[1:]:
-            del waiting[id(work)]
-        results = iter(self._training.train([t for w in works for t in w.trainings], self._problem.frozen))
-        for work in works:
-            try:
-                work.outcome = self._problem.finish(work.job, [next(results) for _ in work.trainings])
-            except InvalidUpdate as error:
-                work.outcome = error
+        self._begin(waiting, [needed, *heapq.nsmallest(self._stack_max - 1, waiting.values(), key=_due_s)])
 
-    def _fits(self, training: Training) -> bool:
-        why = self._training.objection(training, self._problem.frozen)
-        if why and why not in self._said:
-            self._said.add(why)
-            log.warning("devices are trained one by one: %s", why)
-        return not why
+    def _begin(self, waiting: dict[int, _Waiting], works: Sequence[_Waiting]) -> None:
+        jobs = [work.job for work in works]
+        if self._pool is None:
+            stack = _Stack(partial(self._here.train, jobs))
+        else:
+            stack = _Stack(self._pool.submit(_train, jobs).result)
+        for place, work in enumerate(works):
+            work.stack, work.place = stack, place
+            waiting.pop(id(work), None)
+
+
+def _outcome(work: Callable[[], LocalResult]) -> Outcome:
+    try:
+        return work()
+    except InvalidUpdate as error:
+        return error
+
+
+def _kind(job: Job) -> tuple[Any, ...]:
+    """What is known of a training's kind before its examples are."""
+    plan, part = job.task.local, smaller(job.task)
+    small = None if part is None else part.small
+    return small, plan.learning_rate, plan.momentum, plan.weight_decay, plan.proximal_mu
+
+
+def _due_s(work: _Waiting) -> float:
+    return work.job.due_s
+
+
+def _open(source: ProblemSource) -> None:
+    _opened.append(StackTrainer(source.open()))
+    OneThread()
+
+
+def _train(jobs: Sequence[Job]) -> list[Outcome]:
+    return _opened[0].train(jobs)
+
+
+def _evaluate(evaluation: Evaluation) -> Mapping[str, float]:
+    return _opened[0].problem.evaluate(evaluation)

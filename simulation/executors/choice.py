@@ -20,15 +20,13 @@ TOGETHER_MIN = 16  # devices in training at a time; in a stack are those that be
 def chosen(config: Config, problem: Problem, workers: int) -> str:
     """The executor's name: `auto` is batched where that pays, by a rule that looks at the run alone.
 
-    Not by the clock: the same configuration shall give the same digest on a busy machine. `workers` > 0 means
-    processes, unless the configuration names another kind.
+    Not by the clock, nor by `workers`: the same configuration shall give the same digest on a busy machine,
+    and on one with more cores. Serial training with `workers` > 0 is that of processes, to the bit.
     """
     name = config.fleet.executor
-    if name not in (AUTO, SERIAL):
-        return name
-    if workers:
-        return PROCESSES
-    return BATCHED if name == AUTO and _batch_pays(config, problem) else SERIAL
+    if name == AUTO:
+        name = BATCHED if _batch_pays(config, problem) else SERIAL
+    return PROCESSES if name == SERIAL and workers else name
 
 
 def settled(config: Config, name: str) -> Config:
@@ -47,7 +45,7 @@ def make_executor(name: str, source: ProblemSource, problem: Problem, workers: i
     if name == BATCHED:
         from anabranch.simulation.executors.batched import BatchedExecutor
 
-        return BatchedExecutor(problem, source.config.fleet.batch_devices)
+        return BatchedExecutor(source, problem, source.config.fleet.batch_devices, workers)
     if name == RAY:
         from anabranch.simulation.executors.ray import RayExecutor
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import re
 import warnings
@@ -18,7 +19,6 @@ from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.core.submodels import UnitMap
 from anabranch.core.updates import LocalPlan, Task
 from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult
-from anabranch.simulation.executors.batched import BatchedExecutor
 from anabranch.simulation.executors.choice import make_executor
 from anabranch.simulation.executors.ray import on_this_machine
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
@@ -27,7 +27,8 @@ from anabranch.workloads.app import App
 HAS_RAY = importlib.util.find_spec("ray") is not None
 WITH_RAY = pytest.param("ray", marks=pytest.mark.skipif(not HAS_RAY, reason="ray is not installed"))
 EXACT = ["serial", "processes", WITH_RAY]
-EXECUTORS = [*EXACT, "batched"]
+BATCHED = ["batched", "batched by workers"]
+EXECUTORS = [*EXACT, *BATCHED]
 PLANS = {
     "plain": LocalPlan(steps=5, batch_size=16),
     "epochs of unequal lengths": LocalPlan(epochs=2, batch_size=16),
@@ -55,11 +56,12 @@ def cluster() -> Iterator[None]:
     """Ray, with GPUs that are pretended: what is reserved is counted, and nothing computes there."""
     import ray
 
-    with warnings.catch_warnings():  # its own start-up's
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):  # its own start-up's
         ray.init(num_cpus=2, num_gpus=1, log_to_driver=False, logging_level="error", **on_this_machine())
-        yield
+    yield
+    with warnings.catch_warnings(action="ignore"):  # it does not wait for the processes that it ends
         ray.shutdown()
+        gc.collect()
 
 
 @pytest.fixture
@@ -73,7 +75,9 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
             request.getfixturevalue("cluster")
         source = ProblemSource(settings or fleet(), app)
         problem = source.open()
-        opened.append(make_executor(name, source, problem, workers=1))
+        kind, _, by_workers = name.partition(" by ")
+        workers = 2 if by_workers else int(kind != "batched")
+        opened.append(make_executor(kind, source, problem, workers))
         return problem, opened[-1]
 
     yield build
@@ -110,6 +114,7 @@ def assert_near(result: LocalResult, expected: LocalResult) -> None:
         ("serial", "all of them"),
         ("processes", "all of them"),
         pytest.param("ray", "all of them", marks=WITH_RAY.marks),
+        ("batched by workers", "all of them"),
         *(("batched", plan) for plan in PLANS),
     ],
 )
@@ -122,7 +127,7 @@ def test_every_executor_comes_to_the_serial_results(name: str, plan: str, make: 
         result = work.result()
         assert result.steps == expected.steps
         assert result.codec == expected.codec
-        if name != "batched":
+        if name not in BATCHED:
             assert result.sha256 == expected.sha256
             assert result.metrics == expected.metrics
         else:
@@ -196,15 +201,27 @@ def test_sub_models_are_trained_in_their_own_size(name: str, make: Make) -> None
         )
 
 
-@pytest.mark.parametrize("devices", [1, 4, 64])
-def test_a_stack_has_the_jobs_that_are_due_first(devices: int) -> None:
-    problem = ProblemSource(fleet(), Linear()).open()
-    executor = BatchedExecutor(problem, devices)
-    pending = [executor.train(job) for job in jobs_of(problem, PLANS["plain"])]
+def begun_of(pending: list[Any]) -> list[int]:
+    return [i for i, work in enumerate(pending) if work.stack is not None]
+
+
+@pytest.mark.parametrize(("devices", "stack"), [(5, [0, 5, 6, 7, 8]), (64, list(range(9)))])
+def test_a_stack_has_the_jobs_that_are_due_first(devices: int, stack: list[int], make: Make) -> None:
+    problem, executor = make("batched", Linear(), fleet(fleet={"batch_devices": devices}))
+    pending: list[Any] = [executor.train(job) for job in jobs_of(problem, PLANS["plain"])]
+    assert begun_of(pending) == []
     pending[0].result()
-    done = [i for i, work in enumerate(pending) if work.outcome is not None]  # type: ignore[attr-defined]
-    assert done == [0, *range(9 - min(9, devices) + 1, 9)], "the last are due first"
-    executor.close()
+    assert begun_of(pending) == stack, "the last are due first"
+
+
+def test_where_two_stacks_wait_one_is_begun(make: Make) -> None:
+    problem, executor = make("batched", Linear(), fleet(fleet={"batch_devices": 3}))
+    pending: list[Any] = []
+    for job in jobs_of(problem, PLANS["plain"], count=9):
+        pending.append(executor.train(job))
+        whole = max(0, len(pending) - 3) // 3
+        assert len(begun_of(pending)) == 3 * whole
+    assert begun_of(pending) == [3, 4, 5, 6, 7, 8], "the last are due first"
 
 
 @pytest.mark.parametrize(
@@ -253,6 +270,6 @@ def test_without_ray_the_error_says_how_to_get_it() -> None:
 
 
 def test_arrays_cannot_be_stacked() -> None:
-    problem = ProblemSource(config()).open()
+    source = ProblemSource(config())
     with pytest.raises(ConfigError, match=r"fleet\.executor = 'batched' needs a torch model"):
-        BatchedExecutor(problem, 8)
+        make_executor("batched", source, source.open(), 0)

@@ -34,7 +34,7 @@ def name_of(settings: Config, app: App | None = None, workers: int = 0) -> str:
 
 
 def test_stacks_are_chosen_for_small_torch_models_and_many_devices() -> None:
-    assert name_of(digits()) == "batched"
+    assert name_of(digits()) == name_of(digits(), workers=2) == "batched"
     assert name_of(digits(fleet={"clients": 15})) == "serial"
     assert name_of(digits(server={"concurrency": 8})) == "serial"
     assert name_of(config(fleet={"clients": 16})) == "serial", "numpy"
@@ -42,16 +42,21 @@ def test_stacks_are_chosen_for_small_torch_models_and_many_devices() -> None:
 
 
 def test_what_is_asked_for_is_taken() -> None:
-    assert name_of(digits(), workers=2) == "processes"
+    assert name_of(digits(fleet={"clients": 15}), workers=2) == "processes"
     for name in ("serial", "batched", "ray", "processes"):
         assert name_of(digits(fleet={"executor": name})) == name
     assert name_of(digits(fleet={"executor": "serial"}), workers=2) == "processes"
     assert name_of(digits(fleet={"executor": "batched"}), workers=2) == "batched"
 
 
-def test_a_batched_run_repeats_itself_and_its_folder_replays(tmp_path: Path) -> None:
-    keep = {"workload": "digits", **DIGITS, "keep_payloads": False}
-    written, again = simulate(digits(run=keep), tmp_path), simulate(digits(run=keep))
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_a_batched_run_repeats_itself_with_any_workers_and_its_folder_replays(
+    tmp_path: Path, workers: int
+) -> None:
+    settings = digits(
+        run={"workload": "digits", **DIGITS, "keep_payloads": False}, fleet={"batch_devices": 5}
+    )
+    written, again = simulate(settings, tmp_path), simulate(settings, workers=workers)
     assert (written.model_sha256, written.journal_sha256) == (again.model_sha256, again.journal_sha256)
     assert JournalReader(tmp_path).config.fleet.executor == "batched"
     assert json.loads((tmp_path / "result.json").read_text())["config"]["fleet"]["executor"] == "batched"

@@ -58,6 +58,7 @@ CaSha256 = Annotated[str, typer.Option(help="The fingerprint of the federation's
 Join = Annotated[str, typer.Option(help="Where to join; else the server's port + 2.", metavar="HOST:PORT")]
 
 ClientId = Annotated[str, typer.Option("--id", help="This device's name; made up once if not given.")]
+ShardPart = Annotated[str, typer.Option(help="This device's part of the training data: INDEX/COUNT, from 0.")]
 StepTime = Annotated[
     float,
     typer.Option("--step-time", help="Emulate a device that needs so many seconds a step.", min=0.0),
@@ -195,9 +196,7 @@ def client(
     flower: FlowerFolder = None,
     server_address: ServerAddress = "127.0.0.1:7070",
     client_id: ClientId = "",
-    shard: Annotated[
-        str, typer.Option(help="This device's part of the training data: INDEX/COUNT, from 0.")
-    ] = "0/1",
+    shard: ShardPart = "0/1",
     state_dir: Annotated[Path, typer.Option(help="Where the outbox lies.")] = Path("anabranch-device"),
     data_path: DataPath = "",
     app_options: AppOptions = None,

@@ -43,7 +43,7 @@ def simulate(
 ) -> None:
     """Simulate a fleet: the same engine and devices as live, on a virtual clock.
 
-    The same configuration gives the same digests, whatever the number of workers; those of the batched
+    The same configuration gives the same digests, whatever the number of workers. Those of the batched
     executor are its own.
     """
     output = Output(as_json)
