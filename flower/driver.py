@@ -53,11 +53,15 @@ BACK_OFF_S, BACK_OFF_MAX_S = 1.0, 60.0  # a node that failed: twice as long afte
 
 @dataclass(eq=False)
 class _Node:
-    """A node of the Grid: since when it may be asked again, and how often in a row it has failed."""
+    """A node of the Grid: since when it may be asked again, and how often in a row it has failed.
+
+    `turn`: the number of its newest task among all; who has waited longest has the smallest.
+    """
 
     node_id: int
     failures: int = 0
     not_before: float = -math.inf
+    turn: int = 0
     counting: Counting = field(default_factory=Counting)
     sends_whole: bool = False  # arrays, though asked for less
 
@@ -149,10 +153,11 @@ class GridRun:
     def _hand_out(self) -> None:
         """A task for each node that may have one, the messages sent once the grants are durable."""
         granted: list[tuple[Task, _Node]] = []
-        for node in self._nodes.values():
+        for node in sorted(self._nodes.values(), key=lambda node: node.turn):  # where places are few
             under_way = sum(other is node for _, other in self._tasks.values())
             while under_way < self.engine.settings.tasks_per_client and (task := self._ask(node)):
                 granted.append((task, node))
+                node.turn = self.engine.counters.granted
                 under_way += 1
         if not granted:
             return
@@ -302,7 +307,9 @@ class GridRun:
             return
         self._logbook.measured(measuring.version, metrics)
         self._recorder.evaluated(self._since(), measuring.version, metrics["accuracy"], metrics["loss"])
-        log.info("version %d: %s", measuring.version, metrics)
+        log.info(
+            "version %d: accuracy %.4f, loss %.4f", measuring.version, metrics["accuracy"], metrics["loss"]
+        )
 
     # --- the engine --------------------------------------------------------------------------
 

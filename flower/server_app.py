@@ -47,6 +47,7 @@ from anabranch.reports.html import write_report  # noqa: E402
 from anabranch.reports.journal_files import JOURNAL, JournalReader  # noqa: E402
 from anabranch.reports.recorder import EVENTS_FILE, Recorder  # noqa: E402
 from anabranch.reports.result import Result  # noqa: E402
+from anabranch.reports.text import percent_text  # noqa: E402
 from anabranch.strategies.registry import strategy_of  # noqa: E402
 
 log = logging.getLogger(__name__)
@@ -108,7 +109,8 @@ def main(grid: Grid, context: Context) -> None:
     _speak_up()
     options = Options.of(context.run_config)
     result = run(grid, context, options)
-    log.info("%s: version %d, accuracy %s", options.out, result.versions, result.final_accuracy)
+    applied, accuracy = result.updates_applied, percent_text(result.final_accuracy)
+    log.info("ended at version %d of %d updates, accuracy %s", result.versions, applied, accuracy)
 
 
 def _speak_up() -> None:

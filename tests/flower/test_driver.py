@@ -120,6 +120,13 @@ def test_a_reply_of_no_use_changes_nothing(
     assert replay_run(tmp_path).matches
 
 
+def test_where_places_are_few_every_node_has_its_turn(tmp_path: Path) -> None:
+    teasq = {"name": "teasq", "cache_size": 2, "concurrency_fraction": 0.1}
+    begun = Run(tmp_path, {i: adding(1.0) for i in range(1, 5)}, config(strategy=teasq))
+    begun.steps()
+    assert {share.updates for share in begun.result().clients.values()} == {3}
+
+
 def test_nodes_come_and_go(tmp_path: Path) -> None:
     begun = Run(tmp_path, {}, config(run={"updates_max": 9}))
     nodes = [{}, {1: adding(1.0)}, {1: adding(1.0), 2: adding(1.0)}, {2: adding(1.0)}, {}]

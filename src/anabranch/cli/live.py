@@ -26,7 +26,7 @@ from anabranch.cli.options import (
     parse_shard,
     set_up_logging,
 )
-from anabranch.cli.output import Output
+from anabranch.cli.output import Output, json_line
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.params import ParamSpec
@@ -287,7 +287,7 @@ def evaluate(
         row = {"version": measured.version, **measured.metrics}
         if out is not None:
             with out.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(row) + "\n")
+                lines.write(json_line(row))
         accuracy, loss = measured.metrics.get("accuracy"), measured.metrics.get("loss", float("nan"))
         text = f"version {measured.version}: accuracy {percent_text(accuracy)}, loss {loss:.4f}"
         output.event("evaluated", text, **row)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping
@@ -54,8 +55,21 @@ class Output:
         self.console.print(table, markup=False)
 
     def _json(self, data: Mapping[str, Any]) -> None:
-        sys.stdout.write(json.dumps(data, allow_nan=False, default=str) + "\n")
+        sys.stdout.write(json_line(data))
         sys.stdout.flush()
+
+
+def json_line(data: Mapping[str, Any]) -> str:
+    """Data as a line of JSON, which has neither NaN nor infinity: what is one, a loss perhaps, is null."""
+    return json.dumps(_finite(data), allow_nan=False, default=str) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(its) for key, its in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(its) for its in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Ticker:
