@@ -14,11 +14,14 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
 
+import commands
+from commands import serving
 from flower_apps import write_app
 from live_server import live_server
 
 from anabranch.client.operator import OperatorClient
 from anabranch.core.config import Config
+from anabranch.core.errors import OUTCOMES, ConfigError
 from anabranch.core.params import Tensors
 from anabranch.server.manifest import read_manifest
 
@@ -116,6 +119,23 @@ def test_a_server_is_started_of_an_app_and_brings_its_settings(tmp_path: Path) -
     assert found["config"]["flower"]["train"]["records"]["config"]["lr"] == 0.5
     shares = {client: share["examples"] // share["updates"] for client, share in found["clients"].items()}
     assert shares == {"device-0": 10, "device-1": 20}
+
+
+def test_a_server_takes_a_folder_as_it_is_written(tmp_path: Path) -> None:
+    app = write_app(tmp_path)
+    given = ["--data-dir", "data", "--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0"]
+    given += ["--set", "strategy.name=fedasync"]
+    for _ in range(2):  # the second finds the model that the first has made
+        with serving(tmp_path, "--flower", app.name, *given) as info:
+            trained = anabranch(
+                *("client", "--flower", app.name, "--server", info["address"], "--tasks-max", "2", "--json"),
+                cwd=tmp_path,
+            )
+        assert json.loads(trained.splitlines()[-1])["answered"] == 2
+    other = write_app(tmp_path)
+    refused = commands.anabranch(tmp_path, "server", "--flower", other.name, *given)
+    assert refused.returncode == OUTCOMES[ConfigError].exit_code
+    assert "name another --model DIR" in refused.stderr
 
 
 def test_a_simulation_of_an_app_is_the_same_in_worker_processes(tmp_path: Path) -> None:
