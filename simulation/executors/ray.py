@@ -42,12 +42,14 @@ class Resources:
 class Trainer:
     """The body of an actor: one problem."""
 
-    def __init__(self, source: ProblemSource) -> None:
+    _problem: Problem
+
+    def open(self, source: ProblemSource, folder: str) -> None:
+        """Once, before all work. The paths of the configuration begin at `folder`, where there is one."""
+        if os.path.isdir(folder):
+            os.chdir(folder)
         self._problem = source.open()
         OneThread()
-
-    def ready(self) -> None:
-        """The problem is open."""
 
     def do(self, work: Job | Evaluation, vector: Vector) -> LocalResult | Mapping[str, float]:
         """The work, from this vector."""
@@ -83,13 +85,17 @@ class _Actors(Queue):
         client = replace(source.config.client, device=device)
         mine = replace(source, config=replace(source.config, client=client))
         make = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus)(Trainer)
-        self._actors = [make.remote(mine) for _ in range(workers)]
+        self._actors = [make.remote() for _ in range(workers)]
+        self._opened = [actor.open.remote(mine, os.getcwd()) for actor in self._actors]
         self._in_hand: list[list[Future[Any]]] = [[] for _ in self._actors]
         self._ray, self._models = ray, models
 
     def wait_until_ready(self) -> None:
         """Raises what opening the problem raised."""
-        self._ray.get([actor.ready.remote() for actor in self._actors])
+        try:
+            self._ray.get(self._opened)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
 
     def close(self) -> None:
         """Drops what waits and ends the actors."""
