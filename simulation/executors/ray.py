@@ -12,11 +12,13 @@ and the App must be installed on all machines.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,7 @@ from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pe
 from anabranch.simulation.executors.queued import Queue
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 
+CONNECT_S = 5.0
 MODELS_KEPT = 16  # in the object store, besides those that jobs in hand hold
 
 
@@ -184,11 +187,22 @@ def _import_ray() -> Any:
 
 
 def _start(ray: Any, table: RayTable) -> None:
-    options = {"address": table.address} if table.address else on_this_machine()
+    start = partial(ray.init, log_to_driver=False, logging_level="error")
+    if not table.address:
+        start(**on_this_machine())
+        return
     try:
-        ray.init(log_to_driver=False, logging_level="error", **options)
-    except ConnectionError as error:
+        _knock(table.address)
+        start(address=table.address)
+    except OSError as error:  # Ray raises ConnectionError
         raise ConfigError(f"ray.address: no cluster answers at {table.address!r}: {error}") from error
+
+
+def _knock(address: str) -> None:
+    """Raises `OSError` where nobody listens at HOST:PORT, which Ray finds out in some minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
 def _check_resources(ray: Any, kinds: set[Resources], workers: int) -> None:
