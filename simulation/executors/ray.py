@@ -21,12 +21,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from anabranch.core.config import Config, RayTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Vector
-from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
+from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
 from anabranch.simulation.executors.queued import Queue
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 
@@ -110,8 +108,7 @@ class _Actors(Queue):
         """To the actor that has the least in hand."""
         self._in_hand = [[f for f in futures if not f.done()] for futures in self._in_hand]
         least = min(range(len(self._actors)), key=lambda i: len(self._in_hand[i]))
-        bare = replace(work, vector=np.empty(0, work.vector.dtype))
-        reference = self._actors[least].do.remote(bare, self._models.reference(work.vector))
+        reference = self._actors[least].do.remote(without_model(work), self._models.reference(work.vector))
         future: Future[Any] = reference.future()
         self._in_hand[least].append(future)
         return future
