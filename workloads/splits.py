@@ -14,7 +14,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -43,8 +43,8 @@ def partition(
     are too few examples, `ConfigError` for an unknown split or one that lacks what it needs.
     """
     if fleet.split == DRAWS:
-        by_class = _by_class(labels)
-        return [_drawn(by_class, device, fleet, seed) for device in range(count)]
+        classes = _Classes.of(labels)
+        return [_drawn(classes, device, fleet, seed) for device in range(count)]
     if count < 1 or len(labels) < count:
         raise DataError(f"cannot split {len(labels)} examples over {count} devices: each needs one at least")
     if fleet.split == "iid":
@@ -93,24 +93,33 @@ def _parts(pool: Examples, whole: Shard) -> list[Rows]:
 
 
 @lru_cache(maxsize=8)
-def _classes(pool: Examples, seed: int) -> list[Rows]:
+def _classes(pool: Examples, seed: int) -> _Classes:
     training, _ = train_validation(len(pool), seed)
-    return _by_class(pool.y[training])
+    return _Classes.of(pool.y[training])
 
 
-def _by_class(labels: Labels) -> list[Rows]:
-    return [np.flatnonzero(labels == label) for label in np.unique(labels).tolist()]
+@dataclass(frozen=True)
+class _Classes:
+    """The rows of all classes, one class after the other, (count,); where each begins and its size, (C,)."""
+
+    rows: Rows
+    starts: Rows
+    sizes: Rows
+
+    @classmethod
+    def of(cls, labels: Labels) -> _Classes:
+        _, starts, sizes = np.unique(np.sort(labels), return_index=True, return_counts=True)
+        return cls(np.argsort(labels, kind="stable"), starts, sizes)
 
 
-def _drawn(by_class: list[Rows], device: int, fleet: FleetTable, seed: int) -> Rows:
+def _drawn(classes: _Classes, device: int, fleet: FleetTable, seed: int) -> Rows:
     if not fleet.examples_per_client:
         raise ConfigError("fleet.split draws needs fleet.examples_per_client: how many a device has")
     draws = stream(seed, "split", DRAWS, device)
-    sizes = np.array([len(rows) for rows in by_class])
-    mix = draws.dirichlet(fleet.dirichlet_alpha * sizes / sizes.mean())
-    counts = draws.multinomial(fleet.examples_per_client, mix)
-    rows = [rows[draws.integers(len(rows), size=n)] for rows, n in zip(by_class, counts, strict=True)]
-    return np.sort(np.concatenate(rows))
+    mix = draws.dirichlet(fleet.dirichlet_alpha * classes.sizes / classes.sizes.mean())
+    of = np.repeat(np.arange(len(mix)), draws.multinomial(fleet.examples_per_client, mix))
+    within = (draws.random(len(of)) * classes.sizes[of]).astype(np.int64)
+    return np.sort(classes.rows[classes.starts[of] + within])
 
 
 def _capped(rows: Rows, examples_max: int, seed: int, device: int) -> Rows:
