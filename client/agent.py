@@ -27,7 +27,7 @@ from anabranch.client.shadow import Order, SyncThread
 from anabranch.client.state import fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
-from anabranch.client.timers import Timers
+from anabranch.client.timers import Reach, Timers
 from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.client.work import Work
@@ -86,8 +86,8 @@ class Agent:
         self._session = Session(client_id, self._seed, self._limits)
         self._lock = threading.Lock()  # of the session
         self._todo: deque[ef.SessionEffect] = deque()  # for the thread of `run`
-        self._timers = Timers(self._bell, lambda left_s: self._tell("waiting", seconds=left_s))
-        self._cut_off = False  # the last call found nobody
+        self._reach, self._sync_reach = Reach(), Reach()  # of this thread's calls, of the sync thread's
+        self._timers = Timers(self._bell, lambda left_s: self._tell("waiting", seconds=left_s), self._reach)
         self._sync: SyncThread | None = None
         self._elastic: ElasticTrainer | None = None
         self._lease = LeaseKeeper(transport, self._handle, self._bell, self._tell, self._advise)
@@ -104,10 +104,10 @@ class Agent:
 
     def hasten(self) -> None:
         """From any thread: a server can be reached again. What was put off for that is due."""
-        if self._cut_off:
-            self._timers.hasten()
-            if self._sync is not None:
-                self._sync.hasten()
+        self._reach.returned()
+        self._sync_reach.returned()
+        if self._sync is not None:
+            self._sync.look()
         self._bell.ring()
 
     def run(self) -> AgentSummary:
@@ -186,7 +186,7 @@ class Agent:
             limits = replace(self._limits, tasks_held_max=held_max)
             self._session = OverlapSession(self.client_id, self._seed, limits)
             work.waits_for_room = True
-            self._sync = SyncThread(self._carry, self._bell.now, self._bell.ring)
+            self._sync = SyncThread(self._carry, self._bell.now, self._bell.ring, self._sync_reach)
             self._sync.start()
 
     def _advise(self) -> None:
@@ -244,13 +244,15 @@ class Agent:
         return []
 
     def _attempt(self, call: str, do: Callable[[Any], Effects], argument: Any) -> Effects:
-        self._cut_off = False
+        reach = self._sync_reach if call == "push" and self._sync is not None else self._reach
+        reach.begin()
         try:
             return do(argument)
         except IdentityError:
             raise  # nothing will be taken from this device as it is: the outbox waits until it is
         except AnabranchError as error:
-            self._cut_off = isinstance(error, Unavailable)
+            if isinstance(error, Unavailable):
+                reach.nobody()
             retryable = outcome_of(error).retryable
             with self._lock:
                 self.summary.failures += 1

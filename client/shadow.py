@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
+from anabranch.client.timers import Reach
 from anabranch.core import effects as ef
 
 JOIN_S = 2.0
@@ -21,13 +21,17 @@ class SyncThread:
     """Carries out orders, one at a time: a push at once, a timer when its moment has come.
 
     `do` is called in the thread. What it raises ends the thread, and comes out of `check` elsewhere;
-    `failed` is called then.
+    `failed` is called then. A timer is due as well once `reach` says that a server is back.
     """
 
     def __init__(
-        self, do: Callable[[Order], None], clock: Callable[[], float], failed: Callable[[], None]
+        self,
+        do: Callable[[Order], None],
+        clock: Callable[[], float],
+        failed: Callable[[], None],
+        reach: Reach,
     ) -> None:
-        self._do, self._clock, self._failed = do, clock, failed
+        self._do, self._clock, self._failed, self._reach = do, clock, failed, reach
         self._changed = threading.Condition()
         self._push: ef.Push | None = None
         self._timer: ef.SetTimer | None = None
@@ -49,11 +53,9 @@ class SyncThread:
                 self._timer = order
             self._changed.notify()
 
-    def hasten(self) -> None:
-        """From any thread: a push that was put off need not wait any longer."""
+    def look(self) -> None:
+        """From any thread: see whether a server is back."""
         with self._changed:
-            if self._timer is not None:
-                self._timer = replace(self._timer, at=self._clock())
             self._changed.notify()
 
     def check(self) -> None:
@@ -86,6 +88,8 @@ class SyncThread:
                     return push
                 timer = self._timer
                 left_s = None if timer is None else timer.at - self._clock()
+                if timer is not None and self._reach.is_back:
+                    left_s = 0.0
                 if timer is not None and left_s is not None and left_s <= 0:
                     self._timer = None
                     return timer

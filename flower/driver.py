@@ -2,7 +2,7 @@
 
 The engine is the one of the server and the simulator (`core/engine.py`); here are its hands. What a Grid has
 not is left out: there are no heartbeats (so leases are long, and a node that dies is known by Flower's
-error), arrays travel whole, and nothing but a reply comes from a node. What is sent is sent after the event
+error), models travel whole, and nothing but a reply comes from a node. What is sent is sent after the event
 that it comes of is durable. A reply that was pulled but not yet written when the ServerApp died is gone:
 Flower hands it out once. Its task's lease ends, as that of a device that died.
 """
@@ -21,20 +21,21 @@ import numpy as np
 
 from anabranch.compress.layout import Layout
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import make_codec
+from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core import events as ev
 from anabranch.core.chains import RAW
 from anabranch.core.config import Config
 from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnd, LeaseEnded, Published
 from anabranch.core.engine import Engine
-from anabranch.core.errors import AppError, InvalidUpdate
+from anabranch.core.errors import AppError
 from anabranch.core.journal import replay, to_record
-from anabranch.core.params import Delta, Tensors, Vector, digest
+from anabranch.core.params import Delta, Tensors, Vector, dense, digest
 from anabranch.core.rng import unique_id
 from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Capability, Task, Update, find_flaw
+from anabranch.core.updates import Ask, Capability, Task, Update, Verdict, find_flaw
 from anabranch.flower.app import mean_metrics, named
+from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
 from anabranch.reports.recorder import Recorder
@@ -57,6 +58,8 @@ class _Node:
     node_id: int
     failures: int = 0
     not_before: float = -math.inf
+    counting: Counting = field(default_factory=Counting)
+    sends_whole: bool = False  # arrays, though asked for less
 
     @property
     def client_id(self) -> str:
@@ -97,6 +100,8 @@ class GridRun:
         self.spec = logbook.spec
         self._frozen: Tensors = self.spec.frozen(logbook.initial)
         strategy = strategy_of(config)
+        # Whether a node has our mod is known from its replies: without it they are whole, which is as good.
+        self._capability = Capability() if config.uplink.codec == RAW else Capability(codecs=STAGES)
         self.engine = Engine(
             self.spec, strategy, EngineSettings.of(config), self.spec.flatten(logbook.initial)
         )
@@ -139,7 +144,7 @@ class GridRun:
         for node_id in sorted(node_ids):
             node = self._nodes[node_id] = known.get(node_id, _Node(node_id))
             if node.client_id not in self.engine.ledger.clients:
-                self._handle(ev.Enrolled(self._tell_time(), node.client_id, Capability()))
+                self._handle(ev.Enrolled(self._tell_time(), node.client_id, self._capability))
 
     def _hand_out(self) -> None:
         """A task for each node that may have one, the messages sent once the grants are durable."""
@@ -152,7 +157,7 @@ class GridRun:
         if not granted:
             return
         self._logbook.sync()
-        messages = [self._message(self._train, TRAIN, node, task.base_version) for task, node in granted]
+        messages = [self._order(task, node) for task, node in granted]
         for message_id, (task, node) in zip(self._grid.push_messages(messages), granted, strict=True):
             self._tasks[message_id] = task, node
             self._recorder.downloaded(self._since(), node.client_id, full_bytes(self.spec))
@@ -167,6 +172,12 @@ class GridRun:
             if task.base_version not in self._bases:
                 self._bases[task.base_version] = self.engine.vector.copy()
         return found[0] if found else None
+
+    def _order(self, task: Task, node: _Node) -> Message:
+        message = self._message(self._train, TRAIN, node, task.base_version)
+        if task.uplink != RAW:
+            message.content[RECORD] = node.counting.order(task)
+        return message
 
     def _message(self, said: Said, what: str, node: _Node, version: int) -> Message:
         from flwr.app import Message
@@ -193,19 +204,14 @@ class GridRun:
             reply = Reply.of(message, TRAIN)
             delta = self._delta(task, reply)
         except AppError as error:
-            log.warning("%s: %s", node.client_id, error)
-            now = self._tell_time()
-            node.failed(now)
-            self._recorder.note(self._since(), "failed", client=node.client_id, why=str(error))
-            if task.task_id in self.engine.ledger.tasks:
-                self._handle(ev.TaskDropped(now, node.client_id, task.task_id, str(error)[:200]))
+            self._failed(task, node, str(error))
             return
         node.failures = 0
+        if task.uplink != RAW and reply.encoded is None and not node.sends_whole:
+            node.sends_whole = True
+            log.warning("%s sends whole arrays: its ClientApp lacks compressed_uplink", node.client_id)
+        sent = reply.encoded or Encoded.whole(dense(delta), self.spec)
         flaw = find_flaw(self.spec, delta, reply.examples, None) or ""
-        try:
-            payload = make_codec(RAW).encode(delta, Layout.of(self.spec, None), 0, {})
-        except InvalidUpdate as error:
-            payload, flaw = b"", flaw or str(error)
         update = Update(
             update_id=self._fresh_id("update"),
             task_id=task.task_id,
@@ -216,11 +222,25 @@ class GridRun:
             local_steps=1,
             metrics={k: v for k, v in reply.metrics.items() if math.isfinite(v)},
         )
-        reference = ev.Payload(hashlib.sha256(payload).hexdigest(), len(payload), RAW)
-        self._handle(ev.UpdateArrived(self._tell_time(), update, reference, flaw), payload)
+        reference = ev.Payload(hashlib.sha256(sent.data).hexdigest(), len(sent.data), sent.codec)
+        effects = self._handle(ev.UpdateArrived(self._tell_time(), update, reference, flaw), sent.data)
+        (receipt,) = [e.receipt for e in effects if isinstance(e, Decided)]
+        node.counting.answered(task.task_id, receipt.decision.verdict is not Verdict.REJECTED)
 
-    def _delta(self, task: Task, reply: Reply) -> Vector:
+    def _failed(self, task: Task, node: _Node, why: str) -> None:
+        """There is no update of a task, and the node has a rest."""
+        log.warning("%s: %s", node.client_id, why)
+        now = self._tell_time()
+        node.failed(now)
+        node.counting.answered(task.task_id, taken=False)
+        self._recorder.note(self._since(), "failed", client=node.client_id, why=why)
+        if task.task_id in self.engine.ledger.tasks:
+            self._handle(ev.TaskDropped(now, node.client_id, task.task_id, why[:200]))
+
+    def _delta(self, task: Task, reply: Reply) -> Delta:
         """What the node has changed. Raises `AppError` for arrays of another model."""
+        if reply.encoded is not None:
+            return reply.encoded.decode(task, self.spec)
         known = {t.name: t.shape for t in self.spec.tensors}
         came = {name: array.shape for name, array in reply.arrays.items()}
         if came != known:
@@ -229,6 +249,13 @@ class GridRun:
                 f"the reply's array {wrong!r} has shape {came.get(wrong)}, the model's {known.get(wrong)}"
             )
         return self.spec.flatten(reply.arrays) - self._bases[task.base_version]
+
+    def _give_up(self, task_id: str) -> None:
+        """Whatever comes of a task, it does not count any more."""
+        for message_id, (task, node) in list(self._tasks.items()):
+            if task.task_id == task_id:
+                node.counting.answered(task_id, taken=False)
+                del self._tasks[message_id]
 
     def _forget_bases(self) -> None:
         needed = {task.base_version for task, _ in self._tasks.values()}
@@ -311,7 +338,7 @@ class GridRun:
                 case LeaseEnded(task, end):
                     self._recorder.note(since, "lease_ended", client=task.client_id, end=end.value)
                     if end is not LeaseEnd.EXPIRED:  # a late update may still count
-                        self._tasks = {i: t for i, t in self._tasks.items() if t[0].task_id != task.task_id}
+                        self._give_up(task.task_id)
                 case Finished(why):
                     self._recorder.note(since, "finished", why=why)
 

@@ -20,12 +20,13 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import AppError
+from anabranch.flower.compression import Encoded, encoded_in
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.records import Arrays, Plain, array_record, arrays_of, plain
 from anabranch.workloads.torch_loop import seed_generators
 
 if TYPE_CHECKING:
-    from flwr.app import Context, Message, RecordDict
+    from flwr.app import ArrayRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
 
 TRAIN, EVALUATE = "train", "evaluate"
@@ -104,11 +105,15 @@ class Said:
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """What a ClientApp answered: arrays by name (none after an evaluation), examples, numbers."""
+    """What a ClientApp answered: arrays by name (none after an evaluation), examples, numbers.
+
+    `encoded`: what has come in the arrays' place, if it was asked for.
+    """
 
     arrays: Mapping[str, npt.NDArray[Any]]
     examples: int
     metrics: Mapping[str, float]
+    encoded: Encoded | None = None
 
     @classmethod
     def of(cls, message: Message, what: str) -> Reply:
@@ -127,7 +132,10 @@ class Reply:
             raise AppError(
                 f"the ClientApp's reply to {what!r} {told}: return how many examples there were, 1 or more"
             )
-        return cls(_arrays(content, what), int(examples), metrics)
+        record = _trained(content) if what == TRAIN else None
+        encoded = None if record is None else encoded_in(record)
+        arrays = {} if record is None or encoded is not None else arrays_of(record)
+        return cls(arrays, int(examples), metrics, encoded)
 
 
 def instruct(
@@ -218,12 +226,10 @@ def _numbers(content: RecordDict) -> dict[str, float]:
     return found
 
 
-def _arrays(content: RecordDict, what: str) -> Mapping[str, npt.NDArray[Any]]:
+def _trained(content: RecordDict) -> ArrayRecord:
     records = list(content.array_records.values())
-    if what != TRAIN:
-        return {}
     if len(records) != 1:
         raise AppError(
             f"the ClientApp's reply to 'train' has {len(records)} ArrayRecords: return one, the trained model"
         )
-    return arrays_of(records[0])
+    return records[0]

@@ -8,12 +8,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from anabranch.core.chains import RAW
 from anabranch.core.errors import AppError
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.project import PROJECT, Project
 
 ASYNCHRONOUS = "anabranch.flower.server_app:app"
 BASELINE = "anabranch.flower.baseline:app"
+COMPRESSED = "anabranch.flower.client_app:app"
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".git", ".venv", "runs")
 
 
@@ -22,7 +24,8 @@ def pack(
 ) -> Project:
     """Copy the app to `out`, with `serverapp` in the place of its own, which that one is told the name of.
 
-    `tables` is our configuration; results go to `run_folder`. Raises `AppError` where `out` is there.
+    `tables` is our configuration; results go to `run_folder`. With a codec for the uplink, a ClientApp of
+    ours is around the app's own. Raises `AppError` where `out` is there.
     """
     flwr_version()
     import tomli_w
@@ -37,6 +40,9 @@ def pack(
     app = data["tool"]["flwr"]["app"]
     app["components"]["serverapp"] = serverapp
     given = {"serverapp": project.serverapp, "out": str(run_folder.resolve()), **tables}
+    if serverapp == ASYNCHRONOUS and tables.get("uplink", {}).get("codec", RAW) != RAW:
+        given["clientapp"] = project.clientapp
+        app["components"]["clientapp"] = COMPRESSED
     app.setdefault("config", {})["anabranch"] = given
     (out / PROJECT).write_text(tomli_w.dumps(data), encoding="utf-8")
     return Project.read(out)

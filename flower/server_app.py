@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anabranch.compress.feedback import make_uplink
 from anabranch.core.chains import AUTO, RAW
 from anabranch.core.config import Config, merge
 from anabranch.core.errors import AppError, ConfigError
@@ -54,9 +55,10 @@ PREFIX = "anabranch."
 MODEL_FILE = "model.safetensors"
 # Devices of a Grid send no heartbeats: a lease must outlast any training. Anybody may set others.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "server": {"lease_s": 3600.0, "lease_min_s": 600.0, "lease_max_s": 3600.0}
+    "server": {"lease_s": 3600.0, "lease_min_s": 600.0, "lease_max_s": 3600.0},
+    "uplink": {"codec": RAW},  # a ClientApp without our mod has nothing else
 }
-WHOLE = {"uplink": {"codec": RAW}, "downlink": {"codec": RAW}, "submodel": {"name": "none"}}
+WHOLE = {"downlink": {"codec": RAW}, "submodel": {"name": "none"}}
 LAST_WORD_S = 120.0  # how long the nodes have to judge the last version
 
 app = ServerApp()
@@ -76,17 +78,20 @@ class Options:
         """The options of a run config, whose keys are flat. Raises `ConfigError`, naming the key."""
         tables = unflattened({k[len(PREFIX) :]: v for k, v in run_config.items() if k.startswith(PREFIX)})
         serverapp, out = str(tables.pop("serverapp", "")), str(tables.pop("out", ""))
+        tables.pop("clientapp", None)  # see client_app.py
         poll_s = float(tables.pop("poll_s", 0.2))
         config = merge([("flower", PRESETS), ("run config", tables)])
         strategy_of(config)
         run = config.run
         if not (run.versions_max or run.updates_max):
             raise ConfigError("the run needs an end: set anabranch.run.updates_max or versions_max")
-        for path, value in (("uplink.codec", config.uplink.codec), ("downlink.codec", config.downlink.codec)):
-            if value not in (AUTO, RAW):
-                raise ConfigError(
-                    f"anabranch.{path} is {value!r}: on Flower's Grid arrays travel whole, 'raw'"
-                )
+        if config.downlink.codec not in (AUTO, RAW):
+            raise ConfigError(
+                f"anabranch.downlink.codec is {config.downlink.codec!r}, but on Flower's Grid models travel "
+                "whole, 'raw': a node keeps none between messages"
+            )
+        if config.uplink.codec != AUTO:
+            make_uplink(config.uplink.codec)
         if config.submodel.name not in (AUTO, "none"):
             raise ConfigError(
                 "anabranch.submodel.name: a ClientApp on Flower's Grid trains the whole model, 'none'"
@@ -100,9 +105,18 @@ class Options:
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run until the budget is used up; a run that an earlier process has begun goes on."""
+    _speak_up()
     options = Options.of(context.run_config)
     result = run(grid, context, options)
     log.info("%s: version %d, accuracy %s", options.out, result.versions, result.final_accuracy)
+
+
+def _speak_up() -> None:
+    """What we log goes where Flower's log goes, so `flwr run --stream` and `flwr log` show it."""
+    ours, flowers = logging.getLogger("anabranch"), logging.getLogger("flwr")
+    ours.setLevel(flowers.level)
+    ours.handlers = flowers.handlers
+    ours.propagate = False
 
 
 def run(grid: Grid, context: Context, options: Options) -> Result:

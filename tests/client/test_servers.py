@@ -105,10 +105,12 @@ def test_a_device_goes_on_when_its_server_is_back_however_long_it_backs_off(
         retry_base_s=RETRY_S,
         retry_cap_s=RETRY_S,
     )
-    done = threading.Event()
+    done, gone = threading.Event(), threading.Event()
 
     def hear(kind: str, **data: Any) -> None:
         told.append(kind)
+        if kind == "pushed":  # nothing more is called until there is nobody to answer
+            assert gone.wait(BACK_S)
 
     def run() -> None:
         run_client(options, hear)
@@ -119,7 +121,8 @@ def test_a_device_goes_on_when_its_server_is_back_however_long_it_backs_off(
     await_kind(told, "failed")  # nobody is there yet
     with live_server(tmp_path, first_weights(), settings, port=port):
         await_kind(told, "pushed")
-    seen = len(told)
+        seen = len(told)
+    gone.set()
     await_kind(told, "failed", seen)
     with live_server(tmp_path, first_weights(), settings, port=port):
         assert done.wait(BACK_S)

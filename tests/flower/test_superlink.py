@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 import subprocess
@@ -65,6 +66,52 @@ def test_a_server_app_that_was_killed_goes_on_in_the_next_run(tmp_path: Path) ->
     assert result.updates_applied == 6
     assert 2 <= before < 6
     assert replay_run(tmp_path / "run").matches
+    records = map(json.loads, journal.read_text().splitlines())
+    tasks = [record["task_id"] for record in records if record["kind"] == "update"]
+    assert len(tasks) == len(set(tasks)) >= 6  # nothing was applied twice
+
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "flower-quickstart-numpy"
+WHOLE_BYTES = 650 * 4
+TWENTY_VERSIONS = {
+    "fedbuff": ["strategy.name=fedbuff", "strategy.buffer_size=2"],
+    "teasq": ["strategy.name=teasq", "strategy.cache_size=2", "strategy.concurrency_fraction=1.0"],
+    "teasq-whole": [
+        *["strategy.name=teasq", "strategy.cache_size=2", "strategy.concurrency_fraction=1.0"],
+        *["strategy.kept=0.3", "uplink.codec=auto"],  # its own choice: the mod is in the packed app
+    ],
+}
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("simulated", [True, False], ids=["simulation", "supernodes"])
+def test_twenty_versions_without_rounds(simulated: bool, tmp_path: Path) -> None:
+    if simulated and importlib.util.find_spec("ray") is None:
+        pytest.skip("Flower's simulation needs Ray: pip install 'flwr[simulation]'")
+    pytest.importorskip("sklearn", reason="the example's data comes with scikit-learn")
+    with deployed(tmp_path / "flower", 4, simulated) as superlink:
+        for name, settings in TWENTY_VERSIONS.items():
+            given = [*settings, "run.versions_max=20", "run.evaluate_every_versions=0"]
+            out, run = tmp_path / f"packed-{name}", tmp_path / name
+            superlink.run(packed(EXAMPLE, out, run, *(w for text in given for w in ("--set", text))), RUN_S)
+            result, took_s = Result.read(run), span_s(run / "journal.jsonl")
+            assert replay_run(run).matches
+            assert (result.versions, result.updates_applied, len(result.clients)) == (20, 40, 4)
+            assert result.staleness.max >= 1
+            sent = result.updates_applied + result.updates_rejected
+            assert (result.uplink_bytes < 0.6 * sent * WHOLE_BYTES) is (name == "teasq-whole")
+            sys.stdout.write(
+                f"\n{name}: {40 / took_s:.2f} updates/s, staleness {result.staleness.mean:.2f} (most "
+                f"{result.staleness.max}), accuracy {result.final_accuracy:.1%}, {result.uplink_bytes} B up, "
+                f"{result.downlink_bytes} B down\n"
+            )
+
+
+def span_s(journal: Path) -> float:
+    """Seconds from the first task to the last update."""
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    times = [record["now"] for record in records if record["kind"] in ("asked", "update")]
+    return float(times[-1] - times[0])
 
 
 @pytest.mark.prove

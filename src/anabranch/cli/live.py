@@ -181,7 +181,7 @@ def server(
         output.event("serving", text, **asdict(info))
 
     manifest = read_manifest(model)
-    if flower is not None and Path(manifest.app).name != flower.resolve().name:
+    if flower is not None and _folder_name(manifest.app) != flower.resolve().name:
         raise ConfigError(f"{model} is a model of {manifest.app}, not of {flower}: name another --model DIR")
 
     def waiting(why: str) -> None:
@@ -324,9 +324,16 @@ def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
         str(model),
     ]
     command += [word for text in overrides for word in ("--set", text)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, check=False)  # noqa: S603
+    # What it says of itself is for those who have called it by name.
+    nothing = subprocess.DEVNULL
+    done = subprocess.run(command, stdin=nothing, stdout=nothing, check=False)  # noqa: S603
     if done.returncode:
         raise AppError(f"the model of {flower} could not be made: see above")
+
+
+def _folder_name(app: str) -> str:
+    """That of the Flower app which an App's name stands for; of a relative one too."""
+    return Path(app.removeprefix("flower:")).resolve().name
 
 
 def _brought(model: Path) -> list[Layer]:

@@ -35,12 +35,14 @@ def compare(
     out.write_text(compare_html(results), encoding="utf-8")
     output.result({"page": str(out), "rows": [asdict(r) for r in rows]})
     columns = ["strategy", "seeds", "final accuracy", "time to target", "updates", "uplink", "downlink"]
+    workloads = {r.workload for r in rows}
+    one = f"{workloads.pop()}: " if len(workloads) == 1 else ""
     output.table(
-        "mean ± standard deviation over seeds",
+        f"{one}mean ± standard deviation over seeds",
         columns,
         [
             [
-                f"{r.strategy} ({r.workload})",
+                f"{r.strategy}, {r.kind}" + ("" if one else f" ({r.workload})"),
                 str(len(r.seeds)),
                 _cell(r.final_accuracy, percent_text),
                 _cell(r.time_to_target_s, duration_text),
