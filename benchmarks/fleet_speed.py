@@ -21,7 +21,6 @@ import numpy as np
 
 import anabranch
 from anabranch.core.config import Config, merge
-from anabranch.core.rng import stream
 from anabranch.core.updates import LocalPlan
 from anabranch.flower.app import FlowerApp
 from anabranch.simulation.executors.base import Evaluation
@@ -79,25 +78,12 @@ class NoOp(anabranch.App):
         return {"accuracy": 0.0, "loss": 0.0}
 
 
-class SharedDigits(Digits):
-    """The digits, of which every device has 64 at random, however many devices there are."""
-
-    name = "shared-digits"
-
-    def data(self, shard: anabranch.Shard) -> anabranch.Examples:
-        """A draw of the whole training part."""
-        if shard.role != "train":
-            return super().data(shard)
-        pool = super().data(anabranch.Shard("train"))
-        rows = stream(0, "shared", shard.index).choice(len(pool), EXAMPLES, replace=False)
-        return anabranch.Examples(pool.x[rows], pool.y[rows])
-
-
 def settings(devices: int, updates: int, **fleet: Any) -> Config:
     """Everybody in training at a time; one virtual speed for each of eight groups of devices."""
     run = {"updates_max": updates, "evaluate_every_versions": 0, "keep_payloads": False}
     client = {"steps": STEPS, "batch_size": BATCH, "learning_rate": 0.05}
-    tables = {"run": run, "fleet": {"clients": devices, **fleet}, "client": client}
+    fleet = {"clients": devices, "split": "draws", "examples_per_client": EXAMPLES, **fleet}
+    tables = {"run": run, "fleet": fleet, "client": client}
     return merge([("benchmark", {**tables, "strategy": {"name": "fedbuff"}})])
 
 
@@ -135,7 +121,7 @@ def client_app(devices: int, steps: int) -> Measured:
 
 def training(devices: int) -> Iterator[Measured]:
     """Digits, one by one and in stacks."""
-    app, updates = SharedDigits(), 1_000 if devices <= 100 else 2 * devices
+    app, updates = Digits(), 1_000 if devices <= 100 else 2 * devices
     measure("warm-up", app, settings(devices, devices, executor="batched"))
     yield measure("anabranch, serial", app, settings(devices, updates, executor="serial"))
     for stack in (1, 8, 64, 256):

@@ -51,13 +51,13 @@ class FleetTable:
 
     `speed`: `levels` (evenly spaced step times, slowest/fastest = `speed_ratio`), `lognormal`
     (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes).
-    `split`: `iid`, `dirichlet`, `shards`, `speed-shards`. `leavers`: the fraction of devices that leave for
-    good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model takes its
-    share of the whole model's operations (`operations`), or as long as the whole model's (`whole`). Simulated
-    devices that were refused ask again like live ones (`waiting`: `ask`), or sleep until there is room
-    (`called`); `auto`: the latter where they are more than a live server's line has places for. `executor`
-    does the training of a simulation, `batch_devices` at a time where it is batched. The fraction
-    `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
+    `split`: `iid`, `dirichlet`, `shards`, `speed-shards`, `draws`. `leavers`: the fraction of devices that
+    leave for good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model
+    takes its share of the whole model's operations (`operations`), or as long as the whole model's
+    (`whole`). Simulated devices that were refused ask again like live ones (`waiting`: `ask`), or sleep
+    until there is room (`called`); `auto`: the latter where they are more than a live server's line has
+    places for. `executor` does the training of a simulation, `batch_devices` at a time where it is batched.
+    The fraction `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
     `attack_strength` says (0: as the attack does itself).
     """
 

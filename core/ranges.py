@@ -18,7 +18,7 @@ CHOICES = {
     "run.evaluate_on": ("test", "validation"),
     "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
     "robust.rule": RULES,
-    "fleet.split": ("iid", "dirichlet", "shards", "speed-shards"),
+    "fleet.split": ("iid", "dirichlet", "shards", "speed-shards", "draws"),
     "fleet.attack": ("sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.waiting": (AUTO, "ask", "called"),
@@ -95,25 +95,30 @@ def check_ranges(tables: Tables) -> None:
         if not 0 <= _at(tables, path) <= 1:
             raise ConfigError(f"{path} must be from 0 to 1, not {_at(tables, path)!r}")
     _check_no_negatives(tables)
+    _check_fleet(tables["fleet"], tables["run"])
     _check_relations(tables)
     tables["robust"].check()
     _check_push(tables)
 
 
+def _check_fleet(fleet: Any, run: Any) -> None:
+    if fleet.speed_ratio < 1:
+        raise ConfigError(f"fleet.speed_ratio must be at least 1, not {fleet.speed_ratio!r}")
+    if fleet.split == "draws" and not fleet.examples_per_client:
+        raise ConfigError("fleet.split draws needs fleet.examples_per_client: how many a device has")
+    if fleet.availability == 0:
+        raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
+    if fleet.leavers and not run.virtual_s_max:
+        raise ConfigError("fleet.leavers needs run.virtual_s_max: devices leave at a random moment of it")
+
+
 def _check_relations(tables: Tables) -> None:
-    fleet, server, submodel = tables["fleet"], tables["server"], tables["submodel"]
-    client, run = tables["client"], tables["run"]
+    server, submodel, client = tables["server"], tables["submodel"], tables["client"]
     for path, else_ in BELOW_ONE.items():
         if not _at(tables, path) < 1:
             raise ConfigError(f"{path} must be less than 1, not {_at(tables, path)!r}: {else_}")
     if not submodel.widths or not all(isinstance(w, float | int) and 0 < w <= 1 for w in submodel.widths):
         raise ConfigError(f"submodel.widths must be fractions in (0, 1], not {submodel.widths!r}")
-    if fleet.speed_ratio < 1:
-        raise ConfigError(f"fleet.speed_ratio must be at least 1, not {fleet.speed_ratio!r}")
-    if fleet.availability == 0:
-        raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
-    if fleet.leavers and not run.virtual_s_max:
-        raise ConfigError("fleet.leavers needs run.virtual_s_max: devices leave at a random moment of it")
     if not (client.epochs or client.steps):
         raise ConfigError("client.epochs or client.steps must be greater than 0: nothing would be learned")
     if server.lease_min_s > server.lease_max_s:

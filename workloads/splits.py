@@ -7,11 +7,14 @@
 | `shards`       | k equal runs of the examples sorted by label: McMahan et al. 2017        | yes      |
 | `speed-shards` | a random half of the k runs that its speed group has: AsyncDrop, Dun et  | between  |
 |                | al. 2023, section 6 (there: 8 groups of 13 devices, k = 2)               | groups   |
+| `draws`        | as many as `examples_per_client` says, drawn from all, of classes in a   | no       |
+|                | mix drawn from Dirichlet(alpha C p) (C classes of shares p): for fleets  |          |
+|                | of more devices than there are examples                                  |          |
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -26,6 +29,7 @@ from anabranch.workloads.app import Examples, Shard
 Labels = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]
 
+DRAWS = "draws"
 EXAMPLES_MIN = 8  # of a device under `dirichlet`, where there are enough
 VALIDATION_FRACTION = 0.1
 
@@ -36,8 +40,11 @@ def partition(
     """Row numbers of each of `count` devices, sorted; `fleet.split` says how.
 
     `fleet.examples_per_client` > 0 caps each part by a draw of its own. Raises `DataError` when there
-    are too few examples, `ConfigError` for an unknown split or missing speed groups.
+    are too few examples, `ConfigError` for an unknown split or one that lacks what it needs.
     """
+    if fleet.split == DRAWS:
+        classes = _Classes.of(labels)
+        return [_drawn(classes, device, fleet, seed) for device in range(count)]
     if count < 1 or len(labels) < count:
         raise DataError(f"cannot split {len(labels)} examples over {count} devices: each needs one at least")
     if fleet.split == "iid":
@@ -50,26 +57,31 @@ def partition(
         parts = _speed_shards(labels, count, fleet.shards_per_client, seed, speed_groups)
     else:
         raise ConfigError(
-            f"fleet.split must be one of iid, dirichlet, shards, speed-shards, not {fleet.split!r}"
+            f"fleet.split must be one of iid, dirichlet, shards, speed-shards, draws, not {fleet.split!r}"
         )
     return [_capped(rows, fleet.examples_per_client, seed, i) for i, rows in enumerate(parts)]
 
 
+@lru_cache(maxsize=8)
 def train_validation(count: int, seed: int) -> tuple[Rows, Rows]:
-    """Training rows and validation rows (10 %) of `count` training examples, both sorted."""
+    """Training rows and validation rows (10 %) of `count` training examples, both sorted and read-only."""
     order = stream(seed, "split", "validation").permutation(count)
     held_out = round(count * VALIDATION_FRACTION)
-    return np.sort(order[held_out:]), np.sort(order[:held_out])
+    found = np.sort(order[held_out:]), np.sort(order[:held_out])
+    for rows in found:
+        rows.flags.writeable = False
+    return found
 
 
 def take(pool: Examples, shard: Shard) -> Examples:
     """The part of a training pool that a `train` or `validation` shard means."""
     training, validation = train_validation(len(pool), shard.seed)
-    rows = (
-        validation
-        if shard.role == "validation"
-        else training[_parts(pool, replace(shard, index=0))[shard.index]]
-    )
+    if shard.role == "validation":
+        rows = validation
+    elif shard.fleet.split == DRAWS:  # one device's alone: there may be a million
+        rows = training[_drawn(_classes(pool, shard.seed), shard.index, shard.fleet, shard.seed)]
+    else:
+        rows = training[_parts(pool, replace(shard, index=0))[shard.index]]
     return Examples(pool.x[rows], pool.y[rows])
 
 
@@ -78,6 +90,36 @@ def _parts(pool: Examples, whole: Shard) -> list[Rows]:
     # Every device of a simulation asks for its own part of the same partition.
     training, _ = train_validation(len(pool), whole.seed)
     return partition(pool.y[training], whole.count, whole.fleet, whole.seed, whole.speed_groups)
+
+
+@lru_cache(maxsize=8)
+def _classes(pool: Examples, seed: int) -> _Classes:
+    training, _ = train_validation(len(pool), seed)
+    return _Classes.of(pool.y[training])
+
+
+@dataclass(frozen=True)
+class _Classes:
+    """The rows of all classes, one class after the other, (count,); where each begins and its size, (C,)."""
+
+    rows: Rows
+    starts: Rows
+    sizes: Rows
+
+    @classmethod
+    def of(cls, labels: Labels) -> _Classes:
+        _, starts, sizes = np.unique(np.sort(labels), return_index=True, return_counts=True)
+        return cls(np.argsort(labels, kind="stable"), starts, sizes)
+
+
+def _drawn(classes: _Classes, device: int, fleet: FleetTable, seed: int) -> Rows:
+    if not fleet.examples_per_client:
+        raise ConfigError("fleet.split draws needs fleet.examples_per_client: how many a device has")
+    draws = stream(seed, "split", DRAWS, device)
+    mix = draws.dirichlet(fleet.dirichlet_alpha * classes.sizes / classes.sizes.mean())
+    of = np.repeat(np.arange(len(mix)), draws.multinomial(fleet.examples_per_client, mix))
+    within = (draws.random(len(of)) * classes.sizes[of]).astype(np.int64)
+    return np.sort(classes.rows[classes.starts[of] + within])
 
 
 def _capped(rows: Rows, examples_max: int, seed: int, device: int) -> Rows:

@@ -7,8 +7,10 @@ may do it whenever and wherever it likes: the result depends on the work alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
+
+import numpy as np
 
 from anabranch.compress.feedback import Memory
 from anabranch.core.params import Vector
@@ -57,6 +59,11 @@ class LocalResult:
     memory: Memory | None = None
     kept: bytes = b""
     examples: int = 0
+
+
+def without_model(work: Job | Evaluation) -> Job | Evaluation:
+    """The same, with an empty vector: whoever sends it elsewhere sends models in another way."""
+    return replace(work, vector=np.empty(0, work.vector.dtype))
 
 
 class Pending(Protocol[Result_co]):

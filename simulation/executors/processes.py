@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
 
 from anabranch.core.errors import ConfigError
-from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
+from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
+from anabranch.simulation.executors.models import ModelFiles, model_at
 from anabranch.simulation.executors.queued import Queue
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 
@@ -25,6 +28,7 @@ class ProcessesExecutor(Queue):
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, not {workers}; 0 trains without processes")
         super().__init__(workers)
+        self._models = ModelFiles(self.begun_max)
         self._workers = ProcessPoolExecutor(workers, get_context("spawn"), _open, (source,))
 
     def train(self, job: Job) -> Pending[LocalResult]:
@@ -39,9 +43,10 @@ class ProcessesExecutor(Queue):
         """Drops what waits and ends the workers."""
         self.drop()
         self._workers.shutdown(wait=True, cancel_futures=True)
+        self._models.close()
 
     def _submit(self, work: Job | Evaluation) -> Future[Any]:
-        return self._workers.submit(_do, work)
+        return self._workers.submit(_do, without_model(work), self._models.path(work.vector))
 
 
 def _open(source: ProblemSource) -> None:
@@ -49,5 +54,5 @@ def _open(source: ProblemSource) -> None:
     OneThread()
 
 
-def _do(work: Job | Evaluation) -> LocalResult | Mapping[str, float]:
-    return _opened[0].do(work)
+def _do(work: Job | Evaluation, path: Path) -> LocalResult | Mapping[str, float]:
+    return _opened[0].do(replace(work, vector=model_at(path)))

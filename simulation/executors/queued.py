@@ -43,7 +43,7 @@ class Queue(ABC):
     """The work for `workers` equal workers; `_submit` hands a piece of it over."""
 
     def __init__(self, workers: int) -> None:
-        self._begun_max = JOBS_PER_WORKER * workers
+        self.begun_max = JOBS_PER_WORKER * workers
         self._begun: set[Future[Any]] = set()
         self._waiting: list[tuple[float, int, Queued[Any]]] = []
         self._count = 0
@@ -73,7 +73,7 @@ class Queue(ABC):
 
     def _top_up(self) -> None:
         self._begun = {f for f in self._begun if not f.done()}
-        while self._waiting and len(self._begun) < self._begun_max:
+        while self._waiting and len(self._begun) < self.begun_max:
             _, _, queued = heapq.heappop(self._waiting)
             if not queued.cancelled:
                 queued.future = self._submit(queued.work)

@@ -12,22 +12,23 @@ and the App must be installed on all machines.
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from anabranch.core.config import Config, RayTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Vector
-from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
+from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
 from anabranch.simulation.executors.queued import Queue
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 
+CONNECT_S = 5.0
 MODELS_KEPT = 16  # in the object store, besides those that jobs in hand hold
 
 
@@ -42,12 +43,14 @@ class Resources:
 class Trainer:
     """The body of an actor: one problem."""
 
-    def __init__(self, source: ProblemSource) -> None:
+    _problem: Problem
+
+    def open(self, source: ProblemSource, folder: str) -> None:
+        """Once, before all work. The paths of the configuration begin at `folder`, where there is one."""
+        if os.path.isdir(folder):
+            os.chdir(folder)
         self._problem = source.open()
         OneThread()
-
-    def ready(self) -> None:
-        """The problem is open."""
 
     def do(self, work: Job | Evaluation, vector: Vector) -> LocalResult | Mapping[str, float]:
         """The work, from this vector."""
@@ -83,13 +86,17 @@ class _Actors(Queue):
         client = replace(source.config.client, device=device)
         mine = replace(source, config=replace(source.config, client=client))
         make = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus)(Trainer)
-        self._actors = [make.remote(mine) for _ in range(workers)]
+        self._actors = [make.remote() for _ in range(workers)]
+        self._opened = [actor.open.remote(mine, os.getcwd()) for actor in self._actors]
         self._in_hand: list[list[Future[Any]]] = [[] for _ in self._actors]
         self._ray, self._models = ray, models
 
     def wait_until_ready(self) -> None:
         """Raises what opening the problem raised."""
-        self._ray.get([actor.ready.remote() for actor in self._actors])
+        try:
+            self._ray.get(self._opened)
+        except self._ray.exceptions.RayTaskError as error:
+            raise error.cause from None
 
     def close(self) -> None:
         """Drops what waits and ends the actors."""
@@ -101,8 +108,7 @@ class _Actors(Queue):
         """To the actor that has the least in hand."""
         self._in_hand = [[f for f in futures if not f.done()] for futures in self._in_hand]
         least = min(range(len(self._actors)), key=lambda i: len(self._in_hand[i]))
-        bare = replace(work, vector=np.empty(0, work.vector.dtype))
-        reference = self._actors[least].do.remote(bare, self._models.reference(work.vector))
+        reference = self._actors[least].do.remote(without_model(work), self._models.reference(work.vector))
         future: Future[Any] = reference.future()
         self._in_hand[least].append(future)
         return future
@@ -178,11 +184,22 @@ def _import_ray() -> Any:
 
 
 def _start(ray: Any, table: RayTable) -> None:
-    options = {"address": table.address} if table.address else on_this_machine()
+    start = partial(ray.init, log_to_driver=False, logging_level="error")
+    if not table.address:
+        start(**on_this_machine())
+        return
     try:
-        ray.init(log_to_driver=False, logging_level="error", **options)
-    except ConnectionError as error:
+        _knock(table.address)
+        start(address=table.address)
+    except OSError as error:  # Ray raises ConnectionError
         raise ConfigError(f"ray.address: no cluster answers at {table.address!r}: {error}") from error
+
+
+def _knock(address: str) -> None:
+    """Raises `OSError` where nobody listens at HOST:PORT, which Ray finds out in some minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host, int(port)), CONNECT_S).close()
 
 
 def _check_resources(ray: Any, kinds: set[Resources], workers: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -91,6 +92,15 @@ def test_the_executor_is_a_flag(config: Path, tmp_path: Path) -> None:
     assert "fleet.executor = 'batched' needs a torch model" in arrays.stderr
     unknown = anabranch("simulate", config, "--out", tmp_path / "b", "--executor", "gpu")
     assert "fleet.executor must be one of auto, serial, processes, batched, ray" in unknown.stderr
+
+
+def test_where_no_cluster_of_ray_answers_is_said_at_once(config: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = "127.0.0.1:{1}".format(*taken.getsockname())
+    done = anabranch("simulate", config, "--out", tmp_path / "a", "--ray-address", address)
+    assert done.returncode == 2, done.stderr
+    assert f"ray.address: no cluster answers at '{address}'" in done.stderr
 
 
 def test_replay_reproduces_and_notices(run: Path, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import re
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fleets import Broken, config
 from local_apps import Brief, Diverges, Linear
 
 from anabranch.core.config import Config
-from anabranch.core.errors import ConfigError, InvalidUpdate
+from anabranch.core.errors import AppError, ConfigError, InvalidUpdate
 from anabranch.core.submodels import UnitMap
 from anabranch.core.updates import LocalPlan, Task
 from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult
@@ -38,6 +39,23 @@ PLANS = {
     "all of them": LocalPlan(steps=18, momentum=0.5, weight_decay=0.01, proximal_mu=0.1),
 }
 Make = Callable[..., tuple[Problem, Executor]]
+APP = """
+import numpy as np
+from anabranch import App, Examples
+
+class Mine(App):
+    def model(self):
+        return {"w": np.zeros(3, np.float32)}
+
+    def data(self, shard):
+        return Examples(np.ones((2, 1), np.float32), np.zeros(2, np.int64))
+
+    def train(self, model, examples, plan, seed):
+        model["w"] += seed % 7
+
+    def evaluate(self, model, examples):
+        return {"accuracy": 0.0, "loss": 0.0}
+"""
 
 
 def fleet(**tables: Any) -> Config:
@@ -70,11 +88,13 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     opened: list[Executor] = []
     threads = OneThread()
 
-    def build(name: str, app: App, settings: Config | None = None) -> tuple[Problem, Executor]:
+    def build(
+        name: str, app: App | None, settings: Config | None = None, problem: Problem | None = None
+    ) -> tuple[Problem, Executor]:
         if name == "ray":
             request.getfixturevalue("cluster")
         source = ProblemSource(settings or fleet(), app)
-        problem = source.open()
+        problem = problem or source.open()
         kind, _, by_workers = name.partition(" by ")
         workers = 2 if by_workers else int(kind != "batched")
         opened.append(make_executor(kind, source, problem, workers))
@@ -261,6 +281,31 @@ def test_devices_of_different_speed_groups_have_actors_with_other_shares_of_a_gp
 def test_more_than_ray_has_is_not_waited_for(make: Make) -> None:
     with pytest.raises(ConfigError, match=r"need 1.5 GPUs, and Ray has 1: lower --workers"):
         make("ray", Linear(), fleet(ray={"gpus": 1.5}))
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_actors_find_an_app_by_the_path_that_this_process_knows_it_by(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    problem, executor = make("ray", None, fleet(run={"workload": "mine.py:Mine"}))
+    (job,) = jobs_of(problem, PLANS["plain"], count=1)
+    assert executor.train(job).result().sha256 == problem.train(job).sha256
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+def test_an_app_that_actors_cannot_open_is_an_error_in_its_own_words(
+    make: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.py").write_text(APP)
+    monkeypatch.chdir(tmp_path)
+    settings = fleet(run={"workload": "mine.py:Mine"})
+    source = ProblemSource(settings)
+    problem = source.open()
+    (tmp_path / "mine.py").unlink()
+    with pytest.raises(AppError, match=r"^mine.py: there is no such file$"):
+        make("ray", None, settings, problem)
 
 
 @pytest.mark.skipif(HAS_RAY, reason="ray is installed")

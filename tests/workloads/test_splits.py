@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from anabranch.core.config import FleetTable
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.core.rng import stream
-from anabranch.workloads.splits import EXAMPLES_MIN, partition, train_validation
+from anabranch.workloads.app import Examples, Shard
+from anabranch.workloads.splits import EXAMPLES_MIN, partition, take, train_validation
 
 DISJOINT = ["iid", "dirichlet", "shards"]
 
@@ -93,9 +94,49 @@ def test_a_smaller_alpha_is_less_even() -> Any:
     assert classes_seen(100.0) < 0.2
 
 
+def draws(**fleet: Any) -> FleetTable:
+    return FleetTable(split="draws", **{"examples_per_client": 20, **fleet})
+
+
+def test_draws_serve_more_devices_than_there_are_examples() -> None:
+    labels = labels_of(50)
+    parts = partition(labels, 400, draws(), 3)
+    assert all(len(rows) == 20 for rows in parts)
+    assert set(np.concatenate(parts).tolist()) == set(range(50))
+    fewer = partition(labels, 5, draws(), 3)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, fewer, strict=False)), (
+        "a device more changes no other"
+    )
+
+
+@given(alpha=st.sampled_from([0.001, 0.1, 1.0, 1e4]), seed=st.integers(0, 2**40))
+def test_draws_mix_classes_as_alpha_says_and_have_the_shares_of_all(alpha: float, seed: int) -> None:
+    labels = np.repeat([0, 1, 2], [100, 200, 100])
+    fleet = draws(dirichlet_alpha=alpha, examples_per_client=30)
+    parts = partition(labels, 300, fleet, seed)
+    shares = np.array([np.bincount(labels[rows], minlength=3) / 30 for rows in parts])
+    np.testing.assert_allclose(shares.mean(0), [0.25, 0.5, 0.25], atol=0.12)
+    # Of a Dirichlet of concentrations a_c = alpha C p_c: E[max] runs from 1 (one class each) to max p.
+    if alpha <= 0.001:
+        assert shares.max(1).mean() > 0.97
+    if alpha >= 1e4:
+        assert shares.max(1).mean() < 0.62
+
+
+def test_one_device_s_draw_is_that_of_the_whole_partition() -> None:
+    y = labels_of(200)
+    pool = Examples(np.arange(200.0).reshape(-1, 1), y)
+    training, _ = train_validation(200, 4)
+    parts = partition(y[training], 7, draws(), 4)
+    for device in (0, 6):
+        found = take(pool, Shard("train", device, 7, draws(), 4))
+        assert found.x[:, 0].astype(int).tolist() == training[parts[device]].tolist()
+
+
 def test_other_seeds_give_other_splits() -> None:
-    for split in DISJOINT:
-        one, two = (partition(labels_of(300), 3, FleetTable(split=split), seed)[0] for seed in (0, 1))
+    for split in [*DISJOINT, "draws"]:
+        fleet = FleetTable(split=split, examples_per_client=20)
+        one, two = (partition(labels_of(300), 3, fleet, seed)[0] for seed in (0, 1))
         assert one.tolist() != two.tolist()
 
 
@@ -106,6 +147,7 @@ def test_other_seeds_give_other_splits() -> None:
         (0, FleetTable(), DataError, "over 0 devices"),
         (6, FleetTable(split="shards"), DataError, "12 shards"),
         (2, FleetTable(split="speed-shards"), ConfigError, "speed group of each of 2 devices"),
+        (2, FleetTable(split="draws"), ConfigError, "draws needs fleet.examples_per_client"),
         (2, FleetTable(split="even"), ConfigError, r"fleet.split must be one of .*'even'"),
     ],
 )

@@ -22,6 +22,8 @@ from anabranch.reports.text import count_text, duration_text, percent_text
 from anabranch.simulation.run import Progress
 from anabranch.simulation.run import simulate as simulate_run
 
+MANY_DEVICES = 10_000  # whose data takes more than a moment to be looked at
+
 
 def simulate(
     config: ConfigFile = None,
@@ -68,5 +70,7 @@ def simulate(
                 text, virtual_s=p.virtual_s, version=p.version, updates=p.updates, accuracy=p.accuracy
             )
 
+        if settings.fleet.clients >= MANY_DEVICES:
+            ticker.show(f"getting {count_text(settings.fleet.clients)} devices ready")
         result = simulate_run(settings, folder, workers=workers, progress=show)
     output.result(result.to_json(), summary(result, folder))
