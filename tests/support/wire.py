@@ -31,9 +31,10 @@ from anabranch.server.store.base import Store
 
 CHUNK = 256 * 1024
 CALL_S = 20.0
+# Connects again soon. The second is how long a connection may take to be made: a busy server is not gone.
 QUICK = [
     ("grpc.initial_reconnect_backoff_ms", 50),
-    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 5000),
     ("grpc.max_reconnect_backoff_ms", 200),
     ("grpc.use_local_subchannel_pool", 1),
 ]
