@@ -113,15 +113,14 @@ def no_training(devices: int) -> Measured:
 def client_app(devices: int, steps: int) -> Measured:
     """The ClientApp that Flower's rows have, as it is."""
     name = "anabranch, the same ClientApp"
-    updates = 4_000 if not steps else max(1_000, 2 * devices)
     tables = {"run": {"workload": f"flower:{FOLDER}"}, "flower": {"run_config": {"steps": steps}}}
-    config = merge([("benchmark", settings(devices, updates).to_json()), ("benchmark", tables)])
+    config = merge([("benchmark", settings(devices, 4_000).to_json()), ("benchmark", tables)])
     return measure(name, FlowerApp(FOLDER), config)
 
 
 def training(devices: int) -> Iterator[Measured]:
     """Digits, one by one and in stacks."""
-    app, updates = Digits(), 1_000 if devices <= 100 else 2 * devices
+    app, updates = Digits(), 4_000
     measure("warm-up", app, settings(devices, devices, executor="batched"))
     yield measure("anabranch, serial", app, settings(devices, updates, executor="serial"))
     for stack in (1, 8, 64, 256):

@@ -286,7 +286,8 @@ class Device(Presence):
         result = replace(result, metrics={**result.metrics, TRAIN_S: train_s})
         self._kept = result.kept
         examples = result.examples or self.examples
-        self._outbox = (*self._outbox, Outbox(order.task, order.update_id, examples, result))
+        sha256 = self._around.hasher.begin(result.payload)
+        self._outbox = (*self._outbox, Outbox(order.task, order.update_id, examples, result, sha256))
         self._handle(ev.Trained(self._now, order.update_id))
 
     def _renew(self, task: Task, now: float) -> None:

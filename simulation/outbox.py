@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from anabranch.core.updates import Task
@@ -10,9 +11,10 @@ from anabranch.simulation.executors.base import LocalResult
 
 @dataclass(frozen=True, eq=False)
 class Outbox:
-    """A finished update, kept until the server has answered for good."""
+    """A finished update, kept until the server has answered for good. `sha256`: of its payload."""
 
     task: Task
     update_id: str
     examples: int
     result: LocalResult
+    sha256: Callable[[], str]

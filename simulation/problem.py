@@ -5,7 +5,6 @@ A `ProblemSource` is a recipe that travels to worker processes; `open` makes the
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -116,7 +115,6 @@ class Problem:
         return LocalResult(
             payload,
             uplink.codec.text,
-            hashlib.sha256(payload).hexdigest(),
             result.steps,
             dict(result.metrics),
             memory,

@@ -33,6 +33,7 @@ from anabranch.simulation.evaluation import Evaluator, Measured
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.executors.choice import chosen, make_executor, settled
 from anabranch.simulation.faults import RIGHT, DeviceClock, Faults
+from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.simulation.server import Direct, Process
@@ -136,6 +137,7 @@ def open_simulation(
         executor = make_executor(executor_name, source, problem, workers)
         stack.callback(executor.close)
         simulation = Simulation(config, problem, executor, journal, recorder, progress)
+        stack.callback(simulation.hasher.close)
         # What a run holds is large, and Python frees circles of objects late.
         stack.callback(simulation.clear)
         yield simulation
@@ -156,6 +158,7 @@ class Simulation:
         self._config, self._problem = config, problem
         self._journal, self._recorder = journal, recorder
         self.executor = executor
+        self.hasher = Hasher()
         self.clock = VirtualClock()
         self.frozen = problem.frozen
         strategy = strategy_of(config)
@@ -218,6 +221,7 @@ class Simulation:
             server=self.server,
             network=self.faults or PerfectNetwork(self.clock),
             executor=executor,
+            hasher=self.hasher,
             fleet=config.fleet,
             profiles=hurried(self._problem.profiles, config.fleet, seed),
             seed=seed,

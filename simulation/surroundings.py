@@ -11,6 +11,7 @@ from anabranch.core.config import FleetTable
 from anabranch.core.updates import Capability, Task
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.executors.base import Executor
+from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.network import Network
 from anabranch.simulation.server import Server
 from anabranch.workloads.profiles import DeviceProfiles
@@ -24,6 +25,7 @@ class Surroundings:
     server: Server
     network: Network
     executor: Executor
+    hasher: Hasher
     fleet: FleetTable
     profiles: DeviceProfiles
     seed: int

@@ -135,7 +135,7 @@ class World:
             metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)},
         )
         values = 0 if task.submodel is None else task.submodel.size
-        reference = ev.Payload(result.sha256, len(result.payload), result.codec, values)
+        reference = ev.Payload(outbox.sha256(), len(result.payload), result.codec, values)
         arrived = ev.UpdateArrived(self.clock.now, update, reference, flaw)
         effects = self._handle(arrived, result.payload)
         return next(e for e in effects if isinstance(e, Decided)).receipt.decision

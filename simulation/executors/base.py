@@ -45,7 +45,7 @@ class Evaluation:
 
 @dataclass(frozen=True, eq=False)
 class LocalResult:
-    """What a device has in its outbox: the encoded delta, its codec and digest, steps taken, metrics.
+    """What a device has in its outbox: the encoded delta, its codec, steps taken, metrics.
 
     `memory` is pending until the server has taken the update; `kept` is what the App keeps from now on.
     `examples`: how many it was trained on, where only the App knows (0: as many as the device has).
@@ -53,7 +53,6 @@ class LocalResult:
 
     payload: bytes
     codec: str
-    sha256: str
     steps: int
     metrics: Mapping[str, float]
     memory: Memory | None = None

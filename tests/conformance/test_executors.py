@@ -148,7 +148,7 @@ def test_every_executor_comes_to_the_serial_results(name: str, plan: str, make: 
         assert result.steps == expected.steps
         assert result.codec == expected.codec
         if name not in BATCHED:
-            assert result.sha256 == expected.sha256
+            assert result.payload == expected.payload
             assert result.metrics == expected.metrics
         else:
             assert_near(result, expected)
@@ -261,7 +261,7 @@ def test_what_cannot_be_stacked_is_trained_one_by_one_and_the_log_says_why_once(
     problem, executor = make("batched", Brief() if layer == "train" else Linear(layer))
     jobs = jobs_of(problem, PLANS["plain"], count=3)
     results = [work.result() for work in [executor.train(job) for job in jobs]]
-    assert [r.sha256 for r in results] == [problem.train(job).sha256 for job in jobs]
+    assert [r.payload for r in results] == [problem.train(job).payload for job in jobs]
     (record,) = caplog.records
     assert record.getMessage().startswith("devices are trained one by one: ")
     assert re.search(why, record.getMessage())
@@ -274,7 +274,7 @@ def test_devices_of_different_speed_groups_have_actors_with_other_shares_of_a_gp
     jobs = jobs_of(problem, PLANS["plain"])
     assert len(set(problem.profiles.group[:9].tolist())) > 3
     pending = [executor.train(job) for job in jobs]
-    assert [w.result().sha256 for w in pending] == [problem.train(job).sha256 for job in jobs]
+    assert [w.result().payload for w in pending] == [problem.train(job).payload for job in jobs]
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
@@ -291,7 +291,7 @@ def test_actors_find_an_app_by_the_path_that_this_process_knows_it_by(
     monkeypatch.chdir(tmp_path)
     problem, executor = make("ray", None, fleet(run={"workload": "mine.py:Mine"}))
     (job,) = jobs_of(problem, PLANS["plain"], count=1)
-    assert executor.train(job).result().sha256 == problem.train(job).sha256
+    assert executor.train(job).result().payload == problem.train(job).payload
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")

@@ -21,6 +21,7 @@ from anabranch.reports.journal_files import DigestJournal
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult, Pending
 from anabranch.simulation.executors.serial import SerialExecutor
+from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.problem import ProblemSource
 from anabranch.simulation.run import Simulation, open_simulation
@@ -109,7 +110,7 @@ def test_a_resent_update_has_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> 
     digests: dict[str, set[str]] = {}
     for _, outbox, _ in watch.pushes:
         payload = hashlib.sha256(outbox.result.payload).hexdigest()
-        assert payload == outbox.result.sha256
+        assert payload == outbox.sha256()
         digests.setdefault(outbox.update_id, set()).add(payload)
     assert len(watch.pushes) > len(digests), "some were sent twice"
     assert all(len(found) == 1 for found in digests.values())
@@ -135,8 +136,8 @@ def test_an_update_has_the_codec_of_its_task_or_raw(codec: str, taken: bool) -> 
         task = task_of(simulation)
         assert task.uplink == "int8|zstd"
         payload = np.ones(4, np.float32).tobytes()
-        result = LocalResult(payload, codec, hashlib.sha256(payload).hexdigest(), 1, {})
-        decision = simulation.world.push("a", Outbox(task, "u", 64, result))
+        result = LocalResult(payload, codec, 1, {})
+        decision = simulation.world.push("a", Outbox(task, "u", 64, result, Hasher().begin(payload)))
     assert (decision.reason is not Reason.INVALID) == taken
     assert taken or f"codec {codec!r}, the task asked for 'int8|zstd'" in decision.detail
 

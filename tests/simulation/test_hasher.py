@@ -1,0 +1,18 @@
+"""Digests of small payloads, and of large ones in a thread."""
+
+from __future__ import annotations
+
+import hashlib
+
+import pytest
+
+from anabranch.simulation.hasher import LARGE_BYTES, Hasher
+
+
+@pytest.mark.parametrize("size", [0, 1, LARGE_BYTES - 1, LARGE_BYTES, 10 * LARGE_BYTES])
+def test_a_digest_is_the_payload_s_however_often_it_is_asked_for(size: int) -> None:
+    hasher, payloads = Hasher(), [bytes([i]) * size for i in range(5)]
+    begun = [hasher.begin(payload) for payload in payloads]
+    for payload, digest in reversed(list(zip(payloads, begun, strict=True))):
+        assert digest() == digest() == hashlib.sha256(payload).hexdigest()
+    hasher.close()
