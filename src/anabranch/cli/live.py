@@ -242,7 +242,8 @@ def client(
         outbox=OutboxBounds(outbox_results, outbox_mib * MIB),
     )
     done = run_client(options, _teller(output))
-    output.result({"kind": "stopped", "why": done.why, "answered": done.answered}, f"stopped: {done.why}")
+    said = f"{count_text(done.answered)} updates answered"
+    output.result({"kind": "stopped", "why": done.why, "answered": done.answered}, said)
 
 
 def evaluate(
