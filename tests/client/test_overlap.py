@@ -204,7 +204,7 @@ def test_a_full_outbox_makes_training_wait_and_drops_nothing(bound: str, tmp_pat
     def hear(kind: str, **data: Any) -> None:
         federation.hear(kind, **data)
         most.append(len(list((tmp_path / "a" / "outbox").glob("*.update"))))
-        if kind == "outbox_full":
+        if kind == "outbox_full" and not transport.gate.is_set():  # afterwards it empties as it likes
             assert data["results"] == 2
             transport.gate.set()
 
