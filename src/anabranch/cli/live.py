@@ -242,8 +242,7 @@ def client(
         outbox=OutboxBounds(outbox_results, outbox_mib * MIB),
     )
     done = run_client(options, _teller(output))
-    said = f"{count_text(done.answered)} updates answered"
-    output.result({"kind": "stopped", "why": done.why, "answered": done.answered}, said)
+    _say_goodbye(output, done.why, done.answered)
 
 
 def evaluate(
@@ -292,6 +291,12 @@ def evaluate(
         accuracy, loss = measured.metrics.get("accuracy"), measured.metrics.get("loss", float("nan"))
         text = f"version {measured.version}: accuracy {percent_text(accuracy)}, loss {loss:.4f}"
         output.event("evaluated", text, **row)
+
+
+def _say_goodbye(output: Output, why: str, answered: int) -> None:
+    output.result(
+        {"kind": "stopped", "why": why, "answered": answered}, f"{count_text(answered)} updates answered"
+    )
 
 
 def _teller(output: Output) -> Callable[..., None]:
