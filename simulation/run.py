@@ -173,7 +173,7 @@ class Simulation:
         self.room = WaitingRoom(engine) if called_when_free(config) else None
         self.world = World(self.clock, engine, versions, kept, recorder, downlink, self.room)
         self.server = self._serve()
-        self.devices = self._devices(executor)
+        self.devices = self._devices()
         tell = partial(_tell, progress, self.clock, versions)  # not the world, which holds the evaluator
         self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, tell)
         self.world.observers.append(self._evaluator.observe)
@@ -214,13 +214,13 @@ class Simulation:
             return Direct(self.world)
         return Process(self.world, self.clock, self._config.run.seed, self._config.faults.commit_s)
 
-    def _devices(self, executor: Executor) -> list[Device]:
+    def _devices(self) -> list[Device]:
         config, seed = self._config, self._config.run.seed
         around = Surroundings(
             clock=self.clock,
             server=self.server,
             network=self.faults or PerfectNetwork(self.clock),
-            executor=executor,
+            executor=self.executor,
             hasher=self.hasher,
             fleet=config.fleet,
             profiles=hurried(self._problem.profiles, config.fleet, seed),

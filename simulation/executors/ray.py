@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
@@ -25,6 +24,7 @@ from anabranch.core.config import Config, RayTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Vector
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
+from anabranch.simulation.executors.models import Newest
 from anabranch.simulation.executors.queued import Queue
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 
@@ -57,29 +57,11 @@ class Trainer:
         return self._problem.do(replace(work, vector=vector))
 
 
-class _Models:
-    """The vectors in Ray's object store, by the array that they are copies of."""
-
-    def __init__(self, ray: Any) -> None:
-        self._ray = ray
-        self._kept: OrderedDict[int, tuple[Vector, Any]] = OrderedDict()
-
-    def reference(self, vector: Vector) -> Any:
-        """Of the stored copy; it lives as long as somebody holds it."""
-        known = self._kept.get(id(vector))
-        if known is None or known[0] is not vector:
-            known = self._kept[id(vector)] = vector, self._ray.put(vector)
-        self._kept.move_to_end(id(vector))
-        while len(self._kept) > MODELS_KEPT:
-            self._kept.popitem(last=False)
-        return known[1]
-
-
 class _Actors(Queue):
     """The actors of one kind, and the work for them."""
 
     def __init__(
-        self, ray: Any, source: ProblemSource, needs: Resources, workers: int, models: _Models
+        self, ray: Any, source: ProblemSource, needs: Resources, workers: int, models: Newest[Any]
     ) -> None:
         super().__init__(workers)
         device = source.config.client.device if needs.gpus else "cpu"
@@ -108,7 +90,7 @@ class _Actors(Queue):
         """To the actor that has the least in hand."""
         self._in_hand = [[f for f in futures if not f.done()] for futures in self._in_hand]
         least = min(range(len(self._actors)), key=lambda i: len(self._in_hand[i]))
-        reference = self._actors[least].do.remote(without_model(work), self._models.reference(work.vector))
+        reference = self._actors[least].do.remote(without_model(work), self._models.of(work.vector))
         future: Future[Any] = reference.future()
         self._in_hand[least].append(future)
         return future
@@ -127,7 +109,7 @@ class RayExecutor:
         self._groups = problem.profiles.group
         try:
             _check_resources(self._ray, set(kinds), workers)
-            models = _Models(self._ray)
+            models = Newest(MODELS_KEPT, self._ray.put)
             made = {k: _Actors(self._ray, source, k, workers, models) for k in dict.fromkeys(kinds)}
         except BaseException:
             self._stop()
