@@ -68,6 +68,21 @@ def load_run(
     return load_config(path, overrides, [(config.run.workload, brought), *presets], flags)
 
 
+def is_config(source: str) -> bool:
+    """Whether APP|CONFIG is a file of settings."""
+    path = Path(source)
+    return path.suffix in (".toml", ".json") or (path.suffix != ".py" and path.is_file())
+
+
+def run_name(app: str) -> str:
+    """What a run of an App is called: `wine` for `examples/wine.py:App`, `apps.wine:App` and `wine`."""
+    place, colon, last = app.rpartition(":")
+    if place == "flower" or not colon:
+        place = last
+    path = Path(place)
+    return path.stem if path.suffix == ".py" else path.name.rpartition(".")[2]
+
+
 def shown(config: Config) -> list[tuple[str, Any, str]]:
     """Every value with its source, passwords masked: (table.key, value, source)."""
     rows = []

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anabranch.cli.configuration import Layer, load_config, read_settings
+from anabranch.cli.configuration import Layer, load_config, read_settings, run_name
 from anabranch.cli.options import (
     AsJson,
     ConfigFile,
@@ -27,6 +27,7 @@ from anabranch.cli.options import (
     set_up_logging,
 )
 from anabranch.cli.output import Output, json_line
+from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.params import ParamSpec
@@ -138,6 +139,11 @@ def server(
         Path, typer.Option("--model", help="What `anabranch init` wrote.", metavar="DIR")
     ] = MODEL_FOLDER,
     flower: FlowerFolder = None,
+    strategy: StrategyName = None,
+    updates: Updates = None,
+    versions: Versions = None,
+    clients: Clients = None,
+    seed: Seed = None,
     address: Annotated[str | None, typer.Option(help="Override server.address.")] = None,
     admin_address: Annotated[str | None, typer.Option(help="Override server.admin_address.")] = None,
     data_dir: Annotated[str | None, typer.Option(help="Override server.data_dir.")] = None,
@@ -159,18 +165,14 @@ def server(
     from anabranch.server.app import ServerInfo, serve
     from anabranch.server.manifest import read_manifest
 
-    given = {
-        "address": address,
-        "admin_address": admin_address,
-        "data_dir": data_dir,
-        "database": database,
-        "standby": standby,
-    }
-    flags = _flags("server", given)
+    flags = option_layers(strategy=strategy, updates=updates, versions=versions, clients=clients, seed=seed)
+    flags += option_layers(address=address, admin_address=admin_address)
+    flags += option_layers(data_dir=data_dir, database=database, standby=standby)
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
         _init_once(model, flower, overrides or ())
-    settings = load_config(config, overrides or (), presets=_brought(model), flags=flags)
+    manifest = read_manifest(model)
+    settings = load_config(config, overrides or (), presets=_presets(model, manifest.app), flags=flags)
     set_up_logging(as_json)
     output = Output(as_json)
 
@@ -180,7 +182,6 @@ def server(
             text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
         output.event("serving", text, **asdict(info))
 
-    manifest = read_manifest(model)
     if flower is not None and _folder_name(manifest.app) != flower.resolve().name:
         raise ConfigError(f"{model} is a model of {manifest.app}, not of {flower}: name another --model DIR")
 
@@ -342,17 +343,14 @@ def _folder_name(app: str) -> str:
     return Path(app.removeprefix("flower:")).resolve().name
 
 
-def _brought(model: Path) -> list[Layer]:
-    """The settings that the App brings along. Raises `ConfigError`."""
-    file = model / SETTINGS
-    return [(str(file), read_settings(file))] if file.is_file() else []
+def _presets(model: Path, app: str) -> list[Layer]:
+    """The run bears the App's name, and has the settings that the App brings along. Raises `ConfigError`."""
+    file, run = model / SETTINGS, {"name": run_name(app), "workload": app}
+    brought = [(str(file), read_settings(file))] if file.is_file() else []
+    return [(str(model), {"run": run}), *brought]
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ",".join(f"{k}:{_shown(v)}" for k, v in value.items())
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _flags(table: str, values: dict[str, Any]) -> list[Layer]:
-    return [(f"--{k.replace('_', '-')}", {table: {k: v}}) for k, v in values.items() if v is not None]

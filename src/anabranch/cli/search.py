@@ -12,8 +12,9 @@ from typing import Annotated, Any
 import typer
 
 from anabranch.cli.configuration import load_config
-from anabranch.cli.options import AsJson, ConfigFile, Overrides
+from anabranch.cli.options import AsJson, Overrides
 from anabranch.cli.output import Output
+from anabranch.cli.run_options import Clients, RunSource, Seed, option_layers, run_source
 from anabranch.core.config import Config, StrategyTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Tensors
@@ -28,7 +29,7 @@ LAST_SHARE = 0.25  # of a trial's evaluations: their mean is its accuracy
 
 
 def search(
-    config: ConfigFile = None,
+    source: RunSource = "",
     out: Annotated[
         Path, typer.Option(help="The folder for found.toml, search.json and search.html.", metavar="DIR")
     ] = Path("runs/search"),
@@ -37,6 +38,8 @@ def search(
     warm_up_updates: Annotated[
         int, typer.Option(help="Train so long without compression first; 0 begins with the first weights.")
     ] = 0,
+    clients: Clients = None,
+    seed: Seed = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -45,7 +48,10 @@ def search(
     The pair that is found is written as a configuration, with every decision and a page of them beside it.
     """
     output = Output(as_json)
-    settings = load_config(config, overrides or (), presets=[("search", {"strategy": {"name": "teasq"}})])
+    config, presets, flags = run_source(source)
+    flags += option_layers(clients=clients, seed=seed)
+    presets.append(("search", {"strategy": {"name": "teasq"}}))
+    settings = load_config(config, overrides or (), presets, flags)
     if settings.strategy.name != "teasq":
         output.say(f"the configuration is for {settings.strategy.name}: searching with teasq in its place")
         settings = replace(settings, strategy=StrategyTable("teasq"))

@@ -6,18 +6,21 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.configuration import Layer, load_run
-from anabranch.cli.options import (
-    AsJson,
-    ConfigFile,
-    FlowerFolder,
-    Out,
-    Overrides,
-    app_spec,
-    run_folder,
-    summary,
-)
+from anabranch.cli.configuration import load_run
+from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, run_folder, summary
 from anabranch.cli.output import Output, Ticker
+from anabranch.cli.run_options import (
+    Clients,
+    RunSource,
+    Seed,
+    StrategyName,
+    Target,
+    Updates,
+    Versions,
+    option_layers,
+    run_source,
+    with_end,
+)
 from anabranch.reports.text import count_text, duration_text, percent_text
 from anabranch.simulation.run import Progress
 from anabranch.simulation.run import simulate as simulate_run
@@ -26,10 +29,18 @@ MANY_DEVICES = 10_000  # whose data takes more than a moment to be looked at
 
 
 def simulate(
-    config: ConfigFile = None,
+    source: RunSource = "",
     out: Out = None,
     flower: FlowerFolder = None,
-    strategy: Annotated[str | None, typer.Option(help="Override strategy.name.")] = None,
+    strategy: StrategyName = None,
+    updates: Updates = None,
+    versions: Versions = None,
+    seconds: Annotated[
+        float | None, typer.Option(help="End after so many virtual seconds: run.virtual_s_max.", min=0.0)
+    ] = None,
+    clients: Clients = None,
+    seed: Seed = None,
+    target: Target = None,
     executor: Annotated[
         str | None, typer.Option(help="What trains: auto, serial, processes, batched, ray (fleet.executor).")
     ] = None,
@@ -45,18 +56,18 @@ def simulate(
 ) -> None:
     """Simulate a fleet: the same engine and devices as live, on a virtual clock.
 
-    The same configuration gives the same digests, whatever the number of workers. Those of the batched
-    executor are its own.
+    Of an App the settings are the defaults and what the options and --set say; where these set no end, it
+    comes after 200 updates. The same configuration gives the same digests, whatever the number of workers.
+    Those of the batched executor are its own.
     """
     output = Output(as_json)
-    chosen: list[Layer] = [("--strategy", {"strategy": {"name": strategy}})] if strategy else []
-    if flower is not None:
-        chosen.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
-    if executor:
-        chosen.append(("--executor", {"fleet": {"executor": executor}}))
-    if ray_address:
-        chosen.append(("--ray-address", {"fleet": {"executor": "ray"}, "ray": {"address": ray_address}}))
-    settings = load_run(config, overrides or (), flags=chosen)
+    config, presets, chosen = run_source(source, flower)
+    chosen += option_layers(strategy=strategy, updates=updates, versions=versions, seconds=seconds)
+    chosen += option_layers(clients=clients, seed=seed, target=target)
+    chosen += option_layers(executor="ray" if ray_address else executor, ray_address=ray_address)
+    settings = load_run(config, overrides or (), presets, chosen)
+    if presets and config is None:
+        settings = with_end(settings, output)
     folder = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
     with Ticker(output) as ticker:
 

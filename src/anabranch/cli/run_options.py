@@ -1,0 +1,86 @@
+"""What a run is started from, an App or a TOML file, and the settings that have options of their own."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from anabranch.cli.configuration import Layer, is_config, run_name
+from anabranch.cli.options import app_spec
+from anabranch.cli.output import Output
+from anabranch.core.config import Config
+
+RunSource = Annotated[
+    str,
+    typer.Argument(
+        help="An App (a built-in workload, module:App or path.py:App), or a TOML file.",
+        metavar="APP|CONFIG",
+        show_default=False,
+    ),
+]
+StrategyName = Annotated[str | None, typer.Option(help="Override strategy.name.")]
+Updates = Annotated[
+    int | None, typer.Option(help="End after so many updates: run.updates_max (0: no such end).", min=0)
+]
+Versions = Annotated[
+    int | None, typer.Option(help="End after so many versions: run.versions_max (0: no such end).", min=0)
+]
+Clients = Annotated[int | None, typer.Option(help="Devices of the fleet: fleet.clients.", min=1)]
+Seed = Annotated[int | None, typer.Option(help="What every draw comes of: run.seed.", min=0)]
+Target = Annotated[
+    float | None, typer.Option(help="Measure the way to this accuracy, 0 to 1: run.target_accuracy.")
+]
+
+SETTINGS = {
+    "strategy": "strategy.name",
+    "updates": "run.updates_max",
+    "versions": "run.versions_max",
+    "seconds": "run.virtual_s_max",
+    "clients": "fleet.clients",
+    "seed": "run.seed",
+    "target": "run.target_accuracy",
+    "executor": "fleet.executor",
+    "ray_address": "ray.address",
+    "address": "server.address",
+    "admin_address": "server.admin_address",
+    "data_dir": "server.data_dir",
+    "database": "server.database",
+    "standby": "server.standby",
+}
+UPDATES = 200  # of a run whose end nobody has set
+
+
+def option_layers(**given: Any) -> list[Layer]:
+    """The settings that options stand for; those that were not given are left out."""
+    layers: list[Layer] = []
+    for option, value in given.items():
+        if value is not None:
+            table, _, key = SETTINGS[option].partition(".")
+            layers.append((f"--{option.replace('_', '-')}", {table: {key: value}}))
+    return layers
+
+
+def run_source(source: str, flower: Path | None = None) -> tuple[Path | None, list[Layer], list[Layer]]:
+    """What APP|CONFIG and --flower say: the TOML file, presets, and options. Raises `ConfigError`.
+
+    A run of an App bears its name, unless a setting says otherwise.
+    """
+    if is_config(source):
+        config, app = Path(source), "" if flower is None else app_spec("", flower)
+    else:
+        config, app = None, app_spec(source, flower) if source or flower else ""
+    if not app:
+        return config, [], []
+    return config, [(app, {"run": {"name": run_name(app)}})], [("APP", {"run": {"workload": app}})]
+
+
+def with_end(config: Config, output: Output) -> Config:
+    """A run that ends: after `UPDATES`, which is said, where the settings have no end."""
+    run = config.run
+    if run.updates_max or run.versions_max or run.virtual_s_max:
+        return config
+    output.say(f"no end was set, so {UPDATES} updates: --updates, --versions or --seconds say otherwise")
+    return replace(config, run=replace(run, updates_max=UPDATES))

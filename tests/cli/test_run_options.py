@@ -1,0 +1,115 @@
+"""A run started from an App's name and options, without a file of settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import anabranch, answer
+
+from anabranch.cli.configuration import is_config, run_name
+from anabranch.core.errors import OUTCOMES, ConfigError
+from anabranch.reports.journal_files import JournalReader
+
+RUN = """
+[run]
+name = "small"
+workload = "synthetic"
+seed = 3
+target_accuracy = 0.3
+updates_max = 24
+[fleet]
+clients = 4
+examples_per_client = 40
+[strategy]
+name = "fedbuff"
+buffer_size = 3
+"""
+OPTIONS = ("--updates", 24, "--clients", 4, "--seed", 3, "--target", 0.3, "--strategy", "fedbuff")
+SETS = ("--set", "fleet.examples_per_client=40", "--set", "strategy.buffer_size=3", "--set", "run.name=small")
+
+
+def test_an_app_and_options_are_the_same_run_as_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(RUN)
+    of_file = answer(anabranch(tmp_path, "simulate", file, "--out", tmp_path / "a", "--json"))
+    of_app = answer(
+        anabranch(tmp_path, "simulate", "synthetic", *OPTIONS, *SETS, "--out", tmp_path / "b", "--json")
+    )
+    digests = ("model_sha256", "journal_sha256")
+    assert [of_app[d] for d in digests] == [of_file[d] for d in digests]
+    assert of_app["target_accuracy"] == 0.3
+
+
+@pytest.mark.parametrize(
+    ("options", "said", "ended_after"),
+    [
+        ((), True, {"updates_applied": 200}),
+        (("--versions", 3), False, {"versions": 3}),
+        (("--set", "run.updates_max=20"), False, {"updates_applied": 20}),
+    ],
+)
+def test_a_run_without_an_end_gets_one_and_says_so(
+    options: tuple[object, ...], said: bool, ended_after: dict[str, int], tmp_path: Path
+) -> None:
+    done = anabranch(tmp_path, "simulate", "synthetic", *options, "--set", "fleet.examples_per_client=20")
+    assert done.returncode == 0, done.stderr
+    assert ("no end was set, so 200 updates: --updates, --versions or --seconds" in done.stdout) == said
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "synthetic" in folder.name, "a run of an App bears its name"
+    result = answer(anabranch(tmp_path, "report", folder, "--json")) and (folder / "result.json").read_text()
+    for name, value in ended_after.items():
+        assert f'"{name}": {value}' in result
+
+
+def test_an_app_wins_over_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANABRANCH_RUN_WORKLOAD", "fashion-mnist")
+    options = ("--seconds", 2, "--set", "fleet.examples_per_client=20")
+    assert anabranch(tmp_path, "simulate", "synthetic", *options, "--out", tmp_path / "a").returncode == 0
+    config = JournalReader(tmp_path / "a").config
+    assert (config.run.workload, config.run.virtual_s_max) == ("synthetic", 2.0)
+    assert config.run.updates_max == 0, "one end is enough"
+
+
+def test_a_search_takes_an_app(tmp_path: Path) -> None:
+    options = ("--updates", 8, "--clients", 3, "--loss-max", 0.5, "--set", "fleet.examples_per_client=20")
+    found = answer(anabranch(tmp_path, "search", "synthetic", *options, "--out", tmp_path, "--json"))
+    assert found["kind"] == "found"
+
+
+def test_what_an_argument_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("settings").touch()
+    Path("app.py").touch()
+    assert [is_config(s) for s in ("run.toml", "run.json", "settings")] == [True] * 3
+    assert [is_config(s) for s in ("", "app.py", "app.py:App", "digits", "my.module:App")] == [False] * 5
+
+
+@pytest.mark.parametrize(
+    ("app", "name"),
+    [
+        ("digits", "digits"),
+        ("examples/wine.py:App", "wine"),
+        ("wine.py", "wine"),
+        ("apps.wine:App", "wine"),
+        ("flower:apps/my-app", "my-app"),
+    ],
+)
+def test_a_run_is_named_after_its_app(app: str, name: str) -> None:
+    assert run_name(app) == name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("simulate", "none.toml"), "none.toml does not exist"),
+        (("simulate", "digits", "--flower", "x"), "name one App"),
+        (("simulate", "digits", "--target", 2), "run.target_accuracy must be from 0 to 1"),
+        (("simulate", "synthetic", "--seconds", -1), "--seconds"),
+    ],
+)
+def test_what_cannot_be_is_said(arguments: tuple[object, ...], words: str, tmp_path: Path) -> None:
+    done = anabranch(tmp_path, *arguments)
+    assert done.returncode == OUTCOMES[ConfigError].exit_code
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
