@@ -210,6 +210,11 @@ def _time(seconds: float) -> dt.datetime:
     return dt.datetime.fromtimestamp(seconds, dt.UTC)
 
 
+def time_text(seconds: float) -> str:
+    """`2026-11-21 22:07:35 UTC`, of seconds since 1970."""
+    return f"{_time(seconds):%Y-%m-%d %H:%M:%S} UTC"
+
+
 # --- reading them --------------------------------------------------------------------------------
 
 

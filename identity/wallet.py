@@ -6,7 +6,6 @@ leaves it.
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from anabranch.identity.certificates import (
     read_key,
     renewal_due,
     signing_request,
+    time_text,
 )
 from anabranch.identity.files import make_private_folder, write_private
 from anabranch.identity.signatures import sign
@@ -67,8 +67,8 @@ class Wallet:
         """Raises `NotAuthenticated` once the certificate has expired."""
         if now >= (end := lifetime(self.certificate)[1]):
             raise NotAuthenticated(
-                f"the certificate in {self.folder / IDENTITY} expired at {_at(end)}, and by this machine's "
-                f"clock it is {_at(now)}: if that is right, ask for a new token and join again"
+                f"the certificate in {self.folder / IDENTITY} expired at {time_text(end)}, and by this "
+                f"machine's clock it is {time_text(now)}: if that is right, join again with a new token"
             )
 
     def request(self) -> bytes:
@@ -100,10 +100,6 @@ class Wallet:
         ca, key, own = self.credentials()
         write_private(self.folder / IDENTITY, key + own + ca)
         (self.folder / JOINING).unlink(missing_ok=True)
-
-
-def _at(seconds: float) -> str:
-    return f"{dt.datetime.fromtimestamp(seconds, dt.UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def read_wallet(folder: Path) -> Wallet | None:

@@ -9,9 +9,11 @@ import typer
 
 from anabranch.cli.configuration import load_config, shown
 from anabranch.cli.members import ca_app, enrol, members, operator, revoke
-from anabranch.cli.options import AsJson, ConfigFile, Identity, Insecure, Overrides
+from anabranch.cli.operating import operates
+from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
 from anabranch.cli.output import Output
 from anabranch.core.errors import Unavailable
+from anabranch.identity.certificates import time_text
 from anabranch.reports.text import bytes_text, count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
@@ -22,12 +24,9 @@ admin_app = typer.Typer(
     help="Look after a running server, through its operators' port.", no_args_is_help=True
 )
 
-Admin = Annotated[str, typer.Option("--admin", help="The operators' address.", metavar="HOST:PORT")]
 for command in (enrol, operator, revoke, members):
     admin_app.command()(command)
 admin_app.add_typer(ca_app, name="ca")
-
-ADMIN_ADDRESS = "127.0.0.1:7071"
 
 
 @config_app.command("show")
@@ -59,15 +58,10 @@ def health(
 
 
 @admin_app.command()
-def status(
-    admin: Admin = ADMIN_ADDRESS,
-    identity: Identity = None,
-    insecure: Insecure = False,
-    as_json: AsJson = False,
-) -> None:
+@operates
+def status(server: OperatorClient, output: Output) -> None:
     """Print how the run stands."""
-    with _operator(admin, identity, insecure) as client:
-        s = client.status()
+    s = server.status()
     state = s.finished or ("paused" if s.paused else "running")
     updates = (
         f"{s.updates_applied} updates applied, {s.updates_rejected} rejected, {s.updates_duplicate} resent"
@@ -81,21 +75,18 @@ def status(
         f"  {up}, {down}; up for {duration_text(s.uptime_s)}",
         *(f"  in quarantine: {client} ({why})" for client, why in sorted(s.quarantined.items())),
     ]
-    Output(as_json).result(s.to_json(), "\n".join(lines))
+    output.result(s.to_json(), "\n".join(lines))
 
 
 @admin_app.command()
+@operates
 def versions(
-    admin: Admin = ADMIN_ADDRESS,
-    identity: Identity = None,
-    insecure: Insecure = False,
+    server: OperatorClient,
+    output: Output,
     after: Annotated[int, typer.Option(help="Only versions above this.", min=0)] = 0,
-    as_json: AsJson = False,
 ) -> None:
     """List the published versions."""
-    with _operator(admin, identity, insecure) as client:
-        rows = client.versions(after)
-    output = Output(as_json)
+    rows = server.versions(after)
     for row in rows:
         output.event("version", "", **row.to_json())
     cells = [
@@ -106,43 +97,30 @@ def versions(
 
 
 @admin_app.command()
-def pause(
-    admin: Admin = ADMIN_ADDRESS,
-    identity: Identity = None,
-    insecure: Insecure = False,
-    as_json: AsJson = False,
-) -> None:
+@operates
+def pause(server: OperatorClient, output: Output) -> None:
     """Hand out no more tasks; updates are still taken."""
-    with _operator(admin, identity, insecure) as client:
-        client.pause()
-    Output(as_json).result({"paused": True}, "paused")
+    server.pause()
+    output.result({"paused": True}, "paused")
 
 
 @admin_app.command()
-def resume(
-    admin: Admin = ADMIN_ADDRESS,
-    identity: Identity = None,
-    insecure: Insecure = False,
-    as_json: AsJson = False,
-) -> None:
+@operates
+def resume(server: OperatorClient, output: Output) -> None:
     """Hand out tasks again."""
-    with _operator(admin, identity, insecure) as client:
-        client.resume()
-    Output(as_json).result({"paused": False}, "resumed")
+    server.resume()
+    output.result({"paused": False}, "resumed")
 
 
 @admin_app.command()
+@operates
 def clients(
-    admin: Admin = ADMIN_ADDRESS,
+    server: OperatorClient,
+    output: Output,
     limit: Annotated[int, typer.Option(help="At most so many; 0 for 1000.", min=0)] = 0,
-    as_json: AsJson = False,
 ) -> None:
     """List the clients, those with most against them first."""
-    from anabranch.client.operator import OperatorClient
-
-    with OperatorClient(admin) as operator:
-        rows = operator.clients(limit)
-    output = Output(as_json)
+    rows = server.clients(limit)
     for row in rows:
         output.event("client", "", **row.to_json())
     columns = ["client", "taken", "rejected", "flaws", "shortened", "quarantine"]
@@ -151,37 +129,36 @@ def clients(
 
 
 @admin_app.command()
+@operates
 def quarantine(
+    server: OperatorClient,
+    output: Output,
     client: Annotated[str, typer.Argument(help="The client's id.", metavar="CLIENT")],
     why: Annotated[str, typer.Option(help="Told to the client.")] = "",
-    admin: Admin = ADMIN_ADDRESS,
-    as_json: AsJson = False,
 ) -> None:
     """Give a client no more tasks and take no more of its updates."""
-    from anabranch.client.operator import OperatorClient
-
-    with OperatorClient(admin) as operator:
-        operator.quarantine(client, why)
-    Output(as_json).result({"client": client, "quarantined": True}, f"{client} is in quarantine")
+    server.quarantine(client, why)
+    output.result({"client": client, "quarantined": True}, f"{client} is in quarantine")
 
 
 @admin_app.command()
+@operates
 def release(
+    server: OperatorClient,
+    output: Output,
     client: Annotated[str, typer.Argument(help="The client's id.", metavar="CLIENT")],
-    admin: Admin = ADMIN_ADDRESS,
-    as_json: AsJson = False,
 ) -> None:
     """Let a client out of quarantine."""
-    from anabranch.client.operator import OperatorClient
-
-    with OperatorClient(admin) as operator:
-        released = operator.release(client)
+    released = server.release(client)
     said = f"{client} is out of quarantine" if released else f"{client} was not in quarantine"
-    Output(as_json).result({"client": client, "released": released}, said)
+    output.result({"client": client, "released": released}, said)
 
 
 @admin_app.command()
+@operates
 def rollback(
+    server: OperatorClient,
+    output: Output,
     to: Annotated[int, typer.Option("--to", help="The last version that is not in doubt.", min=0)],
     without: Annotated[
         list[str] | None,
@@ -192,50 +169,37 @@ def rollback(
     everyone: Annotated[
         bool, typer.Option("--everyone", help="Leave out all later updates, whoever they are of.")
     ] = False,
-    admin: Admin = ADMIN_ADDRESS,
-    as_json: AsJson = False,
 ) -> None:
     """Publish the model as if some clients' updates after a version, or all, had been rejected."""
-    from anabranch.client.operator import OperatorClient
-
-    with OperatorClient(admin) as operator:
-        version, left_out = operator.rollback(to, without or (), everyone)
+    version, left_out = server.rollback(to, without or (), everyone)
     found = {"version": version, "updates_left_out": left_out}
-    Output(as_json).result(found, f"version {version}, without {left_out} updates")
+    output.result(found, f"version {version}, without {left_out} updates")
 
 
 @admin_app.command()
+@operates
 def export(
+    server: OperatorClient,
+    output: Output,
     out: Annotated[Path, typer.Argument(help="The safetensors file to write.", metavar="FILE")],
-    admin: Admin = ADMIN_ADDRESS,
-    identity: Identity = None,
-    insecure: Insecure = False,
     version: Annotated[int | None, typer.Option(help="The newest if not given.")] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Write a version's weights as a safetensors file."""
-    with _operator(admin, identity, insecure) as client:
-        exported = client.export(out, version)
-    Output(as_json).result({"version": exported, "file": str(out)}, f"version {exported}: {out}")
+    exported = server.export(out, version)
+    output.result({"version": exported, "file": str(out)}, f"version {exported}: {out}")
 
 
 @admin_app.command()
+@operates
 def watch(
-    admin: Admin = ADMIN_ADDRESS,
-    identity: Identity = None,
-    insecure: Insecure = False,
-    as_json: AsJson = False,
+    server: OperatorClient,
+    output: Output,
+    after: Annotated[
+        int, typer.Option(help="Begin after this number, as far back as is kept; 0: from now on.", min=0)
+    ] = 0,
 ) -> None:
-    """Print what happens, as it happens."""
-    output = Output(as_json)
-    with _operator(admin, identity, insecure) as client:
-        for e in client.watch():
-            who = f" {e.client_id}" if e.client_id else ""
-            output.event(e.kind, f"{e.at_s:.3f} {e.kind}{who} version {e.version} {e.data}", **e.to_json())
-
-
-def _operator(admin: str, identity: Path | None, insecure: bool) -> OperatorClient:
-    """The operators' service, with the operator's papers."""
-    from anabranch.client.operator import open_operator, operator_wallet
-
-    return open_operator(admin, operator_wallet(identity), insecure)
+    """Print what happens, as it happens, until the server stops or Ctrl-C."""
+    for e in server.watch(after):
+        told = {"client": e.client_id, "version": e.version, **e.data}
+        words = " ".join(f"{k}={v}" for k, v in told.items() if v not in ("", None))
+        output.event(e.kind, f"{time_text(e.at_s)} #{e.seq} {e.kind} {words}", **e.to_json())

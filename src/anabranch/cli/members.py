@@ -5,7 +5,6 @@ They work on the authority's folder, beside a running server or without one.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from anabranch.cli.output import Output
 from anabranch.core.config import IdentityTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.authority import DAY_S, Authority
-from anabranch.identity.certificates import new_key
+from anabranch.identity.certificates import new_key, time_text
 from anabranch.identity.wallet import Wallet, read_wallet
 
 ca_app = typer.Typer(help="The federation's own certificate authority.", no_args_is_help=True)
@@ -76,7 +75,7 @@ def enrol(
         token, sha256, until = authority.invite(name, valid_s), authority.sha256, authority.now() + valid_s
     Output(as_json).result(
         {"name": name, "token": token, "ca_sha256": sha256, "expires_at_s": until},
-        f"a token for {name}, good once and until {_at(until)}; on the device:\n"
+        f"a token for {name}, good once and until {time_text(until)}; on the device:\n"
         f"  anabranch client APP --server HOST:7070 --token {token} --ca-sha256 {sha256}",
     )
 
@@ -102,7 +101,7 @@ def operator(
     until = wallet.peer.not_after
     Output(as_json).result(
         {"name": name, "folder": str(out), "expires_at_s": until},
-        f"{out}: operator {name}, until {_at(until)}; use it with:\n"
+        f"{out}: operator {name}, until {time_text(until)}; use it with:\n"
         f"  anabranch admin status --admin HOST:7071 --identity {out}",
     )
 
@@ -124,9 +123,5 @@ def members(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
     for m in found:
         state = "revoked" if m.revoked else "expired" if m.expires_at <= now else "good"
         output.event("member", "", name=m.name, member=m.kind, state=state, expires_at_s=m.expires_at)
-        cells.append([m.name, m.kind, state, _at(m.expires_at)])
+        cells.append([m.name, m.kind, state, time_text(m.expires_at)])
     output.table("", ["name", "is", "certificate", "until"], cells)
-
-
-def _at(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"

@@ -29,8 +29,11 @@ class Output:
         if not self.as_json:
             self.console.print(text, soft_wrap=True, markup=False)
 
-    def event(self, kind: str, text: str = "", **data: Any) -> None:
-        """Something that happened: a JSON line for programs, `text` for people."""
+    def event(self, kind: str, text: str = "", /, **data: Any) -> None:
+        """Something that happened: a JSON line for programs, `text` for people.
+
+        `data` may have a `kind` of its own, which then counts.
+        """
         if self.as_json:
             self._json({"kind": kind, **data})
         elif text:

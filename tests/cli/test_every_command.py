@@ -1,0 +1,294 @@
+"""Every command that `--help` lists, as its user types it: on a plain server and a guarded one, with and
+without `--json`. A new command fails here until `COMMANDS` says how it is called."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer.main
+from click import Command, Group
+from commands import anabranch, answer, serving
+
+from anabranch.cli.main import app, main
+from anabranch.core.errors import OUTCOMES, ConfigError, NotAuthenticated
+
+RUN = """
+[run]
+workload = "synthetic"
+updates_max = 1000
+[fleet]
+clients = 2
+examples_per_client = 40
+[strategy]
+name = "fedbuff"
+buffer_size = 1
+"""
+SMALL = ("--set", "run.updates_max=4", "--set", "fleet.clients=2")
+ELSEWHERE = "10.0.0.1:7071"
+
+
+@dataclass
+class Place:
+    """A server, and what its users have."""
+
+    folder: Path
+    server: str
+    admin: str
+    papers: tuple[str, ...]  # an operator's, where the ports are guarded
+    joining: tuple[str, ...]
+
+    @property
+    def ca(self) -> Path:
+        """The authority's folder."""
+        return self.folder / "anabranch-identity"
+
+    @property
+    def operator(self) -> list[object]:
+        """How every operators' command is told whom to speak to."""
+        return ["--admin", self.admin, *self.papers]
+
+    def device(self, name: str) -> list[object]:
+        """The options of a device that has never been here."""
+        if not self.joining:
+            return ["--server", self.server, "--id", name]
+        token = answer(anabranch(self.folder, "admin", "enrol", name, "--json"))["token"]
+        return ["--server", self.server, *self.joining, "--token", token]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What both servers begin with: a model, an authority, and the folder of a simulation."""
+    folder: Path = tmp_path_factory.mktemp("base")
+    (folder / "run.toml").write_text(RUN)
+    answer(anabranch(folder, "init", "synthetic", "--out", "model", "--json"))
+    answer(anabranch(folder, "admin", "ca", "init", "--json"))
+    answer(anabranch(folder, "simulate", "run.toml", *SMALL, "--out", "run", "--json"))
+    return folder
+
+
+def serve(folder: Path, guarded: bool, stack: ExitStack) -> Place:
+    """A server process."""
+    addresses = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0", "--data-dir", "data")
+    tls = "identity.tls=always" if guarded else "identity.tls=auto"
+    said = stack.enter_context(serving(folder, "run.toml", "--model", "model", *addresses, "--set", tls))
+    return found(folder, said, guarded)
+
+
+def found(folder: Path, said: Mapping[str, str], guarded: bool) -> Place:
+    """Where a server said that it serves."""
+    joining = ("--join", said["join_address"], "--ca-sha256", said["ca_sha256"]) if guarded else ()
+    return Place(folder, said["address"], said["admin_address"], (), joining)
+
+
+def train(at: Place, cwd: Path, name: str, tasks: int) -> None:
+    """A device does some tasks."""
+    done = anabranch(cwd, "client", "synthetic", *at.device(name), "--tasks-max", tasks, "--json")
+    assert answer(done)["answered"] == tasks
+
+
+@pytest.fixture(scope="module")
+def plain(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """On loopback, in the clear. It was stopped once, with four updates: its data then lie in `stopped`."""
+    folder = shutil.copytree(base, tmp_path_factory.mktemp("plain"), dirs_exist_ok=True)
+    with ExitStack() as stack:
+        train(serve(folder, False, stack), folder, "device-1", 4)
+    shutil.copytree(folder / "data", folder / "stopped")
+    with ExitStack() as stack:
+        yield serve(folder, False, stack)
+
+
+@pytest.fixture(scope="module")
+def guarded(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """With mutual TLS on every port."""
+    folder = shutil.copytree(base, tmp_path_factory.mktemp("guarded"), dirs_exist_ok=True)
+    answer(anabranch(folder, "admin", "operator", "alice", "--json"))
+    with ExitStack() as stack:
+        made = serve(folder, True, stack)
+        train(made, folder, "device-1", 4)
+        made.papers = ("--identity", str(folder / "alice"))
+        yield made
+
+
+def flower_app(cwd: Path) -> Path:
+    """A Flower app's folder, from our examples."""
+    return Path(shutil.copytree(Path(__file__).parents[2] / "examples/flower-quickstart-numpy", cwd / "app"))
+
+
+# What follows the command's name; the working directory is new and empty each time.
+Call = Callable[[Place, Path], list[object]]
+
+OPERATORS: dict[str, Call] = {
+    "admin status": lambda p, _: p.operator,
+    "admin versions": lambda p, _: p.operator,
+    "admin pause": lambda p, _: p.operator,
+    "admin resume": lambda p, _: p.operator,
+    "admin clients": lambda p, _: ["--limit", 5, *p.operator],
+    "admin quarantine": lambda p, _: ["device-9", "--why", "a test", *p.operator],
+    "admin release": lambda p, _: ["device-9", *p.operator],
+    "admin rollback": lambda p, _: ["--to", 2, "--without", "device-1", *p.operator],
+    "admin export": lambda p, _: ["out.safetensors", *p.operator],
+    "admin watch": lambda p, _: ["--after", 1, *p.operator],
+}
+SERVERS: dict[str, Call] = {
+    "health": lambda p, _: [p.server, *p.papers],
+    "evaluate": lambda p, _: ["synthetic", "--server", p.server, "--once", *p.operator],
+    "client": lambda p, cwd: ["synthetic", *p.device(f"a{cwd.name}"[:60]), "--tasks-max", 1],
+}
+OTHERS: dict[str, Call] = {
+    "admin ca init": lambda p, _: ["--folder", "new"],
+    "admin ca show": lambda p, _: ["--folder", p.ca],
+    "admin ca restored": lambda p, cwd: ["--folder", shutil.copytree(p.ca, cwd / "copy")],
+    "admin enrol": lambda p, _: ["device-5", "--folder", p.ca],
+    "admin operator": lambda p, _: ["bob", "--folder", p.ca],
+    "admin revoke": lambda p, cwd: [enrolled(p), "--folder", p.ca],
+    "admin members": lambda p, _: ["--folder", p.ca],
+    "config show": lambda p, _: [p.folder / "run.toml"],
+    "demo": lambda p, _: ["--workload", "synthetic", "--clients", 1, "--set", "run.updates_max=4"],
+    "init": lambda p, _: ["synthetic"],
+    "simulate": lambda p, _: [p.folder / "run.toml", *SMALL, "--out", "run"],
+    "search": lambda p, _: [p.folder / "run.toml", "--updates", 4, "--warm-up-updates", 4, "--out", "found"],
+    "compare": lambda p, _: [p.folder / "run", "--out", "compare.html"],
+    "report": lambda p, cwd: [shutil.copytree(p.folder / "run", cwd / "run")],
+    "replay": lambda p, _: [p.folder / "run"],
+    "verify": lambda p, _: [p.folder / "stopped"],
+    "flower pack": lambda p, cwd: [flower_app(cwd), "--out", "packed", "--set", "run.updates_max=4"],
+    "server": lambda p, _: [
+        *("--model", p.folder / "model", "--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0"),
+    ],
+}
+COMMANDS = {**OPERATORS, **SERVERS, **OTHERS}
+ENDLESS = ("server", "admin watch")  # until they are told to stop
+APART = ("client", "demo")  # in a process of their own: they handle signals, and start others
+
+
+def enrolled(at: Place) -> str:
+    """The name of a device that has a token."""
+    answer(anabranch(at.folder, "admin", "enrol", "device-6", "--json"))
+    return "device-6"
+
+
+def listed(command: Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Command]]:
+    """Every command below a group, by what is typed."""
+    if not isinstance(command, Group):
+        yield " ".join(path), command
+        return
+    for name, below in command.commands.items():
+        yield from listed(below, (*path, name))
+
+
+LISTED = dict(listed(typer.main.get_command(app)))
+
+
+def test_the_table_has_every_command() -> None:
+    assert set(COMMANDS) == set(LISTED)
+
+
+def test_every_command_of_operators_takes_the_same_options() -> None:
+    connected = {name for name, c in LISTED.items() if "--admin" in options(c) and name.startswith("admin ")}
+    assert connected == set(OPERATORS)
+    for name in OPERATORS:
+        assert {"--admin", "--identity", "--insecure", "--json"} <= options(LISTED[name]), name
+    assert [name for name, c in LISTED.items() if "--json" not in options(c)] == []
+
+
+def options(command: Command) -> set[str]:
+    """The options that a command takes."""
+    return {option for parameter in command.params for option in parameter.opts}
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command said, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+
+Run = Callable[[str, list[object]], Said]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+    """Run a command in an empty folder, in this process where that is all the same."""
+    monkeypatch.chdir(tmp_path)
+
+    def called(name: str, arguments: list[object]) -> Said:
+        words = [*name.split(), *map(str, arguments)]
+        if name in ENDLESS:
+            return ended(words, tmp_path)
+        if name in APART:
+            done = anabranch(tmp_path, *words)
+            return Said(done.returncode, done.stdout, done.stderr)
+        monkeypatch.setattr(sys, "argv", ["anabranch", *words])
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as left:
+            main()
+        out, err = capfd.readouterr()
+        return Said(int(left.value.code or 0), out, err)
+
+    return called
+
+
+def ended(words: list[str], cwd: Path) -> Said:
+    """What a command that does not end by itself says first; then it is stopped as its user stops it."""
+    command = [sys.executable, "-m", "anabranch.cli.main", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        rest, err = process.communicate(timeout=60)
+    code = 0 if process.returncode == 130 else process.returncode  # Ctrl-C is no failure here
+    return Said(code, first + rest, err)
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize("name", [*OPERATORS, *SERVERS])
+@pytest.mark.parametrize("kind", ["plain", "guarded"])
+def test_it_runs_on_a_server(
+    kind: str, name: str, as_json: bool, run: Run, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    check(run, name, COMMANDS[name](request.getfixturevalue(kind), tmp_path), as_json)
+
+
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_it_runs_without_one(name: str, as_json: bool, run: Run, tmp_path: Path, plain: Place) -> None:
+    check(run, name, COMMANDS[name](plain, tmp_path), as_json)
+
+
+def check(run: Run, name: str, arguments: list[object], as_json: bool) -> None:
+    """It ends well, and says something that its reader can read."""
+    said = run(name, [*arguments, *["--json"][: int(as_json)]])
+    assert said.code == 0, said.err
+    assert "Traceback" not in said.err
+    lines = said.out.splitlines()
+    assert lines, "it says something"
+    if as_json:
+        assert all(isinstance(json.loads(line), dict) for line in lines)
+    else:
+        assert not [line for line in lines if line.startswith("{")]
+
+
+@pytest.mark.parametrize("name", [*OPERATORS, "evaluate"])
+def test_it_does_not_speak_in_the_clear_by_itself(
+    name: str, run: Run, tmp_path: Path, plain: Place, guarded: Place
+) -> None:
+    elsewhere = Place(plain.folder, plain.server, ELSEWHERE, (), ())
+    away = run(name, COMMANDS[name](elsewhere, tmp_path))
+    assert away.code == OUTCOMES[ConfigError].exit_code
+    assert f"{ELSEWHERE} is another machine" in away.err
+    nameless = Place(guarded.folder, guarded.server, guarded.admin, (), ())
+    refused = run(name, COMMANDS[name](nameless, tmp_path))
+    assert refused.code == OUTCOMES[NotAuthenticated].exit_code
+    assert "--identity" in refused.err
