@@ -30,11 +30,14 @@ def keep_model(state_dir: Path, model: BaseModel, run_id: str, spec: ParamSpec) 
 
 
 def kept_model(state_dir: Path, run_id: str, spec: ParamSpec) -> BaseModel | None:
-    """The model of this run, or None where there is none."""
+    """The model of this run, or None where there is none, or one whose arrays have other shapes."""
     record = read_record(state_dir / FILE)
     if record is None or (record.facts["run_id"], record.facts["layout_hash"]) != (run_id, spec.layout_hash):
         return None
     frozen = {n.removeprefix(FROZEN): a for n, a in record.arrays.items() if n.startswith(FROZEN)}
+    # An earlier release kept a number as a row of one: such a model is fetched anew.
+    if any(t.shape != frozen[t.name].shape for t in spec.tensors if not t.aggregated):
+        return None
     return BaseModel(int(record.facts["version"]), record.arrays[VECTOR], frozen)
 
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from anabranch.core.arrays import plain_tensors, to_bytes
 from anabranch.core.errors import StoreError
 
 log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ def write_record(path: Path, record: Record, durable: bool) -> None:
 
     Raises `StoreError`.
     """
-    arrays = {name: np.ascontiguousarray(array) for name, array in record.arrays.items()}
+    arrays = plain_tensors(record.arrays)
     facts = json.dumps({**record.facts, "sha256": _digest(arrays, record.facts)})
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(UNFINISHED)
@@ -90,5 +90,5 @@ def _digest(arrays: Arrays, facts: Mapping[str, Any]) -> str:
     sha = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(arrays):
         sha.update(f"{name} {arrays[name].dtype.name} {arrays[name].shape}".encode())
-        sha.update(np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).data)
+        sha.update(to_bytes(arrays[name]))
     return sha.hexdigest()

@@ -109,7 +109,7 @@ class DenseLevels(_Levels):
         planes = folded.view(np.uint8).reshape(-1, 4)
         top = int(folded.max()) if folded.size else 0
         for i in range(max(1, (top.bit_length() + 7) // 8)):
-            coded.streams[PLANES[i]] = Stream.of(np.ascontiguousarray(planes[:, i]).tobytes())
+            coded.streams[PLANES[i]] = Stream.of(planes[:, i].tobytes())
         return coded
 
     def decode(self, coded: Coded, context: Context) -> Grid:

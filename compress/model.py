@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
 from anabranch.compress.codec import Codec
 from anabranch.compress.layout import Layout
+from anabranch.core.arrays import Array, from_bytes, to_bytes
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import ParamSpec, Tensors, TensorSpec, Vector, dense
-
-Array = npt.NDArray[Any]
 
 
 def encode_model(codec: Codec, spec: ParamSpec, vector: Vector, frozen: Tensors) -> bytes:
@@ -33,7 +29,7 @@ def full_bytes(spec: ParamSpec) -> int:
 
 def frozen_tail(spec: ParamSpec, frozen: Tensors) -> bytes:
     """The frozen tensors' bytes."""
-    return b"".join(np.ascontiguousarray(frozen[t.name]).astype(_little(t)).tobytes() for t in _frozen(spec))
+    return b"".join(to_bytes(frozen[t.name].astype(t.dtype, copy=False)) for t in _frozen(spec))
 
 
 def split_tail(spec: ParamSpec, data: bytes | memoryview) -> tuple[memoryview, dict[str, Array]]:
@@ -45,19 +41,19 @@ def split_tail(spec: ParamSpec, data: bytes | memoryview) -> tuple[memoryview, d
     split = len(view) - tail
     frozen, start = {}, split
     for t in _frozen(spec):
-        stop = start + t.size * _little(t).itemsize
-        frozen[t.name] = np.frombuffer(view[start:stop], _little(t)).reshape(t.shape).astype(t.dtype)
+        stop = start + _size_bytes(t)
+        frozen[t.name] = from_bytes(view[start:stop], t.dtype, t.shape)
         start = stop
     return view[:split], frozen
 
 
 def _tail_bytes(spec: ParamSpec) -> int:
-    return sum(t.size * _little(t).itemsize for t in _frozen(spec))
+    return sum(_size_bytes(t) for t in _frozen(spec))
 
 
 def _frozen(spec: ParamSpec) -> list[TensorSpec]:
     return [t for t in spec.tensors if not t.aggregated]
 
 
-def _little(tensor: TensorSpec) -> np.dtype[Any]:
-    return np.dtype(tensor.dtype).newbyteorder("<")
+def _size_bytes(tensor: TensorSpec) -> int:
+    return tensor.size * np.dtype(tensor.dtype).itemsize

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.core.arrays import to_bytes
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.units import UnitGroup, check_groups
 
@@ -225,5 +226,4 @@ def add_scaled(
 
 def digest(vector: npt.NDArray[Any]) -> str:
     """SHA-256 over the little-endian bytes of an array."""
-    little = vector.astype(vector.dtype.newbyteorder("<"), copy=False)
-    return hashlib.sha256(np.ascontiguousarray(little).data).hexdigest()
+    return hashlib.sha256(to_bytes(vector)).hexdigest()

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.core.arrays import to_bytes
 from anabranch.core.broadcast import Broadcast
 from anabranch.core.engine import Engine
 from anabranch.core.guard import Guard
@@ -80,9 +81,9 @@ def state_digest(engine: Engine) -> str:
     snapshot = take_snapshot(engine, copy=False)
     sha = hashlib.sha256(json.dumps(snapshot.meta, sort_keys=True).encode())
     for name in sorted(snapshot.arrays):
-        array = np.ascontiguousarray(snapshot.arrays[name])
+        array = snapshot.arrays[name]
         sha.update(f"{name} {array.dtype.name} {array.shape}".encode())
-        sha.update(array.view(np.uint8).data)
+        sha.update(to_bytes(array))
     return sha.hexdigest()
 
 

@@ -22,9 +22,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-import numpy as np
 from safetensors.numpy import save_file
 
+from anabranch.core.arrays import plain_tensors
 from anabranch.core.config import Config
 from anabranch.core.errors import ConfigError, StoreCorrupt, StoreLocked
 from anabranch.core.events import Payload
@@ -148,7 +148,7 @@ class Logbook:
         return reader
 
     def _begin(self, config: Config, initial: Tensors) -> None:
-        save_file({n: np.asarray(a, order="C") for n, a in initial.items()}, self.folder / INITIAL)
+        save_file(plain_tensors(initial), self.folder / INITIAL)
         digest, spec = JournalDigest(), ParamSpec.of(initial)
         line = digest.add(run_record(spec, config)) + "\n"
         _write_durably(self.folder / JOURNAL, line.encode())

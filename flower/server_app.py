@@ -37,6 +37,7 @@ from flwr.app import Context, Message  # noqa: E402 - the environment is set by 
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from safetensors.numpy import save_file  # noqa: E402
 
+from anabranch.core.arrays import plain_tensors  # noqa: E402
 from anabranch.core.params import Tensors  # noqa: E402
 from anabranch.flower.driver import GridRun  # noqa: E402
 from anabranch.flower.logbook import Logbook, free_folder  # noqa: E402
@@ -133,7 +134,7 @@ def run(grid: Grid, context: Context, options: Options) -> Result:
         began = time.perf_counter()
         _until_done(grid_run, options.poll_s)
         logbook.pack()
-        save_file(grid_run.model(), folder / MODEL_FILE)
+        save_file(plain_tensors(grid_run.model()), folder / MODEL_FILE)
         result = recorder.result(grid_run.model_sha256, logbook.sha256, time.perf_counter() - began)
     result.write(folder)
     write_report(result, folder)

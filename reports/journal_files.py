@@ -15,10 +15,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
-import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import load_file, save_file
 
+from anabranch.core.arrays import plain_tensors
 from anabranch.core.config import Config
 from anabranch.core.errors import DataError, StoreCorrupt
 from anabranch.core.events import Payload
@@ -55,7 +55,7 @@ class JournalWriter:
 
     def __init__(self, folder: Path, spec: ParamSpec, initial: Tensors, config: Config) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file({n: np.asarray(a, order="C") for n, a in initial.items()}, folder / INITIAL)
+        save_file(plain_tensors(initial), folder / INITIAL)
         self._digest = JournalDigest()
         self._lines: IO[str] = (folder / JOURNAL).open("w", encoding="utf-8")
         self._payloads: zipfile.ZipFile | None = None

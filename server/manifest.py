@@ -21,6 +21,7 @@ from safetensors.numpy import load, save_file
 
 from anabranch.compress.model import encode_model
 from anabranch.compress.registry import make_codec
+from anabranch.core.arrays import plain_tensors
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector
@@ -66,9 +67,7 @@ def write_manifest(
 
     Raises `InvalidUpdate` for weights that are not finite.
     """
-    manifest = Manifest(
-        app, ParamSpec.of(tensors, groups), {n: np.asarray(a, order="C") for n, a in tensors.items()}
-    )
+    manifest = Manifest(app, ParamSpec.of(tensors, groups), plain_tensors(tensors))
     if not np.isfinite(manifest.vector).all():
         raise InvalidUpdate(f"the first weights of {app} are not finite: mend its model()")
     folder.mkdir(parents=True, exist_ok=True)

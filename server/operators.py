@@ -15,6 +15,7 @@ from safetensors.numpy import save
 from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
+from anabranch.core.arrays import plain_tensors
 from anabranch.core.effects import RolledBackTo
 from anabranch.core.engine import Engine
 from anabranch.core.errors import UnknownVersion
@@ -197,7 +198,7 @@ class Operators(OperatorsServicer):
             with file.open() as source:
                 data = source.read()
             vector, frozen = decode_model(make_codec(file.codec), run.spec, data)
-            return save(run.spec.unflatten(vector, frozen))
+            return save(plain_tensors(run.spec.unflatten(vector, frozen)))
 
         return await asyncio.to_thread(convert)
 

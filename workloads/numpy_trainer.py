@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from anabranch.core.params import ParamSpec, Tensors, Vector
 from anabranch.core.submodels import UnitMap
 from anabranch.core.updates import LocalPlan
@@ -55,7 +57,7 @@ class NumpyTrainer:
 
     def initial(self, seed: int) -> dict[str, Array]:
         """The arrays of `app.model(seed)`."""
-        return {name: array.copy() for name, array in build_model(self._app, seed).items()}
+        return {name: np.array(array, order="C") for name, array in build_model(self._app, seed).items()}
 
     def train(
         self,
@@ -73,7 +75,7 @@ class NumpyTrainer:
             spec = submodel.small
         arrays = _arrays(spec, vector, frozen)
         metrics = self._app.train(arrays, examples, plan, seed)
-        delta = spec.flatten(arrays)  # a copy, so that one more is not needed
+        delta = _flat(spec, arrays)  # a copy, so that one more is not needed
         delta -= vector.astype(spec.vector_dtype, copy=False)
         return result_of(delta, metrics, plan, examples, self._app.name)
 
@@ -114,13 +116,18 @@ class _LiveArrays:
 
     def flat(self) -> Vector:
         """See `LiveWeights`."""
-        return self._spec.flatten(self._arrays)
+        return _flat(self._spec, self._arrays)
 
     def add(self, change: Vector) -> None:
         """See `LiveWeights`."""
         for name, at in self._spec.slices.items():
-            array = self._arrays[name]
+            array = self._arrays[name] = np.asarray(self._arrays[name])
             array += change[at].reshape(array.shape).astype(array.dtype, copy=False)
+
+
+def _flat(spec: ParamSpec, arrays: dict[str, Array]) -> Vector:
+    """What the App has left: numpy makes plain numbers of arrays of shape () at every sum."""
+    return spec.flatten({name: np.asarray(array) for name, array in arrays.items()})
 
 
 def _arrays(spec: ParamSpec, vector: Vector, frozen: Tensors) -> dict[str, Array]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from anabranch.core.arrays import plain
 from anabranch.core.errors import AppError
 from anabranch.core.params import ParamSpec, Tensors, Vector
 from anabranch.workloads.torch_loop import import_torch
@@ -83,7 +84,7 @@ class LiveModule:
     def add(self, change: Vector) -> None:
         """Add in place, on the device."""
         slices, state = self._resident.spec.slices, self._resident.module.state_dict()
-        given = self._torch.from_numpy(np.ascontiguousarray(change))
+        given = self._torch.from_numpy(plain(change))
         with self._torch.no_grad():
             for name, at in slices.items():
                 tensor = state[name]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.params import ParamSpec, Tensors, Vector
@@ -157,12 +159,20 @@ class TorchTrainer:
         return module
 
     def _arrays(self, module: torch.nn.Module) -> dict[str, Array]:
-        out = {}
-        for name, tensor in module.state_dict().items():
-            if tensor.dtype == self._torch.bfloat16:
-                raise AppError(
-                    f"{self.app.name}: tensor {name!r} is bfloat16: keep weights in float32, "
-                    "client.precision = 'bfloat16' computes in it"
-                )
-            out[name] = tensor.detach().cpu().numpy().copy()
-        return out
+        return {name: self._array(name, tensor) for name, tensor in module.state_dict().items()}
+
+    def _array(self, name: str, tensor: Any) -> Array:
+        """A copy. Raises `AppError` for what numpy has no kind of."""
+        if not isinstance(tensor, self._torch.Tensor):
+            raise AppError(
+                f"{self.app.name}: {name!r} in the model's state dict is {type(tensor).__name__}, no tensor: "
+                "register it as a buffer"
+            )
+        try:
+            return np.array(tensor.detach().cpu().numpy(), order="C")
+        except TypeError as error:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise AppError(
+                f"{self.app.name}: tensor {name!r} is {kind}: keep weights in float32, "
+                "client.precision = 'bfloat16' computes in that"
+            ) from error

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
+from anabranch.core.errors import AppError, ConfigError, InvalidUpdate, ManifestMismatch
 from anabranch.core.params import ParamSpec, Tensors, Vector
 from anabranch.core.rng import seed_of
 from anabranch.core.submodels import Coordinates, UnitMap
@@ -227,10 +227,10 @@ def declared_units(app: App, model: Model) -> tuple[UnitGroup, ...] | None:
 
 
 def spec_of(app: App, tensors: Tensors, groups: tuple[UnitGroup, ...]) -> ParamSpec:
-    """The spec of the App's model. Raises `AppError` without float tensors, or for units that do not fit."""
+    """The spec of the App's model. Raises `AppError` without floats, for odd kinds or wrong units."""
     try:
         found = ParamSpec.of(tensors, groups)
-    except ConfigError as error:
+    except (ConfigError, InvalidUpdate) as error:
         raise AppError(f"{app.name}: {error}") from error
     if found.size == 0:
         raise AppError(f"{app.name}: model() has no float parameters, so there is nothing to learn")

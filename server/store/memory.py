@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from safetensors.numpy import load, save
 
+from anabranch.core.arrays import plain_tensors
 from anabranch.core.effects import Decided, Published
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
 from anabranch.core.events import Payload
@@ -202,8 +203,7 @@ class MemoryStore:
     def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:  # noqa: ARG002
         """Keep a copy; keeps the newest three."""
         meta = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
-        arrays = {name: np.asarray(array, order="C") for name, array in snapshot.arrays.items()}
-        data = save({**arrays, "$meta": meta})
+        data = save({**plain_tensors(snapshot.arrays), "$meta": meta})
         kept = [k for k in self.books.snapshots if k.seq != applied_through_seq]
         sha256 = hashlib.sha256(data).hexdigest()
         kept.append(_Kept(applied_through_seq, snapshot.meta["version"], sha256, data))

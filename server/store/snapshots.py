@@ -19,6 +19,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from anabranch.core.arrays import plain_tensors, to_bytes
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import Limits
 from anabranch.core.snapshot import FORMAT, Snapshot
@@ -29,8 +30,7 @@ _DTYPES = {
     "float64": "F64",
     "float32": "F32",
     "float16": "F16",
-    "uint8": "U8",
-    "int64": "I64",
+    **{f"{kind}{bits}": f"{kind[0].upper()}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
     "bool": "BOOL",
 }
 
@@ -56,7 +56,7 @@ class SnapshotFiles:
     def write(self, snapshot: Snapshot) -> str:
         """Make a snapshot durable; returns the SHA-256 of its file. Raises `StoreFull`, `DiskFailed`."""
         check_space(self.folder, self._limits.free_disk_bytes_min)
-        tensors = {name: np.asarray(array, order="C") for name, array in snapshot.arrays.items()}
+        tensors = plain_tensors(snapshot.arrays)
         tensors[META] = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
         temporary = self.folder / f"{uuid.uuid4().hex}.tmp"
         try:
@@ -116,7 +116,7 @@ def _save(tensors: dict[str, npt.NDArray[Any]], path: Path) -> str:
     text += b" " * (-len(text) % 8)  # the data begins at a multiple of eight bytes
     sha = hashlib.sha256()
     with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb", buffering=0) as file:
-        values: list[memoryview] = [array.reshape(-1).view(np.uint8).data for array in tensors.values()]
+        values: list[memoryview] = [to_bytes(array) for array in tensors.values()]
         parts: list[bytes | memoryview] = [len(text).to_bytes(8, "little"), text, *values]
         for part in parts:
             sha.update(part)

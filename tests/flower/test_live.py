@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from flower_apps import write_app
 from live_server import live_server
 
 from anabranch.client.operator import OperatorClient
-from anabranch.core.config import Config
+from anabranch.core.config import Config, StrategyTable
 from anabranch.core.errors import OUTCOMES, ConfigError
 from anabranch.core.params import Tensors
 from anabranch.server.manifest import read_manifest
@@ -103,6 +104,18 @@ def test_two_devices_work_on_and_the_state_of_one_survives_its_death(tmp_path: P
     assert status.updates_applied == 9
     assert evaluated["version"] == status.version
     assert evaluated["accuracy"] == pytest.approx(0.1 * 20 / 30)
+
+
+def test_a_device_starts_again_from_the_model_that_it_has(tmp_path: Path) -> None:
+    """Its counters, arrays of shape (), are in the message that its ClientApp gets as they were."""
+    app = write_app(tmp_path)
+    tensors, settings = prepared(app, tmp_path)
+    settings = replace(settings, strategy=StrategyTable("fedbuff", {"buffer_size": 3}))
+    with live_server(tmp_path / "server", tensors, settings) as info:
+        for _ in range(2):
+            (life,) = told([device(app, info.address, tmp_path, 0, 1)])
+            assert [e["kind"] for e in life].count("pushed") == 1
+    assert not any(e["kind"] == "fetched" for e in life), "it had the version on its disk"
 
 
 def test_a_server_is_started_of_an_app_and_brings_its_settings(tmp_path: Path) -> None:
