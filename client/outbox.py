@@ -13,7 +13,6 @@ be durable: an update that comes back is sent again and the server knows it.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import logging
@@ -25,7 +24,7 @@ from functools import cached_property
 from pathlib import Path
 
 from anabranch.client.records import sync_folder
-from anabranch.core.errors import AnabranchError, ConfigError, StoreCorrupt, StoreError, StoreFull, TooLarge
+from anabranch.core.errors import ConfigError, StoreCorrupt, TooLarge, disk_error
 from anabranch.core.limits import OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.protos.convert import checked_id
 from anabranch.protos.v1.model_pb2 import SubmodelMap
@@ -111,15 +110,18 @@ class Outbox:
     """Results that no server has answered yet. At the bounds the oldest entry makes room, with a warning.
 
     Owned by one process; one thread puts in, another may send and remove. Opening it drops what a crash has
-    left unfinished or torn.
+    left unfinished or torn. Raises `StoreError` for a folder that cannot be used.
     """
 
     def __init__(self, folder: Path, bounds: OutboxBounds | None = None) -> None:
         self._folder, self._bounds = folder, bounds or OutboxBounds()
         self._lock = threading.Lock()  # of the list of the files
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in folder.glob(f"*{UNFINISHED}"):
-            path.unlink()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in folder.glob(f"*{UNFINISHED}"):
+                path.unlink()
+        except OSError as error:
+            raise disk_error(folder, error) from error
         for update_id in self.pending():
             try:
                 self.load(update_id)
@@ -148,7 +150,7 @@ class Outbox:
             sync_folder(self._folder)
         except OSError as error:
             unfinished.unlink(missing_ok=True)
-            raise _store_error(path, error) from error
+            raise disk_error(path, error) from error
 
     def load(self, update_id: str) -> UpdateEntry:
         """An entry, its digests checked. Raises `StoreCorrupt` when it is torn or not there."""
@@ -200,9 +202,3 @@ class Outbox:
 
 def _submodel(packed: str | None) -> SubmodelMap | None:
     return None if packed is None else SubmodelMap.FromString(bytes.fromhex(packed))
-
-
-def _store_error(path: Path, error: OSError) -> AnabranchError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StoreFull(f"{path}: no space left: the result cannot be kept until it is sent")
-    return StoreError(f"{path} cannot be written: {error.strerror}")

@@ -6,6 +6,7 @@ damaged is noticed and counts as not there.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -20,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from anabranch.core.arrays import plain_tensors, to_bytes
-from anabranch.core.errors import StoreError
+from anabranch.core.errors import disk_error
 
 log = logging.getLogger(__name__)
 
@@ -39,13 +40,13 @@ class Record:
 def write_record(path: Path, record: Record, durable: bool) -> None:
     """Write a record in the place of an older one. `durable`: it outlives a power cut.
 
-    Raises `StoreError`.
+    Raises `StoreError`, and `StoreFull` where there is no space.
     """
     arrays = plain_tensors(record.arrays)
     facts = json.dumps({**record.facts, "sha256": _digest(arrays, record.facts)})
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(UNFINISHED)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with unfinished.open("wb") as file:
             file.write(save(arrays, {"facts": facts}))
             file.flush()
@@ -55,8 +56,9 @@ def write_record(path: Path, record: Record, durable: bool) -> None:
         if durable:
             sync_folder(path.parent)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        with contextlib.suppress(OSError):  # where the folder is no folder
+            unfinished.unlink(missing_ok=True)
+        raise disk_error(path, error) from error
 
 
 def read_record(path: Path) -> Record | None:

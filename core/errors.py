@@ -35,9 +35,12 @@ the client and the command line.
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 Window = tuple[float, float]
+
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 
 class AnabranchError(Exception):
@@ -137,6 +140,13 @@ class StoreFull(StoreError):
     """No space left on the device; nothing that was acknowledged is lost."""
 
     retry_after_s = (1.0, 5.0)  # somebody has to make room
+
+
+def disk_error(place: object, error: OSError) -> StoreError:
+    """What the operating system says of a file or folder: `StoreFull` or `StoreError`, which names it."""
+    if error.errno in NO_SPACE:
+        return StoreFull(f"{place}: no space left on the disk: make room, then start again")
+    return StoreError(f"{place} cannot be used: {error.strerror or error}")
 
 
 class StoreCorrupt(StoreError):

@@ -7,6 +7,7 @@ from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 from anabranch.core.errors import AppError
+from anabranch.core.extras import how_to_install
 
 # What pyproject.toml says as well; a test compares them.
 OLDEST, BELOW = (1, 41), (1, 43)
@@ -24,8 +25,8 @@ def flwr_version() -> str:
     try:
         found = version("flwr")
     except PackageNotFoundError as error:
-        raise AppError(f"a Flower app needs flwr{RANGE}: pip install 'anabranch[flower]'") from error
+        raise AppError(f"a Flower app needs flwr{RANGE}: {how_to_install('flwr')}") from error
     parts = tuple(int(part) for part in found.split(".")[:2])
     if not OLDEST <= parts < BELOW:
-        raise AppError(f"flwr {found} is installed, needed is flwr{RANGE}: pip install 'anabranch[flower]'")
+        raise AppError(f"flwr {found} is installed, needed is flwr{RANGE}: {how_to_install('flwr')}")
     return found

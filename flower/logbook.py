@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from anabranch.core.arrays import plain_tensors
 from anabranch.core.config import Config
@@ -148,7 +148,7 @@ class Logbook:
         return reader
 
     def _begin(self, config: Config, initial: Tensors) -> None:
-        save_file(plain_tensors(initial), self.folder / INITIAL)
+        (self.folder / INITIAL).write_bytes(save(plain_tensors(initial)))
         digest, spec = JournalDigest(), ParamSpec.of(initial)
         line = digest.add(run_record(spec, config)) + "\n"
         _write_durably(self.folder / JOURNAL, line.encode())

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
-from anabranch.core.errors import ConfigError, StoreError
+from anabranch.core.errors import ConfigError, disk_error
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
@@ -15,7 +16,7 @@ def make_private_folder(folder: Path) -> None:
     try:
         folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
     except OSError as error:
-        raise StoreError(f"{folder} cannot be made: {error.strerror}") from error
+        raise disk_error(folder, error) from error
 
 
 def write_private(path: Path, data: bytes, replace: bool = True) -> None:
@@ -37,5 +38,6 @@ def write_private(path: Path, data: bytes, replace: bool = True) -> None:
         finally:
             os.close(folder)
     except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        raise StoreError(f"{path} cannot be written: {error.strerror}") from error
+        with contextlib.suppress(OSError):  # where the folder is no folder
+            unfinished.unlink(missing_ok=True)
+        raise disk_error(path, error) from error

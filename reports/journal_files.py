@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import IO, Any
 
 import numpy.typing as npt
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from anabranch.core.arrays import plain_tensors
 from anabranch.core.config import Config
@@ -55,7 +55,7 @@ class JournalWriter:
 
     def __init__(self, folder: Path, spec: ParamSpec, initial: Tensors, config: Config) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(plain_tensors(initial), folder / INITIAL)
+        (folder / INITIAL).write_bytes(save(plain_tensors(initial)))
         self._digest = JournalDigest()
         self._lines: IO[str] = (folder / JOURNAL).open("w", encoding="utf-8")
         self._payloads: zipfile.ZipFile | None = None

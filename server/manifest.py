@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load, save_file
+from safetensors.numpy import load, save
 
 from anabranch.compress.model import encode_model
 from anabranch.compress.registry import make_codec
@@ -71,7 +71,7 @@ def write_manifest(
     if not np.isfinite(manifest.vector).all():
         raise InvalidUpdate(f"the first weights of {app} are not finite: mend its model()")
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(dict(manifest.tensors), folder / INITIAL)
+    (folder / INITIAL).write_bytes(save(dict(manifest.tensors)))
     head = {
         "format": FORMAT,
         "app": app,

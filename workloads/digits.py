@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from anabranch.core.errors import AppError
+from anabranch.core.extras import how_to_install
 from anabranch.core.rng import stream
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.splits import take
@@ -38,7 +39,7 @@ def _load() -> tuple[Examples, Examples]:
     try:
         from sklearn.datasets import load_digits
     except ModuleNotFoundError as error:
-        raise AppError("digits needs scikit-learn: pip install 'anabranch[workloads]'") from error
+        raise AppError(f"digits needs scikit-learn: {how_to_install('sklearn')}") from error
     pixels, labels = load_digits(return_X_y=True)
     x, y = (pixels / 16.0).astype(np.float32), labels.astype(np.int64)
     order = stream(0, "digits", "test").permutation(len(y))

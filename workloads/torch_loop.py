@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.extras import how_to_install
 from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import Examples
 from anabranch.workloads.batches import batches, planned_steps
@@ -27,7 +28,7 @@ def import_torch() -> ModuleType:
     try:
         import torch
     except ModuleNotFoundError as error:
-        raise AppError("this App needs torch: pip install 'anabranch[client]'") from error
+        raise AppError(f"this App needs torch: {how_to_install('torch')}") from error
     return torch
 
 

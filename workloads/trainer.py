@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate, ManifestMismatch
+from anabranch.core.extras import how_to_install
 from anabranch.core.params import ParamSpec, Tensors, Vector
 from anabranch.core.rng import seed_of
 from anabranch.core.submodels import Coordinates, UnitMap
@@ -176,7 +177,7 @@ def _first_model(app: App) -> Model:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        raise AppError(f"{app.name} needs torch: pip install 'anabranch[client]'") from error
+        raise AppError(f"{app.name} needs torch: {how_to_install('torch')}") from error
 
 
 def build_model(app: App, seed: int) -> Model:

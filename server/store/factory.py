@@ -10,6 +10,7 @@ from sqlalchemy.exc import ArgumentError
 
 from anabranch.core.config import ServerTable
 from anabranch.core.errors import ConfigError
+from anabranch.core.extras import how_to_install
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.server.store.base import Store
 from anabranch.server.store.memory import MemoryStore
@@ -45,5 +46,5 @@ def _postgresql(database: str) -> URL:
     if not url.database:
         raise ConfigError(f"server.database = {url.render_as_string()!r} names no database: add /NAME")
     if importlib.util.find_spec("psycopg") is None:
-        raise ConfigError("server.database is PostgreSQL: pip install 'anabranch[postgresql]'")
+        raise ConfigError(f"server.database is PostgreSQL: {how_to_install('psycopg')}")
     return url

@@ -14,13 +14,12 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
-from concurrent.futures import ProcessPoolExecutor
 from functools import cached_property, partial
-from multiprocessing import get_context
 from typing import Any
 
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
+from anabranch.simulation.executors.pool import Opened, worker_pool
 from anabranch.simulation.executors.serial import Deferred
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 from anabranch.workloads.batched import BatchedTraining
@@ -31,7 +30,6 @@ log = logging.getLogger(__name__)
 
 WEIGHTS_BYTES_MAX = 256 << 20  # of a stack; gradients and momentum are as much each
 Outcome = LocalResult | InvalidUpdate
-_opened: list[StackTrainer] = []  # in a worker process: its one
 
 
 class StackTrainer:
@@ -72,6 +70,9 @@ class StackTrainer:
             self._said.add(why)
             log.warning("devices are trained one by one: %s", why)
         return bool(why)
+
+
+_opened: Opened[StackTrainer] = Opened()
 
 
 class _Stack:
@@ -117,7 +118,7 @@ class BatchedExecutor:
         self._waiting: dict[tuple[Any, ...], dict[int, _Waiting]] = defaultdict(dict)
         self._pool: Pool | None = None
         if workers:
-            self._pool = ProcessPoolExecutor(workers, get_context("spawn"), _open, (source,))
+            self._pool = worker_pool(workers, source, _open)
         self._threads = OneThread()
 
     def train(self, job: Job) -> Pending[LocalResult]:
@@ -181,13 +182,12 @@ def _due_s(work: _Waiting) -> float:
 
 
 def _open(source: ProblemSource) -> None:
-    _opened.append(StackTrainer(source.open()))
-    OneThread()
+    _opened.open(lambda: StackTrainer(source.open()))
 
 
 def _train(jobs: Sequence[Job]) -> list[Outcome]:
-    return _opened[0].train(jobs)
+    return _opened.get().train(jobs)
 
 
 def _evaluate(evaluation: Evaluation) -> Mapping[str, float]:
-    return _opened[0].problem.evaluate(evaluation)
+    return _opened.get().problem.evaluate(evaluation)

@@ -6,19 +6,19 @@ Workers are spawned, so a script that calls this must guard its own start with `
 from __future__ import annotations
 
 from collections.abc import Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import Future
 from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from anabranch.core.errors import ConfigError
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
 from anabranch.simulation.executors.models import ModelFiles, model_at
+from anabranch.simulation.executors.pool import Opened, worker_pool
 from anabranch.simulation.executors.queued import Queue
-from anabranch.simulation.problem import OneThread, Problem, ProblemSource
+from anabranch.simulation.problem import Problem, ProblemSource
 
-_opened: list[Problem] = []  # in a worker process: its one problem
+_opened: Opened[Problem] = Opened()
 
 
 class ProcessesExecutor(Queue):
@@ -29,7 +29,7 @@ class ProcessesExecutor(Queue):
             raise ConfigError(f"workers must be at least 1, not {workers}; 0 trains without processes")
         super().__init__(workers)
         self._models = ModelFiles(self.begun_max)
-        self._workers = ProcessPoolExecutor(workers, get_context("spawn"), _open, (source,))
+        self._workers = worker_pool(workers, source, _open)
 
     def train(self, job: Job) -> Pending[LocalResult]:
         """Training by whichever worker is free."""
@@ -50,9 +50,8 @@ class ProcessesExecutor(Queue):
 
 
 def _open(source: ProblemSource) -> None:
-    _opened.append(source.open())
-    OneThread()
+    _opened.open(source.open)
 
 
 def _do(work: Job | Evaluation, path: Path) -> LocalResult | Mapping[str, float]:
-    return _opened[0].do(replace(work, vector=model_at(path)))
+    return _opened.get().do(replace(work, vector=model_at(path)))

@@ -22,6 +22,7 @@ from typing import Any
 
 from anabranch.core.config import Config, RayTable
 from anabranch.core.errors import ConfigError
+from anabranch.core.extras import how_to_install
 from anabranch.core.params import Vector
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
 from anabranch.simulation.executors.models import Newest
@@ -161,7 +162,7 @@ def _import_ray() -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise ConfigError("fleet.executor = 'ray' needs Ray: pip install 'anabranch[ray]'") from error
+        raise ConfigError(f"fleet.executor = 'ray' needs Ray: {how_to_install('ray')}") from error
     return ray
 
 

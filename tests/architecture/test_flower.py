@@ -51,7 +51,7 @@ def test_without_flwr_it_is_said_how_to_install_it(monkeypatch: pytest.MonkeyPat
         raise PackageNotFoundError
 
     monkeypatch.setattr(installed, "version", absent)
-    with pytest.raises(AppError, match=r"pip install 'anabranch\[flower\]'"):
+    with pytest.raises(AppError, match=r'pip install "anabranch\[flower\]"'):
         installed.flwr_version.__wrapped__()
 
 

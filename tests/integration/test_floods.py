@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +15,7 @@ import numpy as np
 import pytest
 from fire import Healthy, target
 from server_process import Plan, ServerProcess
+from small_disks import own_disk
 from wire import CALL_S, CHUNK, QUICK, Device, Served, chunks, requests, server_config
 
 from anabranch.client.stopping import Bell, persist
@@ -221,16 +220,6 @@ def test_a_full_disk_takes_no_updates_until_there_is_room(
         assert other.work().decision.verdict == "published"
         assert (served.model() == 3.0).all()
     assert verify(tmp_path / "data").problems == ()
-
-
-def own_disk(folder: Path, size: str) -> list[str]:
-    """What makes a program see a small disk of its own in a folder; skips where the system forbids it."""
-    unshare = shutil.which("unshare")
-    words = [str(unshare), "--user", "--map-root-user", "--mount"]
-    if unshare is None or subprocess.run([*words, "true"], capture_output=True).returncode:
-        pytest.skip("no user namespaces here")
-    mount = f'mount -t tmpfs -o size={size} tmpfs {folder} && exec "$@"'
-    return [*words, "sh", "-c", mount, "sh"]
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ assert trainer_for(load_app("synthetic")).spec.size == 1002
 try:
     trainer_for(load_app("digits"))
 except AppError as error:
-    assert "pip install 'anabranch[client]'" in str(error), error
+    assert 'pip install "anabranch[client]"' in str(error), error
 else:
     raise SystemExit("no error")
 """

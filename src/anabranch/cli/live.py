@@ -25,6 +25,7 @@ from anabranch.cli.options import (
     parse_setting,
     parse_shard,
     set_up_logging,
+    writing,
 )
 from anabranch.cli.output import Output, json_line
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
@@ -109,9 +110,10 @@ def init(
         trainer.adopt(ParamSpec.of(initial))
     spec = trainer.spec
     first = initial if weights is None else read_weights(weights, spec)
-    write_manifest(out, app, first, spec.groups)
-    if brought:
-        (out / SETTINGS).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
+    with writing(out):
+        write_manifest(out, app, first, spec.groups)
+        if brought:
+            (out / SETTINGS).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
     parameters = sum(t.size for t in spec.tensors)
     units = [{"name": group.name, "units": group.size} for group in spec.groups]
     layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)

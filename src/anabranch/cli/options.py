@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +15,7 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from anabranch.core.config import parse_override
-from anabranch.core.errors import ConfigError
+from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, duration_text, percent_text
 
@@ -84,6 +86,17 @@ def parse_setting(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--option {text!r}: write key=value")
     _, name, value = parse_override(f"option.{text}")
     return name, value
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Inside, a folder is written: a full disk is said of it. Raises `StoreFull`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_SPACE:
+            raise
+        raise disk_error(folder, error) from error
 
 
 def run_folder(name: str, strategy: str, seed: int) -> Path:

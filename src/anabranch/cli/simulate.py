@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from anabranch.cli.configuration import load_run
-from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, run_folder, summary
+from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, run_folder, summary, writing
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.run_options import (
     Clients,
@@ -69,7 +69,7 @@ def simulate(
     if presets and config is None:
         settings = with_end(settings, output)
     folder = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
-    with Ticker(output) as ticker:
+    with writing(folder), Ticker(output) as ticker:
 
         def show(p: Progress) -> None:
             accuracy = "" if p.accuracy is None else f", accuracy {percent_text(p.accuracy)}"

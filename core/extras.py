@@ -1,0 +1,21 @@
+"""Which extra of the package brings which module: what to say where one is not installed."""
+
+from __future__ import annotations
+
+EXTRAS: dict[str, str] = {
+    "torch": "client",
+    "sqlalchemy": "server",
+    "alembic": "server",
+    "grpc_health": "server",
+    "grpc_reflection": "server",
+    "psycopg": "postgresql",
+    "sklearn": "workloads",
+    "flwr": "flower",
+    "ray": "ray",
+}
+
+
+def how_to_install(module: str | None) -> str:
+    """The command that brings a module of this name, or one below it; empty for a stranger's."""
+    extra = EXTRAS.get((module or "").partition(".")[0])
+    return f'pip install "anabranch[{extra}]"' if extra else ""

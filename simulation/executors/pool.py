@@ -1,0 +1,80 @@
+"""Worker processes: spawned, each with what it trains or with why it could not be made, and deaf to Ctrl-C.
+
+Ctrl-C reaches every process of a terminal. The one that runs the simulation ends the others, so these leave
+it alone: a signal that is blocked where a process is started stays blocked in it.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from multiprocessing import get_context
+from typing import Generic, TypeVar
+
+from anabranch.core.errors import AnabranchError, AppError
+from anabranch.simulation.problem import OneThread, ProblemSource
+
+T = TypeVar("T")
+
+
+class Opened(Generic[T]):
+    """In a worker process: what its work is done with."""
+
+    def __init__(self) -> None:
+        self._found: T | None = None
+        self._error: AnabranchError | None = None
+
+    def open(self, make: Callable[[], T]) -> None:
+        """Make it. An error waits for the first work, which is asked for its result."""
+        try:
+            self._found = make()
+        except AnabranchError as error:
+            self._error = error
+        OneThread()
+
+    def get(self) -> T:
+        """What was made. Raises what its making raised."""
+        if self._error is not None:
+            raise self._error
+        assert self._found is not None, "opened before all work"
+        return self._found
+
+
+def worker_pool(
+    workers: int, source: ProblemSource, open_source: Callable[[ProblemSource], None]
+) -> ProcessPoolExecutor:
+    """Started processes, each of which calls `open_source`. Raises `AppError` if the App cannot travel.
+
+    They are spawned, so a script that calls this must guard its own start.
+    """
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), open_source, (source,))
+    try:
+        with _deaf_children():
+            pool.submit(_nothing)  # which starts them all
+    except Exception as error:
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise AppError(
+            f"the App cannot be sent to worker processes ({error}): define its class at the top of a module, "
+            "and keep in it only what can be pickled; or train with --workers 0"
+        ) from error
+    return pool
+
+
+@contextmanager
+def _deaf_children() -> Iterator[None]:
+    """Inside, processes are started that are never told of Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _nothing() -> None:
+    pass

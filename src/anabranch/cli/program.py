@@ -1,0 +1,109 @@
+"""The commands. Every one ends with an exit code of `core.errors.OUTCOMES`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+import anabranch
+from anabranch.cli.admin import admin_app, config_app, health
+from anabranch.cli.demo import demo
+from anabranch.cli.flower import flower_app
+from anabranch.cli.live import client, evaluate, init, server
+from anabranch.cli.main import INTERRUPTED
+from anabranch.cli.output import json_line
+from anabranch.cli.runs import compare, replay, report, verify
+from anabranch.cli.search import search
+from anabranch.cli.simulate import simulate
+from anabranch.core.errors import NO_SPACE, AnabranchError, ConfigError, StoreError, disk_error, outcome_of
+from anabranch.core.extras import how_to_install
+
+
+class _Commands(TyperGroup):
+    """Says in one line that it was interrupted."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            Console(stderr=True).print("interrupted")
+            raise typer.Exit(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="anabranch",
+    cls=_Commands,
+    help="Asynchronous federated learning for real fleets.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(show: bool) -> None:
+    if show:
+        Console().print(f"anabranch {anabranch.__version__}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")
+    ] = False,
+) -> None:
+    """Asynchronous federated learning for real fleets."""
+
+
+for command in (
+    demo,
+    simulate,
+    search,
+    init,
+    server,
+    client,
+    evaluate,
+    compare,
+    report,
+    replay,
+    verify,
+    health,
+):
+    app.command()(command)
+app.add_typer(config_app, name="config")
+app.add_typer(admin_app, name="admin")
+app.add_typer(flower_app, name="flower")
+
+
+def run() -> int:
+    """Run a command; returns its exit code. What was foreseen becomes one line on stderr."""
+    try:
+        app()
+    except AnabranchError as error:
+        return _said(error)
+    except ModuleNotFoundError as error:
+        if not (command := how_to_install(error.name)):
+            raise
+        return _said(ConfigError(f"{error.name} is not installed, and this command needs it: {command}"))
+    except OSError as error:
+        if error.filename is None and error.errno not in NO_SPACE:
+            raise
+        return _said(disk_error(error.filename or "what was written", error))
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    return 0
+
+
+def _said(error: AnabranchError) -> int:
+    """The exit code of an error that was told: one line on stderr, and on stdout for programs."""
+    if isinstance(error, StoreError):  # files that cannot be closed, as they are let go: it is said here
+        sys.unraisablehook = lambda _: None
+    if "--json" in sys.argv:
+        sys.stdout.write(json_line({"kind": "error", "error": type(error).__name__, "detail": str(error)}))
+    Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+    return outcome_of(error).exit_code

@@ -1,0 +1,64 @@
+"""Folders that cannot be written, disks that are full: one line that names the place, and its exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_disks import own_disk
+
+from anabranch.client.records import Record, write_record
+from anabranch.core.errors import OUTCOMES, StoreError, StoreFull, outcome_of
+from anabranch.identity.files import write_private
+
+SIMULATE = ["simulate", "--set", "run.workload=synthetic", "--set", "run.updates_max=40", "--out"]
+
+
+def said(arguments: list[str], cwd: Path, *launcher: str) -> tuple[int, str]:
+    """The exit code, and the one line of the error."""
+    command = [*launcher, sys.executable, "-m", "anabranch.cli.main", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: "), line
+    return done.returncode, line
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["simulate", "--set", "run.workload=synthetic", "--set", "run.updates_max=4", "--out", "taken/run"],
+        ["init", "synthetic", "--out", "taken/model"],
+        ["client", "synthetic", "--state-dir", "taken/device"],
+        ["admin", "ca", "init", "--folder", "taken/ca"],
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_folder_that_cannot_be_made(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")  # nobody, root neither, can make a folder in it
+    exit_code, line = said(arguments, tmp_path)
+    assert exit_code == outcome_of(StoreError()).exit_code
+    assert f"{arguments[-1]}" in line
+    assert "Not a directory" in line
+
+
+@pytest.mark.parametrize("arguments", [[*SIMULATE, "disk/run"], ["init", "digits", "--out", "disk/model"]])
+def test_a_disk_that_is_really_full(arguments: list[str], tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    exit_code, line = said(arguments, tmp_path, *own_disk(tmp_path / "disk", "8k"))
+    assert exit_code == OUTCOMES[StoreFull].exit_code
+    assert f"{arguments[-1]}: no space left on the disk" in line
+
+
+def test_what_a_device_keeps_on_a_full_disk(tmp_path: Path) -> None:
+    (tmp_path / "kept.tmp").symlink_to("/dev/full")
+    (tmp_path / "taken").write_text("a file")
+    record = Record({"w": np.zeros(9)}, {})
+    with pytest.raises(StoreFull, match=r"kept\.safetensors: no space left"):
+        write_record(tmp_path / "kept.safetensors", record, durable=False)
+    with pytest.raises(StoreError, match="cannot be used"):
+        write_record(tmp_path / "taken" / "a.safetensors", record, durable=False)
+    with pytest.raises(StoreError, match="cannot be used"):
+        write_private(tmp_path / "taken" / "paper", b"text")

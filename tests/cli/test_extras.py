@@ -1,0 +1,72 @@
+"""A module that is not installed is named with the extra that brings it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from anabranch.core.extras import EXTRAS, how_to_install
+
+ROOT = Path(__file__).parents[2]
+WITHOUT = """
+import sys
+from importlib.abc import MetaPathFinder
+
+class Absent(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {modules!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+sys.meta_path.insert(0, Absent())
+sys.argv = ["anabranch", *{arguments!r}]
+from anabranch.cli.main import main
+main()
+"""
+DISTRIBUTIONS = {  # of what is imported by another name
+    "grpc_health": "grpcio-health-checking",
+    "grpc_reflection": "grpcio-reflection",
+    "sklearn": "scikit-learn",
+}
+
+
+SHORT = ["simulate", "--set", "run.workload=synthetic", "--set", "run.updates_max=2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code"),
+    [
+        (["server"], 2),
+        (SHORT, 0),
+        ([*SHORT, "--executor", "ray"], 2),
+        (["simulate", "--flower", str(ROOT / "examples" / "flower-quickstart-numpy")], 2),
+        (["init", "digits"], 3),
+        (["verify", "."], 2),
+    ],
+)
+def test_commands_without_any_extra(arguments: list[str], exit_code: int, tmp_path: Path) -> None:
+    code = WITHOUT.format(modules=set(EXTRAS), arguments=arguments)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == exit_code, done.stderr
+    if exit_code:
+        (line,) = done.stderr.splitlines()
+        assert line.startswith("error: "), line
+        assert 'pip install "anabranch[' in line
+
+
+def test_the_table_is_that_of_the_package() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    named = {extra: " ".join(needs).replace("[binary]", "") for extra, needs in extras.items()}
+    for module, extra in EXTRAS.items():
+        assert DISTRIBUTIONS.get(module, module) in named[extra], module
+    assert set(EXTRAS.values()) == set(extras) - {"all", "dev"}
+
+
+def test_what_lies_in_a_module_is_of_its_extra() -> None:
+    assert how_to_install("sqlalchemy.orm") == 'pip install "anabranch[server]"'
+    assert how_to_install("pandas") == how_to_install(None) == ""
