@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+import wheels
 
 LEFT_OUT = (".*", "*.egg-info", "build", "dist", "__pycache__", "runs", "docs")
 
@@ -24,11 +22,8 @@ def _build(root: Path, work: Path, *, links: bool) -> Path:
             target = str(link.readlink())
             link.unlink()
             link.write_text(target)
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(work / "dist"), str(tree)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
+    wheel = wheels.build(tree, work / "dist")
     assert len(list((work / "dist").glob("*.tar.gz"))) == 1
-    (wheel,) = (work / "dist").glob("*.whl")
     return wheel
 
 
@@ -47,28 +42,8 @@ def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def site(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel installed by itself; what it depends on comes from the environment of the tests."""
     target = tmp_path_factory.mktemp("site")
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(target),
-    ]
-    done = subprocess.run([*command, str(wheel)], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
+    wheels.install(wheel, target)
     return target
-
-
-def _outside(site: Path, command: list[str]) -> str:
-    """Run `command` with the installed wheel, from a folder that is not the tree."""
-    environment = os.environ | {"PYTHONPATH": str(site)}
-    done = subprocess.run(command, cwd=site, env=environment, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
 
 
 def test_every_file_is_in_the_wheel(wheel: Path, package_dirs: dict[str, Path]) -> None:
@@ -89,13 +64,10 @@ def test_links_make_no_difference(root: Path, wheel: Path, tmp_path: Path) -> No
 
 
 def test_every_package_imports_from_the_wheel(site: Path, pyproject: dict[str, Any]) -> None:
-    names = pyproject["tool"]["setuptools"]["packages"]
-    # Alembic alone runs its migrations: importing them needs its context.
-    imports = "\n".join(f"import {name}" for name in names if ".migrations" not in name)
-    where = _outside(site, [sys.executable, "-c", f"{imports}\nprint(anabranch.__file__)"])
-    assert Path(where.strip()).parent == site / "anabranch"
+    packages = pyproject["tool"]["setuptools"]["packages"]
+    assert wheels.import_everything(site, packages) == site / "anabranch"
 
 
 def test_the_command_runs_from_the_wheel(site: Path, pyproject: dict[str, Any]) -> None:
-    printed = _outside(site, [str(site / "bin" / "anabranch"), "--version"])
+    printed = wheels.run([str(site / "bin" / "anabranch"), "--version"], cwd=site, pythonpath=site)
     assert pyproject["project"]["version"] in printed
