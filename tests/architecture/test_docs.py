@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from anabranch.compress.registry import STAGES
 from anabranch.core.config import NO_KEY, TABLES
 from anabranch.core.errors import OUTCOMES
 from anabranch.core.limits import DEFAULT_LIMITS, GIB, KIB, MIB
@@ -53,6 +54,11 @@ def test_the_limits() -> Any:
 def test_the_reasons() -> None:
     documented = {row[0] for row in table("\n| reason |")}
     assert documented == {r.value for r in Reason} - {""}
+
+
+def test_the_stages() -> None:
+    listed = PROTOCOL.partition("The stages of this version")[2].partition("```text\n")[2].partition("```")[0]
+    assert tuple(listed.split()) == STAGES
 
 
 @pytest.mark.parametrize(
