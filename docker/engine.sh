@@ -1,14 +1,17 @@
 #!/usr/bin/env bash
 # A container engine for docker/test.sh, which sources this file. An engine that answers is used as it
-# is, with the images of the registry. Where there is none, root gets one for the length of the test: its
-# own socket and data, no default bridge, no iptables rule, no forwarding, and base images made by
-# debootstrap instead of pulled ones.
+# is, with the images of the registry. Where there is none, root gets one for the length of the test, in
+# namespaces of its own: processes, mounts and networks end with it, however it ends, and no port, bridge
+# or iptables rule of the machine is touched. Its base images are made by debootstrap, not pulled.
+#
+# Exit code 69: no engine is here and none can be started; one line on standard error says why.
 
 CACHE="${XDG_CACHE_HOME:-$HOME/.cache}/anabranch"
-ENGINE="" ENGINE_PID=""  # folder and process of the engine that we started; empty when there was one already
+UNAVAILABLE=69  # EX_UNAVAILABLE of sysexits.h
 
 say() { printf '==> %s\n' "$*"; }
 die() { printf 'docker-test: %s\n' "$*" >&2; exit 1; }
+no_engine() { printf 'docker-test: no container engine: %s\n' "$*" >&2; exit "$UNAVAILABLE"; }
 
 quietly() {  # quietly COMMAND...: what it says is shown only if it fails
   local log
@@ -17,78 +20,118 @@ quietly() {  # quietly COMMAND...: what it says is shown only if it fails
   rm "$log"
 }
 
+with_engine() {  # with_engine COMMAND: run it where an engine answers, with BASE and POSTGRES_IMAGE set
+  if docker info >/dev/null 2>&1; then
+    export BASE="${BASE:-python:3.12-slim}" POSTGRES_IMAGE="${POSTGRES_IMAGE:-postgres:17}"
+    "$@"
+  else
+    prepare_engine
+    unshare --net --pid --mount-proc --fork --kill-child "$@" &
+    wait "$!"
+  fi
+}
+
+# --- outside: what needs the network ------------------------------------------------------------
+
 need() {  # need COMMAND PACKAGE: install PACKAGE unless COMMAND is there
   command -v "$1" >/dev/null && return
   say "installing $2"
+  export DEBIAN_FRONTEND=noninteractive
   apt-get install -y -qq --no-install-recommends "$2" >/dev/null 2>&1 && return
-  quietly apt-get update -qq
-  quietly apt-get install -y -qq --no-install-recommends "$2"
+  apt-get update -qq >/dev/null 2>&1 || true
+  apt-get install -y -qq --no-install-recommends "$2" >/dev/null 2>&1 || no_engine "$2 cannot be installed"
 }
 
-start_engine() {
-  if docker info >/dev/null 2>&1; then
-    export BASE="${BASE:-python:3.12-slim}" POSTGRES_IMAGE="${POSTGRES_IMAGE:-postgres:17}"
-    return
-  fi
-  if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    die "no container engine answers, and only root on Debian can start one here"
-  fi
+prepare_engine() {
+  [ "$(id -u)" = 0 ] || no_engine "none answers, and only root can start one"
+  command -v apt-get >/dev/null || no_engine "none answers, and one is started on Debian only"
+  unshare --net --pid --mount-proc --fork true 2>/dev/null || no_engine "namespaces are not allowed here"
   need dockerd docker.io
-  need debootstrap debootstrap
+  need docker docker-cli  # where it is a package of its own
   need docker-compose docker-compose
+  need debootstrap debootstrap
+  need ip iproute2
+  clear_leftovers
   ENGINE="$(mktemp -d /tmp/anabranch-engine.XXXXXX)"
-  cat >"$ENGINE/dockerd.json" <<JSON
-{"data-root": "$ENGINE/data", "exec-root": "$ENGINE/exec", "pidfile": "$ENGINE/pid",
- "hosts": ["unix://$ENGINE/docker.sock"],
- "bridge": "none", "iptables": false, "ip-forward": false, "ip-masq": false}
-JSON
-  say "starting an engine in $ENGINE"
-  dockerd --config-file "$ENGINE/dockerd.json" >"$ENGINE/log" 2>&1 &
-  ENGINE_PID=$!
+  trap leave_engine EXIT
+  trap 'exit 130' INT TERM
+  exec 8>"$ENGINE/lock"
+  flock 8  # for as long as this process, or one that it started, lives
   # The classic builder: BuildKit is a plug-in that Debian's client does not carry.
-  export DOCKER_HOST="unix://$ENGINE/docker.sock" DOCKER_BUILDKIT=0 COMPOSE_DOCKER_CLI_BUILD=0
-  # No container here needs to reach further than its own network: the warning is no news.
-  docker() { command docker "$@" 2> >(grep -v 'IPv4 forwarding is disabled' >&2); }
-  for _ in $(seq 100); do docker info >/dev/null 2>&1 && break; sleep 0.2; done
-  docker info >/dev/null 2>&1 || { tail -20 "$ENGINE/log" >&2; die "the engine does not start"; }
-  export BASE=anabranch-base PIP_NO_INDEX=1 POSTGRES_IMAGE=anabranch-postgres
-  make_base "$BASE" python3,python3-venv,ca-certificates
+  export ENGINE DOCKER_HOST="unix://$ENGINE/docker.sock" DOCKER_BUILDKIT=0 COMPOSE_DOCKER_CLI_BUILD=0
+  export BASE=anabranch-base POSTGRES_IMAGE=anabranch-postgres PIP_NO_INDEX=1
+  make_base "$BASE" python3,python3-venv,ca-certificates &
   make_base anabranch-postgres-base postgresql
-  quietly docker build -t "$POSTGRES_IMAGE" docker/postgres
+  wait "$!"
+  download_wheels
 }
 
-stop_engine() {
-  [ -n "$ENGINE_PID" ] || return 0
-  kill "$ENGINE_PID" 2>/dev/null || true
-  wait "$ENGINE_PID" 2>/dev/null || true
+leave_engine() {  # whatever still runs inside ends here
+  { kill -KILL "$!" && wait "$!"; } 2>/dev/null || true
   rm -rf "$ENGINE"
+  rm -f docker/wheels/*.whl
+}
+
+clear_leftovers() {  # of runs that were killed: nobody holds their lock
+  local folder
+  for folder in /tmp/anabranch-engine.*; do
+    [ -d "$folder" ] && flock -n "$folder/lock" true && rm -rf "$folder"
+  done
+  rm -f docker/wheels/*.whl
 }
 
 make_base() {  # make_base IMAGE PACKAGES: a minimal Debian with PACKAGES, kept as a tarball
   local tarball="$CACHE/$1.tar" tree
-  if [ ! -f "$tarball" ]; then
-    say "making $1 with debootstrap (about a minute, once)"
-    mkdir -p "$CACHE"
-    tree="$(mktemp -d /tmp/anabranch-base.XXXXXX)"
-    debootstrap --variant=minbase --include="$2" bookworm "$tree" >"$CACHE/$1.log" 2>&1 ||
-      die "debootstrap failed: $CACHE/$1.log"
-    rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/*
-    tar -C "$tree" -cf "$tarball.part" .
-    mv "$tarball.part" "$tarball"
-    rm -rf "$tree"
-  fi
-  docker import "$tarball" "$1" >/dev/null
+  [ ! -f "$tarball" ] || return 0
+  say "making $1 with debootstrap (about a minute, once)"
+  mkdir -p "$CACHE"
+  tree="$ENGINE/$1"
+  debootstrap --variant=minbase --include="$2" bookworm "$tree" >"$CACHE/$1.log" 2>&1 ||
+    no_engine "debootstrap cannot make a base image: $(tail -n 1 "$CACHE/$1.log") ($CACHE/$1.log)"
+  rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/*
+  tar -C "$tree" -cf "$tarball.part" .
+  mv "$tarball.part" "$tarball"
+  rm -rf "$tree"
 }
 
-fill_wheels() {  # fill_wheels REQUIREMENT...: what an image needs, for the Python of the base
-  [ -n "${PIP_NO_INDEX:-}" ] || return 0
+download_wheels() {  # what both images are made of, for the Python of the base
   local python
-  python="$(docker run --rm "$BASE" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)"
+  python="$(tar -tf "$CACHE/$BASE.tar" | sed -n 's|^\./usr/bin/python\(3\.[0-9]*\)$|\1|p')"
   say "wheels for Python $python"
+  # shellcheck disable=SC2086  # TORCH may carry options
   quietly env -u PIP_NO_INDEX "$VENV/bin/python" -m pip --disable-pip-version-check download --quiet \
     --progress-bar off --dest docker/wheels --only-binary=:all: --python-version "$python" \
     --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
-    --platform "manylinux2014_$(uname -m)" "setuptools>=77" "$@"
+    --platform "manylinux2014_$(uname -m)" "setuptools>=77" $TORCH ".[server,postgresql,client,workloads]"
+}
+
+# --- inside: the engine itself --------------------------------------------------------------------
+
+start_engine() {
+  [ -n "${ENGINE:-}" ] || return 0
+  cat >"$ENGINE/dockerd.json" <<JSON
+{"data-root": "$ENGINE/data", "exec-root": "$ENGINE/exec", "pidfile": "$ENGINE/pid",
+ "hosts": ["$DOCKER_HOST"],
+ "bridge": "none", "iptables": false, "ip-forward": false, "ip-masq": false}
+JSON
+  ip link set lo up
+  dockerd --config-file "$ENGINE/dockerd.json" >"$ENGINE/log" 2>&1 &
+  ENGINE_PID=$!
+  # No container here needs to reach further than its own network: the warning is no news.
+  docker() { command docker "$@" 2> >(grep -v 'IPv4 forwarding is disabled' >&2); }
+  until docker info >/dev/null 2>&1; do
+    kill -0 "$ENGINE_PID" 2>/dev/null || no_engine "dockerd does not start: $(tail -n 1 "$ENGINE/log")"
+    sleep 0.2
+  done
+  docker import "$CACHE/$BASE.tar" "$BASE" >/dev/null
+  docker import "$CACHE/anabranch-postgres-base.tar" anabranch-postgres-base >/dev/null
+  quietly docker build -t "$POSTGRES_IMAGE" docker/postgres
+}
+
+stop_engine() {
+  [ -n "${ENGINE_PID:-}" ] || return 0
+  kill "$ENGINE_PID" 2>/dev/null || true
+  wait "$ENGINE_PID" 2>/dev/null || true
 }
 
 build() {  # build NAME: the image anabranch-NAME
@@ -100,5 +143,5 @@ build() {  # build NAME: the image anabranch-NAME
 compose() {  # the plug-in where there is one, else the program
   local command=(docker-compose)
   docker compose version >/dev/null 2>&1 && command=(docker compose)
-  "${command[@]}" -f docker/compose.yaml -p anabranch-test "$@"
+  "${command[@]}" -f docker/compose.yaml ${COMPOSE_OVERRIDE:+-f "$COMPOSE_OVERRIDE"} -p anabranch-test "$@"
 }

@@ -2,7 +2,9 @@
 # Build the images and run them for real; `make docker-test` calls this.
 #   1. the server's image: no torch, no root
 #   2. one server on SQLite, locked down, and the demo's devices outside it: healthy, killed, back, drained
-#   3. the composition: PostgreSQL, the server, three devices; killed, back, drained under load
+#   3. an App of one's own on top of the client's image, guarded: word by word from docs/deploying.md
+#   4. the composition: PostgreSQL, the server, three devices; killed, back, a standby that takes over, drained
+# Exit code 69: there is no container engine, and none can be started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # shellcheck source=docker/engine.sh
@@ -10,28 +12,36 @@ source docker/engine.sh
 
 VENV="$(realpath "${VENV:-.venv}")"
 TORCH="${TORCH:-torch==2.13.0}"
-WORK="$(mktemp -d /tmp/anabranch-docker.XXXXXX)"
-NAME=anabranch-test
-SERVER="" DEMO=""  # the container that serves, and the process of the demo outside
-FIGURES=()
 export VENV TORCH PORT="${PORT:-17070}"
 ADMIN_PORT=$((PORT + 1))
+NAME=anabranch-test
+PATIENCE_S=300  # a busy machine is slow; what works is waited for no longer than it takes
+SERVER="" DEMO=""  # the container that serves, and the process of the demo outside
+FIGURES=()
 
 cleanup() {
   local status=$?
   trap - EXIT
-  [ "$status" = 0 ] || [ -z "$SERVER" ] || docker logs --tail 40 "$SERVER" 2>&1 | sed 's/^/    /' >&2 || true
+  [ "$status" = 0 ] || what_happened >&2
   [ -z "$DEMO" ] || { kill "$DEMO"; wait "$DEMO"; } 2>/dev/null || true
-  docker rm -fv "$NAME" >/dev/null 2>&1 || true
-  docker volume rm "$NAME" >/dev/null 2>&1 || true
-  docker network rm "$NAME" >/dev/null 2>&1 || true
-  compose down -v --remove-orphans >/dev/null 2>&1 || true
-  rm -f docker/wheels/*.whl
+  remove_all
   stop_engine
   rm -rf "$WORK"
   exit "$status"
 }
-trap cleanup EXIT
+
+what_happened() {
+  [ ! -f "$WORK/demo.log" ] || tail -n 10 "$WORK/demo.json" "$WORK/demo.log"
+  [ -z "$SERVER" ] || docker logs --tail 40 "$SERVER" 2>&1 | sed 's/^/    /'
+}
+
+# shellcheck disable=SC2033  # xargs runs the program
+remove_all() {  # everything of ours, of an earlier run that was killed as well
+  docker ps -aq --filter "name=^$NAME" | xargs -r docker rm -fv || true
+  compose --profile standby down -v --remove-orphans || true
+  docker network ls -q --filter "name=^$NAME" | xargs -r docker network rm || true
+  docker volume ls -q --filter "name=^$NAME" | xargs -r docker volume rm || true
+} >/dev/null 2>&1
 
 # --- saying, waiting, measuring ----------------------------------------------------------------
 
@@ -47,9 +57,8 @@ figure() { FIGURES+=("$(printf '%-49s %s' "$1" "$2")"); }
 now() { date +%s%N; }
 since() { awk -v a="$1" -v b="$(now)" 'BEGIN { printf "%.1f s", (b - a) / 1e9 }'; }
 
-wait_for() {  # wait_for SECONDS COMMAND...
-  local deadline=$((SECONDS + $1))
-  shift
+wait_for() {  # wait_for COMMAND...
+  local deadline=$((SECONDS + PATIENCE_S))
   until "$@" >/dev/null 2>&1; do
     [ "$SECONDS" -lt "$deadline" ] || return 1
     sleep 0.2
@@ -62,6 +71,8 @@ anabranch() { "$VENV/bin/anabranch" "$@"; }
 inspect() { docker inspect -f "$1" "$2"; }
 healthy() { [ "$(inspect '{{.State.Health.Status}}' "$SERVER")" = healthy ]; }
 serving() { anabranch health "127.0.0.1:$PORT"; }
+said() { grep -q "$2" <(docker logs "$1" 2>&1); }  # said CONTAINER WORDS
+ended() { [ "$(inspect '{{.State.Status}}' "$1")" = exited ]; }
 exit_code() { inspect '{{.State.ExitCode}}' "$1"; }
 
 field() { "$VENV/bin/python" -c 'import json, sys; print(json.loads(sys.stdin.readlines()[-1])[sys.argv[1]])' "$1"; }
@@ -77,11 +88,7 @@ locked_down() {
     grep -q "^NoNewPrivs:[[:space:]]*1" /proc/1/status'
 }
 
-image_size() {  # image_size IMAGE: what lies on the disk, and what would be pulled
-  local disk
-  disk="$(docker image inspect -f '{{.Size}}' "$1")"
-  printf '%d MB, %d MB compressed' $((disk / 1000000)) $(($(docker save "$1" | gzip -1 | wc -c) / 1000000))
-}
+image_size() { printf '%d MB' $(($(docker image inspect -f '{{.Size}}' "$1") / 1000000)); }
 
 kill_and_resume() {  # kill_and_resume WHAT: nothing acknowledged is lost, nobody helps it up
   local before after run start
@@ -89,7 +96,7 @@ kill_and_resume() {  # kill_and_resume WHAT: nothing acknowledged is lost, nobod
   docker kill -s KILL "$SERVER" >/dev/null
   start="$(now)"
   docker start "$SERVER" >/dev/null
-  check "$1: a killed server serves again" wait_for 60 serving
+  check "$1: a killed server serves again" wait_for serving
   figure "$1: serving again after kill -9" "$(since "$start")"
   after="$(status version)"
   check "$1: the same run, from version $after (killed after $before)" \
@@ -105,15 +112,16 @@ drain() {  # drain WHAT
   check "$1: its last word is that it has drained" grep -q drained <(docker logs --tail 3 "$SERVER" 2>&1)
 }
 
-# --- the three parts --------------------------------------------------------------------------------
+# --- the four parts ---------------------------------------------------------------------------------
 
-test_image() {
-  fill_wheels ".[server,postgresql]"
+test_images() {
   build server
+  build client
   check "the server's image has neither torch nor flwr" docker run --rm --entrypoint python anabranch-server -c \
     'import importlib.util as u; raise SystemExit(any(u.find_spec(n) for n in ("torch", "flwr")))'
   check "it does not run as root" [ "$(docker run --rm --entrypoint id anabranch-server -u)" = 10001 ]
   figure "image anabranch-server" "$(image_size anabranch-server)"
+  figure "image anabranch-client" "$(image_size anabranch-client)"
 }
 
 start_server() {
@@ -139,9 +147,9 @@ test_server() {
   chmod -R a+rX "$WORK"
   start="$(now)"
   start_server
-  check "alone: the server serves" wait_for 60 serving
+  check "alone: the server serves" wait_for serving
   figure "alone: serving after" "$(since "$start")"
-  check "alone: Docker calls it healthy" wait_for 60 healthy
+  check "alone: Docker calls it healthy" wait_for healthy
   figure "alone: healthy after" "$(since "$start")"
   check "alone: no root, no capability, no new privileges, a read-only file system" locked_down
 
@@ -149,9 +157,9 @@ test_server() {
   anabranch demo --workload digits --clients 3 --server "127.0.0.1:$PORT" --admin "127.0.0.1:$ADMIN_PORT" \
     --out "$WORK/demo" --json >"$WORK/demo.json" 2>"$WORK/demo.log" &
   DEMO=$!
-  check "alone: versions grow" wait_for 120 reached 5
+  check "alone: versions grow" wait_for reached 5
   kill_and_resume alone
-  wait "$DEMO" || { tail -n 5 "$WORK/demo.json" "$WORK/demo.log" >&2; die "FAILED: the demo"; }
+  wait "$DEMO" || die "FAILED: the demo"
   DEMO=""
   accuracy="$(field final_accuracy <"$WORK/demo.json" | cut -c-6)"
   check "alone: the demo ends by its budget, with accuracy $accuracy" above "$accuracy" 0.8
@@ -166,42 +174,117 @@ test_server() {
   SERVER=""
 }
 
+page() { "$VENV/bin/python" docker/page.py docs/deploying.md "An App of your own" "$1" "my-=$NAME-"; }
+
+# shellcheck disable=SC2034  # for the commands of the page
+invited() { TOKEN="$(field token <<<"$1")" HEX="$(field ca_sha256 <<<"$1")"; }  # invited ANSWER-OF-ENROL
+
+test_own_app() {
+  local folder="$WORK/own" start device
+  mkdir "$folder"
+  page dockerfile >"$folder/Dockerfile"
+  page python >"$folder/app.py"
+  # The reader takes TOKEN and HEX from what `enrol` prints.
+  # shellcheck disable=SC2016  # the commands run later
+  page console | sed -E -e 's/^(.* admin enrol .*)$/invited "$(\1 --json)"/' \
+    -e 's/\b(TOKEN|HEX)\b/"$\1"/g' >"$folder/commands"
+  say "an App of one's own: $(wc -l <"$folder/commands") commands of docs/deploying.md"
+  start="$(now)"
+  pushd "$folder" >/dev/null
+  # shellcheck source=/dev/null
+  source commands >commands.log 2>&1 || { cat commands.log >&2; die "FAILED: the commands of the page"; }
+  popd >/dev/null
+  SERVER="$NAME-server"
+  check "own App: its devices join, with certificates" wait_for reached 1
+  for device in "$NAME-device-0" "$NAME-device-1"; do
+    check "own App: $device ends with the run" wait_for ended "$device"
+    check "own App: $device ended with exit code 0" [ "$(exit_code "$device")" = 0 ]
+  done
+  check "own App: all 60 updates are in" [ "$(status updates_applied)" = 60 ]
+  figure "own App: from its Dockerfile to the end of its run" "$(since "$start")"
+  drain "own App"
+  SERVER=""
+  remove_all
+}
+
 test_composition() {
-  local start version accuracy id
-  fill_wheels "$TORCH" ".[client,workloads]"
-  build client
-  figure "image anabranch-client" "$(image_size anabranch-client)"
+  local start accuracy id
+  # Its own budget of updates would end the run on a fast machine before the last check.
+  COMPOSE_OVERRIDE="$WORK/override.yaml"
+  cat >"$COMPOSE_OVERRIDE" <<YAML
+services:
+  server: {environment: {ANABRANCH_RUN_UPDATES_MAX: "1000000"}}
+  standby: {environment: {ANABRANCH_RUN_UPDATES_MAX: "1000000"}}
+YAML
   start="$(now)"
   quietly compose up -d --no-build
   SERVER="$(compose ps -q server)"
   check "composed: all services start" [ -n "$SERVER" ]
   figure "composed: server healthy, devices started after" "$(since "$start")"
   check "composed: no root, no capability, no new privileges, a read-only file system" locked_down
-  check "composed: versions grow" wait_for 120 reached 5
+  check "composed: versions grow" wait_for reached 5
   kill_and_resume composed
-  version="$(status version)"
-  check "composed: versions grow again" wait_for 120 reached $((version + 10))
-  check "composed: all three devices came back" [ "$(status clients)" = 3 ]
+  check "composed: all three devices come back" grown 10
   accuracy="$(anabranch evaluate digits --server "127.0.0.1:$PORT" --once --json | field accuracy | cut -c-6)"
   check "composed: a follower outside measures accuracy $accuracy" above "$accuracy" 0.5
+  test_standby
   figure "composed: version, updates, accuracy" "$(status version), $(status updates_applied), $accuracy"
   drain "composed, under load"
   # shellcheck disable=SC2016  # for the shell in the container
   check "composed: its data verify on PostgreSQL" quietly compose run --rm --no-deps --entrypoint sh server -c \
     'anabranch verify /var/lib/anabranch --database "$ANABRANCH_SERVER_DATABASE"'
   start="$(now)"
-  quietly compose stop
+  quietly compose --profile standby stop
   figure "composed: the rest stops" "$(since "$start")"
-  for id in $(compose ps -aq); do
+  for id in $(compose --profile standby ps -aq); do
     check "composed: $(inspect '{{.Name}}' "$id" | tr -d /) ended with exit code 0" [ "$(exit_code "$id")" = 0 ]
   done
   SERVER=""
 }
 
+grown() {  # grown BY: versions grow by so many, and all three devices are there
+  local from
+  from="$(status version)"
+  wait_for reached $((from + $1)) && [ "$(status clients)" = 3 ]
+}
+
+test_standby() {  # the leader is killed, the standby leads, and hands the run back
+  local leader="$SERVER" standby before run start
+  quietly compose --profile standby up -d --no-build standby
+  standby="$(compose --profile standby ps -q standby)"
+  check "standby: it stands by" wait_for said "$standby" "standing by"
+  before="$(status version)" run="$(status run_id)"
+  docker kill -s KILL "$leader" >/dev/null
+  start="$(now)" SERVER="$standby"
+  check "standby: it takes over from a killed leader" wait_for reached "$before"
+  figure "standby: leads after kill -9 of the leader" "$(since "$start")"
+  check "standby: the same run" [ "$(status run_id)" = "$run" ]
+  check "standby: all three devices go on" grown 10
+  docker start "$leader" >/dev/null
+  check "standby: the former leader stands by" wait_for stands_by "$leader"
+  drain "standby, under load"
+  SERVER="$leader"
+  check "standby: drained, it hands the run back" wait_for reached "$before"
+  check "standby: all three devices go on again" grown 10
+}
+
+stands_by() {  # stands_by CONTAINER: since its last start
+  grep -q "standing by" <(docker logs --since "$(inspect '{{.State.StartedAt}}' "$1")" "$1" 2>&1)
+}
+
+if [ "${1:-}" != --inside ]; then
+  with_engine "$0" --inside
+  exit
+fi
+WORK="$(mktemp -d "${ENGINE:-/tmp}/anabranch-docker.XXXXXX")"
+trap cleanup EXIT
+trap 'exit 130' INT TERM
 start="$(now)"
 start_engine
-test_image
+remove_all
+test_images
 test_server
+test_own_app
 test_composition
 say "the containers pass, after $(since "$start")"
 printf '    %s\n' "${FIGURES[@]}"
