@@ -62,6 +62,8 @@ def _simulated(job: Job) -> Result:
     newest: deque[float] = deque(maxlen=in_a_row)
 
     def tell(progress: Progress) -> None:
+        if not progress.evaluated or progress.accuracy is None:
+            return
         newest.append(progress.accuracy)
         there = len(newest) == in_a_row and statistics.fmean(newest) >= config.run.target_accuracy
         if part == "validation" and there:

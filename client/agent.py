@@ -34,7 +34,14 @@ from anabranch.client.work import Work
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.config import ClientTable, build
-from anabranch.core.errors import AnabranchError, IdentityError, ManifestMismatch, Unavailable, outcome_of
+from anabranch.core.errors import (
+    AnabranchError,
+    IdentityError,
+    ManifestMismatch,
+    Unavailable,
+    WireError,
+    outcome_of,
+)
 from anabranch.core.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.ranges import ELASTIC, OVERLAP
 from anabranch.core.session import Phase, Session, SessionSettings
@@ -235,8 +242,8 @@ class Agent:
                 return self._attempt("train", self._train, effect)
             case ef.Push():
                 return self._attempt("push", self._push, effect)
-            case ef.GiveBack(task_id, why):
-                self._give_back(task_id, why)
+            case ef.GiveBack(task_id, why, diverged):
+                self._give_back(task_id, why, diverged)
             case ef.SetTimer():
                 self._set_timer(effect)
             case ef.Stop(why):
@@ -264,7 +271,8 @@ class Agent:
                 self._fatal = error
             update_id = argument.update_id if isinstance(argument, ef.Push) else None
             now, again_s = self._bell.now(), error.retry_after_s
-            return self._handle(ev.CallFailed(now, str(error), retryable, again_s, update_id))
+            flawed = call in ("train", "push") and isinstance(error, WireError)
+            return self._handle(ev.CallFailed(now, str(error), retryable, again_s, update_id, flawed))
 
     def _cancel(self) -> None:
         """Tell the session of notices that a task is not wanted."""
@@ -356,9 +364,9 @@ class Agent:
         if task is not None and outbox is not None and self._session.update_id not in outbox.pending():
             self._give_back(task.task_id, self.summary.why or "the device stopped")
 
-    def _give_back(self, task_id: str, why: str) -> None:
+    def _give_back(self, task_id: str, why: str, diverged: bool = False) -> None:
         try:
-            self._transport.drop(task_id, why)
+            self._transport.drop(task_id, why, diverged)
         except AnabranchError as error:
             log.info("task %s was not given back, its lease will end: %s", task_id, error)
 

@@ -100,9 +100,9 @@ class FaultyTransport:
         """See `Transport`."""
         return self._pass("heartbeat", lambda: self._inner.heartbeat(task_id, progress))
 
-    def drop(self, task_id: str, why: str) -> None:
+    def drop(self, task_id: str, why: str, diverged: bool = False) -> None:
         """See `Transport`."""
-        self._pass("drop", lambda: self._inner.drop(task_id, why))
+        self._pass("drop", lambda: self._inner.drop(task_id, why, diverged))
 
     def _pass(self, name: str, call: Callable[[], T]) -> T:
         self.calls[name] += 1

@@ -101,8 +101,8 @@ class Transport(Protocol):
         """Renew the lease of a task; `progress` is any number that grows as the work does."""
         ...
 
-    def drop(self, task_id: str, why: str) -> None:
-        """Give a task back."""
+    def drop(self, task_id: str, why: str, diverged: bool = False) -> None:
+        """Give a task back; `diverged`: its training has led to values that are not finite."""
         ...
 
 
@@ -273,12 +273,12 @@ class GrpcTransport:
         )
         return HeartbeatAnswer(answer.expires_at_s, answer.version, notices)
 
-    def drop(self, task_id: str, why: str) -> None:
+    def drop(self, task_id: str, why: str, diverged: bool = False) -> None:
         """See `Transport`."""
-        self._call(
-            self._stub.DropTask,
-            devices.DropTaskRequest(client_id=self.client_id, task_id=task_id, why=why),
+        request = devices.DropTaskRequest(
+            client_id=self.client_id, task_id=task_id, why=why, diverged=diverged
         )
+        self._call(self._stub.DropTask, request)
 
     def _state_after_a_break(self, update_id: str) -> UploadState:
         try:

@@ -12,7 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any, TypeVar
 
 from anabranch.core.chains import AUTO
@@ -29,7 +29,10 @@ NO_KEY = {"key": False}  # the metadata of a field that is no key of its table: 
 
 @dataclass(frozen=True)
 class RunTable:
-    """`[run]`: what is learned, from which seed, and when it ends. A budget of 0 is no budget."""
+    """`[run]`: what is learned, from which seed, and when it ends. A budget of 0 is no budget.
+
+    `rejections_max`: the run is given up when so many updates in a row cannot be used.
+    """
 
     name: str = "run"
     seed: int = 0
@@ -38,6 +41,7 @@ class RunTable:
     target_accuracy: float = 0.0
     versions_max: int = 0
     updates_max: int = 0
+    rejections_max: int = 100
     virtual_s_max: float = 0.0
     evaluate_every_s: float = 0.0
     evaluate_every_versions: int = 1
@@ -245,8 +249,8 @@ class Config:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Config:
-        """The inverse of `to_json`. Raises `ConfigError`."""
-        return merge([("json", data)])
+        """The inverse of `to_json`, of older releases too. Raises `ConfigError`."""
+        return merge([("before", BEFORE), ("json", data)])
 
 
 TABLES: dict[str, type[Any]] = {
@@ -264,6 +268,22 @@ TABLES: dict[str, type[Any]] = {
     "faults": FaultsTable,
     "flower": FlowerTable,
 }
+
+
+# Settings by which runs of releases that did not know them were as these values make them.
+BEFORE = {"run": {"rejections_max": 0}}
+# Settings of a run's history whose defaults were others once.
+CHANGED_DEFAULTS = ("run.rejections_max", "robust.flaws_max")
+
+
+def as_started(stored: Config, given: Config) -> Config:
+    """A configuration for a stored run: where nobody says otherwise it has the defaults of its start."""
+    for path in CHANGED_DEFAULTS:
+        if path not in given.sources:
+            table, key = path.split(".")
+            kept = replace(getattr(given, table), **{key: getattr(getattr(stored, table), key)})
+            given = replace(given, **{table: kept})
+    return given
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:

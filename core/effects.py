@@ -71,9 +71,10 @@ class LeaseEnded:
 
 @dataclass(frozen=True)
 class Finished:
-    """A budget of the run is used up: no more tasks, no more updates."""
+    """A budget of the run is used up, or it was `given_up`: no more tasks, no more updates."""
 
     why: str
+    given_up: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,10 +159,14 @@ class StopTraining:
 
 @dataclass(frozen=True)
 class GiveBack:
-    """Tell the server that this task will have no result; if that fails, its lease will end."""
+    """Tell the server that this task will have no result; if that fails, its lease will end.
+
+    `diverged`: as in `TaskDropped`.
+    """
 
     task_id: str
     why: str
+    diverged: bool = False
 
 
 @dataclass(frozen=True)

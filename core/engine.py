@@ -108,8 +108,7 @@ class Engine:
         refused = refusal_of(ask, self._context(now), self, ahead)
         if refused is None:
             return None
-        final = bool(self.finished)
-        return Refused(ask, refused.reason, refused.detail, self.settings.retry_after_s, final)
+        return Refused(ask, refused.reason, refused.detail, self.settings.retry_after_s, bool(self.finished))
 
     def next_deadline(self) -> float | None:
         """When a `Ticked` event is due: the earliest lease end or timer of the strategy."""
@@ -157,10 +156,7 @@ class Engine:
         return [*effects, Granted(task)]
 
     def _make_room(self, ask: Ask, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        for task in superseded(ask, self):
-            effects += self._lose(task, LeaseEnd.SUPERSEDED, now)
-        return effects
+        return [e for task in superseded(ask, self) for e in self._lose(task, LeaseEnd.SUPERSEDED, now)]
 
     def _submodel(self, ask: Ask) -> Submodel | None:
         """The part of the model that the next task is of."""
@@ -241,8 +237,12 @@ class Engine:
         self._close(task)
         self._tell_planner(task, applied=not rejection)
         self.ledger.finished_task(task, event.now, update, rejection)
-        why = self.guard.flawed(update.client_id, reason, self.settings)
-        return self._quarantined(update.client_id, why, event.now) if why else []
+        return self._flawed(update.client_id, reason, receipt.decision.detail, event.now)
+
+    def _flawed(self, client_id: str, reason: Reason, detail: str, now: float) -> list[Effect]:
+        """An update was not taken, or will not come: whether its client is to blame."""
+        why = self.guard.flawed(client_id, reason, detail, len(self.ledger.clients), self.settings)
+        return self._quarantined(client_id, why, now) if why else []
 
     # --- what operators order ----------------------------------------------------------------
 
@@ -260,13 +260,11 @@ class Engine:
 
     def _quarantined(self, client_id: str, why: str, now: float) -> list[Effect]:
         """No task for this client any more; those that it has end."""
-        effects: list[Effect] = [Barred(client_id, why)]
         self.guard.bar(client_id, why)
         for task in self.ledger.expired_of(client_id):
             self._close(task)
-        for task in self.ledger.live_of(client_id):
-            effects += self._lose(task, LeaseEnd.CANCELLED, now)
-        return effects
+        live = self.ledger.live_of(client_id)
+        return [Barred(client_id, why), *(e for t in live for e in self._lose(t, LeaseEnd.CANCELLED, now))]
 
     def _rolled_back(self, event: ev.RolledBack) -> list[Effect]:
         """Publish what the log gives without some clients, which go into quarantine."""
@@ -296,7 +294,11 @@ class Engine:
         task = self.ledger.tasks.get(event.task_id)
         if task is None or task.client_id != event.client_id:
             return []
-        return self._lose(task, LeaseEnd.DROPPED, event.now)
+        effects = self._lose(task, LeaseEnd.DROPPED, event.now)
+        if event.diverged and not self.finished:
+            effects += self._flawed(event.client_id, Reason.INVALID, event.why, event.now)
+            effects += self._ended()
+        return effects
 
     def _ticked(self, now: float) -> list[Effect]:
         effects: list[Effect] = []
@@ -386,13 +388,12 @@ class Engine:
         if self.strategy.synchronous and any(isinstance(e, Published) for e in effects):
             for task in [t for t in self.ledger.tasks.values() if t.base_version < self.version]:
                 more += self._lose(task, LeaseEnd.CANCELLED, now)
-        return [*more, *self._check_budget()]
+        return more if self.finished else [*more, *self._ended()]
 
-    def _check_budget(self) -> list[Effect]:
-        if self.finished:
-            return []
-        self.finished = self.settings.spent(self.version, self.counters.applied)
-        return [Finished(self.finished)] if self.finished else []
+    def _ended(self) -> list[Effect]:
+        spent = self.settings.spent(self.version, self.counters.applied)
+        self.finished = spent or self.guard.hopeless(self.settings)
+        return [Finished(self.finished, given_up=not spent)] if self.finished else []
 
     def _forget_base(self, version: int) -> None:
         if version in self.history and not self.ledger.bases.get(version):

@@ -27,7 +27,8 @@ AnabranchError
 │   ├── StoreLocked          another process owns the data directory
 │   └── LeadershipLost       another server has taken over: this one may write nothing more
 ├── PortInUse                the address to serve on is taken
-└── ReplayMismatch           a replay did not reproduce the recorded digest
+├── ReplayMismatch           a replay did not reproduce the recorded digest
+└── Diverged                 a run was given up: nothing that its devices sent could be used
 
 `OUTCOMES` maps every leaf to a gRPC status and to an exit code: one table, used by the server,
 the client and the command line.
@@ -173,6 +174,10 @@ class ReplayMismatch(AnabranchError):
     """A replay did not reproduce the recorded digest."""
 
 
+class Diverged(AnabranchError):
+    """A run was given up: nothing that its devices sent could be used."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What an error becomes outside: a gRPC status by name and a process exit code.
@@ -206,6 +211,7 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     PortInUse: Outcome("UNAVAILABLE", 34),
     LeadershipLost: Outcome("UNAVAILABLE", 35, retryable=True),
     ReplayMismatch: Outcome("DATA_LOSS", 40),
+    Diverged: Outcome("FAILED_PRECONDITION", 41),
     NotAuthenticated: Outcome("UNAUTHENTICATED", 50),
     NotPermitted: Outcome("PERMISSION_DENIED", 51),
     HistoryMismatch: Outcome("FAILED_PRECONDITION", 52),

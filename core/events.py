@@ -45,12 +45,13 @@ class LeaseRenewed:
 
 @dataclass(frozen=True)
 class TaskDropped:
-    """A device gives a task back."""
+    """A device gives a task back. `diverged`: its training has led to values that are not finite."""
 
     now: float
     client_id: str
     task_id: str
     why: str
+    diverged: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,8 @@ class PushAcknowledged:
 class CallFailed:
     """A call in flight failed. `retryable`: the same call may succeed later.
 
-    `update_id`: it was the push of that update; needed only where another call may be in flight.
+    `update_id`: it was the push of that update; needed only where another call may be in flight. `flawed`:
+    what was trained cannot be used, as the device itself or the server has found.
     """
 
     now: float
@@ -227,6 +229,7 @@ class CallFailed:
     retryable: bool
     retry_after_s: tuple[float, float] | None = None
     update_id: str | None = None
+    flawed: bool = False
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,17 @@
 | buffer_max        | updates of one client among those that wait for the next version, its live tasks too   |
 | window_max        | the same, with those folded into the last `window_versions` versions                   |
 | tasks_per_minute  | tasks of one client: so many at once, then this rate                                   |
-| flaws_max         | updates that no honest device sends; the last of them puts the client into quarantine |
+| flaws_max         | flawed updates of one client in a row; the last of them puts it into quarantine        |
+| rejections_max    | flawed updates in a row, whoever sent them: then the run is given up                   |
 
 All bounds are kept where a task is asked for, so no work is thrown away: an update counts against its client
 from the grant on. A resent update and a refused ask cost no place in the log, and a client without a task
 cannot send. Plain data: a snapshot has it as it is.
+
+An update is flawed if no device sends it that runs our code and learns (`FLAWS`); a device that says itself
+that its training has diverged counts as if it had sent one. It is the client's fault while any other client
+may be well, and then the client is in quarantine before it could end the run; where the newest updates of all
+of them were flawed it is the run's fault, and nobody goes into quarantine for that.
 
 The rate is the generic cell rate algorithm (ITU-T I.371), which needs one number a client.
 """
@@ -21,14 +27,9 @@ from dataclasses import dataclass, field
 from anabranch.core.clipping import KEPT
 from anabranch.core.settings import EngineSettings
 from anabranch.core.strategy import Refusal
-from anabranch.core.updates import Reason
+from anabranch.core.updates import FLAWS, Reason
 
 MINUTE_S = 60.0
-
-# What a device that runs our code, on a link that checks its bytes, never sends.
-FLAWS = frozenset(
-    (Reason.INVALID, Reason.WRONG_BASE, Reason.FUTURE_BASE, Reason.NO_SUBMODELS, Reason.WRONG_SUBMODEL)
-)
 
 
 @dataclass
@@ -38,7 +39,8 @@ class Guard:
     `lengths`: of the newest updates, as they came. `folded`: how many updates each client had in a version,
     oldest first; the last is the version in the making. `ready_at`: by client, when its next task is due by
     the rate. `flaws` and `shortened` (updates that the clip has cut): by client, since it was last released.
-    `quarantined`: by client, why.
+    `quarantined`: by client, why. `flaws_in_row`: by client, since an update of it was last taken; `wasted`:
+    of all clients, since an update of any was, and `last_flaw` says what the newest of them was.
     """
 
     lengths: list[float] = field(default_factory=list)
@@ -47,6 +49,9 @@ class Guard:
     flaws: dict[str, int] = field(default_factory=dict)
     shortened: dict[str, int] = field(default_factory=dict)
     quarantined: dict[str, str] = field(default_factory=dict)
+    flaws_in_row: dict[str, int] = field(default_factory=dict)
+    wasted: int = 0
+    last_flaw: str = ""
 
     def refusal(self, client_id: str, live: int, now: float, s: EngineSettings) -> Refusal | None:
         """Why a client that has `live` other tasks may have none now, or None. Changes nothing."""
@@ -72,6 +77,8 @@ class Guard:
 
     def taken(self, client_id: str, length: float | None, cut: bool, s: EngineSettings) -> None:
         """An update was folded; `length` where lengths are kept, `cut` if it was shortened."""
+        self.flaws_in_row.pop(client_id, None)
+        self.wasted, self.last_flaw = 0, ""
         if length is not None:
             self.lengths = [*self.lengths, length][-KEPT:]
         if cut:
@@ -84,14 +91,25 @@ class Guard:
         if s.buffer_max or s.window_max:
             self.folded = [*self.folded, {}][-(s.window_versions + 1 if s.window_max else 1) :]
 
-    def flawed(self, client_id: str, reason: Reason, s: EngineSettings) -> str:
-        """An update was of no use; why its client goes into quarantine for that, or nothing."""
+    def flawed(self, client_id: str, reason: Reason, detail: str, clients: int, s: EngineSettings) -> str:
+        """An update was of no use; why its client, one of so many, goes into quarantine, or nothing."""
         if reason not in FLAWS or client_id in self.quarantined:
             return ""
-        self.flaws[client_id] = count = self.flaws.get(client_id, 0) + 1
+        self.wasted, self.last_flaw = self.wasted + 1, detail
+        self.flaws[client_id] = self.flaws.get(client_id, 0) + 1
+        self.flaws_in_row[client_id] = count = self.flaws_in_row.get(client_id, 0) + 1
         if not 0 < s.flaws_max <= count:
             return ""
-        return f"sent {count} updates that cannot be used, the last: {reason}"
+        if len(self.flaws_in_row.keys() | self.quarantined.keys()) >= clients:
+            return ""
+        return f"sent {count} updates in a row that cannot be used, the last: {reason}"
+
+    def hopeless(self, s: EngineSettings) -> str:
+        """Why the run is given up, or nothing."""
+        if not 0 < s.rejections_max <= self.wasted:
+            return ""
+        said = f"the last {self.wasted} updates were all rejected, the newest because {self.last_flaw}"
+        return f"{said}: learning rate too large?"
 
     def suspicion(self, client_id: str) -> int:
         """How many of a client's updates an honest device would hardly have sent."""
@@ -104,6 +122,7 @@ class Guard:
     def release(self, client_id: str) -> bool:
         """Let a client out again, its past forgotten; whether it was in."""
         self.flaws.pop(client_id, None)
+        self.flaws_in_row.pop(client_id, None)
         self.shortened.pop(client_id, None)
         return self.quarantined.pop(client_id, None) is not None
 

@@ -48,11 +48,17 @@ def to_record(event: ev.Event) -> Record:
             return {"kind": "asked", "now": event.now, **vars(event.ask)}
         case ev.UpdateArrived():
             return _update_record(event)
+        case ev.TaskDropped(diverged=False):  # as it was before there was the other
+            return {k: v for k, v in _plain(event).items() if k != "diverged"}
         case ev.RolledBack(now, to_version, to_seq, without, everyone):
             found = {"now": now, "to_version": to_version, "to_seq": to_seq, "without": list(without)}
             return {"kind": "rolled_back", **found, "everyone": everyone}
         case _:
-            return {"kind": _KIND[type(event)], **vars(event)}
+            return _plain(event)
+
+
+def _plain(event: ev.Event) -> Record:
+    return {"kind": _KIND[type(event)], **vars(event)}
 
 
 def from_record(record: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Event:

@@ -50,8 +50,8 @@ class OverlapSession(Session):
         match event:
             case ev.Trained(now, update_id) if self.phase is Phase.TRAINING and update_id == self.update_id:
                 return self._trained(now)
-            case ev.PushAcknowledged(now, update_id):
-                return self._answered(now, update_id, counts=True)
+            case ev.PushAcknowledged():
+                return self._acknowledged(event)
             case ev.CallFailed(update_id=str()):
                 return self._push_failed(event)
             case ev.CallFailed() if self.phase is Phase.PUSHING:
@@ -75,15 +75,22 @@ class OverlapSession(Session):
         idle = not self.unanswered
         self.unanswered.append(Unanswered(self.update_id, self.task))
         self.given_up = 0
-        return [*(self._push_first() if idle else []), *self._ask_anew(now)]
+        return [*(self._push_first() if idle else []), *self._ask_next(now)]
 
     def _push_first(self) -> list[ef.SessionEffect]:
         return [ef.Push(self.unanswered[0].update_id)] if self.unanswered else []
 
+    def _acknowledged(self, event: ev.PushAcknowledged) -> list[ef.SessionEffect]:
+        if not self._is_first(event.update_id):
+            return []
+        self._judged(event.decision)
+        return self._answered(event.now, event.update_id, counts=True)
+
+    def _is_first(self, update_id: str) -> bool:
+        return bool(self.unanswered) and self.unanswered[0].update_id == update_id
+
     def _answered(self, now: float, update_id: str, counts: bool) -> list[ef.SessionEffect]:
         """The first result is settled for good: the next one goes, and the work lane has room."""
-        if not self.unanswered or self.unanswered[0].update_id != update_id:
-            return []
         self.unanswered.pop(0)
         self._push_failures, self._push_waits = 0, False
         self.answered += counts
@@ -92,13 +99,14 @@ class OverlapSession(Session):
             return [*effects, *self._stop(f"{self.answered} tasks done")]
         if self._ending and not self.unanswered:
             return [*effects, *self._stop(self._ending)]
-        return [*effects, *(self._ask_anew(now) if self.phase is Phase.PUSHING else [])]
+        return [*effects, *(self._ask_next(now) if self.phase is Phase.PUSHING else [])]
 
     def _push_failed(self, event: ev.CallFailed) -> list[ef.SessionEffect]:
         assert event.update_id is not None
-        if self._push_waits or not self.unanswered or self.unanswered[0].update_id != event.update_id:
+        if self._push_waits or not self._is_first(event.update_id):
             return []
         if not event.retryable:  # the server does not want this one
+            self.flaws += event.flawed
             return self._answered(event.now, event.update_id, counts=False)
         self._push_failures += 1
         self._push_waits = True
@@ -113,6 +121,9 @@ class OverlapSession(Session):
         return self._push_first()
 
     # --- the work lane -----------------------------------------------------------------------
+
+    def _ask_next(self, now: float) -> list[ef.SessionEffect]:
+        return super()._ask_next(now) if self._has_room() else self._ask_anew(now)
 
     def _ask_anew(self, now: float) -> list[ef.SessionEffect]:
         """Ask where there is room for a task, else wait for an answer to a push."""
@@ -130,7 +141,7 @@ class OverlapSession(Session):
     def _failed(self, event: ev.CallFailed) -> list[ef.SessionEffect]:
         task = self.task
         effects = super()._failed(event)
-        gone = task is not None and self.task is None
+        gone = task is not None and self.task is None and not event.flawed  # then it is given back already
         return [*([ef.GiveBack(task.task_id, event.detail)] if task and gone else []), *effects]
 
     def _refused(self, event: ev.TaskRefused) -> list[ef.SessionEffect]:

@@ -20,7 +20,8 @@ class RobustTable:
     is for `multi_krum`, `radius` for `centred_clipping`, `iterations` for that and `geometric_median`. An
     update longer than `clip` median lengths is cut to that (0: never; `auto`: the strategy's own choice). One
     client may have `buffer_max` updates in a version, `window_max` in `window_versions` of them, and get
-    `tasks_per_minute`; its `flaws_max`-th update that cannot be used puts it into quarantine (0: no bound).
+    `tasks_per_minute`; its `flaws_max`-th update in a row that cannot be used puts it into quarantine (0: no
+    bound).
     """
 
     rule: str = NONE
@@ -33,7 +34,7 @@ class RobustTable:
     window_max: int = 0
     window_versions: int = 20
     tasks_per_minute: float = 0.0
-    flaws_max: int = 0
+    flaws_max: int = 10
 
     def check(self) -> None:
         """Raises `ConfigError`, naming the key; that numbers are not negative is checked for all tables."""

@@ -42,6 +42,7 @@ UNBOUNDED: Mapping[str, Any] = {
     "versions_max": 0,
     "updates_max": 0,
     "flaws_max": 0,
+    "rejections_max": 0,
     "lease_s": math.inf,
     "lease_min_s": math.inf,
     "lease_max_s": math.inf,

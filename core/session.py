@@ -8,7 +8,7 @@ Pure: `handle(event)` returns effects; the live agent and the simulated device b
 is in flight at a time, heartbeats apart. Ids come from the seed, so a repeated call has the same id.
 
 Backing off: full jitter, U(0, min(cap, base * 2^n)) after the n-th failure in a row; a retry window
-that the server sent wins.
+that the server sent wins. While what it trained cannot be used, it backs off before each ask likewise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from enum import StrEnum
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.rng import rank, unique_id
-from anabranch.core.updates import Task
+from anabranch.core.updates import FLAWS, Decision, Task
 
 HEARTBEATS_PER_LEASE = 3
 HEARTBEAT_JITTER = 0.1
@@ -71,6 +71,7 @@ class Session:
         "answered",
         "client_id",
         "failures",
+        "flaws",
         "given_up",
         "phase",
         "seed",
@@ -89,6 +90,7 @@ class Session:
         self.answered = 0
         self.failures = 0
         self.given_up = 0
+        self.flaws = 0  # results in a row that could not be used
         self._asks = 0
         self._draws = 0
         self._task_id = self._next_task_id = ""
@@ -110,8 +112,8 @@ class Session:
                 return self._train(now)
             case ev.Trained(now, update_id) if self.phase is Phase.TRAINING and update_id == self.update_id:
                 return self._push(now)
-            case ev.PushAcknowledged(now, update_id) if update_id == self.update_id:
-                return self._acknowledged(now, event.task)
+            case ev.PushAcknowledged(_, update_id) if update_id == self.update_id:
+                return self._acknowledged(event)
             case ev.CallFailed() if self.phase in IN_FLIGHT:
                 return self._failed(event)
             case ev.TaskCancelled(now, task_id) if self.task is not None and task_id == self.task.task_id:
@@ -123,6 +125,13 @@ class Session:
         return []
 
     # --- the calls ---------------------------------------------------------------------------
+
+    def _ask_next(self, now: float) -> list[ef.SessionEffect]:
+        """Ask for the next task: at once, unless the last one has come to nothing."""
+        if not self.flaws:
+            return self._ask_anew(now)
+        self.task, self.update_id, self.failures = None, None, self.flaws
+        return self._wait(now, Session._ask_anew, None)
 
     def _ask_anew(self, now: float) -> list[ef.SessionEffect]:
         self.task = self.update_id = None
@@ -167,7 +176,7 @@ class Session:
     def _next(self, now: float) -> list[ef.SessionEffect]:
         """What an earlier life has left goes first, be it more than one; then a new task."""
         if not self._later:
-            return self._ask_anew(now)
+            return self._ask_next(now)
         self.task, (self.update_id, *later) = None, self._later
         self._later = tuple(later)
         return self._push(now)
@@ -182,10 +191,11 @@ class Session:
         self.failures = 0
         return self._wait(event.now, Session._ask_anew, event.retry_after_s)
 
-    def _acknowledged(self, now: float, granted: Task | None) -> list[ef.SessionEffect]:
+    def _acknowledged(self, event: ev.PushAcknowledged) -> list[ef.SessionEffect]:
         assert self.update_id is not None
-        discard = ef.Discard(self.update_id)
+        now, granted, discard = event.now, event.task, ef.Discard(self.update_id)
         self.answered, self.failures, self.given_up = self.answered + 1, 0, 0
+        self._judged(event.decision)
         if self.settings.tasks_max and self.answered >= self.settings.tasks_max:
             return [discard, *self._stop(f"{self.answered} tasks done")]
         if granted is not None and granted.task_id == self._next_task_id:
@@ -203,13 +213,19 @@ class Session:
         if self.phase is Phase.ASKING:
             return self._stop(event.detail)
         if self.phase is Phase.PUSHING and self.update_id:
-            # The server does not want this one; the device is well, so it does not back off.
+            # The server does not want this one; unless that is flawed the device is well: it goes on.
+            self.flaws += event.flawed
             return [ef.Discard(self.update_id), *self._next(event.now)]
+        diverged = [ef.GiveBack(self.task.task_id, event.detail, True)] if event.flawed and self.task else []
         self.task = self.update_id = None
         # A grant clears `failures`: without this, tasks that all fail would be asked for at full speed.
         self.given_up += 1
         self.failures = max(self.failures, self.given_up)
-        return self._wait(event.now, Session._ask_anew, event.retry_after_s)
+        return [*diverged, *self._wait(event.now, Session._ask_anew, event.retry_after_s)]
+
+    def _judged(self, decision: Decision) -> None:
+        """What the server thinks of a result: whether the next one is worth any hurry."""
+        self.flaws = self.flaws + 1 if decision.reason in FLAWS else 0
 
     def _cancelled(self, now: float) -> list[ef.SessionEffect]:
         """Stop work that is not wanted; a finished result is still pushed, the server decides."""

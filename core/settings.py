@@ -41,6 +41,7 @@ class EngineSettings:
     window_versions: int = 20
     tasks_per_minute: float = 0.0
     flaws_max: int = 0
+    rejections_max: int = 0
 
     def lease_of(self, task_s_ewma: float | None) -> float:
         """Seconds of the lease of a client with this mean task time, None where that is not known."""
@@ -87,4 +88,5 @@ class EngineSettings:
             window_versions=robust.window_versions,
             tasks_per_minute=robust.tasks_per_minute,
             flaws_max=robust.flaws_max,
+            rejections_max=run.rejections_max,
         )

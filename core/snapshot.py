@@ -62,7 +62,7 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
         "finished": engine.finished,
         "pending": list(engine.pending),
         "counters": asdict(engine.counters),
-        "guard": asdict(engine.guard),
+        "guard": _guard(engine.guard),
         "clients": [asdict(c) for c in ledger.clients.values()],
         "tasks": [_pack(t, f"task/{t.task_id}", arrays) for t in ledger.tasks.values()],
         "receipts": [[*_receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()],
@@ -143,6 +143,12 @@ def _unpack(value: Any, arrays: Mapping[str, Array]) -> Any:
     if isinstance(value, list):
         return [_unpack(v, arrays) for v in value]
     return value
+
+
+def _guard(guard: Guard) -> dict[str, Any]:
+    """The guard's fields; without those on flaws while there are none, as before there were such."""
+    since_flaws = ("flaws_in_row", "wasted", "last_flaw")
+    return {k: v for k, v in asdict(guard).items() if v or k not in since_flaws}
 
 
 def _client(data: dict[str, Any]) -> ClientRecord:

@@ -133,6 +133,12 @@ class Reason(StrEnum):
     QUARANTINED = "quarantined"
 
 
+# What a device that runs our code and learns, on a link that checks its bytes, never sends.
+FLAWS = frozenset(
+    (Reason.INVALID, Reason.WRONG_BASE, Reason.FUTURE_BASE, Reason.NO_SUBMODELS, Reason.WRONG_SUBMODEL)
+)
+
+
 @dataclass(frozen=True)
 class Decision:
     """A verdict with its reasons. An expected refusal is a value, never an exception.

@@ -33,7 +33,7 @@ from anabranch.core.params import Delta, Tensors, Vector, dense, digest
 from anabranch.core.rng import unique_id
 from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Capability, Task, Update, Verdict, find_flaw
+from anabranch.core.updates import FLAWS, Ask, Capability, Task, Update, Verdict, find_flaw
 from anabranch.flower.app import mean_metrics, named
 from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.logbook import Logbook
@@ -211,7 +211,6 @@ class GridRun:
         except AppError as error:
             self._failed(task, node, str(error))
             return
-        node.failures = 0
         if task.uplink != RAW and reply.encoded is None and not node.sends_whole:
             node.sends_whole = True
             log.warning("%s sends whole arrays: its ClientApp lacks compressed_uplink", node.client_id)
@@ -231,6 +230,10 @@ class GridRun:
         effects = self._handle(ev.UpdateArrived(self._tell_time(), update, reference, flaw), sent.data)
         (receipt,) = [e.receipt for e in effects if isinstance(e, Decided)]
         node.counting.answered(task.task_id, receipt.decision.verdict is not Verdict.REJECTED)
+        if receipt.decision.reason in FLAWS:
+            node.failed(self._tell_time())
+        else:
+            node.failures = 0
 
     def _failed(self, task: Task, node: _Node, why: str) -> None:
         """There is no update of a task, and the node has a rest."""
@@ -346,8 +349,8 @@ class GridRun:
                     self._recorder.note(since, "lease_ended", client=task.client_id, end=end.value)
                     if end is not LeaseEnd.EXPIRED:  # a late update may still count
                         self._give_up(task.task_id)
-                case Finished(why):
-                    self._recorder.note(since, "finished", why=why)
+                case Finished(why, given_up):
+                    self._recorder.finished(since, why, given_up)
 
     def _replay(self) -> None:
         """Go on where an earlier process stood. Raises `ReplayMismatch` and `StoreCorrupt`."""

@@ -80,6 +80,7 @@ class Recorder:
     _marks: dict[int, _Mark] = field(default_factory=lambda: {0: _Mark(0.0, 0, 0, 0)}, init=False)
     _compression: list[CompressionStep] = field(default_factory=list, init=False)
     _coverage: Coverages = field(default_factory=Coverages, init=False)
+    _given_up: str = field(default="", init=False)
     _measured: dict[int, tuple[float, float | None]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -125,6 +126,11 @@ class Recorder:
         self._emit(
             now, "compression", {"version": version, "uplink": uplink, "downlink": downlink, "why": why}
         )
+
+    def finished(self, now: float, why: str, given_up: bool = False) -> None:
+        """A budget was used up, or the run was given up."""
+        self._given_up = why if given_up else ""
+        self.note(now, "finished", why=why)
 
     def decided(
         self,
@@ -230,6 +236,7 @@ class Recorder:
             clients={c: t.share() for c, t in sorted(self._clients.items())},
             rejections=dict(sorted(self._rejections.items())),
             history=history,
+            given_up=self._given_up,
         )
 
     def _tally(self, client: str) -> _Tally:

@@ -101,7 +101,7 @@ class Result:
     no virtual clock (`virtual_s` of a live run). `uplink_bytes_raw` and
     `downlink_bytes_full_equivalent` are what the same updates and downloads would be uncompressed (0:
     not known, in results of older versions). `coverage` is of runs with sub-models alone. `history` is in
-    the order of versions.
+    the order of versions. `given_up`: why the run ended before its budget was used up, if it did.
     """
 
     strategy: str
@@ -133,6 +133,7 @@ class Result:
     downlink_bytes_full_equivalent: int = 0
     compression: tuple[CompressionStep, ...] = ()
     coverage: tuple[Coverage, ...] = ()
+    given_up: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in the order of the fields."""

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at
-from anabranch.core.config import Config
+from anabranch.core.config import Config, as_started
 from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -92,6 +92,7 @@ async def serve(
             turn = await await_turn(begin, config, ports, stop, waiting)
             if turn is not None:
                 config, recovered = turn
+                config = as_started(Config.from_json(recovered.info.config), config)
                 keep_manifest(kept_manifest(Path(table.data_dir)), manifest)
                 _keep_register(config, identity)
                 frozen = manifest.frozen

@@ -11,7 +11,7 @@ from functools import partial
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
-from anabranch.core.config import Config
+from anabranch.core.config import Config, as_started
 from anabranch.core.effects import Effect, Published
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, ReplayMismatch
@@ -84,7 +84,9 @@ def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = D
     """
     began = time.perf_counter()
     info = store.start(_new_run(config, manifest))
-    _check_same(Config.from_json(info.config), config, limits)
+    stored = Config.from_json(info.config)
+    config = as_started(stored, config)
+    _check_same(stored, config, limits)
     found = store.load()
     engine = make_engine(config, manifest, found.snapshot, limits)
     saved = Saved(found.applied_through_seq, engine.version, engine.counters.applied)

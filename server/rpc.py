@@ -185,7 +185,8 @@ class Devices(DevicesServicer):
         """Take a task back."""
         client_id, task_id = self._client(request.client_id, caller), self._id(request.task_id, "task_id")
         why = request.why[:WHY_CHARS_MAX]
-        await self.run.writer.submit(ev.TaskDropped(self.run.writer.now(), client_id, task_id, why))
+        now, diverged = self.run.writer.now(), request.diverged
+        await self.run.writer.submit(ev.TaskDropped(now, client_id, task_id, why, diverged))
         return devices.DropTaskResponse()
 
     @answers

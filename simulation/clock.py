@@ -15,6 +15,7 @@ class VirtualClock:
     def __init__(self) -> None:
         self.now = 0.0
         self.events = 0
+        self.beside: Action = _nothing  # done after every action
         self._queue: list[tuple[float, int, Action]] = []
         self._entered = 0
         self._stopped = False
@@ -45,3 +46,7 @@ class VirtualClock:
             self.now, _, action = heapq.heappop(queue)
             self.events += 1
             action()
+            self.beside()
+
+
+def _nothing() -> None: ...

@@ -189,8 +189,8 @@ class Device(Presence):
                 self._discard(update_id)
             case ef.Renew(task):
                 self._renew(task, now)
-            case ef.GiveBack(task_id, why):
-                drop = partial(self._server.drop, self.client_id, task_id, why)
+            case ef.GiveBack(task_id, why, diverged):
+                drop = partial(self._server.drop, self.client_id, task_id, why, diverged)
                 self._say(now + self.link.latency_s, drop)
             case ef.StopTraining():
                 self._work.end()
@@ -280,7 +280,7 @@ class Device(Presence):
             result = self._training.result()
         except InvalidUpdate as error:  # it has diverged: what it remembers is of no use either
             self._training = self._memory = None
-            self._handle(ev.CallFailed(self._now, str(error), retryable=False))
+            self._handle(ev.CallFailed(self._now, str(error), retryable=False, flawed=True))
             return
         self._training = None
         result = replace(result, metrics={**result.metrics, TRAIN_S: train_s})

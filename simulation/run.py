@@ -45,19 +45,24 @@ from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
 
+PROGRESS_S = 1.0  # of real time, at least so often
+
 
 @dataclass(frozen=True)
 class Progress:
     """How far a run is, `virtual_s` virtual seconds after its start.
 
-    `accuracy` and `loss` are those of the newest evaluation, which may be of an earlier version.
+    `accuracy` and `loss` are those of the newest evaluation, which may be of an earlier version; None before
+    the first. `evaluated`: they are new.
     """
 
     virtual_s: float
     version: int
     updates: int
-    accuracy: float
-    loss: float
+    rejected: int
+    accuracy: float | None
+    loss: float | None
+    evaluated: bool
 
 
 Tell = Callable[[Progress], None]
@@ -76,7 +81,8 @@ def simulate(
     `initial.safetensors` and, if `[run] keep_payloads`, `payloads.zip`. `app` stands in for
     `[run] workload`. `[fleet] executor` says who trains; with `workers` so many processes do. The digests are
     the same, except for those of the batched executor; the record names that one.
-    `progress` is called at every evaluation.
+    `progress` is called at the start, at every evaluation, and every second or so of real time, between the
+    events of the simulation.
 
     Accuracy is that of the server's own model, not of the replica that devices train from. The byte
     counts are what the wire would carry of models fetched whole and of updates that were decided: a
@@ -174,8 +180,9 @@ class Simulation:
         self.world = World(self.clock, engine, versions, kept, recorder, downlink, self.room)
         self.server = self._serve()
         self.devices = self._devices()
-        tell = partial(_tell, progress, self.clock, versions)  # not the world, which holds the evaluator
-        self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, tell)
+        teller = Teller(progress or (lambda _: None), self.clock, versions)
+        self.clock.beside = teller.beside
+        self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, teller.measured)
         self.world.observers.append(self._evaluator.observe)
 
     @property
@@ -259,11 +266,40 @@ def called_when_free(config: Config) -> bool:
     return config.fleet.waiting == "called" or (config.fleet.waiting == "auto" and many)
 
 
-def _tell(progress: Tell | None, clock: VirtualClock, versions: Versions, measured: Measured) -> None:
-    if progress is not None:
-        engine = versions.engine
-        applied = engine.counters.applied
-        progress(Progress(clock.now, engine.version, applied, measured.accuracy, measured.loss))
+class Teller:
+    """Says how far a run is: when something was measured, and every `PROGRESS_S` of real time.
+
+    It knows the versions and not the world, which holds the evaluator and so this.
+    """
+
+    def __init__(
+        self,
+        tell: Tell,
+        clock: VirtualClock,
+        versions: Versions,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._tell_whom, self._clock, self._versions, self._now = tell, clock, versions, now
+        self._measured: Measured | None = None
+        self._due = now()
+
+    def measured(self, measured: Measured) -> None:
+        """There is a new measurement."""
+        self._measured = measured
+        self._tell(evaluated=True)
+
+    def beside(self) -> None:
+        """An event was handled."""
+        if self._now() >= self._due:
+            self._tell(evaluated=False)
+
+    def _tell(self, evaluated: bool) -> None:
+        self._due = self._now() + PROGRESS_S
+        engine, measured = self._versions.engine, self._measured
+        counts = engine.counters
+        found = (None, None) if measured is None else (measured.accuracy, measured.loss)
+        far = (self._clock.now, engine.version, counts.applied, counts.rejected)
+        self._tell_whom(Progress(*far, *found, evaluated))
 
 
 def _need_budget(config: Config) -> None:

@@ -31,7 +31,7 @@ class Server(Protocol):
 
     def enrol(self, client_id: str, capability: Capability, reply: Reply[None]) -> None: ...  # noqa: D102
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None: ...  # noqa: D102
-    def drop(self, client_id: str, task_id: str, why: str) -> None: ...  # noqa: D102
+    def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None: ...  # noqa: D102
     def takes(self, client_id: str, outbox: Outbox, reply: Reply[bool]) -> None: ...  # noqa: D102
     def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None: ...  # noqa: D102
     def renew(  # noqa: D102
@@ -56,9 +56,9 @@ class Direct:
         """A task and the model it starts from, or why there is none."""
         self._take(partial(self.world.ask, ask), reply)
 
-    def drop(self, client_id: str, task_id: str, why: str) -> None:
+    def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None:
         """A device gives a task back, and waits for no answer."""
-        self._take(partial(self.world.drop, client_id, task_id, why), lambda _: None)
+        self._take(partial(self.world.drop, client_id, task_id, why, diverged), lambda _: None)
 
     def takes(self, client_id: str, outbox: Outbox, reply: Reply[bool]) -> None:
         """Whether the payload of an update shall come."""

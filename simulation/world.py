@@ -109,9 +109,9 @@ class World:
         granted = next(e for e in effects if isinstance(e, Granted))
         return granted.task, self.versions.offer(ask.holds_version, granted.task.submodel)
 
-    def drop(self, client_id: str, task_id: str, why: str) -> None:
+    def drop(self, client_id: str, task_id: str, why: str, diverged: bool = False) -> None:
         """A device gives a task back."""
-        self._handle(ev.TaskDropped(self.clock.now, client_id, task_id, why))
+        self._handle(ev.TaskDropped(self.clock.now, client_id, task_id, why, diverged))
 
     def push(self, client_id: str, outbox: Outbox) -> Decision:
         """What becomes of an update whose last byte is here."""
@@ -231,8 +231,8 @@ class World:
                 self._recorder.published(now, version)
             case LeaseEnded(task, end):
                 self._recorder.note(now, "lease_ended", client=task.client_id, end=end.value)
-            case Finished(why):
-                self._recorder.note(now, "finished", why=why)
+            case Finished(why, given_up):
+                self._recorder.finished(now, why, given_up)
                 self.clock.stop()
 
     def _plan_tick(self) -> None:

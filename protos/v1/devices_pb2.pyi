@@ -771,19 +771,23 @@ class DropTaskRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     TASK_ID_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    DIVERGED_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
     why: _builtins.str
+    diverged: _builtins.bool
+    """The training has led to values that are not finite. Counts as an update that cannot be used."""
     def __init__(
         self,
         *,
         client_id: _builtins.str = ...,
         task_id: _builtins.str = ...,
         why: _builtins.str = ...,
+        diverged: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "task_id", b"task_id", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "diverged", b"diverged", "task_id", b"task_id", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

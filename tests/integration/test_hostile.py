@@ -85,14 +85,14 @@ def _is_barred(served: Served) -> None:
 
 
 def test_flaws_put_a_device_into_quarantine(buffered: Served) -> None:
-    device = buffered.device("bad")
+    device, _ = buffered.device("bad"), buffered.device("good")
     for _ in range(2):
         task = device.task()
         with pytest.raises(grpc.RpcError):
             device.answer(task, np.nan)
     refusal = device.ask().refusal
     assert refusal.reason == "quarantined"
-    assert refusal.detail == "sent 2 updates that cannot be used, the last: invalid"
+    assert refusal.detail == "sent 2 updates in a row that cannot be used, the last: invalid"
 
 
 def test_the_clients_are_listed_with_the_most_suspicious_first(tmp_path: Path, manifest: Manifest) -> None:

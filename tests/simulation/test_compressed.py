@@ -111,7 +111,7 @@ def test_a_diverged_training_is_given_up_and_the_run_goes_on(tmp_path: Path) -> 
     result = simulate(settings, tmp_path, app=Diverging())
     assert result.updates_applied > 5
     assert result.updates_rejected == 0
-    assert any(e["end"] == "superseded" for e in events(tmp_path, "lease_ended"))
+    assert any(e["end"] == "dropped" for e in events(tmp_path, "lease_ended"))
 
 
 def test_results_without_the_new_fields_are_still_read(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from anabranch.compress.downloads import apply_download
 from anabranch.compress.registry import STAGES
 from anabranch.core.params import Indices, ParamSpec, Vector
 from anabranch.core.submodels import Submodel, UnitMap
+from anabranch.core.updates import Reason
 from anabranch.protos.v1 import devices_pb2 as devices
 
 VALUES = 300
@@ -88,6 +89,7 @@ class Writer(threading.Thread):
         task_id, update_id = self._id(), self._id()
         answer = self._insist(lambda: device.ask(task_id))
         if not answer.HasField("task"):
+            self._look_into(answer.refusal, device)
             return
         part = device.submodel(answer.task)
         base = None if part is None else self._base(device, answer.task, part)
@@ -104,6 +106,12 @@ class Writer(threading.Thread):
         self.acknowledged.append(update_id)
         if self._random.random() < RESENDS:
             self._resend(device, answer.task, delta, update_id, response)
+
+    def _look_into(self, refusal: devices.Refusal, device: Device) -> None:
+        """A server that has lost an enrolment would refuse this device for ever."""
+        if refusal.reason == Reason.UNKNOWN_CLIENT:
+            self.problems.append(f"the acknowledged enrolment of {self._client_id} is lost")
+            self._insist(device.enrol)
 
     def _base(self, device: Device, task: devices.Task, part: Submodel) -> Vector | None:
         """What the device starts from on the part; meanwhile the task must stay what it is."""

@@ -176,8 +176,8 @@ class LocalTransport:
         advice = (Notice(NoticeKind.UPLOAD_NOW, task_id, "upload now"),) if 0 < most <= behind else ()
         return HeartbeatAnswer(task.expires_at, s.engine.version, advice)
 
-    def drop(self, task_id: str, why: str) -> None:
-        self.server.do(ev.TaskDropped(self.server.clock(), self.client_id, task_id, why))
+    def drop(self, task_id: str, why: str, diverged: bool = False) -> None:
+        self.server.do(ev.TaskDropped(self.server.clock(), self.client_id, task_id, why, diverged))
 
     def _check_manifest(self, sha256: str) -> None:
         if sha256 != self.server.spec.layout_hash:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from machines import Bench, decision
 
 from anabranch.core import events as ev
-from anabranch.core.effects import Barred, Granted, LeaseEnd, LeaseEnded, Refused, Unbarred
+from anabranch.core.effects import Barred, Finished, Granted, LeaseEnd, LeaseEnded, Refused, Unbarred
 from anabranch.core.journal import from_record, to_record
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.core.updates import Reason, Verdict
@@ -173,16 +173,92 @@ def test_the_last_flaw_puts_a_client_into_quarantine() -> None:
     b.enrol("a", "b")
     b.ask("a", "a0")
     b.push("a", "a0", flaw="not finite")
-    b.work("a", "a1")
+    b.work("a", "a1")  # only flaws in a row count
     b.ask("a", "a2")
-    effects = b.push("a", "a2", base=7)
+    assert not [e for e in b.push("a", "a2", flaw="not finite") if isinstance(e, Barred)]
+    b.ask("a", "a22")
+    effects = b.push("a", "a22", base=7)
     (found,) = [e for e in effects if isinstance(e, Barred)]
-    assert found.why == "sent 2 updates that cannot be used, the last: future_base"
+    assert found.why == "sent 2 updates in a row that cannot be used, the last: future_base"
     assert reason(b.ask("a", "a3")) is Reason.QUARANTINED
     assert reason(b.ask("b", "b0")) is None
     b.do(ev.Released(9.0, "a"))
     b.ask("a", "a4", now=9.0)
     assert not [e for e in b.push("a", "a4", flaw="again", now=9.0) if isinstance(e, Barred)]
+
+
+def flawed(b: Bench, client: str, number: int) -> list[Any]:
+    """A task of a client, and an update of it without numbers."""
+    b.ask(client, f"{client}{number}", now=float(number))
+    return b.push(client, f"{client}{number}", flaw="delta is not finite", now=float(number))
+
+
+def test_a_run_whose_last_updates_were_all_rejected_is_given_up() -> None:
+    b = Bench("fedbuff", buffer_size=1, rejections_max=4, flaws_max=2)
+    b.enrol("a", "b")
+    for number in range(3):
+        flawed(b, "ab"[number % 2], number)
+    b.work("a", "good", now=3.0)  # it was not all of them
+    for number in range(4, 7):
+        assert not [e for e in flawed(b, "ab"[number % 2], number) if isinstance(e, Finished)]
+    (end,) = [e for e in flawed(b, "b", 7) if isinstance(e, Finished)]
+    assert end.given_up
+    assert end.why == (
+        "the last 4 updates were all rejected, the newest because delta is not finite: "
+        "learning rate too large?"
+    )
+    assert b.engine.finished == end.why
+    assert reason(b.ask("a", "late", now=9.0)) is Reason.RUN_FINISHED
+    assert not b.engine.guard.quarantined, "it is not the fault of one of them"
+
+
+def test_one_client_does_not_end_a_run_of_others() -> None:
+    b = Bench("fedbuff", buffer_size=1, rejections_max=4, flaws_max=3)
+    b.enrol("hostile", "slow")
+    b.ask("slow", "long")
+    for number in range(3):
+        flawed(b, "hostile", number)
+    assert reason(b.ask("hostile", "more", now=5.0)) is Reason.QUARANTINED
+    assert decision(b.push("slow", "long", now=9.0)).verdict is Verdict.PUBLISHED
+    assert not b.engine.finished
+
+
+def test_a_training_that_its_device_gives_up_counts_as_rejected() -> None:
+    b = Bench("fedbuff", buffer_size=1, rejections_max=2)
+    b.enrol("a")
+    b.ask("a", "a0")
+    assert isinstance(b.do(ev.TaskDropped(1.0, "a", "a0", "the battery"))[0], LeaseEnded)
+    for number in (1, 2):
+        b.ask("a", f"a{number}")
+        b.do(ev.TaskDropped(2.0, "a", f"a{number}", "the loss is NaN", diverged=True))
+    assert "the newest because the loss is NaN" in b.engine.finished
+    told = [to_record(event) for event in b.log if isinstance(event, ev.TaskDropped)]
+    assert [sorted(record)[:3] for record in told] == [
+        ["client_id", "kind", "now"],
+        *2 * [["client_id", "diverged", "kind"]],
+    ], "an older journal has the same lines"
+    for event, record in zip(b.log[-1:], told[-1:], strict=True):
+        assert from_record(record, b.engine.spec, lambda *_: np.empty(0)) == event
+
+
+def test_a_row_of_flaws_goes_on_after_a_snapshot_and_leaves_no_trace_in_it_when_it_has_ended() -> None:
+    def play(restart: bool) -> Bench:
+        b = Bench("fedbuff", buffer_size=1, rejections_max=3)
+        b.enrol("a")
+        for number in range(2):
+            flawed(b, "a", number)
+        if restart:
+            e = b.engine
+            b.engine = restore(take_snapshot(e), e.spec, e.strategy, e.settings)
+        return b
+
+    whole, again = play(False), play(True)
+    assert state_digest(whole.engine) == state_digest(again.engine)
+    flawed(again, "a", 2)
+    assert again.engine.finished
+    assert set(take_snapshot(whole.engine).meta["guard"]) >= {"wasted", "flaws_in_row", "last_flaw"}
+    whole.work("a", "good", now=5.0)
+    assert not set(take_snapshot(whole.engine).meta["guard"]) & {"wasted", "flaws_in_row", "last_flaw"}
 
 
 def test_a_stale_update_is_no_flaw() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from machines import Bench, decision
@@ -12,7 +13,7 @@ from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.overlap import OverlapSession
 from anabranch.core.session import Phase, SessionSettings
-from anabranch.core.updates import Decision, LocalPlan, Task, Verdict
+from anabranch.core.updates import Decision, LocalPlan, Reason, Task, Verdict
 
 ACCEPTED = Decision(Verdict.HELD)
 LEASE_S = 30.0
@@ -329,3 +330,40 @@ def test_in_any_order_nothing_is_lost_doubled_or_stuck(
     assert len(set(world.answered)) == len(world.answered)
     assert len(world.answered) > 2, "it stands still"
     assert set(world.answered) <= set(world.trained)
+
+
+# --- what cannot be used -------------------------------------------------------------------------
+
+REJECTED = Decision(Verdict.REJECTED, reason=Reason.INVALID)
+
+
+@pytest.mark.parametrize("as_error", [False, True])
+def test_after_a_rejection_the_next_ask_is_put_off(as_error: bool) -> None:
+    d = Device(retry_base_s=1.0)
+    d.do(ev.Started)
+    first = d.trained()
+    d.granted()  # it trains on while the first result is on its way
+    if as_error:
+        effects = d.push_fails(first, retryable=False, flawed=True)
+    else:
+        effects = d.do(ev.PushAcknowledged, first, REJECTED)
+    assert effects == [ef.Discard(first)]
+    (train,) = d.do(ev.ModelFetched)
+    assert isinstance(train, ef.Train)
+    push, wait = d.do(ev.Trained, train.update_id)
+    assert push == ef.Push(train.update_id)
+    assert isinstance(wait, ef.SetTimer)
+    assert 0.0 <= wait.at - d.now <= 2.0
+    d.now = wait.at
+    (ask,) = d.do(ev.TimerFired, "retry")
+    assert isinstance(ask, ef.AskTask)
+
+
+def test_a_diverged_training_is_given_back_once() -> None:
+    d = Device()
+    d.do(ev.Started)
+    task = d.granted()
+    d.do(ev.ModelFetched)
+    back, wait = d.do(ev.CallFailed, "NaN", retryable=False, flawed=True)
+    assert back == ef.GiveBack(task.task_id, "NaN", diverged=True)
+    assert isinstance(wait, ef.SetTimer)

@@ -17,7 +17,7 @@ from anabranch.core.session import (
     Session,
     SessionSettings,
 )
-from anabranch.core.updates import Decision, LocalPlan, Task, Verdict
+from anabranch.core.updates import Decision, LocalPlan, Reason, Task, Verdict
 
 ACCEPTED = Decision(Verdict.HELD)
 LEASE_S = 30.0
@@ -133,6 +133,72 @@ def test_the_servers_window_wins_over_the_own_backoff() -> None:
 def test_an_ask_that_cannot_succeed_ends_it() -> None:
     d = Device().at(Phase.ASKING)
     assert d.do(ev.CallFailed, "bad id", retryable=False) == [ef.Stop("bad id")]
+
+
+REJECTED = Decision(Verdict.REJECTED, reason=Reason.INVALID, detail="not finite")
+
+
+def rejected(d: Device, as_error: bool) -> list[ef.SessionEffect]:
+    """The server does not take the result: it says so as an answer, or as an error."""
+    if as_error:
+        return d.do(ev.CallFailed, "not finite", retryable=False, flawed=True)
+    return d.do(ev.PushAcknowledged, d.session.update_id, REJECTED)
+
+
+def again(d: Device) -> None:
+    """From an ask to the next push."""
+    d.do(ev.TaskGranted, d.task())
+    d.do(ev.ModelFetched)
+    d.do(ev.Trained, d.session.update_id)
+
+
+@pytest.mark.parametrize("as_error", [False, True])
+def test_rejections_in_a_row_are_backed_off_from_ever_longer(as_error: bool) -> None:
+    def pauses(seed: int) -> list[float]:
+        d, found = Device(seed, retry_base_s=1.0, retry_cap_s=60.0).at(Phase.PUSHING), []
+        for _ in range(12):
+            discard, wait = rejected(d, as_error)
+            assert isinstance(discard, ef.Discard)
+            assert isinstance(wait, ef.SetTimer)
+            assert d.session.task is None, "no lease is kept meanwhile"
+            found.append(d.timer() - d.now)
+            d.now = d.timer()
+            d.do(ev.TimerFired, "retry")
+            again(d)
+        return found
+
+    rows = [pauses(seed) for seed in range(200)]
+    for number, column in enumerate(zip(*rows, strict=True)):
+        most = min(60.0, 2.0 ** (number + 1))
+        assert max(column) <= most
+        assert sum(column) / len(column) == pytest.approx(most / 2.0, rel=0.15), "full jitter"
+
+
+def test_an_update_that_is_taken_ends_the_backing_off() -> None:
+    d = Device().at(Phase.PUSHING)
+    rejected(d, as_error=False)
+    d.now = d.timer()
+    d.do(ev.TimerFired, "retry")
+    again(d)
+    _, ask = d.do(ev.PushAcknowledged, d.session.update_id, ACCEPTED)
+    assert isinstance(ask, ef.AskTask)
+
+
+@pytest.mark.parametrize("reason", [Reason.STALE, Reason.ROUND_OVER, Reason.UNKNOWN_TASK])
+def test_a_device_that_is_only_late_does_not_back_off(reason: Reason) -> None:
+    d = Device().at(Phase.PUSHING)
+    late = Decision(Verdict.REJECTED, reason=reason)
+    _, ask = d.do(ev.PushAcknowledged, d.session.update_id, late)
+    assert isinstance(ask, ef.AskTask)
+
+
+def test_a_training_that_diverges_is_given_back_and_backed_off_from() -> None:
+    d = Device().at(Phase.TRAINING)
+    task = d.session.task
+    assert task is not None
+    back, wait = d.do(ev.CallFailed, "the loss is NaN", retryable=False, flawed=True)
+    assert back == ef.GiveBack(task.task_id, "the loss is NaN", diverged=True)
+    assert isinstance(wait, ef.SetTimer)
 
 
 def test_a_push_that_cannot_succeed_is_discarded_and_work_goes_on() -> None:

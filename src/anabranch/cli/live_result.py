@@ -115,8 +115,8 @@ class _Teller:
                     self._recorder.note(
                         now, "lease_ended", client=task.client_id, task=task.task_id, end=end.value
                     )
-                case Finished(why):
-                    self._recorder.note(now, "finished", why=why)
+                case Finished(why, given_up):
+                    self._recorder.finished(now, why, given_up)
 
     def _granted(self, now: float, task: Task, holds: int | None) -> None:
         recorder, engine, version = self._recorder, self._engine, task.base_version

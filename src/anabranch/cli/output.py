@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -76,31 +77,52 @@ def _finite(value: Any) -> Any:
 
 
 class Ticker:
-    """Progress of long work: a live line on a terminal, a plain line every few seconds elsewhere."""
+    """Progress of long work: a live line on a terminal, a plain line every few seconds elsewhere.
 
-    def __init__(self, output: Output) -> None:
+    Plain lines come from a thread of their own: they come although the work has nothing new to show.
+    """
+
+    def __init__(self, output: Output, every_s: float = PLAIN_EVERY_S) -> None:
         self.output = output
         live = output.console.is_terminal and not output.as_json
         self._live = Live(console=output.console, refresh_per_second=8, transient=True) if live else None
-        self._printed_at = 0.0
+        self._every_s, self._began_at = every_s, time.monotonic()
+        self._shown: tuple[str, dict[str, Any]] | None = None
+        self._first, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._print, name="anabranch-ticker", daemon=True)
 
     def show(self, text: str, **data: Any) -> None:
         """The state of the work now."""
+        self._shown = text, data
+        self._first.set()
         if self._live is not None:
             self._live.update(text)
-            return
-        now = time.monotonic()
-        if now - self._printed_at >= PLAIN_EVERY_S:
-            self._printed_at = now
-            self.output.event("progress", text, **data)
+
+    def _print(self) -> None:
+        self._first.wait()
+        before = ""
+        while not self._over.is_set():
+            assert self._shown is not None
+            text, data = self._shown
+            seconds = round(time.monotonic() - self._began_at)
+            again = f" (after {seconds} s)" if text == before else ""
+            self.output.event("progress", text + again, **data)
+            before = text
+            self._over.wait(self._every_s)
 
     def __enter__(self) -> Ticker:
         if self._live is not None:
             self._live.start()
+        else:
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
+        self._over.set()
+        self._first.set()
         if self._live is not None:
             self._live.stop()
+        else:
+            self._thread.join()

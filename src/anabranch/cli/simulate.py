@@ -21,11 +21,10 @@ from anabranch.cli.run_options import (
     run_source,
     with_end,
 )
+from anabranch.core.errors import Diverged
 from anabranch.reports.text import count_text, duration_text, percent_text
 from anabranch.simulation.run import Progress
 from anabranch.simulation.run import simulate as simulate_run
-
-MANY_DEVICES = 10_000  # whose data takes more than a moment to be looked at
 
 
 def simulate(
@@ -72,16 +71,21 @@ def simulate(
     with writing(folder), Ticker(output) as ticker:
 
         def show(p: Progress) -> None:
-            accuracy = "" if p.accuracy is None else f", accuracy {percent_text(p.accuracy)}"
-            text = (
-                f"virtual time {duration_text(p.virtual_s)}: version {count_text(p.version)},"
-                f" {count_text(p.updates)} updates{accuracy}"
-            )
-            ticker.show(
-                text, virtual_s=p.virtual_s, version=p.version, updates=p.updates, accuracy=p.accuracy
-            )
+            counts = {"virtual_s": p.virtual_s, "version": p.version, "updates": p.updates}
+            ticker.show(_in_words(p), **counts, rejected=p.rejected, accuracy=p.accuracy)
 
-        if settings.fleet.clients >= MANY_DEVICES:
-            ticker.show(f"getting {count_text(settings.fleet.clients)} devices ready")
+        devices = settings.fleet.clients
+        ticker.show(f"getting {count_text(devices)} device{'s'[: devices > 1]} ready")
         result = simulate_run(settings, folder, workers=workers, progress=show)
     output.result(result.to_json(), summary(result, folder))
+    if result.given_up:
+        raise Diverged(result.given_up)
+
+
+def _in_words(p: Progress) -> str:
+    accuracy = "" if p.accuracy is None else f", accuracy {percent_text(p.accuracy)}"
+    rejected = f", {count_text(p.rejected)} rejected" if p.rejected else ""
+    return (
+        f"virtual time {duration_text(p.virtual_s)}: version {count_text(p.version)},"
+        f" {count_text(p.updates)} updates{rejected}{accuracy}"
+    )
