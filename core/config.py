@@ -21,6 +21,7 @@ from anabranch.core.faults import FaultsTable
 from anabranch.core.flower import FlowerTable
 from anabranch.core.ranges import TASK, check_ranges
 from anabranch.core.robust import RobustTable
+from anabranch.core.secrets import SECRET, masked
 
 T = TypeVar("T")
 
@@ -37,7 +38,7 @@ class RunTable:
     name: str = "run"
     seed: int = 0
     workload: str = "digits"
-    data_path: str = ""
+    data_path: str = field(default="", repr=False, metadata=SECRET)
     target_accuracy: float = 0.0
     versions_max: int = 0
     updates_max: int = 0
@@ -98,7 +99,7 @@ class RayTable:
     for the devices of each speed group, the fastest first; the last is for all that are slower.
     """
 
-    address: str = ""
+    address: str = field(default="", repr=False, metadata=SECRET)
     cpus: float = 1.0
     gpus: float = 0.0
     gpus_by_group: list[float] = field(default_factory=list)
@@ -161,7 +162,7 @@ class ServerTable:
 
     address: str = "127.0.0.1:7070"
     admin_address: str = "127.0.0.1:7071"
-    database: str = ""
+    database: str = field(default="", repr=False, metadata=SECRET)
     data_dir: str = "anabranch-data"
     concurrency: int = 0
     staleness_max: int = 0
@@ -242,15 +243,25 @@ class Config:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Tables of plain values; `[strategy]` is flat again."""
+        """Tables of plain values, to be stored and shown: secrets are masked. `[strategy]` is flat again."""
         out = {t: _plain(getattr(self, t)) for t in TABLES}
         out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
         return out
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Config:
-        """The inverse of `to_json`, of older releases too. Raises `ConfigError`."""
+        """The inverse of `to_json`, but for secrets; of older releases too. Raises `ConfigError`."""
         return merge([("before", BEFORE), ("json", data)])
+
+    def secrets(self) -> dict[str, str]:
+        """The clear text of what `to_json` masks, by `table.key`."""
+        shown = self.to_json()
+        return {
+            f"{t}.{f.name}": getattr(getattr(self, t), f.name)
+            for t in TABLES
+            for f in fields(TABLES[t])
+            if f.metadata == SECRET and shown[t][f.name] != getattr(getattr(self, t), f.name)
+        }
 
 
 TABLES: dict[str, type[Any]] = {
@@ -365,4 +376,5 @@ def _typed(value: Any, hint: Any, path: str) -> Any:
 
 
 def _plain(table: Any) -> dict[str, Any]:
-    return {f.name: getattr(table, f.name) for f in fields(table)}
+    values = {f.name: getattr(table, f.name) for f in fields(table)}
+    return values | {f.name: masked(values[f.name]) for f in fields(table) if f.metadata == SECRET}

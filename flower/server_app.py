@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,12 +175,8 @@ def _prepared(grid: Grid, context: Context, options: Options, folder: Path) -> t
 
 
 def _with(said: Mapping[str, Mapping[str, Any]], config: Config) -> Config:
-    given = config.to_json()
-    given["flower"] = {
-        **given["flower"],
-        **{k: v for k, v in said["flower"].items() if not given["flower"][k]},
-    }
-    return Config.from_json(given)
+    lacking = {k: v for k, v in said["flower"].items() if not getattr(config.flower, k)}
+    return replace(config, flower=replace(config.flower, **lacking))
 
 
 def _by_a_node(grid: Grid, message: Message) -> Message:

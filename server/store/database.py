@@ -20,6 +20,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import NullPool
 
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
+from anabranch.core.secrets import masked
 from anabranch.server.store import leader
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.files import open_file
@@ -60,7 +61,7 @@ class Database:
     @property
     def name(self) -> str:
         """The address without its password, for messages."""
-        return self.url.render_as_string(hide_password=True)
+        return str(masked(self.url.render_as_string(hide_password=True)))  # a query may have one too
 
     @property
     def is_sqlite(self) -> bool:

@@ -12,6 +12,7 @@ from anabranch.core.config import ServerTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.extras import how_to_install
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.secrets import MASK, masked
 from anabranch.server.store.base import Store
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
@@ -44,7 +45,12 @@ def _postgresql(database: str) -> URL:
     except (ArgumentError, ValueError):
         raise ConfigError(f"{_FORMS}; quote the special characters of a password as %XX") from None
     if not url.database:
-        raise ConfigError(f"server.database = {url.render_as_string()!r} names no database: add /NAME")
+        raise ConfigError(f"server.database = {masked(database)!r} names no database: add /NAME")
+    if url.password == MASK:
+        raise ConfigError(
+            f"server.database = {database!r} has its password masked, as all that is stored: give the whole "
+            "address, in the environment as ANABRANCH_SERVER_DATABASE"
+        )
     if importlib.util.find_spec("psycopg") is None:
         raise ConfigError(f"server.database is PostgreSQL: {how_to_install('psycopg')}")
     return url

@@ -18,7 +18,8 @@ import typer.main
 from click import Command, Group
 from commands import anabranch, answer, serving
 
-from anabranch.cli.main import app, main
+from anabranch.cli.main import main
+from anabranch.cli.program import app
 from anabranch.core.errors import OUTCOMES, ConfigError, NotAuthenticated
 
 RUN = """

@@ -8,7 +8,6 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
 
 from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.feedback import make_uplink
@@ -89,14 +88,13 @@ def shown(config: Config) -> list[tuple[str, Any, str]]:
     for table, keys in config.to_json().items():
         for key, value in keys.items():
             path = f"{table}.{key}"
-            rows.append(
-                (
-                    path,
-                    _masked(value) if path == "server.database" else value,
-                    config.sources.get(path, "default"),
-                )
-            )
+            rows.append((path, value, config.sources.get(path, "default")))
     return rows
+
+
+def secrets_environment(config: Config) -> dict[str, str]:
+    """The environment that hands another process what the configuration's file does not say."""
+    return {f"{PREFIX}{path.replace('.', '_').upper()}": value for path, value in config.secrets().items()}
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -137,10 +135,3 @@ def _one_strategy(layers: list[Layer]) -> list[Layer]:
         replaced = i < last and tables.get("strategy", {}).get("name", chosen) != chosen
         kept.append((source, {t: v for t, v in tables.items() if t != "strategy"} if replaced else tables))
     return kept
-
-
-def _masked(url: str) -> str:
-    parts = urlsplit(url)
-    if not parts.password:
-        return url
-    return urlunsplit(parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@")))

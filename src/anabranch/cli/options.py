@@ -16,6 +16,7 @@ from rich.logging import RichHandler
 
 from anabranch.core.config import parse_override
 from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
+from anabranch.core.secrets import masked_text
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, duration_text, percent_text
 
@@ -45,9 +46,17 @@ class _JsonLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """The record, with its traceback if it has one."""
         text = record.getMessage()
-        if record.exc_info:
-            text += "\n" + self.formatException(record.exc_info)
+        if record.exc_text:
+            text += "\n" + record.exc_text
         return json.dumps({"at": self.formatTime(record), "level": record.levelname, "text": text})
+
+
+def _mask_secrets(record: logging.LogRecord) -> bool:
+    """A filter that lets everything through, but for passwords."""
+    record.msg, record.args = masked_text(record.getMessage()), None
+    if record.exc_info:
+        record.exc_text = masked_text(logging.Formatter().formatException(record.exc_info))
+    return True
 
 
 def set_up_logging(as_json: bool, verbose: bool = False) -> None:
@@ -60,6 +69,7 @@ def set_up_logging(as_json: bool, verbose: bool = False) -> None:
         handler.setFormatter(logging.Formatter("%(message)s"))
     else:
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(_mask_secrets)
     logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # it introduces itself at length
 

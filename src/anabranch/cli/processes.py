@@ -8,10 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from anabranch.cli.configuration import secrets_environment
 from anabranch.core.config import Config
 from anabranch.core.errors import Unavailable
 from anabranch.workloads.profiles import speed_profile
@@ -42,7 +43,8 @@ class Fleet:
             self._start("init", ["init", self.app, "--out", str(model), "--seed", str(settings.run.seed)])
         )
         data = ["--data-dir", str(self.folder / "server")]
-        self._start("server", ["server", str(config), "--model", str(model), *data, "--json"])
+        command = ["server", str(config), "--model", str(model), *data, "--json"]
+        self._start("server", command, secrets_environment(settings))
         return self._serving()
 
     def start_devices(self, addresses: Addresses, clients: int) -> None:
@@ -87,9 +89,9 @@ class Fleet:
                 process.kill()
                 process.wait()
 
-    def _start(self, name: str, arguments: Sequence[str]) -> str:
+    def _start(self, name: str, arguments: Sequence[str], more: Mapping[str, str] | None = None) -> str:
         # One thread each: many processes share few cores.
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **(more or {})}
         with (self.logs / f"{name}.log").open("wb") as log:
             command = [sys.executable, "-m", "anabranch.cli.main", *arguments]
             self._running[name] = subprocess.Popen(  # noqa: S603 - our own command line

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import traceback
+from types import TracebackType
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +23,7 @@ from anabranch.cli.search import search
 from anabranch.cli.simulate import simulate
 from anabranch.core.errors import NO_SPACE, AnabranchError, ConfigError, StoreError, disk_error, outcome_of
 from anabranch.core.extras import how_to_install
+from anabranch.core.secrets import masked_text
 
 
 class _Commands(TyperGroup):
@@ -82,6 +85,7 @@ app.add_typer(flower_app, name="flower")
 
 def run() -> int:
     """Run a command; returns its exit code. What was foreseen becomes one line on stderr."""
+    sys.excepthook = _masked_traceback
     try:
         app()
     except AnabranchError as error:
@@ -103,7 +107,13 @@ def _said(error: AnabranchError) -> int:
     """The exit code of an error that was told: one line on stderr, and on stdout for programs."""
     if isinstance(error, StoreError):  # files that cannot be closed, as they are let go: it is said here
         sys.unraisablehook = lambda _: None
+    text = masked_text(str(error))
     if "--json" in sys.argv:
-        sys.stdout.write(json_line({"kind": "error", "error": type(error).__name__, "detail": str(error)}))
-    Console(stderr=True, highlight=False).print(f"error: {error}", style="red", markup=False, soft_wrap=True)
+        sys.stdout.write(json_line({"kind": "error", "error": type(error).__name__, "detail": text}))
+    Console(stderr=True, highlight=False).print(f"error: {text}", style="red", markup=False, soft_wrap=True)
     return outcome_of(error).exit_code
+
+
+def _masked_traceback(kind: type[BaseException], error: BaseException, frames: TracebackType | None) -> None:
+    """A bug is told whole, but for passwords."""
+    sys.stderr.write(masked_text("".join(traceback.format_exception(kind, error, frames))))
