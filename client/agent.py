@@ -36,6 +36,7 @@ from anabranch.core import events as ev
 from anabranch.core.config import ClientTable, build
 from anabranch.core.errors import (
     AnabranchError,
+    AppError,
     IdentityError,
     ManifestMismatch,
     Unavailable,
@@ -88,7 +89,7 @@ class Agent:
         self._seed = fresh_seed() if seed is None else seed
         self._on_event = on_event
         self._bell = bell or Bell(time.monotonic)
-        self._local = LocalTrainer(app, settings, threads)
+        self._local = LocalTrainer(app, settings, threads, client_id)
         self._limits = SessionSettings(settings.retry_base_s, settings.retry_cap_s, tasks_max)
         self._session = Session(client_id, self._seed, self._limits)
         self._lock = threading.Lock()  # of the session
@@ -257,6 +258,8 @@ class Agent:
             return do(argument)
         except IdentityError:
             raise  # nothing will be taken from this device as it is: the outbox waits until it is
+        except AppError:
+            raise  # the next task would end like this one
         except AnabranchError as error:
             if isinstance(error, Unavailable):
                 reach.nobody()

@@ -15,6 +15,7 @@ from anabranch.client.transport import Transport
 from anabranch.core.config import ClientTable
 from anabranch.core.errors import AnabranchError
 from anabranch.workloads.app import App, Shard
+from anabranch.workloads.calls import data_of
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Follower:
         self._bell = bell or Bell(time.monotonic)
         self._seed = fresh_seed()
         self._local = LocalTrainer(app, self._settings, threads)
-        self._examples = app.data(shard)
+        self._examples = data_of(app, shard)
 
     def stop(self) -> None:
         """From any thread: end soon."""

@@ -28,8 +28,8 @@ class OnEvent(Protocol):
         ...
 
 
-class Cancelled(Exception):
-    """The task at hand is no longer wanted."""
+class Cancelled(BaseException):
+    """The task at hand is no longer wanted. No `Exception`: an App's own `except` must not eat it."""
 
 
 class Progress:

@@ -25,6 +25,7 @@ from anabranch.core.config import ClientTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.workloads.app import Shard, load_app
+from anabranch.workloads.calls import join_run
 
 log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ def follow(options: FollowerOptions) -> Iterator[Measurement]:
             sink = stack.enter_context(open_operator(options.admin, wallet, options.insecure))
         seed, config = options.seed, None if sink is None else sink.status().config
         if config is not None:
-            app.join(config)
+            join_run(app, config)
         if seed is None:
             seed = 0 if config is None else int(config["run"]["seed"])
         yield from Follower(

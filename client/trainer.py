@@ -29,7 +29,9 @@ from anabranch.core.updates import Capability, LocalPlan, Task
 from anabranch.protos.convert import submodel_to_proto
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import watched
+from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
+from anabranch.workloads.own_code import on_device
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import Hook, cut, smaller, trainer_for
 
@@ -57,11 +59,12 @@ class BaseModel:
 class LocalTrainer:
     """Trains and judges an App. `threads`: for torch on a CPU; 0 leaves torch's own choice.
 
+    What the App raises names the `device`.
     Raises `AppError` and `ConfigError` as `trainer_for` does.
     """
 
-    def __init__(self, app: App, settings: ClientTable, threads: int = 0) -> None:
-        self._app = app
+    def __init__(self, app: App, settings: ClientTable, threads: int = 0, device: str = "") -> None:
+        self._app, self._device = app, device
         self._trainer = trainer_for(app, settings.device, settings.precision)
         self._served: ParamSpec | None = None
         self.examples: Examples | None = None
@@ -96,12 +99,13 @@ class LocalTrainer:
 
     def join(self, served: ParamSpec, config: Mapping[str, Any]) -> None:
         """Take part in a run: the App hears of its configuration. Raises as `adopt` does."""
-        self._app.join(config)
+        join_run(self._app, config)
         self.adopt(served)
 
     def load(self, shard: Shard) -> Examples:
         """The App's data of the shard, from now on trained on. Raises `DataError`."""
-        self.examples = self._app.data(shard)
+        with on_device(self._device):
+            self.examples = data_of(self._app, shard)
         return self.examples
 
     def capability(self) -> Capability:
@@ -170,7 +174,7 @@ class LocalTrainer:
         """
         assert self.examples is not None, "load a shard first"
         self._app.version = task.base_version
-        with watched(each_step):
+        with watched(each_step), on_device(self._device):
             result = self._trainer.train(
                 base.part(task.submodel), base.frozen, self.examples, task.local, task.seed, smaller(task)
             )
@@ -181,7 +185,8 @@ class LocalTrainer:
     def train_on(self, base: BaseModel, plan: LocalPlan, seed: int, hook: Hook) -> None:
         """Train from `base` until `hook` raises: see `Trainer.train_on`."""
         assert self.examples is not None, "load a shard first"
-        self._trainer.train_on(base.vector, base.frozen, self.examples, plan, seed, hook)
+        with on_device(self._device):
+            self._trainer.train_on(base.vector, base.frozen, self.examples, plan, seed, hook)
 
     def pack(
         self,

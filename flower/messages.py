@@ -23,6 +23,7 @@ from anabranch.core.errors import AppError
 from anabranch.flower.compression import Encoded, encoded_in
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.records import Arrays, Plain, array_record, arrays_of, plain
+from anabranch.workloads.own_code import told
 from anabranch.workloads.torch_loop import seed_generators
 
 if TYPE_CHECKING:
@@ -157,8 +158,8 @@ def handled(app: ClientApp, message: Message, context: Context, seed: int) -> Me
             return app(message, context)
     except AppError:
         raise
-    except Exception as error:
-        raise AppError(f"the ClientApp's {what} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise AppError(told(f"the ClientApp's {what}", error)) from error
 
 
 def new_message(content: RecordDict, message_type: str, node_id: int, group_id: str) -> Message:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.core.errors import AppError
 from anabranch.flower.installed import flwr_version
+from anabranch.workloads.own_code import told
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp
@@ -111,9 +112,9 @@ def load(reference: str, folder: Path | None = None) -> Any:
             found: Any = importlib.import_module(module_name)
         for part in attribute.split("."):
             found = getattr(found, part)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         where = f" of {folder}" if folder else ""
-        raise AppError(f"{reference!r}{where} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise AppError(told(f"{reference!r}{where} cannot be loaded", error)) from error
     return found
 
 

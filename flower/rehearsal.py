@@ -34,6 +34,7 @@ from anabranch.flower.messages import (
 )
 from anabranch.flower.project import Project
 from anabranch.flower.records import arrays_of
+from anabranch.workloads.own_code import told
 
 flwr_version()
 
@@ -134,8 +135,8 @@ def hear(serverapp: ServerApp, context: Context, answer: Node, name: str) -> Reh
     if stage.flaw is not None:
         raise stage.flaw
     if stage.arrays is None:
-        why = f": {type(ended_by).__name__}: {ended_by}" if ended_by else ""
-        raise AppError(f"the ServerApp of {name} ended before it sent a message for training{why}")
+        head = f"the ServerApp of {name} ended before it sent a message for training"
+        raise AppError(told(head, ended_by) if ended_by else head)
     if ended_by is not None:
         log.info(
             "the ServerApp of %s ended at an unchanged reply, so evaluations are told nothing: %s",

@@ -21,11 +21,18 @@ from anabranch.core.updates import Task
 from anabranch.simulation.attacks import Attack
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
+from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
+from anabranch.workloads.own_code import on_device
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import Training, TrainResult, cut, smaller, trainer_for
 
 EXAMPLES_KEPT = 10_000  # devices
+
+
+def device_name(index: int) -> str:
+    """What a simulated device is called."""
+    return f"device-{index:04d}"
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ class Problem:
     def __init__(self, config: Config, app: App, start: Tensors | None = None) -> None:
         self.config = config
         self.app = app
-        app.join(config.to_json())
+        join_run(app, config.to_json())
         # A simulation repeats itself to the bit: a GPU, which may not, has to be asked for by name.
         device = "cpu" if config.client.device == "auto" else config.client.device
         self.trainer = trainer_for(app, device, config.client.precision)
@@ -76,14 +83,18 @@ class Problem:
         """What a device trains on."""
         found = self._examples.get(device)
         if found is None:
-            found = self._examples[device] = self.app.data(self.shard("train", device))
+            found = self._examples[device] = self._loaded(device)
             if len(self._examples) > EXAMPLES_KEPT:
                 self._examples.popitem(last=False)
         return found
 
     def count(self, device: int) -> int:
         """How many examples a device has. They are not kept: another process may be the one to train."""
-        return len(self.app.data(self.shard("train", device)))
+        return len(self._loaded(device))
+
+    def _loaded(self, device: int) -> Examples:
+        with on_device(device_name(device)):
+            return data_of(self.app, self.shard("train", device))
 
     def do(self, work: Job | Evaluation) -> LocalResult | Mapping[str, float]:
         """Whichever it is."""
@@ -124,7 +135,8 @@ class Problem:
 
     def _train(self, job: Job, t: Training) -> TrainResult:
         self.app.version, self.app.kept = job.task.base_version, job.kept
-        result = self.trainer.train(t.vector, self.frozen, t.examples, t.plan, t.seed, t.submodel)
+        with on_device(device_name(job.device)):
+            result = self.trainer.train(t.vector, self.frozen, t.examples, t.plan, t.seed, t.submodel)
         return replace(result, kept=self.app.kept)
 
     def _last_label(self) -> int:
@@ -132,7 +144,7 @@ class Problem:
 
     def _held_out_examples(self) -> Examples:
         if self._held_out is None:
-            self._held_out = self.app.data(self.shard(self.config.run.evaluate_on))
+            self._held_out = data_of(self.app, self.shard(self.config.run.evaluate_on))
         return self._held_out
 
     def step_cost(self, task: Task) -> float:

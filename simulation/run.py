@@ -35,7 +35,7 @@ from anabranch.simulation.executors.choice import chosen, make_executor, settled
 from anabranch.simulation.faults import RIGHT, DeviceClock, Faults
 from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.network import PerfectNetwork
-from anabranch.simulation.problem import Problem, ProblemSource
+from anabranch.simulation.problem import Problem, ProblemSource, device_name
 from anabranch.simulation.server import Direct, Process
 from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.versions import Versions
@@ -213,7 +213,7 @@ class Simulation:
         return self._recorder.result(digest(self.engine.vector), self._journal.sha256, wall_s)
 
     def _names(self) -> list[str]:
-        return [f"device-{i:04d}" for i in range(self._config.fleet.clients)]
+        return [device_name(i) for i in range(self._config.fleet.clients)]
 
     def _serve(self) -> Direct:
         """The server as the devices meet it."""

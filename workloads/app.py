@@ -25,6 +25,7 @@ from anabranch.core.config import FleetTable
 from anabranch.core.errors import AppError, DataError
 from anabranch.core.units import UnitGroup
 from anabranch.core.updates import LocalPlan
+from anabranch.workloads.own_code import own_code, own_frames
 from anabranch.workloads.registry import adapter_of, resolve
 
 Array = npt.NDArray[Any]
@@ -60,16 +61,19 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """`x` (count, ...) as the model takes it, and `y` (count, ...): class numbers for the default loop.
+    """`x` (count, ...) as the model takes it, and `y` (count, ...): class numbers for the default loss.
 
-    Two are equal only if they are the same object, so one can key a cache. Raises `DataError` when
-    the lengths differ or there is no example.
+    Arrays; lists and torch tensors become such. Two are equal only if they are the same object, so one can
+    key a cache. Raises `DataError` for what is no array of numbers, when the lengths differ, and when there
+    is no example.
     """
 
     x: Array
     y: Array
 
     def __post_init__(self) -> None:
+        for name in ("x", "y"):
+            object.__setattr__(self, name, _array(name, getattr(self, name)))
         if len(self.x) != len(self.y):
             raise DataError(
                 f"examples: x has {len(self.x)} rows and y has {len(self.y)}; give each its label"
@@ -79,6 +83,42 @@ class Examples:
 
     def __len__(self) -> int:
         return len(self.x)
+
+
+def _array(name: str, given: Any) -> Array:
+    """What was given as an array of numbers. Raises `DataError`."""
+    if hasattr(given, "detach"):  # a torch tensor, wherever it lies
+        given = given.detach().cpu()
+    try:
+        found = np.asarray(given)
+    except (ValueError, TypeError) as error:
+        raise DataError(f"examples: {name} is a {type(given).__name__} that is no array: {error}") from error
+    if found.dtype.kind not in "iufbc":
+        raise DataError(
+            f"examples: {name} is a {type(given).__name__} of {_item(found)}: "
+            "give numbers, in one array of equal rows"
+        )
+    if found.ndim == 0:
+        raise DataError(f"examples: {name} is one {type(given).__name__}: give an array with a row for each")
+    return found
+
+
+def _item(found: Array) -> str:
+    if found.dtype.kind == "O":
+        return f"unequal rows or of {type(found.flat[0]).__name__}s" if found.size else "nothing"
+    return {"U": "text", "S": "bytes", "M": "dates", "m": "times"}.get(found.dtype.kind, found.dtype.name)
+
+
+def examples_of(found: Any) -> Examples:
+    """What an App's `data` has returned, as examples; a pair (x, y) will do. Raises `DataError`."""
+    if isinstance(found, Examples):
+        return found
+    if isinstance(found, tuple | list) and len(found) == 2:
+        return Examples(*found)
+    what = f"a {type(found).__name__}"
+    if isinstance(found, tuple | list):
+        what += f" of {len(found)}"
+    raise DataError(f"data returned {what}: return Examples(x, y), or the pair (x, y)")
 
 
 class App:
@@ -166,18 +206,14 @@ class _Adapted(App):
     def __init__(self, target: Any, name: str) -> None:
         self.name = str(getattr(target, "name", name))
         super().__init__(str(getattr(target, "data_path", "")))
-        self._target = target
+        self.adapted = target
         for method in ("model", "units", "train", "evaluate"):
             if callable(own := getattr(target, method, None)):
                 setattr(self, method, own)
 
     def data(self, shard: Shard) -> Examples:
         """The target's data; a plain pair (x, y) will do."""
-        found = self._target.data(shard)
-        if isinstance(found, Examples):
-            return found
-        x, y = found
-        return Examples(np.asarray(x), np.asarray(y))
+        return examples_of(self.adapted.data(shard))
 
 
 def load_app(spec: str, data_path: str = "") -> App:
@@ -202,7 +238,10 @@ def load_app(spec: str, data_path: str = "") -> App:
 
 def _instantiate(cls: type[Any], spec: str, data_path: str) -> Any:
     takes_path = "data_path" in inspect.signature(cls).parameters
-    try:
-        return cls(data_path=data_path) if takes_path else cls()
-    except TypeError as error:
-        raise AppError(f"{spec}: {cls.__name__} must be made without arguments: {error}") from error
+    with own_code(cls, "__init__"):
+        try:
+            return cls(data_path=data_path) if takes_path else cls()
+        except TypeError as error:
+            if own_frames(error):
+                raise
+            raise AppError(f"{spec}: {cls.__name__} must be made without arguments: {error}") from error

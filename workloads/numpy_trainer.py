@@ -7,11 +7,11 @@ import numpy as np
 from anabranch.core.params import ParamSpec, Tensors, Vector
 from anabranch.core.submodels import UnitMap
 from anabranch.core.updates import LocalPlan
+from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
 from anabranch.workloads.trainer import (
     Hook,
     TrainResult,
-    build_model,
     check_submodel,
     check_vector,
     declared_units,
@@ -57,7 +57,7 @@ class NumpyTrainer:
 
     def initial(self, seed: int) -> dict[str, Array]:
         """The arrays of `app.model(seed)`."""
-        return {name: np.array(array, order="C") for name, array in build_model(self._app, seed).items()}
+        return {name: np.array(array, order="C") for name, array in calls.model_of(self._app, seed).items()}
 
     def train(
         self,
@@ -74,7 +74,7 @@ class NumpyTrainer:
             check_submodel(self.spec, submodel)
             spec = submodel.small
         arrays = _arrays(spec, vector, frozen)
-        metrics = self._app.train(arrays, examples, plan, seed)
+        metrics = calls.train(self._app, arrays, examples, plan, seed)
         delta = _flat(spec, arrays)  # a copy, so that one more is not needed
         delta -= vector.astype(spec.vector_dtype, copy=False)
         return result_of(delta, metrics, plan, examples, self._app.name)
@@ -91,7 +91,7 @@ class NumpyTrainer:
         """See `Trainer`: the App's `train` on arrays that stay."""
         arrays = _arrays(self.spec, vector, frozen)
         train_endlessly(
-            lambda endless, life: self._app.train(arrays, examples, endless, life),
+            lambda endless, life: calls.train(self._app, arrays, examples, endless, life),
             plan,
             seed,
             _LiveArrays(self.spec, arrays),
@@ -100,7 +100,7 @@ class NumpyTrainer:
 
     def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
         """The App's own evaluation."""
-        return dict(self._app.evaluate(_arrays(self.spec, vector, frozen), examples))
+        return calls.evaluate(self._app, _arrays(self.spec, vector, frozen), examples)
 
     def step_cost(self, submodel: UnitMap, examples: Examples) -> float:  # noqa: ARG002 - the contract's
         """The share of the parameters: numpy's operations are not counted."""

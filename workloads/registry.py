@@ -12,6 +12,7 @@ from typing import Any
 
 from anabranch.core.errors import AppError
 from anabranch.core.rng import seed_of
+from anabranch.workloads.own_code import told
 
 BUILT_IN = {
     "fashion-mnist": "anabranch.workloads.fashion_mnist:FashionMnist",
@@ -67,9 +68,9 @@ def _from_file(path: str) -> ModuleType:
     sys.modules[name] = module
     try:
         found.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise AppError(f"{path}: it cannot be loaded: {_why(error)}") from error
+        raise AppError(told(f"{path}: it cannot be loaded", error)) from error
     return module
 
 
@@ -81,17 +82,10 @@ def _from_name(name: str, spec: str) -> ModuleType:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise AppError(f"{spec}: it cannot be loaded: {_why(error)}") from error
+            raise AppError(told(f"{spec}: it cannot be loaded", error)) from error
         raise AppError(f"{spec}: there is no module {error.name!r}; {_choices(spec)}") from error
-    except Exception as error:
-        raise AppError(f"{spec}: it cannot be loaded: {_why(error)}") from error
-
-
-def _why(error: Exception) -> str:
-    hint = ""
-    if isinstance(error, ModuleNotFoundError):
-        hint = ": pip install 'anabranch[client]'" if error.name == "torch" else ": install it"
-    return f"{type(error).__name__}: {error}{hint}"
+    except (Exception, SystemExit) as error:
+        raise AppError(told(f"{spec}: it cannot be loaded", error)) from error
 
 
 def _choices(spec: str) -> str:

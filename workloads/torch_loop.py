@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -162,9 +162,10 @@ def sgd(
     with runtime.seeded(seed):
         for rows in batches(len(examples), plan, seed):
             x, y = runtime.batch(examples, rows, params[0].dtype)
-            with runtime.autocast():
-                loss = torch_module.nn.functional.cross_entropy(model(x), y)
-            runtime.step(loss, optimizer, pull)
+            with _shapes_noted(x, y):
+                with runtime.autocast():
+                    loss = torch_module.nn.functional.cross_entropy(model(x), y)
+                runtime.step(loss, optimizer, pull)
             total += loss.detach()
     optimizer.zero_grad(set_to_none=True)
     steps = planned_steps(plan, len(examples))
@@ -185,11 +186,23 @@ def evaluate(
         for start in range(0, len(examples), EVALUATION_BATCH):
             rows = np.arange(start, min(start + EVALUATION_BATCH, len(examples)))
             x, y = runtime.batch(examples, rows, dtype)
-            scores = model(x)
-            hits += int((scores.argmax(1) == y).sum())
-            loss += float(torch_module.nn.functional.cross_entropy(scores, y, reduction="sum"))
+            with _shapes_noted(x, y):
+                scores = model(x)
+                hits += int((scores.argmax(1) == y).sum())
+                loss += float(torch_module.nn.functional.cross_entropy(scores, y, reduction="sum"))
     model.train(was_training)
     return {"accuracy": hits / len(examples), "loss": loss / len(examples)}
+
+
+@contextmanager
+def _shapes_noted(x: torch.Tensor, y: torch.Tensor) -> Iterator[None]:
+    """What a model or a loss raises of a batch tells of the batch."""
+    try:
+        yield
+    except Exception as error:
+        x_is, y_is = (f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in (x, y))
+        error.add_note(f"x is {x_is}, y is {y_is}")
+        raise
 
 
 def _proximal_pull(params: list[torch.nn.Parameter], mu: float) -> Callable[[], None]:

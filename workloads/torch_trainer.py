@@ -12,6 +12,7 @@ from anabranch.core.params import ParamSpec, Tensors, Vector
 from anabranch.core.submodels import UnitMap
 from anabranch.core.units import UnitGroup, check_groups
 from anabranch.core.updates import LocalPlan
+from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
 from anabranch.workloads.resident import LiveModule, Resident
 from anabranch.workloads.torch_loop import TorchRuntime, import_torch
@@ -19,7 +20,6 @@ from anabranch.workloads.trainer import (
     NO_UNITS,
     Hook,
     TrainResult,
-    build_model,
     check_submodel,
     declared_units,
     result_of,
@@ -72,7 +72,7 @@ class TorchTrainer:
         given = self._load(resident, vector, frozen)
         resident.module.train()
         with self.runtime.seeded(seed):
-            metrics = self.app.train(resident.module, examples, plan, seed)
+            metrics = calls.train(self.app, resident.module, examples, plan, seed)
         resident.module.zero_grad(set_to_none=True)
         delta = resident.flat().sub_(given).cpu().numpy()
         return result_of(delta, metrics, plan, examples, self.app.name)
@@ -92,7 +92,7 @@ class TorchTrainer:
 
         def train(endless: LocalPlan, life: int) -> None:
             with self.runtime.seeded(life):
-                self.app.train(self._whole.module, examples, endless, life)
+                calls.train(self.app, self._whole.module, examples, endless, life)
 
         train_endlessly(train, plan, seed, LiveModule(self._whole), hook)
 
@@ -100,7 +100,7 @@ class TorchTrainer:
         """The App's evaluation of the module in evaluation mode."""
         self._load(self._whole, vector, frozen)
         self._whole.module.eval()
-        return dict(self.app.evaluate(self._whole.module, examples))
+        return calls.evaluate(self.app, self._whole.module, examples)
 
     def step_cost(self, submodel: UnitMap, examples: Examples) -> float:
         """Operations of a training step, counted by torch; of parameters where it cannot count them."""
@@ -155,7 +155,7 @@ class TorchTrainer:
 
     def _built(self, seed: int) -> torch.nn.Module:
         with self.runtime.seeded(seed):
-            module: torch.nn.Module = build_model(self.app, seed)
+            module: torch.nn.Module = calls.model_of(self.app, seed)
         return module
 
     def _arrays(self, module: torch.nn.Module) -> dict[str, Array]:

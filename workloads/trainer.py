@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import sys
 from collections.abc import Callable, Mapping
@@ -13,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate, ManifestMismatch
-from anabranch.core.extras import how_to_install
 from anabranch.core.params import ParamSpec, Tensors, Vector
 from anabranch.core.rng import seed_of
 from anabranch.core.submodels import Coordinates, UnitMap
@@ -21,6 +19,8 @@ from anabranch.core.units import UnitGroup
 from anabranch.core.updates import LocalPlan, Task
 from anabranch.workloads.app import App, Array, Examples, Model
 from anabranch.workloads.batches import planned_steps, watched
+from anabranch.workloads.calls import model_of
+from anabranch.workloads.own_code import own_code
 
 ENDLESS_STEPS = 2**53
 
@@ -157,7 +157,7 @@ def trainer_for(app: App, device: str = "cpu", precision: str = "auto") -> Train
 
     if app.any_model:  # arrays by name
         return NumpyTrainer(app)
-    model = _first_model(app)
+    model = model_of(app, 0)
     if isinstance(model, dict):
         return NumpyTrainer(app)
     torch = sys.modules.get("torch")  # a torch model has imported it
@@ -169,21 +169,6 @@ def trainer_for(app: App, device: str = "cpu", precision: str = "auto") -> Train
     from anabranch.workloads.torch_trainer import TorchTrainer
 
     return TorchTrainer(app, device, precision)
-
-
-def _first_model(app: App) -> Model:
-    try:
-        return build_model(app, 0)
-    except ModuleNotFoundError as error:
-        if error.name != "torch":
-            raise
-        raise AppError(f"{app.name} needs torch: {how_to_install('torch')}") from error
-
-
-def build_model(app: App, seed: int) -> Model:
-    """`app.model()`, with the seed where it takes one."""
-    takes_seed = "seed" in inspect.signature(app.model).parameters
-    return app.model(seed=seed) if takes_seed else app.model()  # type: ignore[call-arg]
 
 
 def train_endlessly(
@@ -218,10 +203,11 @@ NO_UNITS = "every layer of the model must stay whole: none has units that only l
 
 def declared_units(app: App, model: Model) -> tuple[UnitGroup, ...] | None:
     """What the App's `units` says; None where it leaves them to be found."""
-    found = app.units(model)
-    if found is None:
-        return None
-    groups = tuple(found)
+    with own_code(app, "units"):
+        found = app.units(model)
+        if found is None:
+            return None
+        groups = tuple(found)
     if not all(isinstance(group, UnitGroup) for group in groups):
         raise AppError(f"{app.name}: units returned something else than groups: return UnitGroup(...) each")
     return groups

@@ -24,7 +24,7 @@ from anabranch.simulation.executors.serial import Deferred
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 from anabranch.workloads.batched import BatchedTraining
 from anabranch.workloads.torch_trainer import TorchTrainer
-from anabranch.workloads.trainer import smaller
+from anabranch.workloads.trainer import Training, smaller
 
 log = logging.getLogger(__name__)
 
@@ -56,13 +56,22 @@ class StackTrainer:
             else:
                 alike[own[0].kind].append(i)
         for members in alike.values():
-            results = iter(
-                self._training.train([t for i in members for t in trainings[i]], self.problem.frozen)
-            )
-            for i in members:
-                own_results = [next(results) for _ in trainings[i]]
-                found[i] = _outcome(partial(self.problem.finish, jobs[i], own_results))
+            found |= self._stacked(jobs, trainings, members)
         return [found[i] for i in range(len(jobs))]
+
+    def _stacked(
+        self, jobs: Sequence[Job], trainings: Sequence[list[Training]], members: list[int]
+    ) -> dict[int, Outcome]:
+        """What the jobs at these places come to, in one stack."""
+        try:
+            stack = self._training.train([t for i in members for t in trainings[i]], self.problem.frozen)
+        except Exception as error:  # noqa: BLE001 - whose it was, only a training of its own can tell
+            found = {i: _outcome(partial(self.problem.train, jobs[i])) for i in members}
+            log.warning("a stack failed, and each of its devices alone did not: %s", error)
+            return found
+        results = iter(stack)
+        own = {i: [next(results) for _ in trainings[i]] for i in members}
+        return {i: _outcome(partial(self.problem.finish, jobs[i], own[i])) for i in members}
 
     def _objects_to(self, training: Any) -> bool:
         why = self._training.objection(training, self.problem.frozen)

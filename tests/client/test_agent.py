@@ -21,7 +21,7 @@ from anabranch.client.stopping import Bell
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.core.config import ClientTable
 from anabranch.core.effects import Refused
-from anabranch.core.errors import InvalidUpdate, ManifestMismatch, Overloaded, StoreLocked
+from anabranch.core.errors import AppError, InvalidUpdate, ManifestMismatch, Overloaded, StoreLocked
 from anabranch.core.ledger import TRAIN_S
 from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Ask, LocalPlan, Task
@@ -261,7 +261,7 @@ def test_an_app_of_another_model_is_told_where_it_differs(federation: Federation
 
 
 def test_an_app_that_fails_gives_its_task_back(federation: Federation) -> None:
-    with pytest.raises(ValueError, match="division"):
+    with pytest.raises(AppError, match=r"_Raising\.train .* on a: ValueError: division"):
         federation.agent(app=_Raising(ValueError("division"))).run()
     assert federation.server.engine.ledger.live == 0
 

@@ -22,6 +22,7 @@ from anabranch.client.stopping import Bell
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.core.config import ClientTable
+from anabranch.core.errors import AppError
 from anabranch.core.ledger import TRAIN_S
 from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Ask, LocalPlan, Task
@@ -185,7 +186,7 @@ def test_an_error_of_the_app_ends_the_agent_and_gives_the_task_back(federation: 
         def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
             raise ZeroDivisionError("a bug of the App")
 
-    with pytest.raises(ZeroDivisionError, match="bug of the App"):
+    with pytest.raises(AppError, match=r"Raising\.train .* on a: ZeroDivisionError: a bug of the App"):
         federation.agent(app=Raising()).run()
     assert federation.server.engine.ledger.live == 0
 

@@ -22,6 +22,7 @@ from anabranch.flower.messages import Reply
 from anabranch.flower.project import Project
 from anabranch.flower.records import from_bytes, to_bytes
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
+from anabranch.workloads.own_code import on_device
 from anabranch.workloads.trainer import ENDLESS_STEPS
 
 PLAN = LocalPlan()
@@ -159,7 +160,7 @@ def test_examples_and_metrics_come_through_the_trainer(tmp_path: Path) -> None:
             "Message(Error(7, 'the disk is full'), reply_to=msg)",
             "answered 'train' with error 7: the disk is full",
         ),
-        ("1 / 0", "train raised ZeroDivisionError"),
+        ("1 / 0", r"train \(.*:11\): ZeroDivisionError"),
     ],
 )
 def test_a_reply_of_no_use_is_an_error_that_says_why(answer: str, why: str, tmp_path: Path) -> None:
@@ -263,6 +264,18 @@ def test_the_options_of_a_device_are_in_the_node_config(tmp_path: Path) -> None:
     app.options = {"zero": 0, "partition-id": 7}
     with pytest.raises(AppError, match="ZeroDivisionError"):
         app.train(app.model(), app.data(Shard("train", 0, 3)), PLAN, seed=1)
+
+
+def test_what_a_client_app_raises_has_its_file_and_line(tmp_path: Path) -> None:
+    folder = write_app(tmp_path, replying("1 / len(arrays) / 0"))
+    app = joined(folder)
+    with on_device("device-0002"), pytest.raises(AppError) as caught:
+        app.train(app.model(), app.data(Shard("train", 0, 3)), PLAN, seed=1)
+    first, *lines = str(caught.value).splitlines()
+    file = next(folder.rglob("client_app.py"))
+    why = "ZeroDivisionError: float division by zero"
+    assert first == f"the ClientApp's train ({file}:11) on device-0002: {why}"
+    assert lines == [f"  {file}:11 in train", "    return 1 / len(arrays) / 0"]
 
 
 def test_the_data_path_is_in_the_node_config(tmp_path: Path) -> None:

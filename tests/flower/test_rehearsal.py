@@ -105,9 +105,9 @@ def test_what_is_drawn_follows_from_the_seed(tmp_path: Path) -> None:
     ("server", "why"),
     [
         (TALKATIVE, r"2 ArrayRecords in a message \(model, momentum\)"),
-        (SILENT, "ended before it sent a message for training: RuntimeError: the licence has run out"),
+        (SILENT, r"ended before it sent a message for training \(.*:\d+\): RuntimeError: the licence has"),
         ("app = 3", "is a int, no ServerApp"),
-        ("import no_such_module", "cannot be loaded: ModuleNotFoundError"),
+        ("import no_such_module", r"cannot be loaded \(.*:1\): ModuleNotFoundError"),
     ],
     ids=["two models", "an error", "no app", "no module"],
 )

@@ -99,8 +99,11 @@ def test_a_module_with_the_functions_is_an_app(tmp_path: Path, monkeypatch: pyte
         ("{folder}/half.py:Half", "no method 'data'"),
         ("{folder}/half.py:Bare", "no method 'data'"),
         ("{folder}/half.py:Needy", "Needy must be made without arguments"),
-        ("{folder}/broken.py:App", "broken.py: it cannot be loaded: SyntaxError"),
-        ("{folder}/lacking.py:App", "lacking.py: it cannot be loaded: .*'no_such_package': install it"),
+        ("{folder}/broken.py:App", r"broken.py: it cannot be loaded \(.*broken.py:1\): SyntaxError"),
+        (
+            "{folder}/lacking.py:App",
+            r"lacking.py: it cannot be loaded \(.*py:1\): .*'no_such_package': install it",
+        ),
         ("anabranch.workloads.app:App", "no method 'model'"),
         ("", "unknown workload ''"),
     ],

@@ -17,6 +17,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.rng import seed_of
 from anabranch.strategies.registry import strategy_of
 from anabranch.workloads.app import load_app
+from anabranch.workloads.calls import join_run, settings_of
 
 PREFIX = "ANABRANCH_"
 
@@ -60,8 +61,8 @@ def load_run(
     """As `load_config`; what the run's App brings along lies under everything else. Raises `AppError`."""
     config = load_config(path, overrides, presets, flags)
     app = load_app(config.run.workload, config.run.data_path)
-    app.join(config.to_json())
-    brought = app.settings(seed_of(config.run.seed, "initial"))
+    join_run(app, config.to_json())
+    brought = settings_of(app, seed_of(config.run.seed, "initial"))
     if not brought:
         return config
     return load_config(path, overrides, [(config.run.workload, brought), *presets], flags)

@@ -100,12 +100,13 @@ def init(
     """
     from anabranch.server.manifest import read_weights, write_manifest
     from anabranch.workloads import load_app, trainer_for
+    from anabranch.workloads.calls import join_run, settings_of
 
     app = app_spec(app, flower)
     found = load_app(app, data_path)
-    found.join(load_config(None, overrides or ()).to_json())
+    join_run(found, load_config(None, overrides or ()).to_json())
     trainer = trainer_for(found)
-    initial, brought = trainer.initial(seed), found.settings(seed)
+    initial, brought = trainer.initial(seed), settings_of(found, seed)
     if isinstance(trainer, NumpyTrainer) and found.any_model:
         trainer.adopt(ParamSpec.of(initial))
     spec = trainer.spec

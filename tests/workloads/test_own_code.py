@@ -1,0 +1,227 @@
+"""What a user's code raises is one error: where it happened, what it is, and the user's lines alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from agents import Federation
+
+from anabranch.client.lease import Cancelled
+from anabranch.core.config import Config, merge
+from anabranch.core.errors import AppError, DataError, Unavailable
+from anabranch.core.updates import LocalPlan
+from anabranch.simulation.run import simulate
+from anabranch.workloads import Examples, Shard, load_app, trainer_for
+from anabranch.workloads.app import App, examples_of
+from anabranch.workloads.calls import data_of, settings_of
+from anabranch.workloads.own_code import on_device
+from anabranch.workloads.synthetic import Synthetic
+
+# Line 5 is where it breaks. What breaks is in the place of BROKEN.
+MINE = """import anabranch
+import numpy as np
+import torch
+def look_up(word):
+    return {"a": 1}[word]
+class Mine(anabranch.App):
+    def model(self):
+        return BROKEN_MODEL or torch.nn.Linear(4, 2)
+    def units(self, model):
+        BROKEN_UNITS
+    def settings(self, seed):
+        return BROKEN_SETTINGS or {}
+    def data(self, shard):
+        x = BROKEN_DATA or np.ones((8, 4), np.float32)
+        return anabranch.Examples(x, np.arange(8) % 2)
+    def train(self, model, examples, plan, seed):
+        BROKEN_TRAIN
+        return super().train(model, examples, plan, seed)
+    def evaluate(self, model, examples):
+        BROKEN_EVALUATE
+        return super().evaluate(model, examples)
+"""
+
+
+def mine(folder: Path, broken: str) -> App:
+    """The App of a file, in which one method looks a word up that is not there."""
+    text = MINE.replace(f"BROKEN_{broken}", 'look_up("b")')
+    for name in ("MODEL", "UNITS", "SETTINGS", "DATA", "TRAIN", "EVALUATE"):
+        text = text.replace(f"BROKEN_{name}", "None")
+    (folder / "mine.py").write_text(text)
+    return load_app("mine.py:Mine")
+
+
+def _trained(app: App) -> None:
+    trainer = trainer_for(app)
+    start = trainer.spec.flatten(trainer.initial(0))
+    trainer.train(start, {}, data_of(app, Shard("train")), LocalPlan(), seed=1)
+
+
+def _evaluated(app: App) -> None:
+    trainer = trainer_for(app)
+    trainer.evaluate(trainer.spec.flatten(trainer.initial(0)), {}, data_of(app, Shard("test")))
+
+
+@pytest.mark.parametrize(
+    ("broken", "line", "do"),
+    [
+        ("MODEL", 8, trainer_for),
+        ("UNITS", 10, trainer_for),
+        ("SETTINGS", 12, lambda app: settings_of(app, 0)),
+        ("DATA", 14, lambda app: data_of(app, Shard("train", 2, 5))),
+        ("TRAIN", 17, _trained),
+        ("EVALUATE", 20, _evaluated),
+    ],
+)
+def test_each_method_is_named_with_file_and_line(
+    broken: str, line: int, do: Callable[[App], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    app = mine(tmp_path, broken)
+    with on_device("device-0003"), pytest.raises(AppError) as caught:
+        do(app)
+    first, *lines = str(caught.value).splitlines()
+    method = broken.lower()
+    about = " for shard 2/5" if method == "data" else ""
+    assert first == f"Mine.{method}{about} (mine.py:5) on device-0003: KeyError: 'b'"
+    assert lines[0] == f"  mine.py:{line} in {method}"
+    assert lines[2:] == ["  mine.py:5 in look_up", '    return {"a": 1}[word]']
+
+
+@pytest.mark.parametrize("executor", ["serial", "batched"])
+def test_a_simulation_names_the_device(
+    executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    mine(tmp_path, "TRAIN")
+    with pytest.raises(AppError, match=r"^Mine\.train \(mine\.py:5\) on device-000\d: KeyError: 'b'\n"):
+        simulate(fleet("mine.py:Mine", executor))
+
+
+def fleet(workload: str, executor: str = "serial") -> Config:
+    tables = {
+        "run": {"workload": workload, "updates_max": 4},
+        "fleet": {"clients": 3, "executor": executor},
+        "client": {"steps": 2},
+    }
+    return merge([("test", tables)])
+
+
+class OneBad(App):
+    """The labels of one device are of no class."""
+
+    def model(self) -> Any:
+        return torch.nn.Linear(4, 2)
+
+    def data(self, shard: Shard) -> Examples:
+        bad = shard.role == "train" and shard.index == 1
+        return Examples(np.ones((8, 4), np.float32), np.full(8, 7 if bad else 1))
+
+
+def test_in_a_stack_the_device_is_found(tmp_path: Path) -> None:
+    with pytest.raises(AppError, match=r"^OneBad\.train on device-0001: IndexError: .* y is \(8,\) int64"):
+        simulate(fleet("unused", "batched"), app=OneBad())
+
+
+class Fails(Synthetic):
+    """Its third training fails."""
+
+    tasks = 0
+
+    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        self.tasks += 1
+        if self.tasks == 3:
+            raise ValueError("a mistake")
+        return super().train(model, examples, plan, seed)
+
+
+def test_a_live_device_gives_its_task_back_and_ends(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    with pytest.raises(AppError, match=r"^Fails\.train \(.*test_own_code\.py:\d+\) on a: ValueError: a mist"):
+        federation.agent(app=Fails(), tasks_max=0).run()
+    assert federation.server.engine.version == 2
+    assert federation.server.engine.ledger.held_by("a") == 0, "nobody waits for its lease"
+
+
+def test_what_ends_a_training_from_outside_goes_through() -> None:
+    class Stubborn(Synthetic):
+        def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+            try:
+                end()
+            except Exception as error:
+                raise ValueError("eaten") from error
+            return {}
+
+    def end() -> None:
+        raise ending
+
+    for ending in (Cancelled(), KeyboardInterrupt()):
+        with pytest.raises(type(ending)):
+            _trained(Stubborn())
+
+
+def test_errors_raised_on_purpose_keep_their_kind() -> None:
+    class Absent(Synthetic):
+        def data(self, shard: Shard) -> Examples:
+            raise error
+
+    for error, words in (
+        (DataError("get it"), r"for shard 0/1 \(.*\.py:\d+\): get it"),
+        (Unavailable("no"), "no"),
+    ):
+        with pytest.raises(type(error), match=words):
+            data_of(Absent(), Shard("train"))
+
+
+def test_an_app_that_leaves_the_program_is_named() -> None:
+    class Leaves(Synthetic):
+        def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+            raise SystemExit(3)
+
+    with pytest.raises(AppError, match=r"Leaves\.train .*: SystemExit: 3"):
+        _trained(Leaves())
+
+
+# --- what data may return ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("x", "y"),
+    [
+        ([[1.0, 2.0], [3.0, 4.0]], [0, 1]),
+        (((1.0, 2.0), (3.0, 4.0)), (0, 1)),
+        (torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True), torch.tensor([0, 1])),
+        (np.array([[1.0, 2.0], [3.0, 4.0]]), [0, 1]),
+    ],
+)
+def test_what_is_as_good_as_arrays_becomes_arrays(x: Any, y: Any) -> None:
+    for found in (Examples(x, y), examples_of((x, y)), examples_of([x, y])):
+        assert isinstance(found.x, np.ndarray)
+        assert found.x.tolist() == [[1.0, 2.0], [3.0, 4.0]]
+        assert found.y.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (None, r"data returned a NoneType: return Examples\(x, y\)"),
+        ({"x": [1], "y": [2]}, "data returned a dict"),
+        ((1, 2, 3), "data returned a tuple of 3"),
+        (([[1], [2, 3]], [0, 1]), "x is a list that is no array"),
+        ((["a", "b"], [0, 1]), "x is a list of text"),
+        (([None, 3], [0, 1]), "x is a list of unequal rows or of NoneTypes"),
+        ((3.0, 4.0), "x is one float"),
+    ],
+)
+def test_what_is_not_is_named_at_once(found: Any, words: str) -> None:
+    class Given(Synthetic):
+        def data(self, shard: Shard) -> Any:
+            return found
+
+    with pytest.raises(DataError, match=rf"Given\.data for the test part.*: .*{words}"):
+        data_of(Given(), Shard("test"))

@@ -1,0 +1,57 @@
+"""The calls of an App's methods, each inside the boundary round a user's code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from anabranch.core.errors import AppError, DataError
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads.app import App, Examples, Model, Shard, examples_of
+from anabranch.workloads.own_code import head, own_code, told
+
+
+def model_of(app: App, seed: int) -> Model:
+    """`app.model()`, with the seed where it takes one."""
+    with own_code(app, "model"):
+        takes_seed = "seed" in inspect.signature(app.model).parameters
+        return app.model(seed=seed) if takes_seed else app.model()  # type: ignore[call-arg]
+
+
+def data_of(app: App, shard: Shard) -> Examples:
+    """`app.data(shard)`, checked. Raises `AppError`, and `DataError` where they are no examples."""
+    about = f"shard {shard.index}/{shard.count}" if shard.role == "train" else f"the {shard.role} part"
+    with own_code(app, "data", about):
+        found = app.data(shard)
+    try:
+        return examples_of(found)
+    except DataError as error:
+        raise DataError(told(head(app, "data", about), error, str(error))) from error
+
+
+def train(app: App, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> Any:
+    """`app.train(...)`: its metrics, unchecked."""
+    with own_code(app, "train"):
+        return app.train(model, examples, plan, seed)
+
+
+def evaluate(app: App, model: Model, examples: Examples) -> dict[str, float]:
+    """`app.evaluate(...)` as numbers."""
+    with own_code(app, "evaluate"):
+        found: Any = app.evaluate(model, examples)
+    if not isinstance(found, Mapping):
+        raise AppError(f"{app.name}: evaluate returned {type(found).__name__}: return a dict of metrics")
+    return {str(name): float(value) for name, value in found.items()}
+
+
+def settings_of(app: App, seed: int) -> Mapping[str, Mapping[str, Any]]:
+    """`app.settings(seed)`."""
+    with own_code(app, "settings"):
+        return app.settings(seed)
+
+
+def join_run(app: App, config: Mapping[str, Any]) -> None:
+    """`app.join(config)`."""
+    with own_code(app, "join"):
+        app.join(config)

@@ -1,0 +1,126 @@
+"""The boundary round a user's code: what an App raises becomes one error, with the user's lines alone.
+
+    MyApp.train (app.py:42) on device-0003: ValueError: no such word
+      app.py:30 in train
+        x = self.look_up(examples)
+      app.py:42 in look_up
+        raise ValueError("no such word")
+
+Who calls a method of an App does it inside `own_code`. Errors that the package raises on purpose, and what
+ends a training from outside, go through as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from anabranch.core import errors
+from anabranch.core.errors import AnabranchError, AppError, DataError
+from anabranch.core.extras import how_to_install
+
+FRAMES_MAX = 6
+MESSAGE_LINES_MAX = 6
+INSTALLED = ("site-packages", "dist-packages")
+_where: ContextVar[str] = ContextVar("where", default="")
+
+
+@contextmanager
+def on_device(name: str) -> Iterator[None]:
+    """Inside, an App works for this device: errors name it."""
+    token = _where.set(name)
+    try:
+        yield
+    finally:
+        _where.reset(token)
+
+
+@contextmanager
+def own_code(app: Any, method: str, about: str = "") -> Iterator[None]:
+    """Inside, a method of the App runs. Raises `AppError`, or `DataError` where it was one.
+
+    `about` says what for: `shard 3 of 8`.
+    """
+    try:
+        yield
+    except (AppError, DataError) as error:
+        if type(error) not in (AppError, DataError) or not own_frames(error):
+            raise
+        raise type(error)(told(head(app, method, about), error, str(error))) from error
+    except AnabranchError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise AppError(told(head(app, method, about), error)) from error
+
+
+def told(start: str, error: BaseException, what: str = "") -> str:
+    """`start (file:line) on device: what`, and the user's frames below; `what` is the error if not given."""
+    frames = own_frames(error)
+    place = f" ({shown(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
+    device = f" on {_where.get()}" if _where.get() else ""
+    lines = [f"{start}{place}{device}: {what or _said(error)}"]
+    for frame in frames[-FRAMES_MAX:]:
+        lines.append(f"  {shown(frame.filename)}:{frame.lineno} in {frame.name}")
+        lines += [f"    {frame.line}"] if frame.line else []
+    return "\n".join(lines)
+
+
+def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """The frames of an error that are no library's, the innermost last; of a syntax error the line itself."""
+    found = [f for f in traceback.extract_tb(error.__traceback__) if _is_own(f.filename)]
+    if isinstance(error, SyntaxError) and error.filename and _is_own(error.filename):
+        line = (error.text or "").strip()
+        found.append(traceback.FrameSummary(error.filename, error.lineno, "this file", line=line))
+    return found
+
+
+def shown(file: str) -> str:
+    """A path as it is named from here."""
+    path = Path(file)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
+
+
+def _said(error: BaseException) -> str:
+    what = error.msg if isinstance(error, SyntaxError) else str(error)
+    text = "\n".join(what.splitlines()[:MESSAGE_LINES_MAX])
+    if isinstance(error, ModuleNotFoundError):
+        text += f": {how_to_install(error.name) or 'install it'}"
+    notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ()))
+    return type(error).__name__ + (f": {text}" if text else "") + notes
+
+
+def head(app: Any, method: str, about: str) -> str:
+    """How an error of a method begins."""
+    name = own_name(app)
+    return f"{name}.{method} for {about}" if about else f"{name}.{method}"
+
+
+def own_name(app: Any) -> str:
+    """As the user has named it: the class, or the module whose functions are the App."""
+    target = getattr(app, "adapted", app)
+    if isinstance(target, ModuleType):
+        return Path(target.__file__ or target.__name__).stem
+    return target.__name__ if isinstance(target, type) else type(target).__name__
+
+
+def _is_own(file: str) -> bool:
+    if file.startswith("<") or any(part in INSTALLED for part in Path(file).parts):
+        return False
+    return not any(file.startswith(folder) for folder in _libraries())
+
+
+@lru_cache(maxsize=1)
+def _libraries() -> tuple[str, ...]:
+    """Folders whose code is nobody's own."""
+    package = Path(errors.__file__).parents[1]
+    parts = [package, *(p.resolve() for p in package.iterdir() if p.is_symlink()), package.resolve()]
+    standard = [sysconfig.get_path(name) for name in ("stdlib", "platstdlib")]
+    return tuple(f"{folder}{os.sep}" for folder in [*map(str, parts), *standard])
