@@ -88,7 +88,7 @@ def pool_of(start: str = "spawn", workers: int | None = None) -> ProcessPoolExec
 def reached(history: Sequence[Measured], target: float, in_a_row: int = 1) -> Measured | None:
     """The first evaluation at which the mean accuracy of the last `in_a_row` is at the target."""
     for i in range(in_a_row, len(history) + 1):
-        if statistics.fmean(p.accuracy for p in history[i - in_a_row : i]) >= target:
+        if statistics.fmean(p.accuracy or 0.0 for p in history[i - in_a_row : i]) >= target:
             return history[i - 1]
     return None
 
@@ -135,7 +135,7 @@ def plain(results: Sequence[Result]) -> list[dict[str, Any]]:
 def late_accuracy(result: Result) -> float:
     """Mean accuracy, in %, over the last fifth of the run: the end, without the noise of one moment."""
     end_s = result.history[-1].time_s
-    return statistics.fmean(100 * p.accuracy for p in result.history if p.time_s >= 0.8 * end_s)
+    return statistics.fmean(100 * (p.accuracy or 0.0) for p in result.history if p.time_s >= 0.8 * end_s)
 
 
 def tuning_rows(

@@ -18,7 +18,7 @@ import statistics
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +105,7 @@ def run(job: tuple[Point, int, str]) -> Result:
     started = time.perf_counter()
 
     def tell(progress: Progress) -> None:
-        if part == "validation" and progress.accuracy >= TARGET:
+        if part == "validation" and (progress.accuracy or 0.0) >= TARGET:
             simulation.clock.stop()
 
     with open_simulation(point.config(seed, part), progress=tell) as simulation:
@@ -264,7 +264,7 @@ def _write(text: str, tuned: Tuned, finals: Finals) -> None:
         text += "\n" + remarks.read_text(encoding="utf-8")
     (DOCS / f"{NAME}.md").write_text(text, encoding="utf-8")
     (DOCS / f"{NAME}.svg").write_text(
-        comparison_svg([r for rs in finals.values() for r in rs]), encoding="utf-8"
+        comparison_svg([replace(r, config={}) for rs in finals.values() for r in rs]), encoding="utf-8"
     )
     data = {
         "tuned": {

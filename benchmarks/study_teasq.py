@@ -194,14 +194,14 @@ def _repeat(data_file: Path, methods: Sequence[str]) -> None:
 def at_target(result: Result) -> tuple[float, float, float] | None:
     """Virtual seconds, uplink MB and downlink MB when the target was reached."""
     for point in result.history:
-        if point.accuracy >= result.target_accuracy:
+        if (point.accuracy or 0.0) >= result.target_accuracy:
             return point.time_s, point.uplink_bytes / 1e6, point.downlink_bytes / 1e6
     return None
 
 
 def accuracy_at(result: Result, time_s: float) -> float:
     """The newest accuracy, in %, that was measured by then."""
-    return 100 * [p.accuracy for p in result.history if p.time_s <= time_s][-1]
+    return 100 * [p.accuracy or 0.0 for p in result.history if p.time_s <= time_s][-1]
 
 
 def _row(method: str, results: Sequence[Result]) -> list[str]:

@@ -95,6 +95,16 @@ class ParamSpec:
         return sum(t.size for t in self.tensors if t.aggregated)
 
     @cached_property
+    def elements(self) -> int:
+        """Elements of all tensors, those that are not aggregated included."""
+        return sum(t.size for t in self.tensors)
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors as they are."""
+        return sum(t.size * np.dtype(t.dtype).itemsize for t in self.tensors)
+
+    @cached_property
     def slices(self) -> dict[str, slice]:
         """Where each aggregated tensor lies in the vector."""
         found, start = {}, 0

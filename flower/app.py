@@ -173,22 +173,23 @@ def mean_metrics(replies: Iterable[Reply]) -> dict[str, float]:
 
 
 def named(metrics: Mapping[str, float], chosen: Mapping[str, str], who: str) -> dict[str, float]:
-    """`accuracy` and `loss`, by the names in `chosen`, or else what sounds like it; no loss is a NaN.
+    """`accuracy` and `loss`, by the names in `chosen`, or else what sounds like it, as far as there are any.
 
-    Raises `AppError` where there is no accuracy, or none of a chosen name.
+    Raises `AppError` where there is neither, or none of a chosen name.
     """
-    found = {}
+    found: dict[str, float] = {}
     for what, like in LIKE.items():
         name = chosen[what] or next(
             (m for m in (what, *sorted(metrics)) if m in metrics and like in m.lower()), ""
         )
-        if name not in metrics and (name or what == ACCURACY):
+        if name in metrics:
+            found[what] = metrics[name]
+        elif name or (what == LOSS and not found):
             told = ", ".join(sorted(metrics)) or "none"
             raise AppError(
-                f"{who}: the ClientApp's evaluation has no metric {name or what!r} (it has {told}): "
-                f"name one, flower.{what} = ..."
+                f"{who}: the ClientApp's evaluation has no metric {name or ACCURACY!r} (it has {told}): "
+                f"name one, flower.{what if name else ACCURACY} = ..."
             )
-        found[what] = metrics.get(name, float("nan"))
     return found
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from anabranch.core.errors import AppError
-from anabranch.core.params import ParamSpec, digest
+from anabranch.core.params import ParamSpec, Tensors, digest
 from anabranch.core.updates import Decision, Verdict
 from anabranch.flower.installed import flwr_version
 
@@ -25,13 +25,16 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.supercore.run import Run  # noqa: E402
 
 from anabranch.flower.app import mean_metrics, named  # noqa: E402
-from anabranch.flower.logbook import free_folder  # noqa: E402
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said  # noqa: E402
 from anabranch.flower.project import load  # noqa: E402
 from anabranch.flower.records import arrays_of  # noqa: E402
 from anabranch.flower.server_app import PREFIX, unflattened  # noqa: E402
+from anabranch.reports.folders import claimed  # noqa: E402
 from anabranch.reports.html import write_report  # noqa: E402
+from anabranch.reports.models import BEST, FINAL, Best, write_model  # noqa: E402
+from anabranch.reports.origin import reason  # noqa: E402
 from anabranch.reports.recorder import EVENTS_FILE, Recorder  # noqa: E402
+from anabranch.reports.result import Status  # noqa: E402
 
 app = ServerApp()
 
@@ -42,7 +45,11 @@ def main(grid: Grid, context: Context) -> None:
     own = {k[len(PREFIX) :]: v for k, v in context.run_config.items() if k.startswith(PREFIX)}
     tables = unflattened(own)
     serverapp = load(str(tables.get("serverapp", "")))
-    folder = free_folder(Path(str(tables.get("out") or "runs/flower-baseline")))
+    with claimed(Path(str(tables.get("out") or "runs/flower-baseline")), explicit=False) as folder:
+        _run(serverapp, grid, context, tables, folder)
+
+
+def _run(serverapp: ServerApp, grid: Grid, context: Context, tables: Mapping[str, Any], folder: Path) -> None:
     run_config = {k: v for k, v in context.run_config.items() if not k.startswith(PREFIX)}
     run = tables.get("run", {})
     recorder = Recorder(
@@ -59,9 +66,29 @@ def main(grid: Grid, context: Context) -> None:
     with recorder:
         counting = CountingGrid(grid, recorder, chosen)
         began = time.perf_counter()
-        serverapp(counting, context)
-        counting.finish()
-        result = recorder.result(counting.model_sha256, "", time.perf_counter() - began)
+        try:
+            serverapp(counting, context)
+            counting.finish()
+        except BaseException as error:
+            _leave(counting, recorder, folder, began, "interrupted", reason(error))
+            raise
+        _leave(counting, recorder, folder, began)
+
+
+def _leave(
+    counting: CountingGrid,
+    recorder: Recorder,
+    folder: Path,
+    began: float,
+    status: Status = "finished",
+    why: str = "",
+) -> None:
+    """Write the result, its page and the models that were sent."""
+    result = recorder.result(counting.model_sha256, "", time.perf_counter() - began, status, why)
+    if counting.model:
+        write_model(folder / FINAL, counting.model, result.versions)
+    if counting.best.model is not None and counting.best.version is not None:
+        write_model(folder / BEST, counting.best.model, counting.best.version, counting.best.metrics)
     result.write(folder)
     write_report(result, folder)
 
@@ -77,6 +104,8 @@ class CountingGrid(Grid):
         self._round, self._came, self._last_s = 0, 0, 0.0
         self._judged: list[Reply] = []
         self.model_sha256 = ""
+        self.model: Tensors = {}  # as it was sent last
+        self.best: Best[Tensors] = Best()
 
     # --- Flower's own ------------------------------------------------------------------------
 
@@ -174,12 +203,14 @@ class CountingGrid(Grid):
             self._recorder.published(self._last_s, self._round)
         if self._judged:
             metrics, self._judged = mean_metrics(self._judged), []
-            found = named(metrics, self._chosen, "the app")
-            self._recorder.evaluated(self._last_s, self._round, found["accuracy"], found["loss"])
+            metrics |= named(metrics, self._chosen, "the app")
+            self._recorder.evaluated(self._last_s, self._round, metrics)
+            self.best.offer(self._round, metrics, lambda: self.model)
 
     def _note_model(self, content: RecordDict) -> None:
         arrays: dict[str, Any] = arrays_of(content.array_records[Said.of(content).arrays])
-        self.model_sha256 = digest(ParamSpec.of(arrays).flatten(arrays))
+        self._recorder.spec = spec = ParamSpec.of(arrays)
+        self.model, self.model_sha256 = arrays, digest(spec.flatten(arrays))
 
 
 def _array_bytes(content: RecordDict) -> int:

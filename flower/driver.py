@@ -13,7 +13,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ from anabranch.flower.app import mean_metrics, named
 from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
+from anabranch.reports.models import BEST, Best, write_model
 from anabranch.reports.recorder import Recorder
 from anabranch.strategies.registry import strategy_of
 
@@ -118,6 +119,7 @@ class GridRun:
         self._bases: dict[int, Vector] = {}
         self._measuring: _Measuring | None = None
         self._measured_version = -1
+        self._best: Best[None] = Best()
         self._wanted_version = -1
         self._replay()
 
@@ -308,11 +310,17 @@ class GridRun:
         except AppError as error:
             log.warning("version %d: %s", measuring.version, error)
             return
+        self._keep_if_best(measuring.version, metrics)
         self._logbook.measured(measuring.version, metrics)
-        self._recorder.evaluated(self._since(), measuring.version, metrics["accuracy"], metrics["loss"])
-        log.info(
-            "version %d: accuracy %.4f, loss %.4f", measuring.version, metrics["accuracy"], metrics["loss"]
-        )
+        self._recorder.evaluated(self._since(), measuring.version, metrics)
+        told = ", ".join(f"{name} {metrics[name]:.4f}" for name in ("accuracy", "loss") if name in metrics)
+        log.info("version %d: %s", measuring.version, told)
+
+    def _keep_if_best(self, version: int, metrics: Mapping[str, float]) -> None:
+        """On disk before the measurement is: an earlier process's best version is there then."""
+        if self._best.offer(version, metrics, lambda: None):
+            tensors = self.spec.unflatten(self._bases[version], self._frozen)
+            write_model(self._logbook.folder / BEST, tensors, version, metrics)
 
     # --- the engine --------------------------------------------------------------------------
 
@@ -363,7 +371,8 @@ class GridRun:
             self._record(record["now"], effects, record.get("payload", {}).get("size_bytes", 0))
         for version, metrics in self._logbook.measurements():
             self._measured_version = max(self._measured_version, version)
-            self._recorder.evaluated(self._since(), version, metrics["accuracy"], metrics["loss"])
+            self._recorder.evaluated(self._since(), version, metrics)
+            self._best.offer(version, metrics, lambda: None)  # its file is there
         if self._logbook.resumed:
             log.info("resumed at version %d, %d updates", self.engine.version, self.engine.counters.applied)
         elif self._config.run.evaluate_every_versions:

@@ -30,19 +30,22 @@ from anabranch.core.errors import ConfigError, StoreCorrupt, StoreLocked
 from anabranch.core.events import Payload
 from anabranch.core.journal import JournalDigest, Record
 from anabranch.core.params import ParamSpec, Tensors
-from anabranch.reports.journal_files import INITIAL, JOURNAL, PAYLOADS, JournalReader, run_record
-from anabranch.reports.result import RESULT_FILE
+from anabranch.reports.folders import has_ended, numbered
+from anabranch.reports.journal_files import (
+    INITIAL,
+    JOURNAL,
+    PAYLOAD_FOLDER,
+    PAYLOADS,
+    JournalReader,
+    run_record,
+)
 
-PAYLOAD_FOLDER, MEASURED = "payloads", "measured.jsonl"
+MEASURED = "measured.jsonl"
 
 
 def free_folder(folder: Path) -> Path:
     """The folder, or, where a run has ended in it, the next of its name with a number that is free."""
-    found, number = folder, 1
-    while (found / RESULT_FILE).exists():
-        number += 1
-        found = folder.with_name(f"{folder.name}-{number}")
-    return found
+    return next(found for found in numbered(folder) if not has_ended(found))
 
 
 class Logbook:

@@ -35,9 +35,7 @@ flwr_version()
 
 from flwr.app import Context, Message  # noqa: E402 - the environment is set by then
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
-from safetensors.numpy import save_file  # noqa: E402
 
-from anabranch.core.arrays import plain_tensors  # noqa: E402
 from anabranch.core.params import Tensors  # noqa: E402
 from anabranch.flower.driver import GridRun  # noqa: E402
 from anabranch.flower.logbook import Logbook, free_folder  # noqa: E402
@@ -46,15 +44,16 @@ from anabranch.flower.project import load  # noqa: E402
 from anabranch.flower.rehearsal import hear  # noqa: E402
 from anabranch.reports.html import write_report  # noqa: E402
 from anabranch.reports.journal_files import JOURNAL, JournalReader  # noqa: E402
+from anabranch.reports.models import FINAL, write_model  # noqa: E402
+from anabranch.reports.origin import reason  # noqa: E402
 from anabranch.reports.recorder import EVENTS_FILE, Recorder  # noqa: E402
-from anabranch.reports.result import Result  # noqa: E402
+from anabranch.reports.result import Result, Status  # noqa: E402
 from anabranch.reports.text import percent_text  # noqa: E402
 from anabranch.strategies.registry import strategy_of  # noqa: E402
 
 log = logging.getLogger(__name__)
 
 PREFIX = "anabranch."
-MODEL_FILE = "model.safetensors"
 # Devices of a Grid send no heartbeats: a lease must outlast any training. Anybody may set others.
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "server": {"lease_s": 3600.0, "lease_min_s": 600.0, "lease_max_s": 3600.0},
@@ -130,12 +129,30 @@ def run(grid: Grid, context: Context, options: Options) -> Result:
         Said.from_json(getattr(config.flower, w), f"flower.{w}") for w in ("train", "evaluate")
     )
     with Logbook(folder, config, initial) as logbook, _recorder(config, folder) as recorder:
+        recorder.spec = logbook.spec
         grid_run = GridRun(grid, config, logbook, recorder, train, evaluate, time.time)
         began = time.perf_counter()
-        _until_done(grid_run, options.poll_s)
+        try:
+            _until_done(grid_run, options.poll_s)
+        except BaseException as error:  # the run goes on when the next process opens the folder
+            _leave(grid_run, recorder, logbook, began, "interrupted", reason(error))
+            raise
         logbook.pack()
-        save_file(plain_tensors(grid_run.model()), folder / MODEL_FILE)
-        result = recorder.result(grid_run.model_sha256, logbook.sha256, time.perf_counter() - began)
+        return _leave(grid_run, recorder, logbook, began)
+
+
+def _leave(
+    grid_run: GridRun,
+    recorder: Recorder,
+    logbook: Logbook,
+    began: float,
+    status: Status = "finished",
+    why: str = "",
+) -> Result:
+    """Write the result, its page and the model."""
+    wall_s, folder = time.perf_counter() - began, logbook.folder
+    result = recorder.result(grid_run.model_sha256, logbook.sha256, wall_s, status, why)
+    write_model(folder / FINAL, grid_run.model(), grid_run.engine.version)
     result.write(folder)
     write_report(result, folder)
     return result

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
@@ -25,7 +25,7 @@ from anabranch.reports.page import (
 )
 from anabranch.reports.result import Kind, Point, Result
 from anabranch.reports.scales import Axis
-from anabranch.reports.spreads import Row, Spread, compare, grouped
+from anabranch.reports.spreads import Group, Row, Spread, compare, grouped
 from anabranch.reports.svg import COLOURS
 from anabranch.reports.text import (
     BYTES,
@@ -43,7 +43,7 @@ from anabranch.reports.text import (
 __all__ = ["Against", "compare", "compare_html", "comparison_svg", "mean_curve"]
 
 Against = Literal["time", "updates", "bytes"]
-Groups = Mapping[str, Sequence[Result]]
+Groups = Sequence[Group]
 _AT: dict[Against, Callable[[Point], float]] = {
     "time": lambda p: p.time_s,
     "updates": lambda p: p.updates,
@@ -57,15 +57,14 @@ def compare_html(results: Iterable[Result]) -> str:
     """The whole page, self-contained: charts for each workload, then one table."""
     runs = list(results)
     colours = _colours(runs)
-    body = [header("Comparison of runs", f"{count_text(len(runs))} runs, {len(colours)} strategies")]
+    body = [header("Comparison of runs", f"{count_text(len(runs))} runs of {count_text(len(colours))} kinds")]
     if not runs:
         return document("Comparison of runs", [*body, card("Runs", empty("There is no run to compare."))])
-    for (workload, kind), by_strategy in grouped(runs).items():
+    for (workload, kind), groups in grouped(runs).items():
         body.append(f"<h2>{safe(workload)}, {kind}</h2>")
-        body.append(grid(_cards(by_strategy, kind, colours)))
+        body.append(grid(_cards(groups, kind, colours)))
         rows = [r for r in compare(runs) if (r.workload, r.kind) == (workload, kind)]
-        caption = " ".join([_CAPTION, *(_note(r) for r in rows if r.differing)])
-        body.append(card("Figures", table(_HEAD, (_cells(r, colours) for r in rows)), caption))
+        body.append(card("Figures", table(_HEAD, (_cells(r, colours) for r in rows)), _CAPTION))
     return document("Comparison of runs", body)
 
 
@@ -77,37 +76,41 @@ def comparison_svg(results: Iterable[Result], against: Against = "time") -> str:
         raise DataError(
             f"one chart shows runs of one workload and kind, not of {len(groups)}: {list(groups)}"
         )
-    [((_, kind), by_strategy)] = groups.items()
-    return standalone(_chart(by_strategy, kind, against, _colours(runs)))
+    [((_, kind), alike)] = groups.items()
+    return standalone(_chart(alike, kind, against, _colours(runs)))
 
 
 def _colours(runs: Sequence[Result]) -> dict[str, int]:
-    return {strategy: i for i, strategy in enumerate(dict.fromkeys(r.strategy for r in runs))}
+    labels = dict.fromkeys(g.label for groups in grouped(runs).values() for g in groups)
+    return {label: i for i, label in enumerate(labels)}
 
 
-def _cards(by_strategy: Groups, kind: Kind, colours: dict[str, int]) -> list[str]:
-    if not any(r.history for runs in by_strategy.values() for r in runs):
+def _cards(groups: Groups, kind: Kind, colours: dict[str, int]) -> list[str]:
+    if not any(r.history for g in groups for r in g.runs):
         return [card("Accuracy", empty("No version of these runs was evaluated."))]
-    return [card(f"Accuracy over {t}", _chart(by_strategy, kind, a, colours)) for a, t in _TITLES.items()]
+    return [card(f"Accuracy over {t}", _chart(groups, kind, a, colours)) for a, t in _TITLES.items()]
 
 
-def _chart(by_strategy: Groups, kind: Kind, against: Against, colours: dict[str, int]) -> str:
-    wide = against == "bytes" and _are_unlike([r for runs in by_strategy.values() for r in runs])
+def _chart(groups: Groups, kind: Kind, against: Against, colours: dict[str, int]) -> str:
+    wide = against == "bytes" and _are_unlike([r for g in groups for r in g.runs])
     axes: dict[Against, Axis] = {
         "time": time_axis(kind),
         "updates": UPDATES,
         "bytes": replace(TRAFFIC, log=True) if wide else TRAFFIC,
     }
     at, lines = _AT[against], []
-    for strategy, runs in by_strategy.items():
-        curves = [[(at(p), p.accuracy) for p in r.history if at(p) > 0 or not wide] for r in runs]
+    for g in groups:
+        curves = [
+            [(at(p), p.accuracy) for p in r.history if p.accuracy is not None and (at(p) > 0 or not wide)]
+            for r in g.runs
+        ]
         curves = [curve for curve in curves if curve]
         if not curves:
             continue
         if len(curves) > 1:
-            lines += [Series(strategy, c, colours[strategy], thin=True) for c in curves]
-        lines.append(Series(strategy, mean_curve(curves), colours[strategy]))
-    targets = {r.target_accuracy for runs in by_strategy.values() for r in runs}
+            lines += [Series(g.label, c, colours[g.label], thin=True) for c in curves]
+        lines.append(Series(g.label, mean_curve(curves), colours[g.label]))
+    targets = {r.target_accuracy for g in groups for r in g.runs}
     target = targets.pop() if len(targets) == 1 else 0.0
     return line_chart(lines, axes[against], ACCURACY, target if target > 0 else None)
 
@@ -152,9 +155,9 @@ _HEAD = (
 
 
 def _cells(row: Row, colours: dict[str, int]) -> tuple[str, ...]:
-    colour = colours[row.strategy] % COLOURS
+    colour = colours[row.label] % COLOURS
     return (
-        f'<span class="swatch c{colour}"></span>{safe(row.strategy)}',
+        f'<span class="swatch c{colour}"></span>{safe(row.label)}',
         count_text(len(row.seeds)),
         f"{row.reached} of {len(row.seeds)}",
         _spread_cell(row.time_to_target_s, SECONDS),
@@ -178,8 +181,3 @@ def _spread_cell(values: Spread | None, units: tuple[Unit, ...] = COUNT) -> str:
     if values.count == 1:
         return mean
     return f"{mean} <small>± {number_text(values.deviation / unit.size, 2)}</small>"
-
-
-def _note(row: Row) -> str:
-    what = f"The runs of {row.strategy} on {row.workload} differ in more than the seed"
-    return f"{what}: {', '.join(row.differing)}."

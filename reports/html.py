@@ -53,6 +53,8 @@ def report_html(result: Result) -> str:
     """The whole page, self-contained."""
     title = f"{result.strategy} on {result.workload}"
     about = f"{result.kind} run, seed {result.seed}, anabranch {result.anabranch_version}"
+    if result.status == "interrupted":
+        about += f"; interrupted: {result.why}"
     body = [
         header(title, about),
         tiles(_key_figures(result)),
@@ -75,7 +77,7 @@ def _key_figures(r: Result) -> list[str]:
     missing = "not reached" if target > 0 else NOTHING
     decided = r.updates_applied + r.updates_rejected
     last = f"at version {r.history[-1].version}" if r.history else "never evaluated"
-    best = max(r.history, key=lambda p: p.accuracy, default=None)
+    best = next((p for p in r.history if p.accuracy == r.best_accuracy is not None), None)
     to_target = f" to {100 * target:g} %" if target > 0 else " to target"
     no_target = "" if target > 0 else "no target was set"
     clock = "virtual" if r.kind == "simulated" else "since the start"
@@ -133,7 +135,7 @@ def _accuracy_cards(r: Result) -> list[str]:
     target = r.target_accuracy if r.target_accuracy > 0 else None
     cards = []
     for title, x, at in ways:
-        line = Series(r.strategy, [(at(p), p.accuracy) for p in r.history])
+        line = Series(r.strategy, [(at(p), p.accuracy) for p in r.history if p.accuracy is not None])
         cards.append(card(title, line_chart([line], x, ACCURACY, target)))
     return cards
 

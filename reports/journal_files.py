@@ -26,6 +26,7 @@ from anabranch.core.journal import JournalDigest, Record
 from anabranch.core.params import ParamSpec, Tensors
 
 JOURNAL, INITIAL, PAYLOADS = "journal.jsonl", "initial.safetensors", "payloads.zip"
+PAYLOAD_FOLDER = "payloads"  # where a run that has not ended keeps each in a file, in the place of PAYLOADS
 
 
 def run_record(spec: ParamSpec, config: Config) -> Record:
@@ -51,7 +52,7 @@ class DigestJournal:
 
 
 class JournalWriter:
-    """Writes the journal of one run into `folder`; use it as a context manager."""
+    """Writes the journal of one run into `folder`, which has none yet; use it as a context manager."""
 
     def __init__(self, folder: Path, spec: ParamSpec, initial: Tensors, config: Config) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -59,7 +60,6 @@ class JournalWriter:
         self._digest = JournalDigest()
         self._lines: IO[str] = (folder / JOURNAL).open("w", encoding="utf-8")
         self._payloads: zipfile.ZipFile | None = None
-        (folder / PAYLOADS).unlink(missing_ok=True)  # an earlier run's in the same folder
         if config.run.keep_payloads:
             self._payloads = zipfile.ZipFile(folder / PAYLOADS, "w", zipfile.ZIP_STORED)
         self._kept: set[str] = set()
@@ -113,7 +113,7 @@ class JournalReader:
     @property
     def has_payloads(self) -> bool:
         """Whether the updates' bytes were kept, so that the journal replays by itself."""
-        return (self.folder / PAYLOADS).is_file()
+        return (self.folder / PAYLOADS).is_file() or (self.folder / PAYLOAD_FOLDER).is_dir()
 
     def records(self) -> Iterator[Record]:
         """Every record after the run's own."""
@@ -132,7 +132,7 @@ class JournalReader:
             raise DataError(
                 f"{self.folder} has no {PAYLOADS}: the run was made with run.keep_payloads = false"
             )
-        return PayloadReader(self.folder / PAYLOADS)
+        return PayloadReader(self.folder)
 
     def _lines(self) -> Iterator[Record]:
         with (self.folder / JOURNAL).open(encoding="utf-8") as file:
@@ -144,20 +144,32 @@ class JournalReader:
 
 
 class PayloadReader:
-    """The payloads of a run by reference; use it as a context manager."""
+    """The payloads of a run by reference; use it as a context manager. Raises `DataError` for a torn file."""
 
-    def __init__(self, path: Path) -> None:
-        self._zip = zipfile.ZipFile(path)
+    def __init__(self, folder: Path) -> None:
+        self._files, self._zip = folder / PAYLOAD_FOLDER, None
+        if self._files.is_dir():
+            return
+        try:
+            self._zip = zipfile.ZipFile(folder / PAYLOADS)
+        except zipfile.BadZipFile as error:
+            raise DataError(
+                f"{folder / PAYLOADS} is not whole, so nothing replays from it: the run was killed, or is "
+                "still under way"
+            ) from error
 
     def __call__(self, reference: Payload) -> bytes:
         """The bytes. Raises `StoreCorrupt` if their digest differs or they are absent."""
         try:
-            data = self._zip.read(reference.sha256)
-        except KeyError:
+            data = self._read(reference.sha256)
+        except (KeyError, FileNotFoundError):
             raise StoreCorrupt(f"payload {reference.sha256} is not in the run's folder") from None
         if hashlib.sha256(data).hexdigest() != reference.sha256:
             raise StoreCorrupt(f"payload {reference.sha256} has other bytes than were journalled")
         return data
+
+    def _read(self, sha256: str) -> bytes:
+        return (self._files / sha256).read_bytes() if self._zip is None else self._zip.read(sha256)
 
     def __enter__(self) -> PayloadReader:
         return self
@@ -165,4 +177,5 @@ class PayloadReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self._zip.close()
+        if self._zip is not None:
+            self._zip.close()

@@ -19,9 +19,12 @@ from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel, UnitMap
 from anabranch.core.updates import Decision, Verdict
 from anabranch.reports.coverage_tally import Coverages
-from anabranch.reports.result import ClientShare, CompressionStep, Kind, Point, Result, Staleness
+from anabranch.reports.origin import here, started_now
+from anabranch.reports.result import ClientShare, CompressionStep, Kind, Point, Result, Staleness, Status
 
 EVENTS_FILE = "events.jsonl"
+
+Measured = dict[str, float | None]  # by the name of the metric; None where it was not finite
 
 
 class _Mark(NamedTuple):
@@ -61,6 +64,7 @@ class Recorder:
     thread feeds it. Tell it an update's decision before the version that came of it: a version's
     history point has the time, updates and bytes counted when the version was published, however
     late its evaluation arrives. Version 0 is published at time 0. A `target_accuracy` of 0 is none.
+    `spec` is the model's, which may become known later; `started_at` is ISO 8601, empty: now.
     A context manager, which closes the stream.
     """
 
@@ -71,6 +75,8 @@ class Recorder:
     config: Mapping[str, Any]
     kind: Kind
     events_path: Path | None = None
+    spec: ParamSpec | None = None
+    started_at: str = field(default_factory=started_now)
     _events: int = field(default=0, init=False)
     _last_s: float = field(default=0.0, init=False)
     _total: _Tally = field(default_factory=_Tally, init=False)
@@ -81,7 +87,8 @@ class Recorder:
     _compression: list[CompressionStep] = field(default_factory=list, init=False)
     _coverage: Coverages = field(default_factory=Coverages, init=False)
     _given_up: str = field(default="", init=False)
-    _measured: dict[int, tuple[float, float | None]] = field(default_factory=dict, init=False)
+    _measured: dict[int, Measured] = field(default_factory=dict, init=False)
+    _ended_by: str = field(default="", init=False)
 
     def __post_init__(self) -> None:
         self._stream: TextIO | None = None
@@ -129,7 +136,7 @@ class Recorder:
 
     def finished(self, now: float, why: str, given_up: bool = False) -> None:
         """A budget was used up, or the run was given up."""
-        self._given_up = why if given_up else ""
+        self._ended_by, self._given_up = why, why if given_up else ""
         self.note(now, "finished", why=why)
 
     def decided(
@@ -184,28 +191,34 @@ class Recorder:
         self._marks[version] = self._mark(now)
         self._emit(now, "published", {"version": version})
 
-    def evaluated(self, now: float, version: int, accuracy: float, loss: float) -> None:
+    def evaluated(self, now: float, version: int, metrics: Mapping[str, float]) -> None:
         """A version was measured on held-out data; of two measurements the later one counts.
 
-        A version whose publication was not recorded is dated by its first evaluation. Raises
-        `DataError` unless the accuracy is finite; a loss that is not finite is kept as None.
+        `metrics` are what the App's `evaluate` returned; those that are not finite are kept as None. A
+        version whose publication was not recorded is dated by its first evaluation.
         """
-        if not math.isfinite(accuracy):
-            raise DataError(f"accuracy of version {version} is {accuracy}: it must be a finite fraction")
-        finite_loss = float(loss) if math.isfinite(loss) else None
+        measured = {name: float(v) if math.isfinite(v) else None for name, v in metrics.items()}
         self._marks.setdefault(version, self._mark(now))
-        self._measured[version] = (float(accuracy), finite_loss)
-        self._emit(now, "evaluated", {"version": version, "accuracy": float(accuracy), "loss": finite_loss})
+        self._measured[version] = measured
+        self._emit(now, "evaluated", {"version": version, **measured})
 
     def note(self, now: float, kind: str, /, **data: Any) -> None:
         """Anything else worth a line: a lost lease, a restart, a change of mode."""
         self._emit(now, kind, data)
 
-    def result(self, model_sha256: str, journal_sha256: str, wall_s: float) -> Result:
-        """What was recorded so far. `wall_s` is real time, in simulations too."""
+    def result(
+        self,
+        model_sha256: str,
+        journal_sha256: str,
+        wall_s: float,
+        status: Status = "finished",
+        why: str = "",
+    ) -> Result:
+        """What was recorded so far. `wall_s` is real time, in simulations too; `why` says what ended it."""
         history = tuple(self._point(v) for v in sorted(self._measured))
-        target = self.target_accuracy
-        reached = next((p for p in history if 0 < target <= p.accuracy), None)
+        target, spec = self.target_accuracy, self.spec
+        known = [p.accuracy for p in history if p.accuracy is not None]
+        reached = next((p for p in history if p.accuracy is not None and 0 < target <= p.accuracy), None)
         return Result(
             strategy=self.strategy,
             workload=self.workload,
@@ -221,7 +234,7 @@ class Recorder:
             compression=tuple(self._compression),
             coverage=self._coverage.coverages(),
             final_accuracy=history[-1].accuracy if history else None,
-            best_accuracy=max((p.accuracy for p in history), default=None),
+            best_accuracy=max(known, default=None),
             target_accuracy=target,
             time_to_target_s=reached.time_s if reached else None,
             bytes_to_target=reached.uplink_bytes + reached.downlink_bytes if reached else None,
@@ -237,6 +250,12 @@ class Recorder:
             rejections=dict(sorted(self._rejections.items())),
             history=history,
             given_up=self._given_up,
+            status=status,
+            why=why or self._ended_by,
+            started_at=self.started_at,
+            host=here(),
+            parameters=0 if spec is None else spec.elements,
+            model_bytes=0 if spec is None else spec.size_bytes,
         )
 
     def _tally(self, client: str) -> _Tally:
@@ -247,10 +266,10 @@ class Recorder:
         return _Mark(float(now), total.updates, total.uplink_bytes, total.downlink_bytes)
 
     def _point(self, version: int) -> Point:
-        mark = self._marks[version]
-        accuracy, loss = self._measured[version]
+        mark, others = self._marks[version], dict(self._measured[version])
+        accuracy, loss = others.pop("accuracy", None), others.pop("loss", None)
         return Point(
-            mark.time_s, version, mark.updates, accuracy, loss, mark.uplink_bytes, mark.downlink_bytes
+            mark.time_s, version, mark.updates, accuracy, loss, mark.uplink_bytes, mark.downlink_bytes, others
         )
 
     def _emit(self, now: float, kind: str, data: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ import math
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, asdict, dataclass, fields, is_dataclass
+from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -15,6 +15,7 @@ from anabranch.core.errors import DataError
 
 RESULT_FILE = "result.json"
 Kind = Literal["live", "simulated"]
+Status = Literal["finished", "interrupted"]
 T = TypeVar("T")
 
 
@@ -23,16 +24,18 @@ class Point:
     """One evaluated version, with what had been counted when that version was published.
 
     `time_s` is the moment of publication, in seconds since the run's start (virtual ones in a
-    simulation); `updates` counts applied updates. `loss` is None where it was not finite.
+    simulation); `updates` counts applied updates. `metrics` are what else the App's `evaluate` returned.
+    A figure is None where it was not finite; accuracy and loss also where the App has none.
     """
 
     time_s: float
     version: int
     updates: int
-    accuracy: float
+    accuracy: float | None
     loss: float | None
     uplink_bytes: int
     downlink_bytes: int
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -96,12 +99,17 @@ class Coverage:
 class Result:
     """The contents of `result.json`.
 
-    Accuracies are fractions. None stands for: never evaluated (`final_accuracy`, `best_accuracy`),
+    Accuracies are fractions. None stands for: not known (`final_accuracy`, of the last measurement, and
+    `best_accuracy`: never evaluated, not finite, or the App has none),
     target not reached or not set (`time_to_target_s`, `bytes_to_target`: up and down together),
     no virtual clock (`virtual_s` of a live run). `uplink_bytes_raw` and
     `downlink_bytes_full_equivalent` are what the same updates and downloads would be uncompressed (0:
     not known, in results of older versions). `coverage` is of runs with sub-models alone. `history` is in
     the order of versions. `given_up`: why the run ended before its budget was used up, if it did.
+
+    An `interrupted` run did not come to its end, and `why` says what ended it. `started_at` (ISO 8601, with
+    its zone) and `host` are of the machine that wrote this; `parameters` and `model_bytes` are the model's,
+    buffers included. All of them are empty where they are not known.
     """
 
     strategy: str
@@ -134,6 +142,12 @@ class Result:
     compression: tuple[CompressionStep, ...] = ()
     coverage: tuple[Coverage, ...] = ()
     given_up: str = ""
+    status: Status = "finished"
+    why: str = ""
+    started_at: str = ""
+    host: str = ""
+    parameters: int = 0
+    model_bytes: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in the order of the fields."""

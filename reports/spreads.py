@@ -1,16 +1,16 @@
-"""Several runs beside each other: one row per strategy and workload, spread over the seeds."""
+"""Several runs beside each other: one row for the runs that differ in nothing but the seed."""
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from anabranch.reports.page import flat
+from anabranch.reports.metrics import ACCURACY, lacking, metric_names, value
 from anabranch.reports.result import Kind, Point, Result
-
-# Settings that runs of one group may differ in without being different experiments.
-_FREE = {"run.seed", "run.name"}
+from anabranch.reports.settings import PLACES, SEED, differing, label_text, settings
 
 
 @dataclass(frozen=True)
@@ -26,16 +26,19 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """The runs of one strategy on one workload. A spread is None where no run has the figure.
+    """The runs of a workload that differ in nothing but the seed. A spread is None where none has the figure.
 
+    `settings` are those in which the rows of this workload differ, and `label` is the strategy with them.
     `reached` counts the runs that reached the target: `time_to_target_s` and the bytes to the target are
-    over those alone. `differing` names the settings that vary within the row besides the seed:
-    its spread then is not one over seeds only.
+    over those alone. `metrics` are the last values of what else the App measures, its loss among them;
+    `not_finite` counts the measurements that lack a figure which others have.
     """
 
     workload: str
     kind: Kind
     strategy: str
+    label: str
+    settings: Mapping[str, Any]
     seeds: tuple[int, ...]
     target_accuracy: float | None
     reached: int
@@ -51,19 +54,49 @@ class Row:
     uplink_bytes: Spread
     downlink_bytes: Spread
     wall_s: Spread
-    differing: tuple[str, ...]
+    metrics: Mapping[str, Spread]
+    not_finite: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed; see `Row` for `label` and `settings`."""
+
+    strategy: str
+    label: str
+    settings: Mapping[str, Any]
+    runs: Sequence[Result]
 
 
 def compare(results: Iterable[Result]) -> list[Row]:
-    """A row per workload, kind and strategy, in the order in which each first appears."""
-    return [_row(runs) for by_strategy in grouped(results).values() for runs in by_strategy.values()]
+    """A row for each group, in the order in which each first appears."""
+    return [_row(group) for groups in grouped(results).values() for group in groups]
 
 
-def grouped(results: Iterable[Result]) -> dict[tuple[str, Kind], dict[str, list[Result]]]:
-    """Results by (workload, kind), then by strategy."""
-    groups: dict[tuple[str, Kind], dict[str, list[Result]]] = {}
+def grouped(results: Iterable[Result]) -> dict[tuple[str, Kind], list[Group]]:
+    """Results by (workload, kind), then by all settings but the seed."""
+    by_workload: dict[tuple[str, Kind], list[Result]] = {}
     for r in results:
-        groups.setdefault((r.workload, r.kind), {}).setdefault(r.strategy, []).append(r)
+        by_workload.setdefault((r.workload, r.kind), []).append(r)
+    return {key: _groups(runs) for key, runs in by_workload.items()}
+
+
+def _groups(runs: Sequence[Result]) -> list[Group]:
+    found: dict[str, list[Result]] = {}
+    for r in runs:
+        told = {k: v for k, v in settings(r.config).items() if k not in PLACES and k != SEED}
+        found.setdefault(json.dumps([r.strategy, told], sort_keys=True, default=str), []).append(r)
+    firsts = [group[0] for group in found.values()]
+    common = [k for k in differing([r.config for r in firsts]) if not k.startswith("strategy.")]
+    groups = []
+    for group in found.values():
+        first = group[0]
+        alike = [r.config for r in firsts if r.strategy == first.strategy]
+        keys = [*(k for k in differing(alike) if k.startswith("strategy.")), *common]
+        values = settings(first.config)
+        told = {k: values[k] for k in keys if k in values}
+        label = ", ".join([first.strategy, *(label_text(k, v) for k, v in told.items())])
+        groups.append(Group(first.strategy, label, told, group))
     return groups
 
 
@@ -78,7 +111,8 @@ def _spread_of_known(values: Iterable[float | None]) -> Spread | None:
     return spread(known) if known else None
 
 
-def _row(runs: Sequence[Result]) -> Row:
+def _row(group: Group) -> Row:
+    runs = group.runs
     first = runs[0]
     targets = {r.target_accuracy for r in runs}
     reached = [p for r in runs if r.time_to_target_s is not None and (p := _reaching(r)) is not None]
@@ -86,6 +120,8 @@ def _row(runs: Sequence[Result]) -> Row:
         workload=first.workload,
         kind=first.kind,
         strategy=first.strategy,
+        label=group.label,
+        settings=group.settings,
         seeds=tuple(r.seed for r in runs),
         target_accuracy=targets.pop() if len(targets) == 1 else None,
         reached=sum(r.time_to_target_s is not None for r in runs),
@@ -101,16 +137,20 @@ def _row(runs: Sequence[Result]) -> Row:
         uplink_bytes=spread([r.uplink_bytes for r in runs]),
         downlink_bytes=spread([r.downlink_bytes for r in runs]),
         wall_s=spread([r.wall_s for r in runs]),
-        differing=_differing(runs),
+        metrics=_last_spreads(runs),
+        not_finite=sum(lacking(r, n) for r in runs for n in metric_names([r])),
     )
+
+
+def _last_spreads(runs: Sequence[Result]) -> dict[str, Spread]:
+    found = {n: _spread_of_known(_last(r, n) for r in runs) for n in metric_names(runs) if n != ACCURACY}
+    return {name: known for name, known in found.items() if known is not None}
+
+
+def _last(r: Result, name: str) -> float | None:
+    return value(r.history[-1], name) if r.history else None
 
 
 def _reaching(r: Result) -> Point | None:
     """The first evaluation at the target."""
-    return next((p for p in r.history if p.accuracy >= r.target_accuracy), None)
-
-
-def _differing(runs: Sequence[Result]) -> tuple[str, ...]:
-    configs = [flat(r.config) for r in runs]
-    keys = dict.fromkeys(key for config in configs for key in config)
-    return tuple(k for k in keys if k not in _FREE and any(c.get(k) != configs[0].get(k) for c in configs))
+    return next((p for p in r.history if p.accuracy is not None and p.accuracy >= r.target_accuracy), None)

@@ -61,6 +61,8 @@ def number_text(value: float | None, digits: int = 3) -> str:
     """So many significant digits, or all of the whole part: `0.0312`, `4.20`, `1,234`."""
     if value is None:
         return NOTHING
+    if not math.isfinite(value):
+        return str(value)
     if value == 0:
         return "0"
     magnitude = math.floor(math.log10(abs(value)))

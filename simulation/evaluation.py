@@ -13,20 +13,21 @@ from anabranch.core import events as ev
 from anabranch.core.config import RunTable
 from anabranch.core.effects import Effect, Published
 from anabranch.core.errors import AppError
+from anabranch.core.params import Vector
+from anabranch.reports.models import Best
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.executors.base import Evaluation, Executor, Pending
-from anabranch.simulation.versions import Versions
+from anabranch.simulation.versions import Model, Versions
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One version's accuracy (a fraction) and loss; `time_s` is when the measurement began."""
+    """What the App's `evaluate` returned of a version; `time_s` is when the measurement began."""
 
     time_s: float
     version: int
-    accuracy: float
-    loss: float
+    metrics: Mapping[str, float]
 
 
 class Evaluator:
@@ -39,6 +40,7 @@ class Evaluator:
         versions: Versions,
         executor: Executor,
         recorder: Recorder,
+        best: Best[Vector],
         tell: Callable[[Measured], None],
     ) -> None:
         self._run = run
@@ -46,9 +48,11 @@ class Evaluator:
         self._versions = versions
         self._executor = executor
         self._recorder = recorder
+        self._best = best
         self._tell = tell
         self._last_version = -1
-        self._in_hand: tuple[float, int, Pending[Mapping[str, float]]] | None = None
+        self.newest: Measured | None = None
+        self._in_hand: tuple[float, Model, Pending[Mapping[str, float]]] | None = None
 
     def begin(self) -> None:
         """Measure version 0, unless only the end is to be measured."""
@@ -79,17 +83,17 @@ class Evaluator:
         self._settle()
         self._last_version = model.version
         now = self._clock.now
-        self._in_hand = now, model.version, self._executor.evaluate(Evaluation(model.vector, now))
+        self._in_hand = now, model, self._executor.evaluate(Evaluation(model.vector, now))
 
     def _settle(self) -> None:
         if self._in_hand is None:
             return
-        time_s, version, pending = self._in_hand
+        time_s, model, pending = self._in_hand
         self._in_hand = None
         metrics = pending.result()
-        for name in ("accuracy", "loss"):
-            if name not in metrics:
-                raise AppError(f"evaluate returned no {name!r}: return a dict with accuracy and loss")
-        measured = Measured(time_s, version, metrics["accuracy"], metrics["loss"])
-        self._recorder.evaluated(time_s, version, measured.accuracy, measured.loss)
-        self._tell(measured)
+        if not metrics:
+            raise AppError("evaluate returned nothing: return a dict of metrics, such as accuracy and loss")
+        self.newest = Measured(time_s, model.version, metrics)
+        self._recorder.evaluated(time_s, model.version, metrics)
+        self._best.offer(model.version, metrics, lambda: model.vector)
+        self._tell(self.newest)

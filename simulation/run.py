@@ -16,15 +16,18 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.overlap import OverlapSession
-from anabranch.core.params import Tensors, digest
+from anabranch.core.params import Tensors, Vector, digest
 from anabranch.core.ranges import ELASTIC, OVERLAP, TASK
 from anabranch.core.session import Session, SessionSettings
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore
+from anabranch.reports.folders import need_free
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
+from anabranch.reports.models import BEST, FINAL, Best, write_model
+from anabranch.reports.origin import reason
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
-from anabranch.reports.result import Result
+from anabranch.reports.result import Result, Status
 from anabranch.simulation.attacks import hurried
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.devices import Device
@@ -34,6 +37,7 @@ from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.executors.choice import chosen, make_executor, settled
 from anabranch.simulation.faults import RIGHT, DeviceClock, Faults
 from anabranch.simulation.hasher import Hasher
+from anabranch.simulation.interruption import Interruptions
 from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.problem import Problem, ProblemSource, device_name
 from anabranch.simulation.server import Direct, Process
@@ -53,7 +57,7 @@ class Progress:
     """How far a run is, `virtual_s` virtual seconds after its start.
 
     `accuracy` and `loss` are those of the newest evaluation, which may be of an earlier version; None before
-    the first. `evaluated`: they are new.
+    the first, and where the App has no such metric. `evaluated`: they are new.
     """
 
     virtual_s: float
@@ -77,8 +81,9 @@ def simulate(
 ) -> Result:
     """Run the configured fleet on a virtual clock, with real training.
 
-    With `out` the folder gets `result.json`, `report.html`, `events.jsonl`, the journal with
-    `initial.safetensors` and, if `[run] keep_payloads`, `payloads.zip`. `app` stands in for
+    With `out` the folder gets `result.json`, `report.html`, `events.jsonl`, `final.safetensors`,
+    `best.safetensors`, the journal with `initial.safetensors` and, if `[run] keep_payloads`, `payloads.zip`;
+    of a run that is interrupted, or whose App raises, what there is until then. `app` stands in for
     `[run] workload`. `[fleet] executor` says who trains; with `workers` so many processes do. The digests are
     the same, except for those of the batched executor; the record names that one.
     `progress` is called at the start, at every evaluation, and every second or so of real time, between the
@@ -87,15 +92,21 @@ def simulate(
     Accuracy is that of the server's own model, not of the replica that devices train from. The byte
     counts are what the wire would carry of models fetched whole and of updates that were decided: a
     resent or broken-off transfer, asks, acknowledgements and heartbeats are not counted.
-    `client.device = "auto"` means the CPU here. Raises `ConfigError` without a budget to end the run.
+    `client.device = "auto"` means the CPU here. Raises `ConfigError` without a budget to end the run, and
+    where `out` holds a run already.
     """
     started = time.perf_counter()
     with open_simulation(config, out, app, workers, progress) as simulation:
-        simulation.run()
+        try:
+            with Interruptions() as interruptions:
+                simulation.world.whole = interruptions.whole
+                simulation.run()
+        except BaseException as error:
+            result = simulation.result(time.perf_counter() - started, "interrupted", reason(error))
+            simulation.leave(result, out)
+            raise
         result = simulation.result(time.perf_counter() - started)
-    if out is not None:
-        result.write(out)
-        write_report(result, out)
+        simulation.leave(result, out)
     return result
 
 
@@ -113,6 +124,8 @@ def open_simulation(
     `start`: the first weights, in the place of the App's own.
     """
     _need_budget(config)
+    if out is not None:
+        need_free(out)
     if config.client.push == ELASTIC:
         raise ConfigError(
             "client.push = 'elastic' is for live devices, whose optimizer lives on: "
@@ -136,6 +149,7 @@ def open_simulation(
                 config=config.to_json(),
                 kind="simulated",
                 events_path=None if out is None else out / EVENTS_FILE,
+                spec=problem.spec,
             )
         )
         if problem.app.any_model:  # workers need not find out for themselves what the model is
@@ -182,7 +196,10 @@ class Simulation:
         self.devices = self._devices()
         teller = Teller(progress or (lambda _: None), self.clock, versions)
         self.clock.beside = teller.beside
-        self._evaluator = Evaluator(config.run, self.clock, versions, executor, recorder, teller.measured)
+        self.best: Best[Vector] = Best()
+        self._evaluator = Evaluator(
+            config.run, self.clock, versions, executor, recorder, self.best, teller.measured
+        )
         self.world.observers.append(self._evaluator.observe)
 
     @property
@@ -208,9 +225,28 @@ class Simulation:
         if self.room is not None:
             self.room.clear()
 
-    def result(self, wall_s: float) -> Result:
+    def result(self, wall_s: float, status: Status = "finished", why: str = "") -> Result:
         """What the run came to, after `wall_s` real seconds."""
-        return self._recorder.result(digest(self.engine.vector), self._journal.sha256, wall_s)
+        return self._recorder.result(
+            digest(self.engine.vector), self._journal.sha256, wall_s, status, why or self._time_is_up()
+        )
+
+    def leave(self, result: Result, out: Path | None) -> None:
+        """Write the result, its page and the models into the folder, if there is one."""
+        if out is None:
+            return
+        spec, best = self.engine.spec, self.best
+        version, newest = self.engine.version, self._evaluator.newest
+        measured = newest.metrics if newest is not None and newest.version == version else {}
+        write_model(out / FINAL, spec.unflatten(self.engine.vector, self.frozen), version, measured)
+        if best.model is not None and best.version is not None:
+            tensors = spec.unflatten(best.model, self.frozen)
+            write_model(out / BEST, tensors, best.version, best.metrics)
+        result.write(out)
+        write_report(result, out)
+
+    def _time_is_up(self) -> str:
+        return "" if self.engine.finished else "the virtual time is up"
 
     def _names(self) -> list[str]:
         return [device_name(i) for i in range(self._config.fleet.clients)]
@@ -297,9 +333,9 @@ class Teller:
         self._due = self._now() + PROGRESS_S
         engine, measured = self._versions.engine, self._measured
         counts = engine.counters
-        found = (None, None) if measured is None else (measured.accuracy, measured.loss)
+        metrics = {} if measured is None else measured.metrics
         far = (self._clock.now, engine.version, counts.applied, counts.rejected)
-        self._tell_whom(Progress(*far, *found, evaluated))
+        self._tell_whom(Progress(*far, metrics.get("accuracy"), metrics.get("loss"), evaluated))
 
 
 def _need_budget(config: Config) -> None:

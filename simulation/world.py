@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -85,6 +86,7 @@ class World:
         self.room = room
         self.observers: list[Observer] = []
         self.restarted: list[Callable[[Engine], None]] = []
+        self.whole: AbstractContextManager[object] = nullcontext()  # what nothing may come between
         self._journal = journal
         self._recorder = recorder
         self._full_bytes = full_bytes(engine.spec)
@@ -193,6 +195,10 @@ class World:
             tell(self.engine)
 
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
+        with self.whole:
+            return self._handled(event, payload)
+
+    def _handled(self, event: ev.Event, payload: bytes | None) -> list[Effect]:
         self._journal.append(to_record(event), payload)
         effects = self.engine.handle(event)
         if self.room is None:

@@ -73,7 +73,7 @@ def test_a_run_leaves_its_folder(run: Path) -> None:
     result = json.loads((run / "result.json").read_text())
     assert set(result) >= RESULT_KEYS
     assert set(result["staleness"]) == {"mean", "p50", "p90", "max", "histogram"}
-    point = {"time_s", "version", "updates", "accuracy", "loss", "uplink_bytes", "downlink_bytes"}
+    point = {"time_s", "version", "updates", "accuracy", "loss", "uplink_bytes", "downlink_bytes", "metrics"}
     assert result["history"]
     assert set(result["history"][-1]) == point
 

@@ -18,8 +18,8 @@ from grid_runs import Run, adding, config
 
 from anabranch.core.errors import ConfigError, StoreCorrupt, StoreLocked
 from anabranch.flower.local_grid import LocalGrid, in_a_task
-from anabranch.flower.logbook import PAYLOAD_FOLDER, free_folder
-from anabranch.reports.journal_files import JOURNAL
+from anabranch.flower.logbook import free_folder
+from anabranch.reports.journal_files import JOURNAL, PAYLOAD_FOLDER
 from anabranch.simulation.replay import replay_run
 
 

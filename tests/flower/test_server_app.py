@@ -65,7 +65,7 @@ def test_the_server_app_runs_an_app(client: str | None, server: str, tmp_path: P
     assert replay_run(out).matches
     found = json.loads((out / "result.json").read_text())
     assert (found["updates_applied"], found["versions"], found["kind"]) == (9, 3, "live")
-    assert (out / "model.safetensors").exists()
+    assert (out / "final.safetensors").exists()
     assert (out / "report.html").exists()
 
 

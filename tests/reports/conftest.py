@@ -49,7 +49,11 @@ def record_run(
         if publishes:
             recorder.published(now, version)
             if evaluate:
-                recorder.evaluated(now + 2.0, version, 0.9 - 0.8 * math.exp(-applied / 20), 1.0 / version)
+                recorder.evaluated(
+                    now + 2.0,
+                    version,
+                    {"accuracy": 0.9 - 0.8 * math.exp(-applied / 20), "loss": 1.0 / version},
+                )
     return recorder.result("0" * 64, "f" * 64, 1.5)
 
 

@@ -33,7 +33,7 @@ def test_rows_have_the_spread_over_the_seeds(record: Callable[..., Result]) -> N
     assert astuple(row.time_to_target_s) == pytest.approx((20.0, 200**0.5, 10.0, 30.0, 2))
     assert row.bytes_to_target is not None
     assert row.bytes_to_target.mean == 200.0
-    assert (row.reached, row.target_accuracy, row.differing) == (2, 0.6, ())
+    assert (row.reached, row.target_accuracy, row.label) == (2, 0.6, "fedbuff")
     assert json.loads(json.dumps(asdict(row)))["uplink_bytes"]["mean"] == 30_000.0
 
 
@@ -54,12 +54,34 @@ def test_rows_keep_strategies_workloads_and_kinds_apart(record: Callable[..., Re
     ]
 
 
-def test_a_row_of_unlike_runs_says_so(record: Callable[..., Result]) -> None:
-    one = record(seed=0, config={"run": {"seed": 0}, "strategy": {"name": "fedbuff", "buffer": 3}})
-    two = record(seed=1, config={"run": {"seed": 1}, "strategy": {"name": "fedbuff", "buffer": 9}})
-    [row] = compare([one, two])
-    assert row.differing == ("strategy.buffer",)
-    assert "differ in more than the seed: strategy.buffer" in compare_html([one, two])
+def tried(seed: int, **strategy: object) -> dict[str, object]:
+    return {"run": {"seed": seed, "name": f"try-{seed}"}, "strategy": {"name": "fedasync", **strategy}}
+
+
+def test_runs_that_differ_in_a_setting_are_rows_of_their_own(record: Callable[..., Result]) -> None:
+    runs = [
+        record("fedasync", seed=seed, config=tried(seed, alpha=alpha))
+        for alpha in (0.2, 0.9)
+        for seed in (0, 1)
+    ]
+    runs.append(record("fedbuff", config={"run": {"seed": 0}, "strategy": {"name": "fedbuff"}}))
+    assert [(r.label, r.seeds, dict(r.settings)) for r in compare(runs)] == [
+        ("fedasync, alpha=0.2", (0, 1), {"strategy.alpha": 0.2}),
+        ("fedasync, alpha=0.9", (0, 1), {"strategy.alpha": 0.9}),
+        ("fedbuff", (0,), {}),
+    ]
+    page = compare_html(runs)
+    assert "fedasync, alpha=0.2" in page
+    assert "5 runs of 3 kinds" in page
+
+
+def test_another_fleet_is_told_of_every_row_and_another_place_of_none(record: Callable[..., Result]) -> None:
+    few = {"fleet": {"clients": 4}, "server": {"data_dir": "a"}, "run": {"seed": 0}}
+    many = {"fleet": {"clients": 8, "split": "iid"}, "server": {"data_dir": "b"}, "run": {"seed": 0}}
+    again: dict[str, object] = {"fleet": {}, "run": {"seed": 1}}  # as many by default
+    runs = [record("fedavg", config=few), record(config=many), record(seed=1, config=again)]
+    found = [(r.label, r.seeds) for r in compare(runs)]
+    assert found == [("fedavg, clients=4", (0,)), ("fedbuff, clients=8", (0, 1))]
 
 
 def test_one_run_has_no_deviation(record: Callable[..., Result]) -> None:
@@ -81,7 +103,7 @@ def test_the_page_has_charts_for_each_workload_and_a_table(record: Callable[...,
     page = compare_html(runs)
     assert page.count("<svg") == 6
     assert page.count("<table") == 2
-    assert "8 runs, 2 strategies" in page
+    assert "8 runs of 2 kinds" in page
     assert page.count('class="line thin') == 3 * (6 + 2)
 
 

@@ -214,6 +214,7 @@ def test_a_journal_tells_a_report_what_the_simulation_told(tmp_path: Path) -> No
 
 
 def test_runs_of_whole_models_have_no_coverage(tmp_path: Path) -> None:
-    for whole in (config("fedasync"), config("asyncdrop", submodel={"name": "none"})):
-        assert simulate(whole, tmp_path).coverage == ()
-        assert "Who trained which units" not in (tmp_path / "report.html").read_text()
+    wholes = {"a": config("fedasync"), "b": config("asyncdrop", submodel={"name": "none"})}
+    for name, whole in wholes.items():
+        assert simulate(whole, tmp_path / name).coverage == ()
+        assert "Who trained which units" not in (tmp_path / name / "report.html").read_text()

@@ -31,7 +31,7 @@ def published(staleness: int = 0) -> Decision:
 
 def test_a_run_comes_to_exactly_this() -> None:
     r = recorder()
-    r.evaluated(0.0, 0, 0.1, 2.3)
+    r.evaluated(0.0, 0, {"accuracy": 0.1, "loss": 2.3})
     r.granted(1.0, "a", "t1", 0)
     r.downloaded(1.5, "a", 100)
     r.granted(1.6, "b", "t2", 0)
@@ -43,8 +43,8 @@ def test_a_run_comes_to_exactly_this() -> None:
     r.decided(5.0, "a", 1, Decision(Verdict.REJECTED, 5, None, Reason.STALE), 40, 10)
     r.decided(6.0, "a", 2, published(3), 40, 10)
     r.published(6.0, 2)
-    r.evaluated(8.0, 2, 0.81, 0.7)
-    r.evaluated(9.0, 1, 0.79, 0.8)
+    r.evaluated(8.0, 2, {"accuracy": 0.81, "loss": 0.7})
+    r.evaluated(9.0, 1, {"accuracy": 0.79, "loss": 0.8})
     got = r.result("m", "j", 0.25)
 
     assert got.history == (
@@ -75,7 +75,7 @@ def test_a_late_evaluation_carries_the_counts_of_its_publication() -> None:
     for i in range(5):
         r.downloaded(2.0 + i, "a", 1000)
         r.decided(2.0 + i, "a", 1, held(), 10, 1)
-    r.evaluated(60.0, 1, 0.9, 0.1)
+    r.evaluated(60.0, 1, {"accuracy": 0.9, "loss": 0.1})
     assert r.result("", "", 60.0).history == (Point(1.0, 1, 1, 0.9, 0.1, 10, 0),)
 
 
@@ -83,7 +83,7 @@ def test_the_final_accuracy_is_of_the_newest_version_and_the_best_of_any() -> No
     r = recorder()
     for version, accuracy in ((1, 0.5), (2, 0.9), (3, 0.7)):
         r.published(float(version), version)
-        r.evaluated(10.0 - version, version, accuracy, 0.0)
+        r.evaluated(10.0 - version, version, {"accuracy": accuracy, "loss": 0.0})
     got = r.result("", "", 0.0)
     assert (got.final_accuracy, got.best_accuracy, got.time_to_target_s) == (0.7, 0.9, 2.0)
 
@@ -91,14 +91,14 @@ def test_the_final_accuracy_is_of_the_newest_version_and_the_best_of_any() -> No
 def test_a_second_evaluation_of_a_version_replaces_the_first() -> None:
     r = recorder()
     r.published(1.0, 1)
-    r.evaluated(2.0, 1, 0.4, 1.0)
-    r.evaluated(3.0, 1, 0.5, 0.9)
+    r.evaluated(2.0, 1, {"accuracy": 0.4, "loss": 1.0})
+    r.evaluated(3.0, 1, {"accuracy": 0.5, "loss": 0.9})
     assert [p.accuracy for p in r.result("", "", 0.0).history] == [0.5]
 
 
 def test_an_evaluation_that_overtakes_its_publication_is_dated_by_the_publication() -> None:
     r = recorder()
-    r.evaluated(2.0, 1, 0.4, 1.0)
+    r.evaluated(2.0, 1, {"accuracy": 0.4, "loss": 1.0})
     assert r.result("", "", 0.0).history[0].time_s == 2.0
     r.published(1.5, 1)
     assert r.result("", "", 0.0).history[0].time_s == 1.5
@@ -108,7 +108,7 @@ def test_an_evaluation_that_overtakes_its_publication_is_dated_by_the_publicatio
 def test_the_target(target: float, reached: float | None) -> None:
     r = recorder(target)
     r.published(1.0, 1)
-    r.evaluated(2.0, 1, 0.5, 1.0)
+    r.evaluated(2.0, 1, {"accuracy": 0.5, "loss": 1.0})
     assert r.result("", "", 0.0).time_to_target_s == reached
 
 
@@ -120,12 +120,18 @@ def test_nothing_happened() -> None:
     assert (got.versions, got.events, got.clients) == (0, 0, {})
 
 
-def test_a_loss_that_is_not_finite_is_none_and_such_an_accuracy_an_error() -> None:
+def test_what_is_not_finite_is_none_and_what_is_not_measured_is_not_there() -> None:
     r = recorder()
-    r.evaluated(0.0, 0, 0.1, float("nan"))
+    r.evaluated(0.0, 0, {"accuracy": 0.1, "loss": float("nan")})
     assert r.result("", "", 0.0).history[0].loss is None
-    with pytest.raises(DataError, match="accuracy of version 3"):
-        r.evaluated(0.0, 3, float("nan"), 0.1)
+    r.evaluated(0.0, 3, {"accuracy": float("nan"), "loss": 0.1, "auc": 0.5, "f1": float("inf")})
+    r.evaluated(0.0, 4, {"mae": 2})
+    got = r.result("", "", 0.0)
+    assert [(p.accuracy, p.loss, p.metrics) for p in got.history[1:]] == [
+        (None, 0.1, {"auc": 0.5, "f1": None}),
+        (None, None, {"mae": 2.0}),
+    ]
+    assert (got.final_accuracy, got.best_accuracy) == (None, 0.1)
 
 
 def test_events_are_one_object_a_line(tmp_path: Path) -> None:
@@ -135,7 +141,7 @@ def test_events_are_one_object_a_line(tmp_path: Path) -> None:
         r.downloaded(0.6, "a", 12)
         r.decided(1.0, "a", 1, published(2), 34, 5)
         r.published(1.0, 1)
-        r.evaluated(2.0, 1, 0.5, float("inf"))
+        r.evaluated(2.0, 1, {"accuracy": 0.5, "loss": float("inf")})
         r.note(3.0, "lease expired", task="t2", count=np.int64(3), where=Path("x"))
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     assert rows == [
@@ -201,7 +207,7 @@ def test_counts_add_up(events: list[tuple[str, str, int]]) -> None:
         elif what == "reject":
             r.decided(now, client, version, Decision(Verdict.REJECTED, n, None, Reason.STALE), n, 1)
         else:
-            r.evaluated(now, version, n / 1000, 1.0)
+            r.evaluated(now, version, {"accuracy": n / 1000, "loss": 1.0})
     got = r.result("", "", 0.0)
     shares = list(got.clients.values())
     assert got.updates_applied == sum(s.updates for s in shares) == sum(got.staleness.histogram.values())

@@ -178,7 +178,7 @@ def test_progress_and_folder(tmp_path: Path) -> None:
     assert Result.read(tmp_path) == result
     assert (tmp_path / REPORT_FILE).stat().st_size > 1000
     assert result.final_accuracy is not None
-    assert result.final_accuracy > result.history[0].accuracy + 0.2
+    assert result.final_accuracy > (result.history[0].accuracy or 0.0) + 0.2
 
 
 def test_a_split_by_speed_gets_the_speed_groups() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,12 +13,16 @@ from typing import Annotated, Any
 import typer
 
 from anabranch.cli.configuration import Layer, load_run
+from anabranch.cli.left import say_what_is_left
 from anabranch.cli.live_result import report_of_data
 from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec, summary
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.processes import Fleet
 from anabranch.client.operator import OperatorClient, RunStatus
-from anabranch.core.errors import DataError, Unavailable
+from anabranch.core.config import Config
+from anabranch.core.errors import AnabranchError, DataError, Unavailable
+from anabranch.reports.folders import LIVE_DATA, claimed
+from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, count_text, duration_text, percent_text
 
 POLL_S = 0.5
@@ -83,21 +90,41 @@ def demo(
     output = Output(as_json)
     name = app_spec(workload or "", flower) if flower else workload or _available_workload(output)
     settings = load_run(None, overrides or (), presets=_presets(name, strategy, clients))
-    folder = out or Path("runs") / f"demo-{settings.strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
-    output.say(
-        f"demo: {settings.strategy.name} on {name}, {clients} devices with a speed ratio of"
-        f" {settings.fleet.speed_ratio:g}; everything goes to {folder}"
-    )
-    with Fleet(folder, settings, name) as fleet:
-        addresses = (server, admin) if server else fleet.start_server(settings)
-        output.say(f"server: {addresses[0]} (operators: {addresses[1]}); starting the devices ...")
-        fleet.start_devices(addresses, clients)
-        watched = _watch(fleet, addresses[1], output)
-    if server:
-        _closing_words(watched, output)
-        return
-    result = report_of_data(folder / "server", settings.server.database, folder)
-    output.result(result.to_json(), summary(result, folder))
+    wanted = out or Path("runs") / f"demo-{settings.strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    with claimed(wanted, explicit=out is not None) as folder, say_what_is_left(output, folder):
+        output.say(
+            f"demo: {settings.strategy.name} on {name}, {clients} devices with a speed ratio of"
+            f" {settings.fleet.speed_ratio:g}; everything goes to {folder}"
+        )
+        with _report_in_any_case(folder, settings, ours=not server), Fleet(folder, settings, name) as fleet:
+            addresses = (server, admin) if server else fleet.start_server(settings)
+            output.say(f"server: {addresses[0]} (operators: {addresses[1]}); starting the devices ...")
+            fleet.start_devices(addresses, clients)
+            watched = _watch(fleet, addresses[1], output)
+        if server:
+            _closing_words(watched, output)
+        else:
+            result = Result.read(folder)
+            output.result(result.to_json(), summary(result, folder))
+
+
+@contextmanager
+def _report_in_any_case(folder: Path, settings: Config, ours: bool) -> Iterator[None]:
+    """The report of the server's data, once it has stopped: of a run that is interrupted as well."""
+
+    def terminated(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        yield
+    except BaseException:
+        if ours and (folder / LIVE_DATA).is_dir():
+            with suppress(AnabranchError):  # what ended the run is what matters
+                report_of_data(folder / LIVE_DATA, settings.server.database, folder)
+        raise
+    if ours:
+        report_of_data(folder / LIVE_DATA, settings.server.database, folder)
 
 
 def _available_workload(output: Output) -> str:

@@ -1,4 +1,4 @@
-"""From a live server's data to a run's folder: the journal, `result.json`, `events.jsonl` and the report.
+"""From a live server's data to a run's folder: the journal, the result, the report and the models.
 
 The journal is replayed through a fresh engine, so the figures come from the log alone, and a log
 that does not replay to the recorded digests is noticed here.
@@ -6,8 +6,9 @@ that does not replay to the recorded digests is noticed here.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
@@ -21,15 +22,18 @@ from anabranch.core.engine import Engine
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.journal import replay as replay_journal
-from anabranch.core.params import Delta, Tensors, digest
+from anabranch.core.params import Delta, Tensors, Vector, digest
 from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Submodel, UnitMap, submodel_from_json
 from anabranch.core.updates import Receipt, Task, Verdict
+from anabranch.reports.folders import numbered
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
+from anabranch.reports.models import BEST, FINAL, Best, write_model
+from anabranch.reports.origin import moment
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
-from anabranch.reports.result import Result
+from anabranch.reports.result import RESULT_FILE, Result, Status
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 
@@ -45,8 +49,23 @@ def report_of_data(data_dir: Path, database: str, folder: Path) -> Result:
     return result
 
 
+def same_before(folder: Path, base: Path, result: Result) -> Path | None:
+    """An earlier folder of this name that tells the same of the same log; then this one is removed."""
+    earlier = takewhile(lambda other: other != folder, numbered(base))
+    for other in (path for path in earlier if (path / RESULT_FILE).is_file()):
+        known = Result.read(other)
+        if (known.journal_sha256, known.history) == (result.journal_sha256, result.history):
+            write_report(result, other)
+            shutil.rmtree(folder)
+            return other
+    return None
+
+
 def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) -> Result:
-    """Replay a live run's journal; `metrics` are those of its versions. Times count from the first event."""
+    """Replay a live run's journal, and write its models; `metrics` are those of its versions.
+
+    Times count from the first event.
+    """
     journal = JournalReader(folder)
     config, spec, initial = journal.config, journal.spec, journal.initial()
     strategy = strategy_of(config)
@@ -57,7 +76,40 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
         return Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast, planner)
 
     engine = fresh()
-    recorder = Recorder(
+    recorder = _recorder(journal, folder)
+    models = _Models(metrics, engine)
+    with recorder, journal.open_payloads() as payloads:
+
+        def load_delta(reference: Payload, submodel: Submodel | None) -> Delta:
+            return make_codec(reference.codec).decode(payloads(reference), Layout.of(spec, submodel))
+
+        def numbered_records(after: int) -> Iterator[tuple[int, Record]]:
+            return islice(enumerate(journal.records(), 1), after, None)
+
+        teller = _Teller(recorder, engine, spec.frozen(initial), downlink_at(strategy, config.downlink.codec))
+        start = now = None
+        told: dict[str, Receipt] = {}  # the engine forgets the oldest
+        refold = Refolder(fresh, numbered_records, load_delta, told.get)
+        for record, effects in replay_journal(engine, journal.records(), load_delta, refold):
+            told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
+            now = float(record["now"])
+            start = now if start is None else start
+            teller.tell(now - start, record, effects)
+            models.look()
+        wall_s = (now or 0.0) - (start or 0.0)
+        for version, values in sorted(metrics.items()):
+            recorder.evaluated(wall_s, version, values)
+        recorder.started_at = "" if start is None else moment(start)
+        models.write(folder, spec.frozen(initial))
+        ended = bool(engine.finished) or not (config.run.versions_max or config.run.updates_max)
+        status: Status = "finished" if ended else "interrupted"
+        why = "" if ended else "the server was stopped before the end"
+        return recorder.result(digest(engine.vector), journal.sha256(), wall_s, status, why)
+
+
+def _recorder(journal: JournalReader, folder: Path) -> Recorder:
+    config = journal.config
+    return Recorder(
         strategy=config.strategy.name,
         workload=config.run.workload,
         seed=config.run.seed,
@@ -65,30 +117,35 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
         config=config.to_json(),
         kind="live",
         events_path=folder / EVENTS_FILE,
+        spec=journal.spec,
     )
-    with recorder, journal.open_payloads() as payloads:
 
-        def load_delta(reference: Payload, submodel: Submodel | None) -> Delta:
-            return make_codec(reference.codec).decode(payloads(reference), Layout.of(spec, submodel))
 
-        def numbered(after: int) -> Iterator[tuple[int, Record]]:
-            return islice(enumerate(journal.records(), 1), after, None)
+class _Models:
+    """The last version and the best one, as the replay comes by them."""
 
-        teller = _Teller(recorder, engine, spec.frozen(initial), downlink_at(strategy, config.downlink.codec))
-        start = now = None
-        told: dict[str, Receipt] = {}  # the engine forgets the oldest
-        refold = Refolder(fresh, numbered, load_delta, told.get)
-        for record, effects in replay_journal(engine, journal.records(), load_delta, refold):
-            told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
-            now = float(record["now"])
-            start = now if start is None else start
-            teller.tell(now - start, record, effects)
+    def __init__(self, metrics: Mapping[int, Mapping[str, float]], engine: Engine) -> None:
+        self._metrics, self._engine = metrics, engine
+        self._best: Best[None] = Best()
         for version, values in sorted(metrics.items()):
-            if "accuracy" in values:
-                loss = values.get("loss", float("nan"))
-                recorder.evaluated((now or 0.0) - (start or 0.0), version, values["accuracy"], loss)
-        wall_s = (now or 0.0) - (start or 0.0)
-        return recorder.result(digest(engine.vector), journal.sha256(), wall_s)
+            self._best.offer(version, values, lambda: None)
+        self._vector: Vector | None = None
+        self.look()
+
+    def look(self) -> None:
+        """The engine may have come to the best version."""
+        if self._vector is None and self._engine.version == self._best.version:
+            self._vector = self._engine.vector.copy()
+
+    def write(self, folder: Path, frozen: Tensors) -> None:
+        """Write both; no best one where nothing was measured."""
+        engine, best = self._engine, self._best
+        named = engine.spec.unflatten(engine.vector, frozen)
+        write_model(folder / FINAL, named, engine.version, self._metrics.get(engine.version))
+        if self._vector is not None and best.version is not None:
+            write_model(
+                folder / BEST, engine.spec.unflatten(self._vector, frozen), best.version, best.metrics
+            )
 
 
 class _Teller:

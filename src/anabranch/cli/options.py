@@ -17,8 +17,9 @@ from rich.logging import RichHandler
 from anabranch.core.config import parse_override
 from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
 from anabranch.core.secrets import masked_text
+from anabranch.reports.metrics import ACCURACY, metric_names, value
 from anabranch.reports.result import Result
-from anabranch.reports.text import bytes_text, duration_text, percent_text
+from anabranch.reports.text import bytes_text, duration_text, number_text, percent_text
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 Overrides = Annotated[
@@ -121,7 +122,6 @@ def summary(result: Result, folder: Path | None) -> str:
         reached = (
             f"target {percent_text(result.target_accuracy)} after {duration_text(result.time_to_target_s)}"
         )
-    accuracy = f"accuracy {percent_text(result.final_accuracy)} (best {percent_text(result.best_accuracy)})"
     updates = (
         f"{result.versions} versions of {result.updates_applied} updates, {result.updates_rejected} rejected"
     )
@@ -129,10 +129,20 @@ def summary(result: Result, folder: Path | None) -> str:
     traffic = f"{bytes_text(result.uplink_bytes)} up, {bytes_text(result.downlink_bytes)} down"
     target = f", {reached}" if result.target_accuracy else ""
     lines = [
-        f"{result.strategy} on {result.workload}, seed {result.seed}: {accuracy}{target}",
+        f"{result.strategy} on {result.workload}, seed {result.seed}: {_measured_text(result)}{target}",
         f"  {updates}; {stale}",
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
     if folder is not None:
         lines.append(f"  report: {folder / 'report.html'}")
     return "\n".join(lines)
+
+
+def _measured_text(result: Result) -> str:
+    """The last measurement: its accuracy, or whatever the App has in its place."""
+    names = metric_names([result])
+    if not names:
+        return "not measured"
+    if names[0] == ACCURACY:
+        return f"accuracy {percent_text(result.final_accuracy)} (best {percent_text(result.best_accuracy)})"
+    return ", ".join(f"{name} {number_text(value(result.history[-1], name))}" for name in names)

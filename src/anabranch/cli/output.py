@@ -30,6 +30,10 @@ class Output:
         if not self.as_json:
             self.console.print(text, soft_wrap=True, markup=False)
 
+    def warn(self, text: str) -> None:
+        """A line for people that is no answer: on stderr, whoever reads stdout."""
+        Console(stderr=True, highlight=False).print(text, style="yellow", soft_wrap=True, markup=False)
+
     def event(self, kind: str, text: str = "", /, **data: Any) -> None:
         """Something that happened: a JSON line for programs, `text` for people.
 

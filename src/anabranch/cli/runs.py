@@ -9,12 +9,15 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.live_result import report_of_data
+from anabranch.cli.left import completed, read_finished
+from anabranch.cli.live_result import report_of_data, same_before
 from anabranch.cli.options import AsJson, Out, RunFolder, summary
 from anabranch.cli.output import Output
-from anabranch.core.errors import ReplayMismatch, StoreCorrupt
+from anabranch.core.errors import DataError, ReplayMismatch, StoreCorrupt
 from anabranch.reports.compare import compare_html
+from anabranch.reports.folders import claimed
 from anabranch.reports.html import write_report
+from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.result import RESULT_FILE, Result
 from anabranch.reports.spreads import Spread
 from anabranch.reports.spreads import compare as compare_runs
@@ -30,7 +33,9 @@ def compare(
 ) -> None:
     """Put runs side by side: a table, and a page with their curves over each other."""
     output = Output(as_json)
-    results = [Result.read(folder) for folder in folders]
+    results = [completed(result) for result in read_finished(output, folders)]
+    if not results:
+        raise DataError("there is no finished run among these folders: name the folders of runs, as runs/*")
     rows = compare_runs(results)
     out.write_text(compare_html(results), encoding="utf-8")
     output.result({"page": str(out), "rows": [asdict(r) for r in rows]})
@@ -42,7 +47,7 @@ def compare(
         columns,
         [
             [
-                f"{r.strategy}, {r.kind}" + ("" if one else f" ({r.workload})"),
+                f"{r.label}, {r.kind}" + ("" if one else f" ({r.workload})"),
                 str(len(r.seeds)),
                 _cell(r.final_accuracy, percent_text),
                 _cell(r.time_to_target_s, duration_text),
@@ -70,9 +75,16 @@ def report(
         page = write_report(Result.read(folder), out or folder)
         output.result({"page": str(page)}, f"report: {page}")
         return
-    target = out or folder / "run"
-    result = report_of_data(folder, database, target)
-    output.result(result.to_json(), summary(result, target))
+    if (folder / JOURNAL).is_file():
+        raise DataError(
+            f"{folder} has a journal and no {RESULT_FILE}: its run is under way, or was killed before it"
+            " could leave a result; run it again"
+        )
+    base = out or folder / "run"
+    with claimed(base, explicit=out is not None) as target:
+        result = report_of_data(folder, database, target)
+        same = same_before(target, base, result)
+    output.result(result.to_json(), summary(result, same or target))
 
 
 def replay(folder: RunFolder, as_json: AsJson = False) -> None:

@@ -19,6 +19,7 @@ from anabranch.core.config import Config, StrategyTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.params import Tensors
 from anabranch.core.rng import seed_of
+from anabranch.reports.folders import SEARCH_FILE, claimed
 from anabranch.reports.search import search_html
 from anabranch.reports.text import bytes_text, percent_text
 from anabranch.simulation.run import open_simulation
@@ -31,8 +32,9 @@ LAST_SHARE = 0.25  # of a trial's evaluations: their mean is its accuracy
 def search(
     source: RunSource = "",
     out: Annotated[
-        Path, typer.Option(help="The folder for found.toml, search.json and search.html.", metavar="DIR")
-    ] = Path("runs/search"),
+        Path | None,
+        typer.Option("--out", help="The folder for found.toml, search.json and search.html.", metavar="DIR"),
+    ] = None,
     loss_max: Annotated[float, typer.Option(help="Accuracy that may be lost: 0.01 is a point.")] = 0.01,
     updates: Annotated[int, typer.Option(help="Updates of each trial.", min=1)] = 200,
     warm_up_updates: Annotated[
@@ -72,9 +74,10 @@ def search(
         )
         return trial
 
-    found = search_compression(measure, loss_max)
-    _write(out, found, loss_max)
-    _show(output, found, out)
+    with claimed(out or Path("runs/search"), explicit=out is not None) as folder:
+        found = search_compression(measure, loss_max)
+        _write(folder, found, loss_max)
+    _show(output, found, folder)
 
 
 def _with(config: Config, strength: Strength, updates: int) -> Config:
@@ -100,7 +103,7 @@ def _trial(config: Config, strength: Strength, start: Tensors | None) -> Trial:
         result = simulation.result(0.0)
     last = result.history[-max(1, int(LAST_SHARE * len(result.history))) :]
     decided = max(1, result.updates_applied + result.updates_rejected)
-    accuracy = statistics.fmean(point.accuracy for point in last)
+    accuracy = statistics.fmean(point.accuracy or 0.0 for point in last)  # not finite: worth nothing
     return Trial(strength, accuracy, result.uplink_bytes / decided)
 
 
@@ -121,7 +124,7 @@ def _write(folder: Path, found: Search, loss_max: float) -> None:
         "loss_max": loss_max,
         "decisions": [decision.to_json() for decision in found.decisions],
     }
-    (folder / "search.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (folder / SEARCH_FILE).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (folder / "search.html").write_text(search_html(data), encoding="utf-8")
     toml = f'[strategy]\nname = "teasq"\nkept = {found.found.kept!r}\nbits = {found.found.bits}\n'
     (folder / "found.toml").write_text(toml, encoding="utf-8")

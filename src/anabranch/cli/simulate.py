@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from anabranch.cli.configuration import load_run
+from anabranch.cli.left import say_what_is_left, where_it_goes
 from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, run_folder, summary, writing
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.run_options import (
@@ -21,8 +23,11 @@ from anabranch.cli.run_options import (
     run_source,
     with_end,
 )
+from anabranch.core.config import Config
 from anabranch.core.errors import Diverged
-from anabranch.reports.text import count_text, duration_text, percent_text
+from anabranch.reports.folders import claimed
+from anabranch.reports.result import Result
+from anabranch.reports.text import count_text, duration_text, number_text, percent_text
 from anabranch.simulation.run import Progress
 from anabranch.simulation.run import simulate as simulate_run
 
@@ -67,25 +72,34 @@ def simulate(
     settings = load_run(config, overrides or (), presets, chosen)
     if presets and config is None:
         settings = with_end(settings, output)
-    folder = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
-    with writing(folder), Ticker(output) as ticker:
-
-        def show(p: Progress) -> None:
-            counts = {"virtual_s": p.virtual_s, "version": p.version, "updates": p.updates}
-            ticker.show(_in_words(p), **counts, rejected=p.rejected, accuracy=p.accuracy)
-
-        devices = settings.fleet.clients
-        ticker.show(f"getting {count_text(devices)} device{'s'[: devices > 1]} ready")
-        result = simulate_run(settings, folder, workers=workers, progress=show)
+    wanted = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
+    with writing(wanted), claimed(wanted, explicit=out is not None) as folder:
+        where_it_goes(output, settings, wanted, folder)
+        with say_what_is_left(output, folder):
+            result = _run(output, settings, folder, workers)
     output.result(result.to_json(), summary(result, folder))
     if result.given_up:
         raise Diverged(result.given_up)
 
 
+def _run(output: Output, settings: Config, folder: Path, workers: int) -> Result:
+    with Ticker(output) as ticker:
+
+        def show(p: Progress) -> None:
+            counts = {"virtual_s": p.virtual_s, "version": p.version, "updates": p.updates}
+            ticker.show(_in_words(p), **counts, rejected=p.rejected, accuracy=p.accuracy, loss=p.loss)
+
+        devices = settings.fleet.clients
+        ticker.show(f"getting {count_text(devices)} device{'s'[: devices > 1]} ready")
+        return simulate_run(settings, folder, workers=workers, progress=show)
+
+
 def _in_words(p: Progress) -> str:
-    accuracy = "" if p.accuracy is None else f", accuracy {percent_text(p.accuracy)}"
+    measured = "" if p.loss is None else f", loss {number_text(p.loss)}"
+    if p.accuracy is not None:
+        measured = f", accuracy {percent_text(p.accuracy)}"
     rejected = f", {count_text(p.rejected)} rejected" if p.rejected else ""
     return (
         f"virtual time {duration_text(p.virtual_s)}: version {count_text(p.version)},"
-        f" {count_text(p.updates)} updates{rejected}{accuracy}"
+        f" {count_text(p.updates)} updates{rejected}{measured}"
     )

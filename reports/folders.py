@@ -1,0 +1,76 @@
+"""Where a run goes: a folder is one run's, and never another's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+from anabranch.core.errors import ConfigError, DataError
+from anabranch.reports.journal_files import JOURNAL
+from anabranch.reports.recorder import EVENTS_FILE
+from anabranch.reports.result import RESULT_FILE, Result
+
+SEARCH_FILE = "search.json"
+LIVE_DATA = "server"  # the data directory of a demo's server
+MARKS = (RESULT_FILE, JOURNAL, EVENTS_FILE, SEARCH_FILE, LIVE_DATA)
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a run lies there, whole or not."""
+    return any((folder / name).exists() for name in MARKS)
+
+
+def need_free(folder: Path, option: str = "--out") -> None:
+    """Raises `ConfigError` where a run lies in the folder already."""
+    if holds_run(folder):
+        raise ConfigError(
+            f"{folder} holds a run already, and runs are never overwritten: "
+            f"name another folder with {option}, or move that one away"
+        )
+
+
+def has_ended(folder: Path) -> bool:
+    """Whether a run came to its end there."""
+    try:
+        return Result.read(folder).status == "finished"
+    except DataError:
+        return (folder / RESULT_FILE).exists()  # of another version of this program, perhaps
+
+
+def numbered(folder: Path) -> Iterator[Path]:
+    """The folder, then `-2`, `-3` and so on behind its name."""
+    yield folder
+    for number in count(2):
+        yield folder.with_name(f"{folder.name}-{number}")
+
+
+@contextlib.contextmanager
+def claimed(folder: Path, explicit: bool) -> Iterator[Path]:
+    """A folder of its own for a run: this one if it must be, else the first of its name that is free.
+
+    It is made at once, so that two that begin together get two; and it goes if nothing is written into it.
+    Raises `ConfigError` where an `explicit` folder holds a run.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    made = True
+    if explicit:
+        need_free(folder)
+        made = _made(folder)
+    else:
+        folder = next(f for f in numbered(folder) if _made(f))
+    try:
+        yield folder
+    finally:
+        if made:
+            with contextlib.suppress(OSError):  # there is something in it
+                folder.rmdir()
+
+
+def _made(folder: Path) -> bool:
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    return True

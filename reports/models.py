@@ -1,0 +1,64 @@
+"""The models that a run leaves: `final.safetensors`, its last version, and `best.safetensors`.
+
+The tensors have the names that the App's own model gives them, so that without this package
+
+    model.load_state_dict(safetensors.torch.load_file("best.safetensors"))
+
+takes them. The version and what was measured of it are in the file's metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from safetensors.numpy import save
+
+from anabranch.core.arrays import plain_tensors
+from anabranch.core.params import Tensors
+
+FINAL, BEST = "final.safetensors", "best.safetensors"
+
+Metrics = Mapping[str, float]
+Rank = tuple[bool, float]
+Model = TypeVar("Model")
+
+
+def rank(metrics: Metrics) -> Rank | None:
+    """How good a version is: greater is better. None where what counts is not finite, or nothing does.
+
+    The accuracy counts; the loss where there is no accuracy, and never against one.
+    """
+    by_accuracy = "accuracy" in metrics
+    value = metrics["accuracy"] if by_accuracy else -metrics.get("loss", math.nan)
+    return (by_accuracy, value) if math.isfinite(value) else None
+
+
+class Best(Generic[Model]):
+    """The best version so far: of equal ones the earliest."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        self.metrics: Metrics = {}
+        self.model: Model | None = None
+
+    def offer(self, version: int, metrics: Metrics, model: Callable[[], Model]) -> bool:
+        """Take a measured version if it is better; `model` is called only then. Whether it was."""
+        found = rank(metrics)
+        if found is None or (self.version is not None and found <= (rank(self.metrics) or found)):
+            return False
+        self.version, self.metrics, self.model = version, dict(metrics), model()
+        return True
+
+
+def write_model(path: Path, tensors: Tensors, version: int, metrics: Metrics | None = None) -> None:
+    """Write a version's tensors, whole or not at all; makes the folder."""
+    told = {name: value for name, value in (metrics or {}).items() if math.isfinite(value)}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    metadata = {"format": "pt", "version": str(version), "metrics": json.dumps(told)}
+    part.write_bytes(save(plain_tensors(tensors), metadata))
+    part.replace(path)

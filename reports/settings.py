@@ -1,0 +1,91 @@
+"""The settings of a run: which of them say something about it, and the command that has them all."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from anabranch.core.chains import AUTO
+from anabranch.core.config import Config
+
+Settings = dict[str, Any]  # `table.key` -> value
+
+# Where things are and what they are called: no part of what was tried.
+PLACES = frozenset(
+    {
+        *("run.name", "run.data_path", "run.keep_payloads", "ray.address"),
+        *("server.address", "server.admin_address", "server.database", "server.data_dir"),
+        *("identity.folder", "identity.join_address"),
+    }
+)
+SEED, EXECUTOR, BATCHED = "run.seed", "fleet.executor", "batched"
+_MISSING = object()
+
+
+def settings(config: Mapping[str, Any]) -> Settings:
+    """The tables of a configuration as `table.key` -> value; what is not in it has its default.
+
+    Executors are told apart only where their results are other ones.
+    """
+    found = {**_keys(Config().to_json()), **_keys(config)}
+    if found[EXECUTOR] != BATCHED:
+        found[EXECUTOR] = AUTO
+    return found
+
+
+def changed(config: Mapping[str, Any]) -> Settings:
+    """What is not as it is by default, and all that was said about the strategy."""
+    defaults = _keys(Config().to_json())
+    given = _keys(config)
+    return {k: v for k, v in given.items() if k.startswith("strategy.") or defaults.get(k, _MISSING) != v}
+
+
+def differing(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The settings, but for the seed and places, that are not the same in all of the configurations."""
+    known = [settings(config) for config in configs]
+    keys = dict.fromkeys(key for one in known for key in one)
+    return tuple(
+        k
+        for k in keys
+        if k not in PLACES
+        and k != SEED
+        and any(o.get(k, _MISSING) != known[0].get(k, _MISSING) for o in known)
+    )
+
+
+def setting_text(value: object) -> str:
+    """A value as TOML spells it."""
+    if isinstance(value, Mapping):
+        return (
+            "{ " + ", ".join(f"{k} = {setting_text(v)}" for k, v in value.items()) + " }" if value else "{}"
+        )
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(setting_text, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace(
+        "\x7f", "\\u007f"
+    )  # what TOML forbids and JSON does not
+
+
+def label_text(key: str, value: object) -> str:
+    """`alpha=0.2`, of the setting's own name."""
+    text = value if isinstance(value, str) and value else setting_text(value)
+    return f"{key.rpartition('.')[2]}={text}"
+
+
+def simulate_command(config: Mapping[str, Any]) -> str:
+    """The command that simulates the same again, whatever file and flags the settings came from."""
+    needed = {k: v for k, v in changed(config).items() if k not in PLACES or k.startswith("run.")}
+    sets = [f"--set {shlex.quote(f'{k}={setting_text(v)}')}" for k, v in needed.items()]
+    return " ".join(["anabranch simulate", *sets])
+
+
+def _keys(config: Mapping[str, Any]) -> Settings:
+    found: Settings = {}
+    for table, keys in config.items():
+        if isinstance(keys, Mapping):
+            found |= {f"{table}.{key}": value for key, value in keys.items()}
+        else:
+            found[table] = keys
+    return found

@@ -1,0 +1,73 @@
+"""The models that a run leaves: which version is the best, and files that plain torch reads."""
+
+from __future__ import annotations
+
+import json
+import math
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from anabranch.core.params import ParamSpec
+from anabranch.reports.models import Best, write_model
+
+NAN = math.nan
+
+
+@pytest.mark.parametrize(
+    ("measured", "best"),
+    [
+        ([{"accuracy": 0.2}, {"accuracy": 0.8}, {"accuracy": 0.5}], 1),
+        ([{"accuracy": 0.8, "loss": 2.0}, {"accuracy": 0.8, "loss": 1.0}], 0),  # of equal ones the earliest
+        ([{"accuracy": 0.2, "loss": 0.1}, {"accuracy": 0.3, "loss": 9.0}], 1),
+        ([{"accuracy": 0.2}, {"accuracy": NAN, "loss": 0.0}], 0),
+        ([{"accuracy": NAN}, {"accuracy": 0.1}], 1),
+        ([{"accuracy": NAN}], None),
+        ([{"loss": 3.0}, {"loss": 1.0}, {"loss": NAN}, {"loss": -math.inf}, {"loss": 2.0}], 1),
+        ([{"loss": 0.01}, {"accuracy": 0.0, "loss": 5.0}], 1),  # a loss is nothing beside an accuracy
+        ([{"mae": 1.0}], None),
+        ([], None),
+    ],
+)
+def test_the_best_version(measured: list[dict[str, float]], best: int | None) -> None:
+    found: Best[int] = Best()
+    for version, metrics in enumerate(measured):
+        taken = found.offer(version, metrics, partial(int, version))
+        assert taken == (found.version == version)
+    assert found.version == found.model == best
+
+
+def test_a_model_goes_into_plain_torch_with_its_buffers(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from safetensors.torch import load_file
+
+    def module() -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
+
+    trained = module()
+    trained(torch.randn(8, 3))
+    arrays = {name: t.detach().numpy() for name, t in trained.state_dict().items()}
+    spec = ParamSpec.of(arrays)
+    assert (spec.elements, spec.size_bytes) == (12 + 4 + 16 + 1, 32 * 4 + 8)
+    tensors = spec.unflatten(spec.flatten(arrays), spec.frozen(arrays))
+    write_model(tmp_path / "run" / "best.safetensors", tensors, 7, {"accuracy": 0.5, "loss": NAN})
+    fresh = module()
+    fresh.load_state_dict(load_file(tmp_path / "run" / "best.safetensors"))
+    for name, tensor in trained.state_dict().items():
+        assert torch.equal(fresh.state_dict()[name], tensor)
+    with safe_open(tmp_path / "run" / "best.safetensors", "np") as file:
+        assert file.metadata()["version"] == "7"
+        assert json.loads(file.metadata()["metrics"]) == {"accuracy": 0.5}
+
+
+def test_a_model_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "final.safetensors"
+    write_model(path, {"w": np.ones(3, np.float32).reshape(3)[::2]}, 1)
+    before = path.read_bytes()
+    with pytest.raises(Exception, match="complex"):
+        write_model(path, {"w": np.ones(3, np.clongdouble)}, 2)
+    assert path.read_bytes() == before
