@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from anabranch.client.messages import FetchedModel
+from anabranch.client.neighbours import Neighbours
 from anabranch.client.state import fresh_seed
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.trainer import LocalTrainer, finite
@@ -55,6 +56,7 @@ class Follower:
         every: int = 1,
         poll_s: float = 0.5,
         threads: int = 0,
+        neighbours: Neighbours | None = None,
         on_failure: Callable[[AnabranchError], None] | None = None,
         bell: Bell | None = None,
     ) -> None:
@@ -64,7 +66,7 @@ class Follower:
         self._on_failure = on_failure or (lambda _: None)
         self._bell = bell or Bell(time.monotonic)
         self._seed = fresh_seed()
-        self._local = LocalTrainer(app, self._settings, threads)
+        self._local = LocalTrainer(app, self._settings, threads, neighbours=neighbours)
         self._examples = data_of(app, shard)
 
     def stop(self) -> None:

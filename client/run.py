@@ -14,12 +14,13 @@ from anabranch.client.channel import check_plain
 from anabranch.client.follower import Follower, Measurement
 from anabranch.client.joining import join_addresses, joined_wallet
 from anabranch.client.lease import OnEvent
+from anabranch.client.neighbours import Neighbours
 from anabranch.client.operator import open_operator, operator_wallet
 from anabranch.client.outbox import OutboxBounds
 from anabranch.client.state import device_id, fresh_id, fresh_seed, locked
 from anabranch.client.stopping import Bell, interruptible, persist
 from anabranch.client.summary import AgentSummary
-from anabranch.client.trainer import shard_of
+from anabranch.client.trainer import numbered_shard, shard_of
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.config import ClientTable
 from anabranch.core.errors import ConfigError
@@ -36,9 +37,9 @@ class ClientOptions:
 
     `client_id` empty: one is made up once and kept in `state_dir`.
 
-    `shard_index` of `shard_count` is its part of the training data, split as the run's configuration
-    says. `options` are told to the App. `threads`: for torch on a CPU, 0 for torch's own choice.
-    `step_time_s`, `outbox`: see `Agent`.
+    `shard` is its part of the training data, (index, count), split as the run's configuration says; None: see
+    `numbered_shard`. `options` are told to the App. `threads`: for torch on a CPU, 0 for its part of what
+    torch would take, shared with the other devices on this machine. `step_time_s`, `outbox`: see `Agent`.
 
     `token` and `ca_sha256` are what it joins with, at `join` (several as for `server`; empty: two ports above
     each server's); afterwards its papers lie in `state_dir` and name it. `insecure` allows another machine's
@@ -48,8 +49,7 @@ class ClientOptions:
     app: str
     server: str = "127.0.0.1:7070"
     client_id: str = ""
-    shard_index: int = 0
-    shard_count: int = 1
+    shard: tuple[int, int] | None = None
     state_dir: Path = Path("anabranch-device")
     data_path: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -105,9 +105,15 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
     )
 
     def shard(config: Mapping[str, Any]) -> Shard:
-        return shard_of(config, options.shard_index, options.shard_count)
+        index, count = options.shard or numbered_shard(client_id, config)
+        if on_event is not None:
+            on_event("placed", client=client_id, index=index, count=count, state_dir=str(options.state_dir))
+        return shard_of(config, index, count)
 
-    with GrpcTransport(options.server, client_id, wallet=wallet) as transport:
+    with (
+        Neighbours() as neighbours,
+        GrpcTransport(options.server, client_id, wallet=wallet) as transport,
+    ):
         agent = Agent(
             app,
             transport,
@@ -118,6 +124,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             tasks_max=options.tasks_max,
             step_time_s=options.step_time_s,
             threads=options.threads,
+            neighbours=None if options.threads else neighbours,
             on_event=on_event,
             outbox=options.outbox,
         )
@@ -180,4 +187,5 @@ def follow(options: FollowerOptions) -> Iterator[Measurement]:
             every=options.every,
             poll_s=options.poll_s,
             threads=options.threads,
+            neighbours=None if options.threads else stack.enter_context(Neighbours()),
         )

@@ -82,6 +82,22 @@ def write_manifest(
     return manifest
 
 
+def check_free(folder: Path, tensors: Mapping[str, Array], spec: ParamSpec) -> None:
+    """Raises `ConfigError` where a folder holds another model than this: a run may have started from it.
+
+    A manifest that is damaged holds no model.
+    """
+    try:
+        held = read_manifest(folder)
+    except ConfigError:
+        return
+    if held.initial_sha256 != Manifest("", spec, tensors).initial_sha256 or held.spec != spec:
+        raise ConfigError(
+            f"{folder} holds another model, of {held.app}, and a run may have started from it: "
+            "write this one elsewhere with --out DIR, or replace that one with --force"
+        )
+
+
 def kept_manifest(data_dir: Path) -> Path:
     """Where a server keeps the manifest it was started with."""
     return data_dir / "manifest"

@@ -186,8 +186,7 @@ def test_four_devices_learn_and_a_follower_sees_it(tmp_path: Path) -> None:
                 ClientOptions(
                     "synthetic",
                     info.address,
-                    shard_index=index,
-                    shard_count=4,
+                    shard=(index, 4),
                     state_dir=tmp_path / f"device-{index}",
                 )
             )

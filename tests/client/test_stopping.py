@@ -124,7 +124,7 @@ def test_a_device_keeps_its_id(tmp_path: Path) -> None:
 
 
 def test_a_folder_has_one_agent(tmp_path: Path) -> None:
-    with locked(tmp_path), pytest.raises(StoreLocked, match="another agent"), locked(tmp_path):
+    with locked(tmp_path), pytest.raises(StoreLocked, match="another device"), locked(tmp_path):
         pass
     with locked(tmp_path):
         pass

@@ -60,7 +60,26 @@ CaSha256 = Annotated[str, typer.Option(help="The fingerprint of the federation's
 Join = Annotated[str, typer.Option(help="Where to join; else the server's port + 2.", metavar="HOST:PORT")]
 
 ClientId = Annotated[str, typer.Option("--id", help="This device's name; made up once if not given.")]
-ShardPart = Annotated[str, typer.Option(help="This device's part of the training data: INDEX/COUNT, from 0.")]
+ShardPart = Annotated[
+    str,
+    typer.Option(
+        help="Its part of the training data, INDEX from 0; if not given, the number at the end of its name, "
+        "of fleet.clients, or all of the data where there is none.",
+        metavar="INDEX/COUNT",
+        show_default=False,
+    ),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        help="Where its outbox lies; if not given, anabranch-devices/ID, or anabranch-device without --id.",
+        metavar="DIR",
+    ),
+]
+Threads = Annotated[
+    int, typer.Option(help="Threads of torch on a CPU; 0: this device's part of the machine's.", min=0)
+]
 StepTime = Annotated[
     float,
     typer.Option("--step-time", help="Emulate a device that needs so many seconds a step.", min=0.0),
@@ -89,6 +108,9 @@ def init(
         Path | None,
         typer.Option("--weights", help="First weights that an export has written.", metavar="FILE"),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another model that is in the folder.")
+    ] = False,
     data_path: DataPath = "",
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -96,9 +118,9 @@ def init(
     """Write the manifest and the first weights of an App's model, for a server to start from.
 
     The manifest also says which units (neurons, channels, heads) a sub-model may leave out. Settings that the
-    App brings along are written beside it.
+    App brings along are written beside it. A folder with another model stays as it is.
     """
-    from anabranch.server.manifest import read_weights, write_manifest
+    from anabranch.server.manifest import check_free, read_weights, write_manifest
     from anabranch.workloads import load_app, trainer_for
     from anabranch.workloads.calls import join_run, settings_of
 
@@ -111,29 +133,13 @@ def init(
         trainer.adopt(ParamSpec.of(initial))
     spec = trainer.spec
     first = initial if weights is None else read_weights(weights, spec)
+    if not force:
+        check_free(out, first, spec)
     with writing(out):
         write_manifest(out, app, first, spec.groups)
         if brought:
             (out / SETTINGS).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
-    parameters = sum(t.size for t in spec.tensors)
-    units = [{"name": group.name, "units": group.size} for group in spec.groups]
-    layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)
-    parts = (
-        f"sub-models may leave out units: {layers}" if units else f"no sub-models: {trainer.whole_because}"
-    )
-    Output(as_json).result(
-        {
-            "folder": str(out),
-            "app": app,
-            "parameters": parameters,
-            "layout_sha256": spec.layout_hash,
-            "units": units,
-            "whole_because": trainer.whole_because,
-        },
-        f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors\n"
-        f"{parts}\nstart with:\n"
-        f"  anabranch server --model {out}",
-    )
+    _say_initialised(Output(as_json), out, app, spec, trainer.whole_because)
 
 
 def server(
@@ -200,14 +206,14 @@ def client(
     flower: FlowerFolder = None,
     server_address: ServerAddress = "127.0.0.1:7070",
     client_id: ClientId = "",
-    shard: ShardPart = "0/1",
-    state_dir: Annotated[Path, typer.Option(help="Where the outbox lies.")] = Path("anabranch-device"),
+    shard: ShardPart = "",
+    state_dir: StateDir = None,
     data_path: DataPath = "",
     app_options: AppOptions = None,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     step_time_s: StepTime = 0.0,
-    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU; 0: its own choice.", min=0)] = 0,
+    threads: Threads = 0,
     tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
     token: Token = "",
     token_file: TokenFile = None,
@@ -218,20 +224,22 @@ def client(
     outbox_mib: OutboxMib = OUTBOX_BYTES_MAX // MIB,
     as_json: AsJson = False,
 ) -> None:
-    """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM."""
+    """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM.
+
+    Several devices on one machine need a name each: --id device-0, --id device-1 and so on.
+    """
     from anabranch.client.outbox import OutboxBounds
     from anabranch.client.run import ClientOptions, run_client
+    from anabranch.client.state import state_dir_of
 
     set_up_logging(as_json)
     output = Output(as_json)
-    index, count = parse_shard(shard)
     options = ClientOptions(
         app=app_spec(app, flower),
         server=server_address,
         client_id=client_id,
-        shard_index=index,
-        shard_count=count,
-        state_dir=state_dir,
+        shard=parse_shard(shard) if shard else None,
+        state_dir=state_dir or state_dir_of(client_id),
         data_path=data_path,
         options=dict(parse_setting(text) for text in app_options or ()),
         device=device,
@@ -297,15 +305,42 @@ def evaluate(
         output.event("evaluated", text, **row)
 
 
+def _say_initialised(output: Output, out: Path, app: str, spec: ParamSpec, whole_because: str) -> None:
+    parameters = sum(t.size for t in spec.tensors)
+    units = [{"name": group.name, "units": group.size} for group in spec.groups]
+    layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)
+    parts = f"sub-models may leave out units: {layers}" if units else f"no sub-models: {whole_because}"
+    output.result(
+        {
+            "folder": str(out),
+            "app": app,
+            "parameters": parameters,
+            "layout_sha256": spec.layout_hash,
+            "units": units,
+            "whole_because": whole_because,
+        },
+        f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors\n"
+        f"{parts}\nstart with:\n"
+        f"  anabranch server --model {out}",
+    )
+
+
 def _say_goodbye(output: Output, why: str, answered: int) -> None:
     output.result(
         {"kind": "stopped", "why": why, "answered": answered}, f"{count_text(answered)} updates answered"
     )
 
 
+PLACED = "{client}: shard {index} of {count}, state in {state_dir}"
+UNNUMBERED = "{client}: all of the training data (a name such as device-0 gives a part), state in {state_dir}"
+
+
 def _teller(output: Output) -> Callable[..., None]:
     def tell(kind: str, **data: Any) -> None:
-        output.event(kind, f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items()), **data)
+        text = f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items())
+        if kind == "placed":
+            text = (UNNUMBERED if data["count"] == 1 else PLACED).format(**data)
+        output.event(kind, text, **data)
 
     return tell
 
