@@ -35,7 +35,7 @@ buffer_size = 3
 def anabranch(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=600)
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -179,7 +179,7 @@ def test_bad_input_has_an_exit_code_and_says_what_to_do(
 
 def test_help_is_quick_and_needs_no_torch() -> None:
     code = "import sys, anabranch.cli.main; sys.exit('torch' in sys.modules or 'sqlalchemy' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], timeout=600).returncode == 0
 
 
 def test_search_finds_a_pair_and_writes_why(config: Path, tmp_path: Path) -> None:

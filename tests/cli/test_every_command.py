@@ -248,7 +248,7 @@ def ended(words: list[str], cwd: Path) -> Said:
         assert process.stdout is not None
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        rest, err = process.communicate(timeout=60)
+        rest, err = process.communicate(timeout=600)
     code = 0 if process.returncode == 130 else process.returncode  # Ctrl-C is no failure here
     return Said(code, first + rest, err)
 

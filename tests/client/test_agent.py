@@ -328,8 +328,8 @@ def test_stop_ends_a_wait(tmp_path: Path) -> None:
     agent = federation.agent(bell=Bell(), on_event=hear)
     thread = threading.Thread(target=agent.run)
     thread.start()
-    assert waiting.wait(10)
+    assert waiting.wait(600)
     agent.stop()
-    thread.join(10)
+    thread.join(600)
     assert not thread.is_alive()
     assert agent.summary.why == "stopped"

@@ -40,7 +40,6 @@ class Watcher:
             self.agent.stop()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("push", ["task", "overlap"])
 def test_no_update_is_lost_while_certificates_change(tmp_path: Path, push: str) -> None:
     tables = {**BASE, "identity": {"certificate_s": 6.0}, "client": {**BASE["client"], "push": push}}
