@@ -41,7 +41,8 @@ class Follower:
 
     It ends after the last version of a finished run, after the first with `once`, or at SIGTERM and
     SIGINT. `every` > 1 measures only every so many versions, and the last. `poll_s`: how often to ask.
-    `on_failure` hears of errors that pass; a report that fails is one of them.
+    `on_failure` hears of errors that pass; a report that fails is one of them. `on_answer` hears that the
+    server is there.
     """
 
     def __init__(
@@ -58,12 +59,14 @@ class Follower:
         threads: int = 0,
         neighbours: Neighbours | None = None,
         on_failure: Callable[[AnabranchError], None] | None = None,
+        on_answer: Callable[[], None] | None = None,
         bell: Bell | None = None,
     ) -> None:
         self._settings = settings or ClientTable()
         self._transport, self._sink, self._once = transport, sink, once
         self._every, self._poll_s = every, poll_s
         self._on_failure = on_failure or (lambda _: None)
+        self._on_answer = on_answer or (lambda: None)
         self._bell = bell or Bell(time.monotonic)
         self._seed = fresh_seed()
         self._local = LocalTrainer(app, self._settings, threads, neighbours=neighbours)
@@ -105,9 +108,11 @@ class Follower:
         return model
 
     def _fetch(self, newer_than: int | None) -> FetchedModel:
-        return self._persist(
+        model = self._persist(
             lambda: self._transport.fetch(self._local.spec.layout_hash, newer_than=newer_than, exact=True)
         )
+        self._on_answer()
+        return model
 
     def _persist(self, call: Callable[[], FetchedModel]) -> FetchedModel:
         base_s, cap_s = self._settings.retry_base_s, self._settings.retry_cap_s

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from anabranch.client.follower import Follower, Measurement
 from anabranch.client.joining import join_addresses, joined_wallet
 from anabranch.client.lease import OnEvent
 from anabranch.client.neighbours import Neighbours
-from anabranch.client.operator import open_operator, operator_wallet
+from anabranch.client.operator import OperatorClient, RunStatus, open_operator, operator_wallet
 from anabranch.client.outbox import OutboxBounds
 from anabranch.client.state import device_id, fresh_id, fresh_seed, locked
-from anabranch.client.stopping import Bell, interruptible, persist
+from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
 from anabranch.client.transport import GrpcTransport
+from anabranch.client.waiting import Waiting
 from anabranch.core.config import ClientTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.wallet import Wallet, read_wallet
@@ -161,18 +162,24 @@ def device_wallet(options: ClientOptions) -> Wallet | None:
 
 
 def follow(options: FollowerOptions) -> Iterator[Measurement]:
-    """Measure a run's versions as they come. See `Follower`."""
+    """Measure a run's versions as they come, once its server is there. See `Follower`."""
+    with suppress(Interrupted):
+        yield from _follow(options)
+
+
+def _follow(options: FollowerOptions) -> Iterator[Measurement]:
     app = load_app(options.app, options.data_path)
     wallet = operator_wallet(options.identity)
     if wallet is None:
         check_plain(options.server, options.insecure)
+    waiting = Waiting(options.server)
     with ExitStack() as stack:
         name = f"follower-{fresh_id()[:8]}"
         transport = stack.enter_context(GrpcTransport(options.server, name, wallet=wallet))
         sink = None
         if options.admin:
             sink = stack.enter_context(open_operator(options.admin, wallet, options.insecure))
-        seed, config = options.seed, None if sink is None else sink.status().config
+        seed, config = options.seed, None if sink is None else _status(sink).config
         if config is not None:
             join_run(app, config)
         if seed is None:
@@ -188,4 +195,17 @@ def follow(options: FollowerOptions) -> Iterator[Measurement]:
             poll_s=options.poll_s,
             threads=options.threads,
             neighbours=None if options.threads else stack.enter_context(Neighbours()),
+            on_failure=waiting.failed,
+            on_answer=waiting.answered,
         )
+
+
+def _status(operator: OperatorClient) -> RunStatus:
+    """How the run stands, as soon as its server is there."""
+    bell, table, waiting = Bell(), ClientTable(), Waiting(operator.address)
+    with interruptible(bell):
+        status = persist(
+            operator.status, bell, fresh_seed(), table.retry_base_s, table.retry_cap_s, waiting.failed
+        )
+    waiting.answered()
+    return status

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from anabranch.cli.configuration import Layer, load_config, read_settings, run_name
+from anabranch.cli.logs import LogLevel, set_up_logging
 from anabranch.cli.options import (
     AsJson,
     ConfigFile,
@@ -24,7 +25,6 @@ from anabranch.cli.options import (
     app_spec,
     parse_setting,
     parse_shard,
-    set_up_logging,
     writing,
 )
 from anabranch.cli.output import Output, json_line
@@ -165,6 +165,7 @@ def server(
         typer.Option("--standby", help="Wait while another server leads the run, then take over."),
     ] = None,
     overrides: Overrides = None,
+    log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
     """Serve a federation until its budget is used up and an operator stops it (SIGTERM drains).
@@ -174,6 +175,7 @@ def server(
     from anabranch.server.app import ServerInfo, serve
     from anabranch.server.manifest import read_manifest
 
+    set_up_logging(as_json, log_level)
     flags = option_layers(strategy=strategy, updates=updates, versions=versions, clients=clients, seed=seed)
     flags += option_layers(address=address, admin_address=admin_address)
     flags += option_layers(data_dir=data_dir, database=database, standby=standby)
@@ -182,7 +184,6 @@ def server(
         _init_once(model, flower, overrides or ())
     manifest = read_manifest(model)
     settings = load_config(config, overrides or (), presets=_presets(model, manifest.app), flags=flags)
-    set_up_logging(as_json)
     output = Output(as_json)
 
     def ready(info: ServerInfo) -> None:
@@ -222,6 +223,7 @@ def client(
     insecure: Insecure = False,
     outbox_results: OutboxResults = OUTBOX_ENTRIES_MAX,
     outbox_mib: OutboxMib = OUTBOX_BYTES_MAX // MIB,
+    log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
     """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM.
@@ -232,7 +234,7 @@ def client(
     from anabranch.client.run import ClientOptions, run_client
     from anabranch.client.state import state_dir_of
 
-    set_up_logging(as_json)
+    set_up_logging(as_json, log_level)
     output = Output(as_json)
     options = ClientOptions(
         app=app_spec(app, flower),
@@ -276,12 +278,13 @@ def evaluate(
     device: Device = "auto",
     identity: Identity = None,
     insecure: Insecure = False,
+    log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
     """Follow a run: fetch each new version as any device does, and measure it on held-out data."""
     from anabranch.client.run import FollowerOptions, follow
 
-    set_up_logging(as_json)
+    set_up_logging(as_json, log_level)
     output = Output(as_json)
     options = FollowerOptions(
         app=app_spec(app, flower),
