@@ -25,7 +25,7 @@ from anabranch.client.messages import Enrolment
 from anabranch.client.neighbours import Neighbours
 from anabranch.client.outbox import Outbox, OutboxBounds
 from anabranch.client.shadow import Order, SyncThread
-from anabranch.client.state import fresh_seed, locked
+from anabranch.client.state import KEPT, MEMORY, OUTBOX, fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
 from anabranch.client.timers import Reach, Timers
@@ -145,15 +145,15 @@ class Agent:
         return self.summary
 
     def _run(self) -> None:
-        self._outbox = Outbox(self._state_dir / "outbox", self._bounds)
+        self._outbox = Outbox(self._state_dir / OUTBOX, self._bounds)
         pending = self._outbox.pending()
-        self._memories = Memories(self._state_dir / "memory", pending)
+        self._memories = Memories(self._state_dir / MEMORY, pending)
         self._work = Work(
             self._local,
             self._models,
             self._outbox,
             self._memories,
-            Kept(self._state_dir / "kept", pending),
+            Kept(self._state_dir / KEPT, pending),
             self._lease,
             self._bell,
             self.summary,

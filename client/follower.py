@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from anabranch.client.history import HistoryRestored
 from anabranch.client.messages import FetchedModel
 from anabranch.client.neighbours import Neighbours
 from anabranch.client.state import fresh_seed
@@ -108,9 +109,13 @@ class Follower:
         return model
 
     def _fetch(self, newer_than: int | None) -> FetchedModel:
-        model = self._persist(
-            lambda: self._transport.fetch(self._local.spec.layout_hash, newer_than=newer_than, exact=True)
-        )
+        try:
+            model = self._persist(
+                lambda: self._transport.fetch(self._local.spec.layout_hash, newer_than=newer_than, exact=True)
+            )
+        except HistoryRestored as restored:  # it keeps nothing of the versions before
+            self._on_failure(restored)
+            return self._fetch(None)
         self._on_answer()
         return model
 

@@ -12,12 +12,13 @@ from typing import Any
 from anabranch.client.agent import Agent
 from anabranch.client.channel import check_plain
 from anabranch.client.follower import Follower, Measurement
+from anabranch.client.history import HistoryRestored
 from anabranch.client.joining import join_addresses, joined_wallet
 from anabranch.client.lease import OnEvent
 from anabranch.client.neighbours import Neighbours
 from anabranch.client.operator import OperatorClient, RunStatus, open_operator, operator_wallet
 from anabranch.client.outbox import OutboxBounds
-from anabranch.client.state import device_id, fresh_id, fresh_seed, locked
+from anabranch.client.state import device_id, forget_run, fresh_id, fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
@@ -111,10 +112,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             on_event("placed", client=client_id, index=index, count=count, state_dir=str(options.state_dir))
         return shard_of(config, index, count)
 
-    with (
-        Neighbours() as neighbours,
-        GrpcTransport(options.server, client_id, wallet=wallet) as transport,
-    ):
+    def work(transport: GrpcTransport, neighbours: Neighbours) -> AgentSummary:
         agent = Agent(
             app,
             transport,
@@ -131,6 +129,15 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
         )
         transport.on_return(agent.hasten)
         return agent.run()
+
+    while True:
+        with Neighbours() as neighbours, GrpcTransport(options.server, client_id, wallet=wallet) as transport:
+            try:
+                return work(transport, neighbours)
+            except HistoryRestored as restored:
+                log.warning("%s: what is of lost versions is discarded, and the device goes on", restored)
+                forget_run(options.state_dir)
+                wallet = None if wallet is None else read_wallet(wallet.folder)  # it may have been renewed
 
 
 def device_wallet(options: ClientOptions) -> Wallet | None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from anabranch.client.records import SUFFIX
 from anabranch.core.errors import ConfigError, StoreLocked, disk_error
 from anabranch.core.rng import unique_id
 from anabranch.protos.convert import checked_id
+
+# In a device's folder, what belongs to the versions of a run.
+OUTBOX, MEMORY, KEPT, HELD = "outbox", "memory", "kept", f"held{SUFFIX}"
 
 UNNAMED = Path("anabranch-device")  # the folder of a device without a name
 NAMED = Path("anabranch-devices")  # in it: those of others, by their names
@@ -78,6 +83,18 @@ def fresh_seed() -> int:
 def fresh_id() -> str:
     """An id that no other process has."""
     return unique_id(fresh_seed(), "id")
+
+
+def forget_run(state_dir: Path) -> None:
+    """Remove what belongs to versions: the held model, results, their memory. Raises `StoreError`.
+
+    The device's id, its papers and what it has seen of the run's history stay.
+    """
+    with locked(state_dir), usable(state_dir):
+        for folder in (OUTBOX, MEMORY, KEPT):
+            if (state_dir / folder).exists():
+                shutil.rmtree(state_dir / folder)
+        (state_dir / HELD).unlink(missing_ok=True)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from anabranch.server.models import Models
 from anabranch.server.ports import Ports
 from anabranch.server.proofs import keep_authority
 from anabranch.server.recovery import Recovered, make_engine, recover, refolder
+from anabranch.server.restored import read_restored
 from anabranch.server.run import LiveRun
 from anabranch.server.seen_register import check_register
 from anabranch.server.standby import StandbyPorts, Tenure, await_turn, check_standby
@@ -101,7 +102,10 @@ async def serve(
                 _keep_register(config, identity)
                 frozen = manifest.frozen
                 del manifest, begin  # the first weights are in the engine: no need to hold them twice
+                authority = None if identity is None else identity.authority
+                restored = read_restored(Path(table.data_dir), store, recovered.info, authority)
                 async with _live(store, recovered, config, frozen, limits, identity) as run:
+                    run.restored = restored
                     tenure.watch(run.writer)
                     await _serve(run, recovered, ready, stop, insecure)
     except AnabranchError as error:

@@ -152,6 +152,9 @@ OTHERS: dict[str, Call] = {
     "admin operator": lambda p, _: ["bob", "--folder", p.ca],
     "admin revoke": lambda p, cwd: [enrolled(p), "--folder", p.ca],
     "admin members": lambda p, _: ["--folder", p.ca],
+    "admin attest-restore": lambda p, cwd: [
+        *("--folder", p.ca, "--data-dir", shutil.copytree(p.folder / "stopped", cwd / "data")),
+    ],
     "config show": lambda p, _: [p.folder / "run.toml"],
     "demo": lambda p, _: ["--workload", "synthetic", "--clients", 1, "--set", "run.updates_max=4"],
     "init": lambda p, _: ["synthetic"],
