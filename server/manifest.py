@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 from anabranch.compress.model import encode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core.arrays import plain_tensors
-from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
+from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.units import UnitGroup
@@ -158,6 +158,8 @@ def read_weights(path: Path, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -
 
 
 def _read_head(folder: Path, limits: Limits) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise FolderMissing(f"{folder} is not there: {FIX}")
     try:
         head = json.loads(_read_capped(folder / MANIFEST, limits.manifest_bytes_max))
     except ValueError as error:

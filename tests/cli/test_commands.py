@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from anabranch.core.errors import OUTCOMES, AppError, ConfigError, DataError, ReplayMismatch, Unavailable
+from anabranch.core.errors import (
+    OUTCOMES,
+    AppError,
+    ConfigError,
+    DataError,
+    FolderMissing,
+    ReplayMismatch,
+    Unavailable,
+)
 from anabranch.server.manifest import INITIAL
 
 RUN = """
@@ -156,14 +164,14 @@ def test_init_writes_what_a_server_starts_from(tmp_path: Path) -> None:
             "mine.py",
         ),
         (["init", "nonsense"], AppError, "nonsense"),
-        (["report", "nowhere"], DataError, "nowhere"),
-        (["replay", "nowhere"], DataError, "nowhere"),
-        (["verify", "nowhere"], DataError, "nowhere"),
+        (["report", "nowhere"], FolderMissing, "nowhere"),
+        (["replay", "nowhere"], FolderMissing, "nowhere"),
+        (["verify", "nowhere"], FolderMissing, "nowhere"),
         (["compare", "nowhere"], DataError, "nowhere"),
         (["health", "127.0.0.1:1"], Unavailable, "127.0.0.1:1"),
         (["admin", "status", "--admin", "127.0.0.1:1"], Unavailable, "127.0.0.1:1"),
         (["client", "synthetic", "--shard", "8/8"], ConfigError, "INDEX/COUNT"),
-        (["server", "--model", "nowhere"], ConfigError, "anabranch init"),
+        (["server", "--model", "nowhere"], FolderMissing, "anabranch init"),
     ],
 )
 def test_bad_input_has_an_exit_code_and_says_what_to_do(
