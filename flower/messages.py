@@ -8,7 +8,6 @@ app written with Flower's message API or as a NumPyClient, whose messages only h
 from __future__ import annotations
 
 import contextlib
-import random
 import sys
 import threading
 import time
@@ -16,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import AppError
 from anabranch.flower.compression import Encoded, encoded_in
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.records import Arrays, Plain, array_record, arrays_of, plain
+from anabranch.workloads.batches import every_generator
 from anabranch.workloads.own_code import told
 from anabranch.workloads.torch_loop import seed_generators
 
@@ -203,17 +202,13 @@ def new_context(
 def seeded(seed: int) -> Iterator[None]:
     """Inside, the global generators of Python, numpy and (if in use) torch start from this seed."""
     torch = sys.modules.get("torch")
-    python_state, numpy_state = random.getstate(), np.random.get_state()
     torch_state = None if torch is None else torch.get_rng_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
     if torch is not None:
         seed_generators(torch, seed % 2**63)
     try:
-        yield
+        with every_generator(seed):
+            yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
         if torch is not None and torch_state is not None:
             torch.set_rng_state(torch_state)
 

@@ -13,6 +13,7 @@ the cross entropy. The only framework imported here is numpy; torch comes in whe
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -84,6 +85,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.x)
 
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """Trainings on examples of one kind can be stacked."""
+        return self.x.shape[1:], self.x.dtype.str, self.y.dtype.str, self.y.ndim
+
 
 def _array(name: str, given: Any) -> Array:
     """What was given as an array of numbers. Raises `DataError`."""
@@ -110,15 +116,22 @@ def _item(found: Array) -> str:
 
 
 def examples_of(found: Any) -> Examples:
-    """What an App's `data` has returned, as examples; a pair (x, y) will do. Raises `DataError`."""
+    """What an App's `data` has returned, as examples. Raises `DataError`."""
     if isinstance(found, Examples):
         return found
     if isinstance(found, tuple | list) and len(found) == 2:
         return Examples(*found)
+    if sys.modules.get("torch") is not None:
+        from anabranch.workloads.streams import Streamed, is_stream
+
+        if is_stream(found):
+            return Streamed(found)
     what = f"a {type(found).__name__}"
     if isinstance(found, tuple | list):
         what += f" of {len(found)}"
-    raise DataError(f"data returned {what}: return Examples(x, y), or the pair (x, y)")
+    raise DataError(
+        f"data returned {what}: return Examples(x, y), the pair (x, y), a torch Dataset or DataLoader"
+    )
 
 
 class App:
@@ -132,6 +145,10 @@ class App:
     had there after its last training whose result counts; what is in it afterwards is kept, through restarts.
     `options` are this device's own, as its command line gives them. An App of `any_model` trains whatever
     model the run is of: only who starts a run asks for its `model`.
+
+    What the default `train` and `evaluate` shall do otherwise, as attributes or methods: `loss(output, y)`, a
+    mean, in the place of the cross entropy; `optimizer(params, plan)`, or a class of torch's, in the place of
+    SGD; `metrics`, a mapping of functions of (output, y), or a function that gives a mapping.
     """
 
     name: str = "app"
@@ -141,6 +158,9 @@ class App:
     any_model: bool = False
     version: int = 0
     kept: bytes = b""
+    loss: Any = None
+    optimizer: Any = None
+    metrics: Any = None
 
     def __init__(self, data_path: str = "") -> None:
         self.data_path = data_path
@@ -156,8 +176,11 @@ class App:
         """
         raise AppError(f"{self.name}: write model(self), which returns a torch module or a dict of arrays")
 
-    def data(self, shard: Shard) -> Examples:
-        """The examples of a shard; the same shard gives the same examples."""
+    def data(self, shard: Shard) -> Any:
+        """The examples of a shard; the same shard gives the same examples.
+
+        `Examples`, a pair (x, y), a torch `Dataset` of pairs, or a `DataLoader` with batches of its own.
+        """
         raise AppError(
             f"{self.name} has no {shard.role} data: write data(self, shard), which returns Examples(x, y)"
         )
@@ -184,16 +207,18 @@ class App:
         default is SGD on the cross entropy, exactly as `plan` says, shuffled by `seed`.
         """
         from anabranch.workloads import torch_loop
+        from anabranch.workloads.objective import Objective
 
         self._need_torch_model(model)
-        return torch_loop.sgd(model, examples, plan, seed, self.runtime)
+        return torch_loop.sgd(model, examples_of(examples), plan, seed, self.runtime, Objective.of(self))
 
     def evaluate(self, model: Model, examples: Examples) -> dict[str, float]:
         """`accuracy` (0 to 1) and `loss` (mean cross entropy, nats) of `model`, which stays as it is."""
         from anabranch.workloads import torch_loop
+        from anabranch.workloads.objective import Objective
 
         self._need_torch_model(model)
-        return torch_loop.evaluate(model, examples, self.runtime)
+        return torch_loop.evaluate(model, examples_of(examples), self.runtime, Objective.of(self))
 
     def _need_torch_model(self, model: Model) -> None:
         if isinstance(model, dict):
@@ -210,6 +235,8 @@ class _Adapted(App):
         for method in ("model", "units", "train", "evaluate"):
             if callable(own := getattr(target, method, None)):
                 setattr(self, method, own)
+        for name in ("loss", "optimizer", "metrics"):
+            setattr(self, name, getattr(target, name, None))
 
     def data(self, shard: Shard) -> Examples:
         """The target's data; a plain pair (x, y) will do."""

@@ -30,7 +30,9 @@ import numpy.typing as npt
 from anabranch.core.params import Tensors, Vector
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.batches import batches
+from anabranch.workloads.objective import IGNORED, Objective
 from anabranch.workloads.resident import Resident
+from anabranch.workloads.streams import Streamed
 from anabranch.workloads.torch_loop import import_torch
 from anabranch.workloads.torch_trainer import TorchTrainer
 from anabranch.workloads.trainer import Training, TrainResult, result_of
@@ -40,7 +42,6 @@ if TYPE_CHECKING:
 
     Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
-IGNORED = -100  # the label that torch's cross entropy passes over
 STEPS_GATHERED = 16  # steps whose examples are gathered at a time
 TRIAL_STEPS = 3
 PAYS_BELOW = 32_000  # parameters: with more, a core is as fast with one training after the other
@@ -55,7 +56,8 @@ class BatchedTraining:
         self._trainer = trainer
         self._objections: dict[tuple[Any, ...], str] = {}
         app = trainer.app
-        self._own_train = type(app).train is not App.train or "train" in vars(app)
+        self._own = "train" if type(app).train is not App.train or "train" in vars(app) else ""
+        self._own = self._own or Objective.of(app).trains_otherwise
 
     def objection(self, training: Training, frozen: Tensors) -> str:
         """Why trainings of this kind are better done one by one; empty if nothing speaks against a stack.
@@ -74,8 +76,8 @@ class BatchedTraining:
         docs/simulator.md has the figures: on a CPU small models without convolutions gain, by all that
         a step costs besides its arithmetic. On a GPU, which a single device's batch leaves idle, all do.
         """
-        if self._own_train or self._trainer.runtime.device.type == "cuda":
-            return not self._own_train
+        if self._own or self._trainer.runtime.device.type == "cuda":
+            return not self._own
         parts = self._trainer.resident(None).module.modules()
         convolves = any(isinstance(part, self._torch.nn.modules.conv._ConvNd) for part in parts)
         return self._trainer.spec.size < PAYS_BELOW and not convolves
@@ -94,8 +96,12 @@ class BatchedTraining:
 
     def _known_objection(self, training: Training) -> str:
         nn = self._torch.nn
-        if self._own_train:
-            return f"{self._trainer.app.name} has a train of its own"
+        if self._own:
+            return (
+                f"{self._trainer.app.name} has {'an' if self._own[0] == 'o' else 'a'} {self._own} of its own"
+            )
+        if isinstance(training.examples, Streamed):
+            return f"{self._trainer.app.name} has its examples in a Dataset"
         if self._trainer.runtime.precision == "float16":
             return "float16 needs the scaling of each loss"
         if training.examples.y.ndim != 1 or training.examples.y.dtype.kind not in "iub":

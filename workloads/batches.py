@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,13 +19,20 @@ _each_step: ContextVar[Callable[[], None] | None] = ContextVar("each_step", defa
 
 
 @contextmanager
-def watched(each_step: Callable[[], None]) -> Iterator[None]:
-    """Inside, `each_step` is called before every local step; what it raises ends the training."""
-    token = _each_step.set(each_step)
+def watched(hook: Callable[[], None]) -> Iterator[None]:
+    """Inside, `hook` is called before every local step; what it raises ends the training."""
+    token = _each_step.set(hook)
     try:
         yield
     finally:
         _each_step.reset(token)
+
+
+def each_step() -> None:
+    """A local step begins: whoever trains calls this before it. Raises what ends the training."""
+    hook = _each_step.get()
+    if hook is not None:
+        hook()
 
 
 def batches_per_epoch(count: int, batch_size: int) -> int:
@@ -47,11 +55,22 @@ def batches(count: int, plan: LocalPlan, seed: int) -> Iterator[npt.NDArray[Any]
     """
     per_epoch = batches_per_epoch(count, plan.batch_size)
     left, epoch = planned_steps(plan, count), 0
-    each_step = _each_step.get()
     while left > 0:
         order = stream(seed, "shuffle", epoch).permutation(count)
         for rows in np.array_split(order, per_epoch)[:left]:
-            if each_step is not None:
-                each_step()
+            each_step()
             yield rows
         left, epoch = left - per_epoch, epoch + 1
+
+
+@contextmanager
+def every_generator(seed: int) -> Iterator[None]:
+    """Inside, the global generators of Python and numpy, which augmentation draws from, have this seed."""
+    python_state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from anabranch.core.errors import AppError, DataError
 from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Model, Shard, examples_of
+from anabranch.workloads.batches import every_generator
 from anabranch.workloads.own_code import head, own_code, told
 
 
@@ -32,17 +34,27 @@ def data_of(app: App, shard: Shard) -> Examples:
 
 def train(app: App, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> Any:
     """`app.train(...)`: its metrics, unchecked."""
-    with own_code(app, "train"):
-        return app.train(model, examples, plan, seed)
+    with own_code(app, "train"), drawing(examples, seed):
+        return app.train(model, given(examples), plan, seed)
 
 
 def evaluate(app: App, model: Model, examples: Examples) -> dict[str, float]:
     """`app.evaluate(...)` as numbers."""
-    with own_code(app, "evaluate"):
-        found: Any = app.evaluate(model, examples)
+    with own_code(app, "evaluate"), drawing(examples, 0):
+        found: Any = app.evaluate(model, given(examples))
     if not isinstance(found, Mapping):
         raise AppError(f"{app.name}: evaluate returned {type(found).__name__}: return a dict of metrics")
     return {str(name): float(value) for name, value in found.items()}
+
+
+def given(examples: Examples) -> Any:
+    """What an App's methods get: a Dataset or a DataLoader as `data` has returned it."""
+    return getattr(examples, "source", examples)
+
+
+def drawing(examples: Examples, seed: int) -> AbstractContextManager[None]:
+    """Inside, what a Dataset draws from global generators is fixed by the seed; torch's are the trainer's."""
+    return every_generator(seed) if hasattr(examples, "source") else nullcontext()
 
 
 def settings_of(app: App, seed: int) -> Mapping[str, Mapping[str, Any]]:

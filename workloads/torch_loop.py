@@ -11,15 +11,18 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.errors import AnabranchError, AppError, ConfigError
 from anabranch.core.extras import how_to_install
 from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import Examples
-from anabranch.workloads.batches import batches, planned_steps
+from anabranch.workloads.batches import batches
+from anabranch.workloads.objective import Objective, forward
+from anabranch.workloads.streams import Streamed
 
 if TYPE_CHECKING:
     import torch
 
+DEFAULT = Objective()
 EVALUATION_BATCH = 512  # small enough for the activations of a small device
 
 
@@ -76,6 +79,8 @@ class TorchRuntime:
         self, examples: Examples, rows: npt.NDArray[Any], dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """`x` and `y` of the given rows, on the device; a floating `x` comes as `dtype`."""
+        if isinstance(examples, Streamed):
+            return self._moved(examples.rows(rows), dtype)
         x, y = self._tensors(examples)
         index = self._torch.from_numpy(rows).to(x.device)
         xs, ys = x.index_select(0, index), y.index_select(0, index)
@@ -83,6 +88,39 @@ class TorchRuntime:
             xs, ys = xs.pin_memory(), ys.pin_memory()
         xs, ys = (t.to(self.device, non_blocking=True) for t in (xs, ys))
         return (xs.to(dtype) if xs.is_floating_point() else xs), ys
+
+    def batches(
+        self, examples: Examples, plan: LocalPlan, seed: int, dtype: torch.dtype
+    ) -> Iterator[tuple[Any, Any]]:
+        """The batch of each local step, as `batch` gives it; nested ones of a Dataset too."""
+        if isinstance(examples, Streamed):
+            yield from (self._moved(batch, dtype) for batch in examples.planned(plan, seed))
+        else:
+            yield from (self.batch(examples, rows, dtype) for rows in batches(len(examples), plan, seed))
+
+    def in_order(self, examples: Examples, dtype: torch.dtype) -> Iterator[tuple[Any, Any]]:
+        """All examples, in batches for an evaluation."""
+        if isinstance(examples, Streamed):
+            yield from (self._moved(batch, dtype) for batch in examples.in_order(EVALUATION_BATCH))
+            return
+        for start in range(0, len(examples), EVALUATION_BATCH):
+            rows = np.arange(start, min(start + EVALUATION_BATCH, len(examples)))
+            yield self.batch(examples, rows, dtype)
+
+    def _moved(self, batch: tuple[Any, Any], dtype: torch.dtype) -> tuple[Any, Any]:
+        """A batch of a Dataset on the device: a floating x as `dtype`, class numbers as torch wants them."""
+
+        def moved(t: Any, floating: torch.dtype | None, whole: torch.dtype | None) -> Any:
+            if not isinstance(t, self._torch.Tensor):
+                return t
+            return t.to(self.device, (floating if t.is_floating_point() else whole) or t.dtype)
+
+        x, y = batch
+        tree_map = self._torch.utils._pytree.tree_map
+        return (
+            tree_map(lambda t: moved(t, dtype, None), x),
+            tree_map(lambda t: moved(t, None, self._torch.int64), y),
+        )
 
     def step(
         self,
@@ -145,64 +183,68 @@ def sgd(
     plan: LocalPlan,
     seed: int,
     runtime: TorchRuntime | None = None,
+    objective: Objective = DEFAULT,
 ) -> dict[str, float]:
-    """SGD on the cross entropy + (mu/2) ||w - w_start||^2, in place. Metrics: `loss` (mean), `steps`.
+    """The objective + (mu/2) ||w - w_start||^2, in place: the cross entropy by SGD if nothing else is said.
 
-    On a CPU the result is the same bit for bit whenever the inputs are.
+    Metrics: `loss` (mean), `steps`. On a CPU the result is the same bit for bit whenever the inputs are.
     """
-    torch_module = import_torch()
     runtime = runtime or _runtime_of(model)
     params = [p for p in model.parameters() if p.requires_grad]
-    optimizer = torch_module.optim.SGD(
-        params, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
-    )
+    optimizer = objective.make_optimizer(params, plan)
     pull = _proximal_pull(params, plan.proximal_mu) if plan.proximal_mu else None
-    total = torch_module.zeros((), device=runtime.device)  # summed there: reading it would make the GPU wait
+    total, steps = import_torch().zeros((), device=runtime.device), 0  # read at the end: a GPU would wait
     model.train()
     with runtime.seeded(seed):
-        for rows in batches(len(examples), plan, seed):
-            x, y = runtime.batch(examples, rows, params[0].dtype)
+        for x, y in runtime.batches(examples, plan, seed, params[0].dtype):
             with _shapes_noted(x, y):
                 with runtime.autocast():
-                    loss = torch_module.nn.functional.cross_entropy(model(x), y)
+                    loss = objective.batch_loss(forward(model, x), y)
                 runtime.step(loss, optimizer, pull)
             total += loss.detach()
+            steps += 1
     optimizer.zero_grad(set_to_none=True)
-    steps = planned_steps(plan, len(examples))
     return {"loss": float(total) / max(1, steps), "steps": float(steps)}
 
 
 def evaluate(
-    model: torch.nn.Module, examples: Examples, runtime: TorchRuntime | None = None
+    model: torch.nn.Module,
+    examples: Examples,
+    runtime: TorchRuntime | None = None,
+    objective: Objective = DEFAULT,
 ) -> dict[str, float]:
-    """`accuracy` and `loss` in the precision of the weights, so that every device agrees on them."""
-    torch_module = import_torch()
+    """The means of what `Objective.measured` says, in the precision of the weights: all devices agree."""
     runtime = runtime or _runtime_of(model)
     dtype = next(model.parameters()).dtype
-    hits, loss = 0, 0.0
+    sums: dict[str, float] = {}
+    count = 0
     was_training = model.training
     model.eval()
-    with torch_module.inference_mode():
-        for start in range(0, len(examples), EVALUATION_BATCH):
-            rows = np.arange(start, min(start + EVALUATION_BATCH, len(examples)))
-            x, y = runtime.batch(examples, rows, dtype)
+    with import_torch().inference_mode():
+        for x, y in runtime.in_order(examples, dtype):
             with _shapes_noted(x, y):
-                scores = model(x)
-                hits += int((scores.argmax(1) == y).sum())
-                loss += float(torch_module.nn.functional.cross_entropy(scores, y, reduction="sum"))
+                found, rows = objective.measured(forward(model, x), y)
+            sums = {name: sums.get(name, 0.0) + value for name, value in found.items()}
+            count += rows
     model.train(was_training)
-    return {"accuracy": hits / len(examples), "loss": loss / len(examples)}
+    return {name: total / count for name, total in sums.items()}
 
 
 @contextmanager
-def _shapes_noted(x: torch.Tensor, y: torch.Tensor) -> Iterator[None]:
+def _shapes_noted(x: Any, y: Any) -> Iterator[None]:
     """What a model or a loss raises of a batch tells of the batch."""
     try:
         yield
     except Exception as error:
-        x_is, y_is = (f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in (x, y))
-        error.add_note(f"x is {x_is}, y is {y_is}")
+        if not isinstance(error, AnabranchError):
+            error.add_note(f"x is {_form(x)}, y is {_form(y)}")
         raise
+
+
+def _form(batch: Any) -> str:
+    if not hasattr(batch, "dtype"):
+        return f"a {type(batch).__name__}"
+    return f"{tuple(batch.shape)} {batch.dtype}".replace("torch.", "")
 
 
 def _proximal_pull(params: list[torch.nn.Parameter], mu: float) -> Callable[[], None]:

@@ -58,10 +58,10 @@ class Training:
     @property
     def kind(self) -> tuple[Any, ...]:
         """Trainings of one kind can be stacked."""
-        x, y, plan = self.examples.x, self.examples.y, self.plan
+        plan = self.plan
         rates = plan.learning_rate, plan.momentum, plan.weight_decay, plan.proximal_mu
         small = None if self.submodel is None else self.submodel.small
-        return small, rates, x.shape[1:], x.dtype.str, y.dtype.str, y.ndim
+        return small, rates, *self.examples.kind
 
 
 class LiveWeights(Protocol):

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fleets import Broken, Ones, config
 
-from anabranch.core.errors import ConfigError, DataError, StoreCorrupt
+from anabranch.core.errors import AppError, ConfigError, DataError, StoreCorrupt
 from anabranch.core.params import digest
 from anabranch.core.snapshot import state_digest
 from anabranch.reports.journal_files import PAYLOADS
@@ -112,7 +112,7 @@ def test_an_app_may_be_given_and_the_wire_is_counted(tmp_path: Path) -> None:
 
 def test_a_failure_in_training_is_not_hidden() -> None:
     for workers in (0, 1):
-        with pytest.raises(ZeroDivisionError, match="by design"):
+        with pytest.raises(AppError, match=r"Broken\.train .* on device-\d+: ZeroDivisionError: by design"):
             simulate(config(), app=Broken(), workers=workers)
 
 

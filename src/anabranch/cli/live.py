@@ -6,7 +6,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -303,9 +303,7 @@ def evaluate(
         if out is not None:
             with out.open("a", encoding="utf-8") as lines:
                 lines.write(json_line(row))
-        accuracy, loss = measured.metrics.get("accuracy"), measured.metrics.get("loss", float("nan"))
-        text = f"version {measured.version}: accuracy {percent_text(accuracy)}, loss {loss:.4f}"
-        output.event("evaluated", text, **row)
+        output.event("evaluated", f"version {measured.version}: {_measured_text(measured.metrics)}", **row)
 
 
 def _say_initialised(output: Output, out: Path, app: str, spec: ParamSpec, whole_because: str) -> None:
@@ -325,6 +323,14 @@ def _say_initialised(output: Output, out: Path, app: str, spec: ParamSpec, whole
         f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors\n"
         f"{parts}\nstart with:\n"
         f"  anabranch server --model {out}",
+    )
+
+
+def _measured_text(metrics: Mapping[str, float]) -> str:
+    """The accuracy and the loss first, where the App has them."""
+    names = sorted(metrics, key=lambda name: (name != "accuracy", name != "loss"))
+    return ", ".join(
+        f"{n} {percent_text(metrics[n]) if n == 'accuracy' else format(metrics[n], '.4f')}" for n in names
     )
 
 

@@ -1,0 +1,323 @@
+"""Data that is no array, and tasks that are no classification: an App's own loss, optimizer and metrics."""
+
+from __future__ import annotations
+
+import logging
+import random
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from anabranch.core.config import Config, merge
+from anabranch.core.errors import AppError, DataError
+from anabranch.core.updates import LocalPlan
+from anabranch.reports.result import Result
+from anabranch.simulation.run import simulate
+from anabranch.workloads.app import App, Examples, Shard
+from anabranch.workloads.calls import data_of
+from anabranch.workloads.objective import Objective
+from anabranch.workloads.trainer import TrainResult, trainer_for
+
+PLAN = LocalPlan(epochs=2, batch_size=8, learning_rate=0.1, momentum=0.9)
+DRAWS = np.random.default_rng(7)
+X = DRAWS.normal(size=(40, 3)).astype(np.float32)
+WEIGHTS = np.array([1.0, -2.0, 0.5], np.float32)
+Y = X @ WEIGHTS
+CLASSES = (Y > 0).astype(np.int64)
+
+
+class Line(App):
+    """A regression, by nothing but three attributes."""
+
+    loss: Any = functional.mse_loss
+    optimizer: Any = torch.optim.Adam
+    metrics: Any = {"mae": functional.l1_loss}  # noqa: RUF012 - as a user writes it
+
+    def model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(3, 1), torch.nn.Flatten(0))
+
+    def data(self, shard: Shard) -> Any:
+        return X, Y.astype(np.float64)
+
+
+class NextToken(App):
+    """Counts modulo five: the model's output is (batch, length, words)."""
+
+    def model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.Embedding(5, 8), torch.nn.Linear(8, 5))
+
+    def data(self, shard: Shard) -> Any:
+        rows = torch.tensor([[(start + i) % 5 for i in range(7)] for start in range(15)])
+        return TensorDataset(rows[:, :-1], rows[:, 1:])
+
+    def loss(self, output: Any, y: Any) -> Any:
+        return functional.cross_entropy(output.flatten(0, 1), y.flatten())
+
+    def optimizer(self, params: Any, plan: LocalPlan) -> Any:
+        return torch.optim.AdamW(params, lr=plan.learning_rate)
+
+    def metrics(self, output: Any, y: Any) -> dict[str, Any]:
+        return {"right": (output.argmax(-1) == y).float().mean()}
+
+
+def run(app: App, **fleet: Any) -> Result:
+    return simulate(config(**fleet), app=app)
+
+
+def config(**fleet: Any) -> Config:
+    tables = {
+        "run": {"updates_max": 40, "evaluate_every_versions": 20, "target_accuracy": 0.5},
+        "fleet": {"clients": 4, **fleet},
+        "client": {"steps": 10, "batch_size": 8, "learning_rate": 0.05},
+    }
+    return merge([("test", tables)])
+
+
+def test_a_regression_learns_without_a_train_of_its_own() -> None:
+    result = run(Line())
+    first, last = result.history[0], result.history[-1]
+    assert last.loss is not None
+    assert first.loss is not None
+    assert last.loss < 0.05 * first.loss
+    assert (last.accuracy, result.final_accuracy, result.time_to_target_s) == (None, None, None)
+    before, after = first.metrics["mae"], last.metrics["mae"]
+    assert before is not None
+    assert after is not None
+    assert after < 0.2 * before
+
+
+def test_a_next_token_model_learns_without_a_train_of_its_own() -> None:
+    last = run(NextToken()).history[-1]
+    assert (last.metrics["right"] or 0.0) > 0.9
+    assert last.accuracy is None
+
+
+def test_a_batched_fleet_trains_them_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        batched = run(Line(), executor="batched")
+    assert "devices are trained one by one: Line has a loss of its own" in caplog.text
+    assert batched.model_sha256 == run(Line(), executor="serial").model_sha256
+
+
+# --- a Dataset, a DataLoader ---------------------------------------------------------------------
+
+
+class Classes(App):
+    """Two classes; the data comes in whatever form the test wants."""
+
+    def __init__(self, found: Any = (X, CLASSES)) -> None:
+        super().__init__()
+        self.found = found
+
+    def model(self) -> Any:
+        return torch.nn.Linear(3, 2)
+
+    def data(self, shard: Shard) -> Any:
+        return self.found
+
+
+class Noisy(Dataset[Any]):
+    """Augments by the global generators of Python, numpy and torch."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, index: int) -> Any:
+        noise = random.random() + np.random.normal() + float(torch.randn(()))
+        return X[index] + np.float32(noise), int(CLASSES[index])
+
+
+def trained(app: App, seed: int = 1, plan: LocalPlan = PLAN) -> TrainResult:
+    trainer = trainer_for(app)
+    start = trainer.spec.flatten(trainer.initial(0))
+    return trainer.train(start, {}, data_of(app, Shard("train")), plan, seed)
+
+
+def evaluated(app: App) -> dict[str, float]:
+    trainer = trainer_for(app)
+    start = trainer.spec.flatten(trainer.initial(0))
+    return trainer.evaluate(start, {}, data_of(app, Shard("test")))
+
+
+def test_a_dataset_of_the_same_examples_trains_the_same_bits() -> None:
+    dataset = TensorDataset(torch.from_numpy(X), torch.from_numpy(CLASSES))
+    arrays, streamed = trained(Classes()), trained(Classes(dataset))
+    np.testing.assert_array_equal(streamed.delta, arrays.delta)
+    assert (streamed.steps, streamed.metrics) == (arrays.steps, arrays.metrics)
+    assert len(data_of(Classes(dataset), Shard("train"))) == len(X)
+    for found in (dataset, DataLoader(dataset, batch_size=7)):
+        assert evaluated(Classes(found)) == pytest.approx(evaluated(Classes()))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        Noisy(),
+        DataLoader(Noisy(), batch_size=16, shuffle=True),
+        DataLoader(Noisy(), batch_size=16, shuffle=True, generator=torch.Generator()),
+    ],
+    ids=["dataset", "loader", "loader with a generator"],
+)
+def test_augmentation_repeats_by_the_seed_alone(found: Any) -> None:
+    app = Classes(found)
+    first, again, other = trained(app), trained(app), trained(app, seed=2)
+    np.testing.assert_array_equal(first.delta, again.delta)
+    assert not np.array_equal(first.delta, other.delta)
+
+
+def test_a_loader_has_batches_of_its_own() -> None:
+    loader = DataLoader(Noisy(), batch_size=16, drop_last=True)
+    assert trained(Classes(loader)).steps == 2 * 2
+    assert trained(Classes(loader), plan=LocalPlan(steps=3)).steps == 3
+
+
+def test_a_train_of_ones_own_gets_what_data_has_returned() -> None:
+    loader: Any = DataLoader(Noisy(), batch_size=16)
+
+    class Own(Classes):
+        def train(self, model: Any, examples: Any, plan: LocalPlan, seed: int) -> dict[str, float]:
+            assert examples is loader
+            found: dict[str, float] = super().train(model, examples, plan, seed)
+            return found
+
+    assert trained(Own(loader)).steps == 2 * 3
+
+
+def test_a_dict_and_a_tuple_are_the_models_arguments() -> None:
+    class Sum(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 2)
+
+        def forward(self, a: Any, b: Any) -> Any:
+            return self.linear(a + b)
+
+    class Two(Classes):
+        def model(self) -> Any:
+            return Sum()
+
+    rows = [(X[i], X[i]) for i in range(8)]
+    for items in (rows, [{"a": a, "b": b} for a, b in rows]):
+        pairs: Any = [(x, 1) for x in items]
+        loader: Any = DataLoader(pairs, batch_size=4)
+        assert trained(Two(loader)).steps == 4
+
+
+class Unpaired(Noisy):
+    def __getitem__(self, index: int) -> Any:
+        return X[index]
+
+
+class Endless(IterableDataset[Any]):
+    """Has no length."""
+
+    def __iter__(self) -> Any:
+        return iter(Noisy())
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        (Unpaired(), r"an example of the Dataset is a Tensor: give pairs \(x, y\); without labels, \(x, x\)"),
+        (Endless(), "does not say how many examples it has: give Endless a __len__"),
+        (TensorDataset(torch.zeros(0, 3), torch.zeros(0)), "there are none"),
+        (DataLoader(Noisy(), batch_size=64, drop_last=True), "gives no batch"),
+    ],
+)
+def test_datasets_of_no_use_are_named(found: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        trained(Classes(found))
+
+
+def test_an_attack_on_labels_needs_labels() -> None:
+    with pytest.raises(DataError, match="examples of a Noisy are no arrays: there is no y"):
+        data_of(Classes(Noisy()), Shard("train")).y.max()
+
+
+# --- loss, optimizer, metrics --------------------------------------------------------------------
+
+
+class Vector(Line):
+    loss: Any = partial(functional.mse_loss, reduction="none")
+
+
+class NoOptimizer(Line):
+    def optimizer(self, params: Any, plan: LocalPlan) -> Any:
+        return "adam"
+
+
+class NotCalled(Line):
+    loss: Any = "mse"
+
+
+class NoLoss(Line):
+    loss: Any = None
+
+
+@pytest.mark.parametrize(
+    ("app", "words"),
+    [
+        (Vector(), r"Vector\.loss returned shape \(8,\): return one number as a tensor, the mean"),
+        (NoOptimizer(), r"NoOptimizer\.optimizer returned str: return a torch\.optim\.Optimizer"),
+        (NotCalled(), r"NotCalled\.loss is a str: give something to be called"),
+        (NoLoss(), r"y is float64, and the default loss, the cross entropy, wants class numbers"),
+    ],
+)
+def test_what_cannot_be_learned_by_is_named(app: App, words: str) -> None:
+    with pytest.raises(AppError, match=words):
+        trained(app)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.SGD,
+        partial(torch.optim.SGD, momentum=0.0),
+        staticmethod(lambda params, plan: torch.optim.SGD(params, lr=plan.learning_rate)),
+    ],
+)
+def test_the_learning_rate_is_the_plans(optimizer: Any) -> None:
+    app = type("Own", (Classes,), {"optimizer": optimizer})()
+    plan = LocalPlan(steps=5, learning_rate=0.3)
+    np.testing.assert_array_equal(trained(app, plan=plan).delta, trained(Classes(), plan=plan).delta)
+
+
+def test_functions_and_methods_are_told_apart() -> None:
+    class Plain(Line):
+        loss = lambda output, y: (output - y).pow(2).mean()  # noqa: E731
+        metrics = lambda output, y: 3.0  # noqa: E731
+
+    np.testing.assert_allclose(trained(Plain()).delta, trained(Line()).delta, rtol=1e-5)
+    assert evaluated(Plain())["metric"] == 3.0
+    assert Objective.of(Plain()).trains_otherwise == "loss"
+    assert not Objective.of(Classes()).trains_otherwise
+
+
+def test_classes_keep_their_accuracy_with_another_loss() -> None:
+    class Smooth(Classes):
+        loss = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+
+    assert evaluated(Smooth())["accuracy"] == evaluated(Classes())["accuracy"]
+
+
+def test_a_sequence_has_an_accuracy_of_at_most_one() -> None:
+    class Sequence(Classes):
+        def model(self) -> Any:
+            return torch.nn.Sequential(torch.nn.Embedding(2, 2), torch.nn.Unflatten(1, (6, 1)), Last())
+
+    class Last(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x.squeeze(2).transpose(1, 2)  # (batch, classes, length)
+
+    x = np.tile(CLASSES[:, None], (1, 6))
+    found = evaluated(Sequence(Examples(x, x)))
+    assert 0.0 <= found["accuracy"] <= 1.0
+    model = trainer_for(Sequence((x, x)))
+    table = model.initial(0)["0.weight"]
+    right = (table.argmax(1)[x] == x).mean()
+    assert found["accuracy"] == pytest.approx(right)

@@ -1,0 +1,175 @@
+"""What an App learns by, where it is not the cross entropy by SGD: its `loss`, `optimizer` and `metrics`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from anabranch.core.errors import AppError
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads.own_code import own_name
+
+if TYPE_CHECKING:
+    import torch
+
+IGNORED = -100  # the label that torch's cross entropy passes over
+
+
+@dataclass(frozen=True)
+class Objective:
+    """An App's own functions; None where it has none, and the default is used.
+
+    `loss` takes (output, y) and gives one number, a mean; `optimizer` takes (params, plan) and gives a torch
+    optimizer; `metrics` is a mapping of functions of (output, y), or one that gives such a mapping.
+    """
+
+    loss: Callable[[Any, Any], Any] | None = None
+    optimizer: Callable[[Any, LocalPlan], Any] | None = None
+    metrics: Any = None
+    name: str = "App"
+
+    @classmethod
+    def of(cls, app: Any) -> Objective:
+        """That of an App. Raises `AppError` for what cannot be called."""
+        metrics = app.metrics
+        if metrics is not None and not isinstance(metrics, Mapping):
+            metrics = own(app, "metrics")
+        return cls(own(app, "loss"), own(app, "optimizer"), metrics, own_name(app))
+
+    @property
+    def trains_otherwise(self) -> str:
+        """What makes a local step another than the default's; empty where nothing does."""
+        return "loss" if self.loss is not None else "optimizer" if self.optimizer is not None else ""
+
+    def make_optimizer(self, params: list[torch.nn.Parameter], plan: LocalPlan) -> torch.optim.Optimizer:
+        """A new one for a task. Raises `AppError` where the App makes something else."""
+        from torch import optim
+
+        if self.optimizer is None:
+            made: Any = optim.SGD(
+                params, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
+            )
+        elif _is_class_of(self.optimizer, optim.Optimizer):
+            made = self.optimizer(params, lr=plan.learning_rate)  # type: ignore[call-arg]
+        else:
+            made = self.optimizer(params, plan)
+        if not isinstance(made, optim.Optimizer):
+            raise AppError(
+                f"{self.name}.optimizer returned {type(made).__name__}: return a torch.optim.Optimizer"
+            )
+        return made
+
+    def batch_loss(self, output: Any, y: Any) -> torch.Tensor:
+        """The mean loss of a batch, a scalar. Raises `AppError` where the App's is none."""
+        import torch
+
+        if self.loss is None:
+            self.check_labels(y)
+            found: Any = torch.nn.functional.cross_entropy(output, y)
+        else:
+            found = self.loss(output, _like(output, y))
+        if not isinstance(found, torch.Tensor) or found.numel() != 1:
+            what = f"shape {tuple(found.shape)}" if hasattr(found, "shape") else type(found).__name__
+            raise AppError(f"{self.name}.loss returned {what}: return one number as a tensor, the mean")
+        return found.reshape(())
+
+    def measured(self, output: Any, y: Any) -> tuple[dict[str, float], int]:
+        """The sums over a batch, by name, and how many examples it has.
+
+        `loss`, `accuracy` where outputs are scores of classes, and the App's metrics.
+        """
+        from torch.nn import functional
+
+        count = rows_of(y)
+        if self.loss is None and getattr(y, "ndim", 0) == 1 and not y.is_floating_point():
+            sums = {
+                "accuracy": float(int((output.argmax(1) == y).sum())),
+                "loss": float(functional.cross_entropy(output, y, reduction="sum")),
+            }
+        else:
+            sums = {"loss": float(self.batch_loss(output, y)) * count}
+            if self._is_of_classes(output, y):
+                counted = y != IGNORED
+                hits = int(((output.argmax(1) == y) & counted).sum())
+                sums["accuracy"] = hits / max(1, int(counted.sum())) * count
+        return sums | {name: value * count for name, value in self._own_metrics(output, y).items()}, count
+
+    def check_labels(self, y: Any) -> None:
+        """Raises `AppError` where the cross entropy has no use for the labels."""
+        if not hasattr(y, "is_floating_point") or (y.ndim == 1 and y.is_floating_point()):
+            what = f"{y.dtype}".removeprefix("torch.") if hasattr(y, "dtype") else type(y).__name__
+            raise AppError(
+                f"{self.name}: y is {what}, and the default loss, the cross entropy, wants class numbers "
+                "(integers): for a regression give the App a loss, loss = torch.nn.functional.mse_loss"
+            )
+
+    def _is_of_classes(self, output: Any, y: Any) -> bool:
+        if not hasattr(y, "is_floating_point") or y.is_floating_point() or not hasattr(output, "ndim"):
+            return False
+        scores = output.is_floating_point() and output.ndim >= 2 and output.shape[1] > 1
+        same = output.ndim == y.ndim + 1 and (output.shape[0], *output.shape[2:]) == tuple(y.shape)
+        # With a loss of its own, the second axis of a longer output may be anything.
+        return bool(scores and same and (self.loss is None or y.ndim == 1))
+
+    def _own_metrics(self, output: Any, y: Any) -> dict[str, float]:
+        if self.metrics is None:
+            return {}
+        if isinstance(self.metrics, Mapping):
+            return {str(name): float(function(output, y)) for name, function in self.metrics.items()}
+        found = self.metrics(output, y)
+        if isinstance(found, Mapping):
+            return {str(name): float(value) for name, value in found.items()}
+        return {"metric": float(found)}
+
+
+def own(app: Any, name: str) -> Any:
+    """An App's attribute that takes two arguments: a method, or a function that was put there as it is.
+
+    `loss = torch.nn.functional.mse_loss` in a class would become a method, which gets the App as well; one
+    that needs no third argument gets none. Raises `AppError` for what cannot be called.
+    """
+    found = getattr(app, name)
+    if found is None:
+        return None
+    if not callable(found):
+        raise AppError(f"{own_name(app)}.{name} is a {type(found).__name__}: give something to be called")
+    function = inspect.getattr_static(app, name)
+    if inspect.isfunction(function) and inspect.ismethod(found) and _needs(function) <= 2:
+        return function
+    return found
+
+
+def rows_of(y: Any) -> int:
+    """How many examples a batch has, by its labels."""
+    from torch.utils._pytree import tree_leaves
+
+    leaves = tree_leaves(y)
+    return next((len(leaf) for leaf in leaves if hasattr(leaf, "shape") and leaf.ndim), len(leaves))
+
+
+def forward(model: torch.nn.Module, x: Any) -> Any:
+    """The model's output: a batch that is a dict or a tuple gives its arguments."""
+    if isinstance(x, Mapping):
+        return model(**x)
+    return model(*x) if isinstance(x, tuple | list) else model(x)
+
+
+def _like(output: Any, y: Any) -> Any:
+    """Labels that are no class numbers, in the precision of the output."""
+    both = all(hasattr(t, "is_floating_point") and t.is_floating_point() for t in (output, y))
+    return y.to(output.dtype) if both else y
+
+
+def _needs(function: Any) -> int:
+    """How many arguments a function cannot do without, by position."""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(function).parameters.values()
+    return sum(p.kind in kinds and p.default is inspect.Parameter.empty for p in parameters)
+
+
+def _is_class_of(made: Any, base: type) -> bool:
+    found = made.func if isinstance(made, partial) else made
+    return isinstance(found, type) and issubclass(found, base)
