@@ -18,12 +18,13 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from anabranch.client.live_training import Hook, LiveTraining, Snapshot
-from anabranch.client.merging import make_merge
+from anabranch.client.merging import WithBuffers, make_merge
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.policies import make_policy
 from anabranch.client.stopping import Bell
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.compress.feedback import Memory
+from anabranch.core.buffers import LOCAL
 from anabranch.core.config import ClientTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.ledger import TRAIN_S
@@ -49,7 +50,8 @@ class ElasticTrainer:
     def __init__(self, local: LocalTrainer, table: ClientTable, bell: Bell, step_time_s: float = 0.0) -> None:
         self._local, self._table, self._bell = local, table, bell
         self._step_time_s = step_time_s
-        self._merge, self._policy = make_merge(table.merge, table.merge_weight), make_policy(table)
+        self._merge = make_merge(table.merge, table.merge_weight)
+        self._policy = make_policy(table)
         self._live: LiveTraining | None = None
         self._base: Vector | None = None  # of the task before
         self._sent: tuple[Vector, float] | None = None  # a snapshot without its answer, and when it was taken
@@ -82,7 +84,7 @@ class ElasticTrainer:
         self._sent = taken.vector, self._bell.now()
         delta = taken.vector - base.vector
         seconds = {TRAIN_S: taken.seconds} if math.isfinite(taken.seconds) else {}
-        return self._local.pack(task, update_id, delta, taken.steps, seconds, memory)
+        return self._local.pack(task, update_id, base.vector, delta, taken.steps, seconds, memory)
 
     def advise(self) -> None:
         """From any thread: the server wants what there is."""
@@ -101,8 +103,11 @@ class ElasticTrainer:
         def train(hook: Hook) -> None:
             self._local.train_on(base, plan, task.seed, hook)
 
+        buffers = self._local.buffers
+        pull = 0.0 if buffers.policy == LOCAL else self._table.merge_weight
+        merge = WithBuffers(self._merge, buffers.spec.buffer_places, pull)
         self._live = LiveTraining(
-            train, self._merge, self._policy, self._bell.now, self._bell.ring, self._step_time_s
+            train, merge, self._policy, self._bell.now, self._bell.ring, self._step_time_s
         )
         self._live.start()
         return self._live

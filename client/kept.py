@@ -1,4 +1,4 @@
-"""What the App on a device keeps from task to task (`App.kept`), through crashes.
+"""What a device keeps from task to task, through crashes: the App's (`App.kept`), and buffers of its own.
 
     kept/kept.safetensors    counts
     kept/next.safetensors    counts once the result that it belongs to is in the outbox
@@ -12,11 +12,31 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from anabranch.client.records import SUFFIX, Record, read_record, sync_folder, write_record
+
+APP, BUFFERS = "kept", "buffers"
+
+
+@dataclass(frozen=True)
+class Keepsake:
+    """Bytes. `app`: the App's; `buffers`: the device's own, where `[model] buffers` is local."""
+
+    app: bytes = b""
+    buffers: bytes = b""
+
+
+def keepsake_in(folder: Path, run_id: str | None = None) -> Keepsake:
+    """What counts in a device's folder, in this run or in any; nothing at first. Only read."""
+    record = read_record(folder / f"kept{SUFFIX}")
+    if record is None or run_id not in (None, record.facts["run_id"]):
+        return Keepsake()
+    found = {name: array.tobytes() for name, array in record.arrays.items()}
+    return Keepsake(found[APP], found.get(BUFFERS, b""))
 
 
 class Kept:
@@ -29,20 +49,20 @@ class Kept:
             self._count_next()
         self._next.unlink(missing_ok=True)
 
-    def load(self, run_id: str) -> bytes:
-        """What counts in this run; b"" at first."""
-        record = read_record(self._kept)
-        if record is None or record.facts["run_id"] != run_id:
-            return b""
-        return record.arrays["kept"].tobytes()
+    def load(self, run_id: str) -> Keepsake:
+        """What counts in this run; nothing at first."""
+        return keepsake_in(self._kept.parent, run_id)
 
     @contextmanager
-    def beside(self, update_id: str, kept: bytes, run_id: str) -> Iterator[None]:
+    def beside(self, update_id: str, kept: Keepsake, run_id: str) -> Iterator[None]:
         """Inside, the update goes into the outbox; afterwards `kept` counts. Raises `StoreError`."""
-        keeps = bool(kept) or self._kept.exists()
+        keeps = kept != Keepsake() or self._kept.exists()
         if keeps:
             facts = {"run_id": run_id, "update_id": update_id}
-            write_record(self._next, Record({"kept": np.frombuffer(kept, np.uint8)}, facts), durable=True)
+            arrays = {APP: np.frombuffer(kept.app, np.uint8)}
+            if kept.buffers:
+                arrays[BUFFERS] = np.frombuffer(kept.buffers, np.uint8)
+            write_record(self._next, Record(arrays, facts), durable=True)
         yield
         if keeps:
             self._count_next()

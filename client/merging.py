@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import Vector
+from anabranch.core.params import Indices, Vector
 from anabranch.workloads.trainer import LiveWeights
 
 DELTA, PAPER_INTERPOLATION = "delta", "paper-interpolation"
@@ -66,6 +66,43 @@ class Replacement:
     def apply(self, live: LiveWeights, snapshot: Vector, center: Vector) -> None:  # noqa: ARG002
         """All that was learned since the snapshot is lost."""
         live.add(center - live.flat())
+
+
+@dataclass(frozen=True, eq=False)
+class WithBuffers:
+    """A rule for weights; buffers, at the places `at`, go the part `pull` of the way to the server's.
+
+    So they stay between values that somebody had: no rule may go beyond them (`core/buffers.py`).
+    """
+
+    rule: Merge
+    at: Indices
+    pull: float
+
+    def apply(self, live: LiveWeights, snapshot: Vector, center: Vector) -> None:
+        """See `Merge`."""
+        if not self.at.size:
+            self.rule.apply(live, snapshot, center)
+            return
+        change = center.dtype.type(self.pull) * (center[self.at] - live.flat()[self.at])
+        self.rule.apply(_Replaced(live, self.at, change), snapshot, center)
+
+
+class _Replaced:
+    """Live weights, some of which change otherwise than is said."""
+
+    def __init__(self, live: LiveWeights, at: Indices, change: Vector) -> None:
+        self._live, self._at, self._change = live, at, change
+
+    def flat(self) -> Vector:
+        """See `LiveWeights`."""
+        return self._live.flat()
+
+    def add(self, change: Vector) -> None:
+        """See `LiveWeights`."""
+        change = change.copy()
+        change[self._at] = self._change
+        self._live.add(change)
 
 
 def make_merge(name: str, weight: float) -> Merge:

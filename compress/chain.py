@@ -55,17 +55,19 @@ class Chain:
                 value = stage.encode(value, context)
             assert isinstance(value, Coded), "a chain ends in bytes"
             parts.append(wire.Part(stages, value))
-        return wire.write(parts, layout)
+        return wire.write(parts, layout) + layout.tail(x)
 
     def decode(self, data: bytes | memoryview, layout: Layout) -> Delta:
         """See `Codec`."""
-        parts = wire.read(data, layout, [self._stages(group) for group in layout.groups])
+        body, exact = layout.split(data)
+        parts = wire.read(body, layout, [self._stages(group) for group in layout.groups])
         values = [_decoded(p, group) for p, group in zip(parts, layout.groups, strict=True)]
         if any(isinstance(value, Sparse) for value in values):
-            return _sparse(values, layout)
+            return _sparse(values, exact, layout)
         out = np.empty(layout.size, layout.dtype)
         for value, group in zip(values, layout.groups, strict=True):
             _scatter(value, group, out)
+        layout.exact.scatter(exact, out)
         return out
 
     def bytes_max(self, layout: Layout) -> int:
@@ -74,6 +76,7 @@ class Chain:
             wire.HEAD.size
             + wire.CRC.size
             + sum(wire.bytes_max(self._stages(group), group.size) for group in layout.groups)
+            + layout.tail_bytes
         )
 
     def _stages(self, group: Group) -> tuple[Stage, ...]:
@@ -119,9 +122,9 @@ def _decoded(part: wire.Part, group: Group) -> Dense | Sparse:
     return value
 
 
-def _sparse(values: list[Dense | Sparse], layout: Layout) -> SparseVector:
+def _sparse(values: list[Dense | Sparse], exact: Vector, layout: Layout) -> SparseVector:
     """One sparse vector of all groups; the values of a dense one are all there."""
-    total = sum(value.size for value in values)
+    total = sum(value.size for value in values) + exact.size
     indices, found, at = np.empty(total, np.int64), np.empty(total, layout.dtype), 0
     for value, group in zip(values, layout.groups, strict=True):
         own = slice(at, at + value.size)
@@ -129,6 +132,7 @@ def _sparse(values: list[Dense | Sparse], layout: Layout) -> SparseVector:
         indices[own] = group.places(chosen)
         found[own] = value.values if isinstance(value, Sparse) else value.gather()
         at = own.stop
+    indices[at:], found[at:] = layout.exact.places(np.arange(exact.size)), exact
     return SparseVector(indices, found, layout.size)
 
 

@@ -18,7 +18,8 @@ less than 2^24: float32 has every p and every difference exactly. In any order, 
 or one by one, on any machine, the same bits come out, and subtracting goes back. A model that outgrows
 its grid starts a new lineage on a coarser one. That is error feedback on the downlink without any state
 for a device: w - p is the error. The small group (biases, norms) gets a finer unit: a rounding there
-moves a whole channel, and its few numbers cost next to nothing.
+moves a whole channel, and its few numbers cost next to nothing. Buffers (`core/buffers.py`) are on no
+grid: p has them as w does, in float32, and a message flips the bits that differ: exact both ways, too.
 
 Sources: EF21-P (Gruntkowska et al.) and the hidden state of QAFeL (arXiv 2308.00263) have p; the
 grid, the log and the dead zone of 0.6 are ours.
@@ -37,7 +38,10 @@ import numpy.typing as npt
 from anabranch.compress.grid import (
     EXPONENT_MIN,
     LEVEL_MAX,
+    Flips,
     Grid,
+    Message,
+    bits_of,
     read_message,
     write_message,
 )
@@ -107,11 +111,11 @@ class DeltaLog:
         """One message more; the oldest go where the log is long or takes much memory."""
         w = _bounded(vector)
         needed = needed if self.keeps_replicas else ()
-        grids = self._message(state, w)
-        replica = moved(state.replica, grids, self.layout)
+        message = self._message(state, w)
+        replica = moved(state.replica, message, self.layout)
         if not self._fits(replica, state.floor):
             return self.restart(state, version, vector, needed)
-        entries = [*state.entries, np.frombuffer(write_message(grids, self.layout), np.uint8)]
+        entries = [*state.entries, np.frombuffer(write_message(message, self.layout), np.uint8)]
         first = state.first + self._surplus(entries, state.first, needed)
         self._remember(version, entries[-1], replica)
         return DeltaLogState(
@@ -157,19 +161,25 @@ class DeltaLog:
         new, old = self.replica32(state, version), self.replica32(state, holds)
         assert new is not None, "the version is in the log"
         assert old is not None, "the version that the device holds is in the log"
-        return self._written(new - old, state.floor)
+        return self._written(new, old, state.floor)
 
     def snapshot(self, state: DeltaLogState, version: int) -> bytes:
         """A whole replica as one message, from nothing; the version must be in the log."""
         replica = self.replica32(state, version)
         assert replica is not None, "the version is in the log"
-        return self._written(replica, state.floor)
+        return self._written(replica, np.zeros_like(replica), state.floor)
 
-    def _written(self, values: Vector, floor: Sequence[int]) -> bytes:
-        pairs = zip(self.layout.groups, floor, strict=True)
-        return write_message([Grid.of(group.gather(values), f) for group, f in pairs], self.layout)
+    def _written(self, new: Vector, old: Vector, floor: Sequence[int]) -> bytes:
+        values, pairs = new - old, zip(self.layout.groups, floor, strict=True)
+        grids = [Grid.of(group.gather(values), f) for group, f in pairs]
+        return write_message(Message(grids, self._flips(new, old)), self.layout)
 
-    def _message(self, state: DeltaLogState, w: Vector) -> list[Grid]:
+    def _flips(self, new: Vector, old: Vector) -> Flips:
+        """The bits of buffers that differ."""
+        exact = self.layout.exact
+        return bits_of(exact.gather(new)) ^ bits_of(exact.gather(old))
+
+    def _message(self, state: DeltaLogState, w: Vector) -> Message:
         grids = []
         for group, floor in zip(self.layout.groups, state.floor, strict=True):
             d = group.gather(w) - group.gather(state.replica)
@@ -180,7 +190,7 @@ class DeltaLog:
             levels += np.float32(ROUND)
             np.minimum(np.floor(levels, out=levels), LEVEL_MAX, out=levels)
             grids.append(Grid(np.copysign(levels, d, out=levels).astype(np.int32), e))
-        return grids
+        return Message(grids, self._flips(w, state.replica))
 
     def _fits(self, replica: Vector, floor: Sequence[int]) -> bool:
         """Whether p is below 2^23 units of its grid."""
@@ -237,18 +247,20 @@ class DeltaLog:
 
 def apply(held: Vector, message: bytes | memoryview, layout: Layout) -> Vector:
     """The float32 vector after a message; a new array. Raises `InvalidUpdate` or `TooLarge`."""
-    grids = read_message(message, layout)
+    read = read_message(message, layout)
     with np.errstate(over="ignore"):
-        out = moved(held, grids, layout)
+        out = moved(held, read, layout)
     if not np.isfinite(out).all():
         raise InvalidUpdate("a message of the delta log leads to values that are not finite")
     return out
 
 
-def moved(p: Vector, grids: Sequence[Grid], layout: Layout, back: bool = False) -> Vector:
+def moved(p: Vector, message: Message, layout: Layout, back: bool = False) -> Vector:
     """P + q 2^e, or p - q 2^e on the way back; a new array."""
     out = p.copy()
-    for group, grid in zip(layout.groups, grids, strict=True):
+    if layout.exact.size:
+        layout.exact.scatter((bits_of(layout.exact.gather(p)) ^ message.flips).view(np.float32), out)
+    for group, grid in zip(layout.groups, message.grids, strict=True):
         values = grid.values()
         at = 0
         for start, stop in group.runs:

@@ -9,7 +9,7 @@
 | z'     |                 | what the server decodes                                       |
 
     z = Delta + beta e              on the coordinates of the task; e stays as it is on the others
-    e <- z - z'
+    e <- z - z'                     0 on buffers, which travel as they are
 
 A new memory is *pending* until the server has answered: an update that was applied (published or held) puts
 it in the place of the old one, a rejected one leaves the old one. e is forgotten when the device's base
@@ -93,10 +93,13 @@ class Uplink:
         length_mean = length if length_mean == 0.0 else (1 - EWMA) * length_mean + EWMA * length
         z = delta.astype(np.float32)
         z += np.float32(self.decay) * residual[at]
+        if layout.exact.size:  # nothing is left out of them
+            z = z.astype(delta.dtype, copy=False)
+            layout.exact.scatter(layout.exact.gather(delta), z)
         data = self.codec.encode(z, layout, seed, notes)
         sent = self.codec.decode(data, layout)
         if isinstance(sent, SparseVector):
-            z[sent.indices] -= sent.values.astype(np.float32, copy=False)
+            z[sent.indices] -= sent.values.astype(z.dtype, copy=False)
         else:
             z -= sent
         residual[at] = z

@@ -2,7 +2,8 @@
 
 A message has, for each group of the layout, an exponent e and integers q, (n,): it stands for q 2^e. It
 is written sparse (byte gaps, signs, magnitudes) or dense (zigzag numbers, a stream for each of their
-bytes), whichever is smaller; the first byte says which, the rest is `wire.py`.
+bytes), whichever is smaller; the first byte says which, the rest is `wire.py`. Behind it is the change of the
+buffers, which are on no grid: for each the bits of float32 that differ.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from anabranch.compress.indices import Gaps
 from anabranch.compress.layout import Layout
 from anabranch.compress.levels import levels_max, read_levels, write_levels
 from anabranch.compress.stage import Coded, Context, Role, Stage, Stream, take
+from anabranch.core.arrays import from_bytes, to_bytes
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import Vector
 
@@ -27,6 +29,7 @@ EXPONENT_MIN, EXPONENT_MAX = -100, 100  # 2^e is a normal float32, and so is eve
 LEVEL_MAX = 1 << 24  # up to here float32 has every whole number
 PLANES = (Role.PLANE_0, Role.PLANE_1, Role.PLANE_2, Role.PLANE_3)
 Integers = npt.NDArray[np.int32]
+Flips = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True)
@@ -135,22 +138,37 @@ FORMS: tuple[tuple[Stage, ...], ...] = (
 )
 
 
-def write_message(grids: Sequence[Grid], layout: Layout) -> bytes:
+@dataclass(frozen=True)
+class Message:
+    """`grids` of the groups; `flips` (n,) uint32, the bits of buffers that differ: exact both ways."""
+
+    grids: Sequence[Grid]
+    flips: Flips
+
+
+def bits_of(values: Vector) -> Flips:
+    """The bits of float32 values."""
+    found: Flips = values.astype(np.float32).view(np.uint32)
+    return found
+
+
+def write_message(message: Message, layout: Layout) -> bytes:
     """The smallest form of a message."""
+    grids = message.grids
     filled = sum(np.count_nonzero(grid.levels) for grid in grids) / max(1, layout.size)
     forms = [i for i, form in enumerate(FORMS) if isinstance(form[0], SparseLevels) == (filled < 0.3)]
-    return min((_write(i, grids, layout) for i in forms), key=len)
+    return min((_write(i, grids, layout) for i in forms), key=len) + to_bytes(message.flips)
 
 
-def read_message(data: bytes | memoryview, layout: Layout) -> list[Grid]:
+def read_message(data: bytes | memoryview, layout: Layout) -> Message:
     """The inverse. Raises `InvalidUpdate` or `TooLarge`."""
-    view = memoryview(data)
-    if not len(view) or view[0] >= len(FORMS):
+    view, end = memoryview(data), len(data) - 4 * layout.exact.size
+    if end <= 0 or view[0] >= len(FORMS):
         raise InvalidUpdate("payload is not a message of the delta log")
-    stages = FORMS[view[0]]
+    stages, flips = FORMS[view[0]], from_bytes(view[end:], "uint32", (layout.exact.size,))
     grids = []
     for group, part in zip(
-        layout.groups, wire.read(view[1:], layout, [stages] * len(layout.groups)), strict=True
+        layout.groups, wire.read(view[1:end], layout, [stages] * len(layout.groups)), strict=True
     ):
         value: Any = part.coded
         for stage in reversed(stages):
@@ -158,13 +176,13 @@ def read_message(data: bytes | memoryview, layout: Layout) -> list[Grid]:
         if part.coded.streams:
             raise InvalidUpdate("payload has streams that its codec does not know")
         grids.append(value)
-    return grids
+    return Message(grids, flips)
 
 
 def message_bytes_max(layout: Layout) -> int:
     """More bytes than this cannot be a message."""
     groups = sum(max(wire.bytes_max(form, g.size) for form in FORMS) for g in layout.groups)
-    return 1 + wire.HEAD.size + wire.CRC.size + groups
+    return 1 + wire.HEAD.size + wire.CRC.size + groups + 4 * layout.exact.size
 
 
 def _write(form: int, grids: Sequence[Grid], layout: Layout) -> bytes:

@@ -2,7 +2,8 @@
 
 Two groups, in the order of the vector: `main` has the float tensors of more than one dimension that are
 large for their model; `small` has the rest (biases, norms), which would be lost among the large ones
-and costs next to nothing. Frozen tensors (integers, booleans) never travel in a delta.
+and costs next to nothing. Frozen tensors (integers, booleans) never travel in a delta. Buffers are in no
+group: they travel as they are, behind the bytes of a codec that rounds (`tail`).
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any
 
 import numpy as np
 
+from anabranch.core.arrays import from_bytes, to_bytes
+from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import Indices, ParamSpec, Vector
 from anabranch.core.submodels import Coordinates, Submodel
 
-MAIN, SMALL = "main", "small"
+MAIN, SMALL, EXACT = "main", "small", "exact"
 # A tensor is large from 1/256 of its model on, and from this many elements in any case.
 LARGE_SHARE, LARGE_SIZE = 256, 4096
 
@@ -42,7 +45,7 @@ class Group:
     def begins(self) -> tuple[int, ...]:
         """The place of each run's first element within the group."""
         lengths = [stop - start for start, stop in self.runs]
-        return tuple(itertools.accumulate(lengths[:-1], initial=0))
+        return tuple(itertools.accumulate([0, *lengths][:-1]))
 
     def pieces(self, start: int, stop: int) -> Iterator[slice]:
         """Where the group's elements `start` to `stop - 1` lie in the covered vector, run by run."""
@@ -55,7 +58,7 @@ class Group:
 
     def gather(self, x: Vector) -> Vector:
         """The group's elements of x, shape (size,); a view where the group is one run."""
-        parts = [x[start:stop] for start, stop in self.runs]
+        parts = [x[start:stop] for start, stop in self.runs] or [x[:0]]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def scatter(self, values: Vector, out: Vector) -> None:
@@ -76,17 +79,38 @@ class Group:
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """The groups of the covered coordinates of a model, `size` of them; empty groups are left out."""
+    """The groups of the covered coordinates of a model, `size` of them; empty groups are left out.
+
+    `exact`: those of buffers, which are not rounded; empty where there are none.
+    """
 
     dtype: np.dtype[Any]
     size: int
     groups: tuple[Group, ...]
-    fingerprint: bytes  # 8 bytes: names, shapes, dtypes and what is covered
+    fingerprint: bytes  # 8 bytes: names, shapes, dtypes, what is covered and which are buffers
+    exact: Group
 
     @classmethod
     def of(cls, spec: ParamSpec, submodel: Submodel | None = None) -> Layout:
         """The layout of a whole model, or of the coordinates that a sub-model covers."""
         return _whole(spec) if submodel is None else _layout(spec, submodel)
+
+    @property
+    def tail_bytes(self) -> int:
+        """How long a tail is."""
+        return self.exact.size * self.dtype.itemsize
+
+    def tail(self, x: Vector) -> memoryview:
+        """The bytes of the values that travel as they are."""
+        return to_bytes(self.exact.gather(x).astype(self.dtype, copy=False))
+
+    def split(self, data: bytes | memoryview) -> tuple[memoryview, Vector]:
+        """What is before the tail, and the values in it. Raises `InvalidUpdate` where it is missing."""
+        view, length = memoryview(data), self.tail_bytes
+        if len(view) < length:
+            raise InvalidUpdate(f"payload has {len(view)} bytes, its buffers alone need {length}")
+        at = len(view) - length
+        return view[:at], from_bytes(view[at:], self.dtype.name, (self.exact.size,))
 
 
 @lru_cache(maxsize=8)
@@ -95,7 +119,7 @@ def _whole(spec: ParamSpec) -> Layout:
 
 
 def _layout(spec: ParamSpec, submodel: Submodel | None) -> Layout:
-    runs: dict[str, list[tuple[int, int]]] = {MAIN: [], SMALL: []}
+    runs: dict[str, list[tuple[int, int]]] = {MAIN: [], SMALL: [], EXACT: []}
     sizes = _sizes(spec, submodel)
     start = 0
     for tensor in spec.tensors:
@@ -103,11 +127,13 @@ def _layout(spec: ParamSpec, submodel: Submodel | None) -> Layout:
             continue
         stop = start + sizes[tensor.name]
         name = MAIN if len(tensor.shape) > 1 and _is_large(tensor.size, spec.size) else SMALL
+        name = EXACT if tensor.name in spec.buffers else name
         if start < stop:
             _append(runs[name], start, stop)
         start = stop
+    exact = Group(EXACT, tuple(runs.pop(EXACT)))
     groups = tuple(Group(name, tuple(found)) for name, found in runs.items() if found)
-    return Layout(spec.vector_dtype, start, groups, _fingerprint(spec, submodel))
+    return Layout(spec.vector_dtype, start, groups, _fingerprint(spec, submodel), exact)
 
 
 def _sizes(spec: ParamSpec, submodel: Submodel | None) -> dict[str, int]:
@@ -126,6 +152,8 @@ def _fingerprint(spec: ParamSpec, submodel: Submodel | None) -> bytes:
         hashed.update(submodel.indices.astype("<i8").tobytes())
     elif submodel is not None:
         hashed.update(json.dumps([[g.to_json() for g in spec.groups], submodel.to_json()]).encode())
+    if spec.buffers:
+        hashed.update(json.dumps(spec.buffers).encode())
     return hashed.digest()
 
 

@@ -19,6 +19,7 @@ from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
 from anabranch.core.faults import FaultsTable
 from anabranch.core.flower import FlowerTable
+from anabranch.core.model import ModelTable
 from anabranch.core.ranges import TASK, check_ranges
 from anabranch.core.robust import RobustTable
 from anabranch.core.secrets import SECRET, masked
@@ -231,6 +232,7 @@ class Config:
     fleet: FleetTable = FleetTable()
     ray: RayTable = field(default_factory=RayTable)
     strategy: StrategyTable = StrategyTable()
+    model: ModelTable = field(default_factory=ModelTable)
     submodel: SubmodelTable = SubmodelTable()
     robust: RobustTable = field(default_factory=RobustTable)
     uplink: UplinkTable = UplinkTable()
@@ -242,9 +244,14 @@ class Config:
     flower: FlowerTable = field(default_factory=FlowerTable)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
 
-    def to_json(self) -> dict[str, Any]:
-        """Tables of plain values, to be stored and shown: secrets are masked. `[strategy]` is flat again."""
-        out = {t: _plain(getattr(self, t)) for t in TABLES}
+    def to_json(self, every_table: bool = False) -> dict[str, Any]:
+        """Tables of plain values, to be stored and shown: secrets are masked. `[strategy]` is flat again.
+
+        Those that were not always there are left out where they say nothing, unless `every_table`: the
+        journal of an unchanged run stays what it was.
+        """
+        quiet = () if every_table else [t for t in LATER if getattr(self, t) == TABLES[t]()]
+        out = {t: _plain(getattr(self, t)) for t in TABLES if t not in quiet}
         out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
         return out
 
@@ -269,6 +276,7 @@ TABLES: dict[str, type[Any]] = {
     "fleet": FleetTable,
     "ray": RayTable,
     "strategy": StrategyTable,
+    "model": ModelTable,
     "submodel": SubmodelTable,
     "robust": RobustTable,
     "uplink": UplinkTable,
@@ -279,6 +287,7 @@ TABLES: dict[str, type[Any]] = {
     "faults": FaultsTable,
     "flower": FlowerTable,
 }
+LATER = ("model",)
 
 
 # Settings by which runs of releases that did not know them were as these values make them.
@@ -361,10 +370,10 @@ def _known(name: str, known: Iterable[str], what: str) -> None:
 
 
 def _typed(value: Any, hint: Any, path: str) -> Any:
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
     allowed = typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
     plain = tuple(typing.get_origin(a) or a for a in allowed)
-    if float in plain and int not in plain and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
     if Any in plain:
         return value
     if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):

@@ -17,8 +17,8 @@ from dataclasses import replace
 from anabranch.core import events as ev
 from anabranch.core.admission import refusal_of, superseded
 from anabranch.core.broadcast import Broadcast, BroadcastState
+from anabranch.core.buffers import Buffers
 from anabranch.core.chains import chain_for
-from anabranch.core.clipping import clipped
 from anabranch.core.effects import (
     Barred,
     Decided,
@@ -40,6 +40,7 @@ from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.planner import Applicant, Planner, PlannerState
 from anabranch.core.rng import seed_of
 from anabranch.core.settings import EngineSettings
+from anabranch.core.stepping import stepped
 from anabranch.core.strategy import Context, State, Step, Strategy, rejected
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Receipt, Task, TaskState, Update, Verdict
@@ -69,6 +70,7 @@ class Engine:
         # Without a planner every task is of the whole model.
         self.planner = planner
         self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
+        self.buffers = Buffers(spec, settings.buffers, self.vector)
         self.history: dict[int, Vector] = {}
         self.ledger = Ledger(settings.receipts_max)
         self.guard = Guard()
@@ -197,19 +199,7 @@ class Engine:
                 refused = rejected(context.staleness, Reason.BASE_GONE, detail)
                 return Step(self._without(task, event), None, refused)
             context = replace(context, base=base)
-        return self._stepped(update, context)
-
-    def _stepped(self, update: Update, context: Context) -> Step:
-        """The strategy's step for an update that is cut to a bounded length, where lengths are bounded."""
-        vector, length, detail = self._donated(context.base), None, ""
-        if self.clip:
-            cut = clipped(update, self.spec, self.guard.lengths, self.clip)
-            update, length, detail = cut.update, cut.length, cut.detail
-        step = self.strategy.step(self.state, vector, update, context)
-        if step.decision is None or step.decision.verdict is Verdict.REJECTED:
-            return step
-        self.guard.taken(update.client_id, length, bool(detail), self.settings)
-        return replace(step, decision=replace(step.decision, detail=detail or step.decision.detail))
+        return stepped(update, context, self, self._donated(context.base))
 
     def _base(self, version: int) -> Vector | None:
         """The model that devices have of a version, or None where it is not held any more."""
@@ -276,6 +266,7 @@ class Engine:
         self.counters.rollbacks += 1
         effects += self._take(Step(found.state, found.vector), [], afresh=True)
         self.pending = found.pending
+        self.buffers.follow(found.buffers)
         return [*effects, RolledBackTo(self.version, event.to_version, found.left_out)]
 
     # --- leases ------------------------------------------------------------------------------
@@ -370,6 +361,8 @@ class Engine:
         if self._keeps_history and self.ledger.bases.get(self.version):
             self.history[self.version] = self.vector
         self.vector = step.vector
+        if not afresh:
+            self.buffers.publish(self.vector)
         self.version += 1
         self.guard.published(self.settings)
         if self.broadcast is not None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from anabranch.core import events as ev
+from anabranch.core.buffers import Buffers
 from anabranch.core.params import Vector
 from anabranch.core.strategy import State
 from anabranch.core.updates import Task, Verdict
@@ -25,6 +26,7 @@ class Outcome:
 
     state: State
     vector: Vector
+    buffers: Buffers
     lengths: list[float]
     folded: list[str]
     pending: list[str]
@@ -42,6 +44,7 @@ def outcome(event: ev.RolledBack, engine: Engine) -> Outcome:
         # The numbers of versions in it are the fold's; its newest one is to be our next.
         state=engine.strategy.shifted(fold.state, engine.version + 1 - fold.version),
         vector=fold.vector,
+        buffers=fold.buffers,
         lengths=list(fold.guard.lengths),
         folded=[u for u in engine.pending if u not in held and u in counting],
         pending=[u for u in engine.pending if u in held],

@@ -3,7 +3,8 @@
 `ParamSpec` names every tensor. Float tensors are *aggregated*: laid end to end, in the order of the
 spec, they are the vector `w` that strategies compute on. Integer and boolean tensors (counters such
 as `num_batches_tracked`) are *frozen*: they keep the values the model started with, whatever the
-devices send, because an average of counters means nothing.
+devices send, because an average of counters means nothing. Float tensors that are no parameters, such as
+running statistics, are *buffers*: in the vector, with a policy of their own (`buffers.py`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.arrays import to_bytes
-from anabranch.core.errors import InvalidUpdate, ManifestMismatch
+from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
 from anabranch.core.units import UnitGroup, check_groups
 
 Vector = npt.NDArray[np.floating[Any]]
@@ -50,29 +51,34 @@ class TensorSpec:
 class ParamSpec:
     """Every tensor of a model, in the order in which the vector holds them.
 
-    `groups`: the units that a sub-model may leave out (`units.py`); none where that is not known. They
-    are no part of the layout: models with the same tensors can be averaged.
+    `groups`: the units that a sub-model may leave out (`units.py`); none where that is not known.
+    `buffers`: the names of the tensors that are some (`buffers.py`). Both are no part of the layout: models
+    with the same tensors can be averaged.
     """
 
     tensors: tuple[TensorSpec, ...]
     groups: tuple[UnitGroup, ...] = ()
+    buffers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.groups:
             check_groups(self.groups, {t.name: t.shape for t in self.tensors if t.aggregated})
+        for name in self.buffers:
+            if name not in self.slices or self.buffers.count(name) > 1:
+                raise ConfigError(f"buffers: {name!r} is not the name of one float tensor of the model")
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.tensors, self.groups))
+        return hash((self.tensors, self.groups, self.buffers))
 
     def __hash__(self) -> int:
         return self._hash  # it keys caches, and a large model has many tensors
 
     @classmethod
-    def of(cls, tensors: Tensors, groups: Iterable[UnitGroup] = ()) -> ParamSpec:
+    def of(cls, tensors: Tensors, groups: Iterable[UnitGroup] = (), buffers: Iterable[str] = ()) -> ParamSpec:
         """The spec of named arrays. Raises `InvalidUpdate` for a dtype that cannot travel.
 
-        Raises `ConfigError` for groups of units that do not fit the arrays.
+        Raises `ConfigError` for groups of units, or buffers, that do not fit the arrays.
         """
         specs = []
         for name, array in tensors.items():
@@ -81,7 +87,7 @@ class ParamSpec:
                     f"tensor {name!r} is {array.dtype}: use floats, integers or booleans of at most 64 bits"
                 )
             specs.append(TensorSpec(name, tuple(int(n) for n in array.shape), array.dtype.name))
-        return cls(tuple(specs), tuple(groups))
+        return cls(tuple(specs), tuple(groups), tuple(buffers))
 
     @cached_property
     def vector_dtype(self) -> np.dtype[Any]:
@@ -115,6 +121,14 @@ class ParamSpec:
         return found
 
     @cached_property
+    def buffer_places(self) -> Indices:
+        """The coordinates of the vector that are buffers', increasing."""
+        flags = np.zeros(self.size, np.bool_)
+        for name in self.buffers:
+            flags[self.slices[name]] = True
+        return np.flatnonzero(flags)
+
+    @cached_property
     def layout_hash(self) -> str:
         """SHA-256 over names, shapes and dtypes: two models with one hash can be averaged."""
         return hashlib.sha256(json.dumps(self._layout, sort_keys=True).encode()).hexdigest()
@@ -124,17 +138,18 @@ class ParamSpec:
         return [[t.name, list(t.shape), t.dtype] for t in self.tensors]
 
     def to_json(self) -> Any:
-        """A list of [name, shape, dtype]; with groups of units a dict of `tensors` and `groups`."""
-        if not self.groups:
-            return self._layout
-        return {"tensors": self._layout, "groups": [group.to_json() for group in self.groups]}
+        """A list of [name, shape, dtype]; a dict of `tensors` and what else there is, if there is."""
+        groups = {"groups": [group.to_json() for group in self.groups]} if self.groups else {}
+        buffers = {"buffers": list(self.buffers)} if self.buffers else {}
+        return {"tensors": self._layout, **groups, **buffers} if groups or buffers else self._layout
 
     @classmethod
     def from_json(cls, data: Any) -> ParamSpec:
-        """The inverse of `to_json`. Raises `ConfigError` for groups that do not fit the tensors."""
-        layout, groups = (data["tensors"], data["groups"]) if isinstance(data, dict) else (data, [])
-        tensors = tuple(TensorSpec(str(n), tuple(int(k) for k in s), str(d)) for n, s, d in layout)
-        return cls(tensors, tuple(UnitGroup.from_json(group) for group in groups))
+        """The inverse of `to_json`. Raises `ConfigError` for groups or buffers that do not fit."""
+        found = data if isinstance(data, dict) else {"tensors": data}
+        tensors = tuple(TensorSpec(str(n), tuple(int(k) for k in s), str(d)) for n, s, d in found["tensors"])
+        groups = tuple(UnitGroup.from_json(group) for group in found.get("groups", ()))
+        return cls(tensors, groups, tuple(str(name) for name in found.get("buffers", ())))
 
     def flatten(self, tensors: Tensors) -> Vector:
         """The vector of named arrays. Raises `ManifestMismatch` on other names or shapes."""

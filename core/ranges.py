@@ -17,6 +17,7 @@ TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
     "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
+    "model.buffers": ("average", "latest", "local"),
     "robust.rule": RULES,
     "fleet.split": ("iid", "dirichlet", "shards", "speed-shards", "draws"),
     "fleet.attack": ("sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood"),

@@ -17,7 +17,7 @@ class EngineSettings:
     `uplink`: the codec chain of updates; `auto` leaves it to the strategy. `any_submodel`: an update may
     cover another part of the model than its task, which is for those who aggregate by hand. `admits_all`: who
     asks gets a task, which is for a fold of a log in which that was decided. From `clip` on:
-    `clipping.py` and `guard.py`; `auto` leaves the clip to the strategy.
+    `clipping.py` and `guard.py`; `auto` leaves the clip to the strategy. `buffers`: see `buffers.py`.
     """
 
     seed: int = 0
@@ -42,6 +42,7 @@ class EngineSettings:
     tasks_per_minute: float = 0.0
     flaws_max: int = 0
     rejections_max: int = 0
+    buffers: str = "average"
 
     def lease_of(self, task_s_ewma: float | None) -> float:
         """Seconds of the lease of a client with this mean task time, None where that is not known."""
@@ -89,4 +90,5 @@ class EngineSettings:
             tasks_per_minute=robust.tasks_per_minute,
             flaws_max=robust.flaws_max,
             rejections_max=run.rejections_max,
+            buffers=config.model.buffers,
         )

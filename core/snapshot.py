@@ -71,6 +71,8 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
         "planner": _pack(engine.planner_state, "planner", arrays),
         "layout": engine.spec.layout_hash,
     }
+    if engine.buffers:
+        meta["buffers"] = _pack(engine.buffers.to_state(), "buffers", arrays)
     if copy:
         arrays = {name: a.copy() for name, a in arrays.items()}
     return Snapshot(meta, arrays)
@@ -108,6 +110,8 @@ def restore(
         engine.broadcast_state = broadcast.state_type(**_unpack(meta["broadcast"], arrays))
     if planner is not None:
         engine.planner_state = planner.state_type(**_unpack(meta["planner"], arrays))
+    if engine.buffers:
+        engine.buffers.restore(_unpack(meta["buffers"], arrays))
     engine.history = {int(k.split("/")[1]): a for k, a in arrays.items() if k.startswith("history/")}
     engine.ledger.restore(
         clients=[_client(c) for c in meta["clients"]],

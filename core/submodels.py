@@ -84,7 +84,8 @@ class UnitMap:
             tuple(
                 TensorSpec(t.name, tuple(_length(cut, t.name, a, n) for a, n in enumerate(t.shape)), t.dtype)
                 for t in self.spec.tensors
-            )
+            ),
+            buffers=self.spec.buffers,
         )
 
     def check(self, spec: ParamSpec) -> None:

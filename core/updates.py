@@ -82,7 +82,8 @@ class Update:
     """The result of a task, decoded: `delta` against the model of `base_version` that the device had.
 
     `delta` is the full vector, or, with a submodel, has one value for each of its indices. It is a
-    `SparseVector` where most of these values are zero.
+    `SparseVector` where most of these values are zero. On buffers it has the values that were reached, until
+    the engine makes differences of them (`buffers.py`).
     """
 
     update_id: str

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from anabranch.core.buffers import matching
 from anabranch.core.config import FleetTable, build
 from anabranch.core.errors import AppError
 from anabranch.core.flower import FlowerTable
+from anabranch.core.model import ModelTable
 from anabranch.core.rng import seed_of
 from anabranch.core.updates import LocalPlan
 from anabranch.flower.installed import flwr_version
@@ -70,12 +72,13 @@ class FlowerApp(App):
         self.project = Project.read(Path(folder))
         self.name = self.project.name
         self._client = self.project.client_app()  # now: who sets the threads of torch must find it loaded
-        self._table = FlowerTable()
+        self._table, self._model = FlowerTable(), ModelTable()
         self._clients = FleetTable().clients
 
     def join(self, config: Mapping[str, Any]) -> None:
-        """See `App`: `[flower]`, and how many devices there are."""
+        """See `App`: `[flower]`, how buffers are called, and how many devices there are."""
         self._table = build(FlowerTable, config.get("flower", {}), "flower")
+        self._model = build(ModelTable, config.get("model", {}), "model")
         self._clients = build(FleetTable, config.get("fleet", {}), "fleet").clients
 
     def settings(self, seed: int) -> Mapping[str, Mapping[str, Any]]:
@@ -86,6 +89,10 @@ class FlowerApp(App):
     def model(self, seed: int = 0) -> dict[str, Array]:
         """The ServerApp's first arrays, by name."""
         return {name: array.copy() for name, array in self._heard(seed).arrays.items()}
+
+    def buffers(self, model: Mapping[str, Array]) -> tuple[str, ...]:
+        """Flower's arrays have names and no more: those that `model.buffer_names` fits."""
+        return matching(model, self._model.buffer_names)
 
     def data(self, shard: Shard) -> Partition:
         """The device's partition; to be judged on are all of them."""

@@ -27,6 +27,7 @@ import numpy as np
 from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
+from anabranch.core.buffers import DeviceBuffers
 from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.errors import AppError, InvalidUpdate
 from anabranch.core.params import Delta, ParamSpec, Vector
@@ -89,7 +90,7 @@ class Counting:
 
     task_ids: list[str] = field(default_factory=list)
 
-    def order(self, task: Task) -> ConfigRecord:
+    def order(self, task: Task, buffers: Sequence[str] = ()) -> ConfigRecord:
         """The record that goes with a task, whose update may count from now on."""
         from flwr.app import ConfigRecord
 
@@ -100,6 +101,7 @@ class Counting:
                 "version": task.base_version,
                 "seed": seed_of(task.seed, "codec"),
                 "counting": list(self.task_ids),
+                **({"buffers": list(buffers)} if buffers else {}),
             }
         )
         self.task_ids.append(task.task_id)
@@ -125,13 +127,14 @@ def compressed_uplink(message: Message, context: Context, call_next: ClientAppCa
     if reply.has_error() or len(reply.content.array_records) != 1:
         return reply
     ((name, record),) = reply.content.array_records.items()
-    spec, trained = ParamSpec.of(base), arrays_of(record)
+    spec, trained = ParamSpec.of(base, buffers=order.get("buffers", ())), arrays_of(record)
     if {n: a.shape for n, a in trained.items()} != {n: a.shape for n, a in base.items()}:
         return reply
-    memories = _Memories(context, order["counting"])
+    memories, start = _Memories(context, order["counting"]), spec.flatten(base)
+    told, _ = DeviceBuffers(spec).told(start, spec.flatten(trained) - start, None, b"")
     try:
         payload, memory = make_uplink(order["uplink"]).encode(
-            spec.flatten(trained) - spec.flatten(base),
+            told,
             spec,
             None,
             memories.newest(),

@@ -23,6 +23,7 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core import events as ev
+from anabranch.core.buffers import DeviceBuffers
 from anabranch.core.chains import RAW
 from anabranch.core.config import Config
 from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnd, LeaseEnded, Published
@@ -183,7 +184,7 @@ class GridRun:
     def _order(self, task: Task, node: _Node) -> Message:
         message = self._message(self._train, TRAIN, node, task.base_version)
         if task.uplink != RAW:
-            message.content[RECORD] = node.counting.order(task)
+            message.content[RECORD] = node.counting.order(task, self.spec.buffers)
         return message
 
     def _message(self, said: Said, what: str, node: _Node, version: int) -> Message:
@@ -248,7 +249,7 @@ class GridRun:
             self._handle(ev.TaskDropped(now, node.client_id, task.task_id, why[:200]))
 
     def _delta(self, task: Task, reply: Reply) -> Delta:
-        """What the node has changed. Raises `AppError` for arrays of another model."""
+        """What the node has changed, buffers as reached. Raises `AppError` for arrays of another model."""
         if reply.encoded is not None:
             return reply.encoded.decode(task, self.spec)
         known = {t.name: t.shape for t in self.spec.tensors}
@@ -258,7 +259,9 @@ class GridRun:
             raise AppError(
                 f"the reply's array {wrong!r} has shape {came.get(wrong)}, the model's {known.get(wrong)}"
             )
-        return self.spec.flatten(reply.arrays) - self._bases[task.base_version]
+        base = self._bases[task.base_version]
+        told, _ = DeviceBuffers(self.spec).told(base, self.spec.flatten(reply.arrays) - base, None, b"")
+        return told
 
     def _give_up(self, task_id: str) -> None:
         """Whatever comes of a task, it does not count any more."""

@@ -25,6 +25,7 @@ from typing import IO, Any
 from safetensors.numpy import save
 
 from anabranch.core.arrays import plain_tensors
+from anabranch.core.buffers import matching
 from anabranch.core.config import Config
 from anabranch.core.errors import ConfigError, StoreCorrupt, StoreLocked
 from anabranch.core.events import Payload
@@ -152,7 +153,8 @@ class Logbook:
 
     def _begin(self, config: Config, initial: Tensors) -> None:
         (self.folder / INITIAL).write_bytes(save(plain_tensors(initial)))
-        digest, spec = JournalDigest(), ParamSpec.of(initial)
+        buffers = matching(initial, config.model.buffer_names)
+        digest, spec = JournalDigest(), ParamSpec.of(initial, buffers=buffers)
         line = digest.add(run_record(spec, config)) + "\n"
         _write_durably(self.folder / JOURNAL, line.encode())
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.compress.feedback import make_uplink
+from anabranch.core.buffers import LOCAL
 from anabranch.core.chains import AUTO, RAW
 from anabranch.core.config import Config, merge
 from anabranch.core.errors import AppError, ConfigError
@@ -96,6 +97,11 @@ class Options:
         if config.submodel.name not in (AUTO, "none"):
             raise ConfigError(
                 "anabranch.submodel.name: a ClientApp on Flower's Grid trains the whole model, 'none'"
+            )
+        if config.model.buffers == LOCAL:
+            raise ConfigError(
+                "anabranch.model.buffers: a node of Flower's keeps none of the model between messages, so it "
+                "cannot be 'local': write average or latest; a ClientApp may keep its own in context.state"
             )
         config = merge([("flower", PRESETS), ("run config", tables), ("flower", WHOLE)])
         return cls(

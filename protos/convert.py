@@ -72,20 +72,23 @@ def manifest_to_proto(spec: ParamSpec) -> model.Manifest:
         )
         for g in spec.groups
     ]
-    return model.Manifest(tensors=tensors, sha256=bytes.fromhex(spec.layout_hash), groups=groups)
+    return model.Manifest(
+        tensors=tensors, sha256=bytes.fromhex(spec.layout_hash), groups=groups, buffers=spec.buffers
+    )
 
 
 def manifest_from_proto(message: model.Manifest) -> ParamSpec:
     """The spec of a manifest.
 
-    Raises `ManifestMismatch` if its hash is not that of its tensors, or its groups do not fit them.
+    Raises `ManifestMismatch` if its hash is not that of its tensors, or groups or buffers do not fit them.
     """
     groups = tuple(
         UnitGroup(g.name, g.size, tuple(Member(m.tensor, m.axis, m.outer, m.inner) for m in g.members))
         for g in message.groups
     )
     try:
-        spec = ParamSpec(tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in message.tensors), groups)
+        tensors = tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in message.tensors)
+        spec = ParamSpec(tensors, groups, tuple(message.buffers))
     except (ConfigError, TypeError) as error:  # numpy raises the latter for a dtype that is none
         raise ManifestMismatch(f"the manifest was damaged on the way: {error}") from error
     if spec.layout_hash != message.sha256.hex():

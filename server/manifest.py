@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 from anabranch.compress.model import encode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core.arrays import plain_tensors
-from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing, InvalidUpdate
+from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.units import UnitGroup
@@ -61,13 +61,17 @@ class Manifest:
 
 
 def write_manifest(
-    folder: Path, app: str, tensors: Mapping[str, Array], groups: tuple[UnitGroup, ...] = ()
+    folder: Path,
+    app: str,
+    tensors: Mapping[str, Array],
+    groups: tuple[UnitGroup, ...] = (),
+    buffers: tuple[str, ...] = (),
 ) -> Manifest:
-    """Write the manifest of an app's first weights, and of the units that a sub-model may leave out.
+    """Write the manifest of an app's first weights, of the units that a sub-model may leave out, of buffers.
 
     Raises `InvalidUpdate` for weights that are not finite.
     """
-    manifest = Manifest(app, ParamSpec.of(tensors, groups), plain_tensors(tensors))
+    manifest = Manifest(app, ParamSpec.of(tensors, groups, buffers), plain_tensors(tensors))
     if not np.isfinite(manifest.vector).all():
         raise InvalidUpdate(f"the first weights of {app} are not finite: mend its model()")
     folder.mkdir(parents=True, exist_ok=True)
@@ -80,22 +84,6 @@ def write_manifest(
     }
     (folder / MANIFEST).write_text(json.dumps(head, indent=1) + "\n", encoding="utf-8")
     return manifest
-
-
-def check_free(folder: Path, tensors: Mapping[str, Array], spec: ParamSpec) -> None:
-    """Raises `ConfigError` where a folder holds another model than this: a run may have started from it.
-
-    A manifest that is damaged holds no model.
-    """
-    try:
-        held = read_manifest(folder)
-    except ConfigError:
-        return
-    if held.initial_sha256 != Manifest("", spec, tensors).initial_sha256 or held.spec != spec:
-        raise ConfigError(
-            f"{folder} holds another model, of {held.app}, and a run may have started from it: "
-            "write this one elsewhere with --out DIR, or replace that one with --force"
-        )
 
 
 def kept_manifest(data_dir: Path) -> Path:
@@ -114,7 +102,8 @@ def keep_manifest(folder: Path, manifest: Manifest) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     with disk_errors("keeping the manifest"):
-        write_manifest(temporary, manifest.app, manifest.tensors, manifest.spec.groups)
+        spec = manifest.spec
+        write_manifest(temporary, manifest.app, manifest.tensors, spec.groups, spec.buffers)
         for path in (temporary / INITIAL, temporary / MANIFEST):
             sync_file(path)
         sync_folder(temporary)
@@ -158,8 +147,6 @@ def read_weights(path: Path, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -
 
 
 def _read_head(folder: Path, limits: Limits) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise FolderMissing(f"{folder} is not there: {FIX}")
     try:
         head = json.loads(_read_capped(folder / MANIFEST, limits.manifest_bytes_max))
     except ValueError as error:

@@ -64,6 +64,7 @@ class Device(Presence):
         "_network",
         "_offer",
         "_outbox",
+        "_own",
         "_pushes",
         "_server",
         "_skips_waits",
@@ -101,6 +102,7 @@ class Device(Presence):
         self._holds: int | None = None  # the newest version that it has whole: it is on the device's disk
         self._memory: Memory | None = None  # of its uplink, on its disk too
         self._kept = b""  # by its App, on its disk as well
+        self._own = b""  # buffers, there too
         self._training: Pending[LocalResult] | None = None
         self._outbox: tuple[Outbox, ...] = ()  # oldest first
 
@@ -270,7 +272,7 @@ class Device(Presence):
             return
         due_s = self._clock.now + train_s
         self._training = around.executor.train(
-            Job(self.index, model.vector, task, self._remembered, due_s, self._kept)
+            Job(self.index, model.vector, task, self._remembered, due_s, self._kept, self._own)
         )
         self._work.after(train_s, partial(self._trained, order, train_s))
 
@@ -284,7 +286,7 @@ class Device(Presence):
             return
         self._training = None
         result = replace(result, metrics={**result.metrics, TRAIN_S: train_s})
-        self._kept = result.kept
+        self._kept, self._own = result.kept, result.own
         examples = result.examples or self.examples
         sha256 = self._around.hasher.begin(result.payload)
         self._outbox = (*self._outbox, Outbox(order.task, order.update_id, examples, result, sha256))

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from anabranch.compress.feedback import make_uplink
+from anabranch.core.buffers import DeviceBuffers
 from anabranch.core.chains import RAW
 from anabranch.core.config import Config
-from anabranch.core.params import ParamSpec, Tensors
+from anabranch.core.params import Tensors, Vector
 from anabranch.core.rng import seed_of
 from anabranch.core.updates import Task
 from anabranch.simulation.attacks import Attack
@@ -63,8 +64,9 @@ class Problem:
         device = "cpu" if config.client.device == "auto" else config.client.device
         self.trainer = trainer_for(app, device, config.client.precision)
         if start is not None and app.any_model and isinstance(self.trainer, NumpyTrainer):
-            self.trainer.adopt(ParamSpec.of(start))
+            self.trainer.adopt(self.trainer.described(dict(start)))
         self.spec = self.trainer.spec
+        self._buffers = DeviceBuffers(self.spec, config.model.buffers)
         own = self.trainer.initial(seed_of(config.run.seed, "initial")) if start is None else start
         self.initial: dict[str, Array] = dict(own)
         self.frozen = self.spec.frozen(self.initial)
@@ -107,7 +109,7 @@ class Problem:
     def trainings(self, job: Job) -> list[Training]:
         """The training that a job is made of; those of its helpers too if the device is hostile."""
         task, submodel = job.task, smaller(job.task)
-        vector = job.vector if submodel is None else job.vector[submodel.indices]
+        vector = self._start(job)
         devices = self._attack.helpers(job.device) or [job.device]
         examples = (self._attack.examples(d, self.examples(d), self._last_label) for d in devices)
         return [Training(vector, e, task.local, task.seed, submodel) for e in examples]
@@ -115,11 +117,13 @@ class Problem:
     def finish(self, job: Job, results: Sequence[TrainResult]) -> LocalResult:
         """The update, of the results of the job's trainings. Raises `InvalidUpdate` where it has diverged."""
         task, uplink, result = job.task, make_uplink(job.task.uplink), results[0]
-        covered = cut(task, result.delta)
+        covered, own = cut(task, result.delta), job.own
         if self._attack.helpers(job.device):
             covered = self._attack.poisoned([cut(task, r.delta) for r in results])
             if not np.isfinite(covered).all():  # no codec would take it
                 uplink = make_uplink(RAW)
+        start = cut(task, self._start(job))
+        covered, own = self._buffers.told(start, covered, task.submodel, own)
         payload, memory = uplink.encode(
             covered, self.spec, task.submodel, job.memory, seed_of(task.seed, "codec"), task.base_version
         )
@@ -131,7 +135,14 @@ class Problem:
             memory,
             result.kept,
             result.examples,
+            own,
         )
+
+    def _start(self, job: Job) -> Vector:
+        """What a job's training starts from: the version, or the part of its task; its own buffers."""
+        submodel = smaller(job.task)
+        vector = job.vector if submodel is None else job.vector[submodel.indices]
+        return self._buffers.start(vector, submodel, job.own)
 
     def _train(self, job: Job, t: Training) -> TrainResult:
         self.app.version, self.app.kept = job.task.base_version, job.kept

@@ -200,6 +200,14 @@ class App:
         """
         return None
 
+    def buffers(self, model: Model) -> Iterable[str] | None:  # noqa: ARG002 - the contract's
+        """The names of the float tensors of `model` that are no parameters, such as running statistics.
+
+        None: those that torch calls so; none of a model of numpy arrays. `[model] buffers` says what
+        becomes of them.
+        """
+        return None
+
     def train(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         """Train `model` in place and return metrics. A metric `steps` is the number of local steps.
 
@@ -232,7 +240,7 @@ class _Adapted(App):
         self.name = str(getattr(target, "name", name))
         super().__init__(str(getattr(target, "data_path", "")))
         self.adapted = target
-        for method in ("model", "units", "train", "evaluate"):
+        for method in ("model", "units", "buffers", "train", "evaluate"):
             if callable(own := getattr(target, method, None)):
                 setattr(self, method, own)
         for name in ("loss", "optimizer", "metrics"):

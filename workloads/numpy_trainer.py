@@ -14,6 +14,7 @@ from anabranch.workloads.trainer import (
     TrainResult,
     check_submodel,
     check_vector,
+    declared_buffers,
     declared_units,
     result_of,
     spec_of,
@@ -51,9 +52,13 @@ class NumpyTrainer:
         """Train models of this spec from now on."""
         self._spec = spec
 
+    def described(self, tensors: dict[str, Array]) -> ParamSpec:
+        """The spec of a model of these arrays, with the units and buffers that the App names."""
+        app = self._app
+        return spec_of(app, tensors, declared_units(app, tensors) or (), declared_buffers(app, tensors) or ())
+
     def _own(self) -> ParamSpec:
-        built = self.initial(0)
-        return spec_of(self._app, built, declared_units(self._app, built) or ())
+        return self.described(self.initial(0))
 
     def initial(self, seed: int) -> dict[str, Array]:
         """The arrays of `app.model(seed)`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from anabranch.workloads.trainer import (
     Hook,
     TrainResult,
     check_submodel,
+    declared_buffers,
     declared_units,
     result_of,
     spec_of,
@@ -48,7 +50,7 @@ class TorchTrainer:
         module = self._built(0).to(self.runtime.device)
         built = self._arrays(module)
         groups, self.whole_because = self._units(module)
-        self.spec = spec_of(app, built, groups)
+        self.spec = spec_of(app, built, groups, self._buffers(module, built))
         scratch = {n: b.clone() for n, b in module.named_buffers() if n not in built}
         self._whole = Resident(module, self.spec, self.spec.frozen(built), scratch)
         self._smaller: OrderedDict[ParamSpec, Resident] = OrderedDict()
@@ -152,6 +154,14 @@ class TorchTrainer:
             except ConfigError as error:
                 return (), str(error)
         return groups, "" if groups else NO_UNITS
+
+    def _buffers(self, module: torch.nn.Module, built: Mapping[str, Array]) -> tuple[str, ...]:
+        """The names of the buffers, declared or found; those of the state dict, without counters."""
+        declared = declared_buffers(self.app, module)
+        if declared is not None:
+            return declared
+        known = {name for name, _ in module.named_buffers(remove_duplicate=False)}
+        return tuple(name for name, array in built.items() if name in known and array.dtype.kind == "f")
 
     def _built(self, seed: int) -> torch.nn.Module:
         with self.runtime.seeded(seed):

@@ -213,10 +213,20 @@ def declared_units(app: App, model: Model) -> tuple[UnitGroup, ...] | None:
     return groups
 
 
-def spec_of(app: App, tensors: Tensors, groups: tuple[UnitGroup, ...]) -> ParamSpec:
+def declared_buffers(app: App, model: Model) -> tuple[str, ...] | None:
+    """What the App's `buffers` says; None where it leaves them to be found."""
+    with own_code(app, "buffers"):
+        found = app.buffers(model)
+        if found is None:
+            return None
+        names = (found,) if isinstance(found, str) else tuple(found)
+    return tuple(str(name) for name in names)
+
+
+def spec_of(app: App, tensors: Tensors, groups: tuple[UnitGroup, ...], buffers: tuple[str, ...]) -> ParamSpec:
     """The spec of the App's model. Raises `AppError` without floats, for odd kinds or wrong units."""
     try:
-        found = ParamSpec.of(tensors, groups)
+        found = ParamSpec.of(tensors, groups, buffers)
     except (ConfigError, InvalidUpdate) as error:
         raise AppError(f"{app.name}: {error}") from error
     if found.size == 0:

@@ -23,8 +23,8 @@ Result_co = TypeVar("Result_co", covariant=True)
 class Job:
     """Local training of one task on one device, from `vector` (size,), which nobody changes.
 
-    `memory` is what the device's uplink remembers of its earlier updates, `kept` what its App does. `due_s`
-    is the virtual time at which the result will be asked for.
+    `memory` is what the device's uplink remembers of its earlier updates, `kept` what its App does, `own` the
+    bytes of its own buffers. `due_s` is the virtual time at which the result will be asked for.
     """
 
     device: int
@@ -33,6 +33,7 @@ class Job:
     memory: Memory | None
     due_s: float
     kept: bytes = b""
+    own: bytes = b""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +48,8 @@ class Evaluation:
 class LocalResult:
     """What a device has in its outbox: the encoded delta, its codec, steps taken, metrics.
 
-    `memory` is pending until the server has taken the update; `kept` is what the App keeps from now on.
+    `memory` is pending until the server has taken the update; `kept` is what the App keeps from now on, `own`
+    what the device does of its buffers.
     `examples`: how many it was trained on, where only the App knows (0: as many as the device has).
     """
 
@@ -58,6 +60,7 @@ class LocalResult:
     memory: Memory | None = None
     kept: bytes = b""
     examples: int = 0
+    own: bytes = b""
 
 
 def without_model(work: Job | Evaluation) -> Job | Evaluation:

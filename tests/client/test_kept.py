@@ -9,12 +9,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.client.kept import Kept
+from anabranch.client.kept import Keepsake, Kept
 from anabranch.client.outbox import Outbox, UpdateEntry
 
 
 class Crash(Exception):
     """The process is gone."""
+
+
+def both(kept: bytes) -> Keepsake:
+    """What an App keeps, and buffers that are known by it."""
+    return Keepsake(kept, kept[::-1])
 
 
 class Device:
@@ -26,7 +31,7 @@ class Device:
 
     def put(self, update_id: str, kept: bytes, run_id: str = "run", crash: str = "") -> None:
         """Put a result, and crash before the outbox has it, or after."""
-        with self.kept.beside(update_id, kept, run_id):
+        with self.kept.beside(update_id, both(kept), run_id):
             if crash == "before":
                 raise Crash
             self.outbox.put(UpdateEntry(update_id, f"t{update_id}", "layout", 0, 1, 1, "raw", b"1234", 1))
@@ -36,18 +41,18 @@ class Device:
 
 def test_what_is_kept_is_that_of_the_newest_result(tmp_path: Path) -> None:
     device = Device(tmp_path)
-    assert device.kept.load("run") == b""
+    assert device.kept.load("run") == Keepsake()
     device.put("a", b"one")
     device.put("b", b"two")
-    assert Device(tmp_path).kept.load("run") == b"two"
+    assert Device(tmp_path).kept.load("run") == both(b"two")
     device.outbox.remove("a")
     device.outbox.remove("b")
-    assert Device(tmp_path).kept.load("run") == b"two"
+    assert Device(tmp_path).kept.load("run") == both(b"two")
 
 
 def test_another_run_starts_with_nothing(tmp_path: Path) -> None:
     Device(tmp_path).put("a", b"one")
-    assert Device(tmp_path).kept.load("another") == b""
+    assert Device(tmp_path).kept.load("another") == Keepsake()
 
 
 def test_nothing_kept_costs_no_file(tmp_path: Path) -> None:
@@ -58,7 +63,7 @@ def test_nothing_kept_costs_no_file(tmp_path: Path) -> None:
 def test_what_was_kept_can_be_given_up(tmp_path: Path) -> None:
     Device(tmp_path).put("a", b"one")
     Device(tmp_path).put("b", b"")
-    assert Device(tmp_path).kept.load("run") == b""
+    assert Device(tmp_path).kept.load("run") == Keepsake()
 
 
 @given(st.lists(st.sampled_from(["", "before", "after"]), max_size=6))
@@ -75,5 +80,5 @@ def test_a_crash_at_any_moment_leaves_the_two_in_step(crashes: list[str]) -> Non
                 device.put(f"u{number}", kept)
             expected = expected if crash == "before" else kept
             again = Device(folder)
-            assert again.kept.load("run") == expected
+            assert again.kept.load("run") == both(expected)
             assert (f"u{number}" in again.outbox.pending()) is (crash != "before")

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crash_server import LEASE_S
 from failover import LOST, NOT_SERVING, Federation, federation, health
 from federations import first_weights
 from netlab import COMMAND
@@ -28,7 +29,11 @@ from anabranch.server.app import serve
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
 
-HANGS_S = 600.0  # on a machine at rest it is seconds; how long a takeover took is a figure of the long form
+# Under load the processes of the test need time of their own; on a machine at rest it is well under a second.
+SLACK_S = 8.0
+KILLED_S = SLACK_S  # the lock goes with the process
+SILENT_S = LEASE_S + 2.0 + SLACK_S
+CONNECT_S = 10.0  # an attempt to connect to the database is not broken off (`connect_timeout`)
 
 
 def kill(run: Federation) -> None:
@@ -36,6 +41,7 @@ def kill(run: Federation) -> None:
     leader, began = run.leader(), time.monotonic()
     leader.kill()
     run.hand_over(leader, began)
+    assert run.takeovers_s[-1] < KILLED_S
     run.restart(leader)
 
 
@@ -44,8 +50,9 @@ def pause(run: Federation) -> None:
     leader, began = run.leader(), time.monotonic()
     leader.signal(signal.SIGSTOP)
     run.hand_over(leader, began)
+    assert run.takeovers_s[-1] < SILENT_S
     leader.signal(signal.SIGCONT)
-    assert leader.ended(HANGS_S) == LOST
+    assert leader.ended(SILENT_S) == LOST
     assert "leads this run now" in leader.log_tail()
     run.restart(leader)
 
@@ -57,7 +64,7 @@ def kill_both(run: Federation) -> None:
     run.other(leader).kill()
     leader.launch()
     run.other(leader).launch()
-    deadline = time.monotonic() + HANGS_S
+    deadline = time.monotonic() + 60.0
     while sorted(str(health(s.address)) for s in run.servers) != sorted(map(str, (SERVING, NOT_SERVING))):
         assert time.monotonic() < deadline, [s.log_tail() for s in run.servers]
         time.sleep(0.05)
@@ -71,6 +78,7 @@ def drain(run: Federation) -> None:
     run.restart(leader)
 
 
+@pytest.mark.timeout(400)
 def test_the_leader_is_killed_paused_drained_and_both_are_killed(tmp_path: Path, postgresql_url: str) -> None:
     with federation(tmp_path, postgresql_url, seed=31) as run:
         for misfortune in (kill, pause, drain, kill_both, kill):
@@ -81,6 +89,7 @@ def test_the_leader_is_killed_paused_drained_and_both_are_killed(tmp_path: Path,
         assert sum(writer.resent for writer in run.writers) > 0
 
 
+@pytest.mark.timeout(300)
 def test_a_leader_that_is_cut_off_from_the_database_stops(tmp_path: Path, postgresql_url: str) -> None:
     with (
         PostgresGate(postgresql_url) as gate,
@@ -90,7 +99,8 @@ def test_a_leader_that_is_cut_off_from_the_database_stops(tmp_path: Path, postgr
         leader, began = run.servers[0], time.monotonic()
         gate.shut()
         run.hand_over(leader, began)
-        assert leader.ended(HANGS_S) == LOST
+        assert run.takeovers_s[-1] < SILENT_S
+        assert leader.ended(CONNECT_S + SILENT_S) == LOST
         assert "another server may lead by now" in leader.log_tail()
         gate.open()
         run.restart(leader)
@@ -98,6 +108,7 @@ def test_a_leader_that_is_cut_off_from_the_database_stops(tmp_path: Path, postgr
         assert run.finish() == []
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("moment", ["batch_taken", "rows_written", "committed", "answers_ready"])
 def test_a_leader_that_is_paused_within_a_commit_finishes_none_after_it(
     moment: str, tmp_path: Path, postgresql_url: str
@@ -107,7 +118,7 @@ def test_a_leader_that_is_paused_within_a_commit_finishes_none_after_it(
         run.hand_over(leader, began)
         run.await_updates(20)
         leader.signal(signal.SIGCONT)
-        assert leader.ended(HANGS_S) == LOST
+        assert leader.ended(SILENT_S) == LOST
         run.await_updates(20)
         run.restart(leader)
         assert run.finish() == []
@@ -124,10 +135,14 @@ def test_a_standby_needs_a_database_that_can_be_shared(database: str, tmp_path: 
 def test_a_second_server_on_sqlite_is_refused_at_once(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(3, np.float32)})
     settings = server_config(tmp_path / "data")
-    with Served(settings, manifest), pytest.raises(StoreLocked, match="in use by process"):
-        asyncio.run(serve(settings, manifest))
+    with Served(settings, manifest):
+        began = time.monotonic()
+        with pytest.raises(StoreLocked, match="in use by process"):
+            asyncio.run(serve(settings, manifest))
+        assert time.monotonic() - began < SLACK_S
 
 
+@pytest.mark.timeout(300)
 def test_a_device_goes_on_with_the_standby(tmp_path: Path, postgresql_url: str) -> None:
     write_manifest(tmp_path / "model", "synthetic", first_weights())
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
@@ -159,7 +174,7 @@ def test_a_device_goes_on_with_the_standby(tmp_path: Path, postgresql_url: str) 
     finally:
         for server in servers:
             server.terminate()
-            server.wait(600)
+            server.wait(60)
             server.stdout.close()
     assert verify(tmp_path / addresses[1].replace(":", "-"), postgresql_url).problems == ()
 

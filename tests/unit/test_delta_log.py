@@ -10,7 +10,7 @@ import pytest
 from broadcasting import SPEC, WIDE, Run, motion, tensors
 
 from anabranch.compress.delta_log import DeltaLog, DeltaLogState, apply, moved
-from anabranch.compress.grid import LEVEL_MAX, Grid, message_bytes_max, read_message, write_message
+from anabranch.compress.grid import LEVEL_MAX, Grid, Message, message_bytes_max, read_message, write_message
 from anabranch.compress.layout import MAIN, SMALL, Layout
 from anabranch.core.effects import Decided
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
@@ -21,6 +21,7 @@ from anabranch.core.updates import Reason, Verdict
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "delta_log.json"
 LAYOUT = Layout.of(SPEC)
+NO_FLIPS = np.empty(0, np.uint32)
 START = SPEC.flatten(tensors())
 MAIN_GROUP, SMALL_GROUP = LAYOUT.groups
 
@@ -49,9 +50,9 @@ def test_a_message_comes_back_whatever_its_form(filled: float, largest: int) -> 
     for group, exponent in zip(LAYOUT.groups, (-12, 100), strict=True):
         levels = rng.integers(-largest, largest + 1, group.size, dtype=np.int32)
         grids.append(Grid(np.where(rng.random(group.size) < filled, levels, 0).astype(np.int32), exponent))
-    data = write_message(grids, LAYOUT)
+    data = write_message(Message(grids, NO_FLIPS), LAYOUT)
     assert len(data) <= message_bytes_max(LAYOUT)
-    for found, grid in zip(read_message(data, LAYOUT), grids, strict=True):
+    for found, grid in zip(read_message(data, LAYOUT).grids, grids, strict=True):
         assert found.exponent == grid.exponent
         assert np.array_equal(found.levels, grid.levels)
 
@@ -68,7 +69,7 @@ def test_a_grid_follows_from_its_values_alone() -> None:
 @pytest.mark.parametrize(("form", "data"), list(enumerate(json.loads(GOLDEN.read_text()))))
 def test_messages_of_every_form_decode_for_ever(form: int, data: str) -> None:
     spec = ParamSpec.of({"w": np.zeros((20, 25), np.float32), "b": np.zeros(3, np.float32)})
-    main, small = read_message(bytes.fromhex(data), Layout.of(spec))
+    main, small = read_message(bytes.fromhex(data), Layout.of(spec)).grids
     i = np.arange(500)
     expected = (i * 7919 % 11 - 5) * (i % 7 == 0) * (1 + 299 * (i % 5 == 0))
     assert bytes.fromhex(data)[0] == form
@@ -83,21 +84,21 @@ def test_a_level_that_float32_has_not_is_refused(levels: int, filled: int) -> No
     grids = [Grid(np.zeros(group.size, np.int32), 0) for group in LAYOUT.groups]
     grids[0].levels[:filled] = levels
     with pytest.raises(InvalidUpdate, match="level"):
-        read_message(write_message(grids, LAYOUT), LAYOUT)
+        read_message(write_message(Message(grids, NO_FLIPS), LAYOUT), LAYOUT)
 
 
 @pytest.mark.parametrize("exponent", [-101, 101, 2**31 - 1])
 def test_an_exponent_out_of_range_is_refused(exponent: int) -> None:
     grids = [Grid(np.ones(group.size, np.int32), exponent) for group in LAYOUT.groups]
     with pytest.raises(InvalidUpdate, match="exponent"):
-        read_message(write_message(grids, LAYOUT), LAYOUT)
+        read_message(write_message(Message(grids, NO_FLIPS), LAYOUT), LAYOUT)
 
 
 def test_a_message_that_leads_out_of_float32_is_refused() -> None:
     grids = [Grid(np.full(group.size, LEVEL_MAX, np.int32), 100) for group in LAYOUT.groups]
     held = np.full(SPEC.size, 3.4e38, np.float32)
     with pytest.raises(InvalidUpdate, match="finite"):
-        apply(held, write_message(grids, LAYOUT), LAYOUT)
+        apply(held, write_message(Message(grids, NO_FLIPS), LAYOUT), LAYOUT)
     assert float(held.max()) == float(held.min()) == np.float32(3.4e38)
 
 
@@ -240,7 +241,7 @@ def test_small_tensors_have_the_finer_unit() -> None:
     assert (MAIN_GROUP.name, SMALL_GROUP.name) == (MAIN, SMALL)
     log = DeltaLog(SPEC)
     states, _ = history(log, motion(5))
-    main, small = read_message(states[-1].entries[-1].data, LAYOUT)
+    main, small = read_message(states[-1].entries[-1].data, LAYOUT).grids
     assert main.exponent - small.exponent in (2, 3, 4)
 
 
@@ -326,9 +327,9 @@ def test_senseless_settings_are_refused(step: float, versions: int) -> None:
 
 def test_back_and_forth_is_where_it_was() -> None:
     states, _ = history(DeltaLog(SPEC), motion(2))
-    grids = read_message(states[-1].entries[-1].data, LAYOUT)
-    there = moved(states[1].replica, grids, LAYOUT)
-    assert bits(moved(there, grids, LAYOUT, back=True)) == bits(states[1].replica)
+    message = read_message(states[-1].entries[-1].data, LAYOUT)
+    there = moved(states[1].replica, message, LAYOUT)
+    assert bits(moved(there, message, LAYOUT, back=True)) == bits(states[1].replica)
 
 
 # --- in the engine ---------------------------------------------------------------------------

@@ -86,7 +86,7 @@ def run_name(app: str) -> str:
 def shown(config: Config) -> list[tuple[str, Any, str]]:
     """Every value with its source, passwords masked: (table.key, value, source)."""
     rows = []
-    for table, keys in config.to_json().items():
+    for table, keys in config.to_json(every_table=True).items():
         for key, value in keys.items():
             path = f"{table}.{key}"
             rows.append((path, value, config.sources.get(path, "default")))
