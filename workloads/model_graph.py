@@ -13,6 +13,7 @@ import inspect
 import operator
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -31,12 +32,55 @@ def find_units(module: nn.Module) -> tuple[UnitGroup, ...]:
     """The groups of units of a module in training, in the order of its graph; it stays as it is.
 
     Empty where every layer must stay whole. Raises `AppError`, naming the place, when torch.fx cannot
-    trace the module, for instance because it branches on values.
+    trace the module, for instance because it branches on values, and whenever there is a doubt.
     """
-    traced = copy.deepcopy(module).train()  # tracing runs `forward`, which may change buffers
+    traced = copied(module).train()  # tracing runs `forward`, which may change buffers
     walk = _Walk(traced, _trace(traced))
     walk.run()
     return walk.groups()
+
+
+def copied(module: nn.Module) -> nn.Module:
+    """A copy. Raises `AppError` where it would not be what the module is.
+
+    Weights that are computed anew at each call cannot be copied; tensors that share memory without being one
+    tensor would go different ways.
+    """
+    for path, part in module.named_modules():
+        named = path or type(part).__name__
+        for hook in part._forward_pre_hooks.values():
+            if type(hook).__module__.startswith("torch.nn.utils"):
+                raise AppError(
+                    f"module {named!r} has weights that {type(hook).__name__} computes anew at each call: "
+                    "torch.nn.utils.parametrizations has norms that can be copied"
+                )
+    if shared := _overlapping(module):
+        raise AppError(
+            f"tensors {shared[0]!r} and {shared[1]!r} share memory without being one tensor: "
+            "tie them by giving both names to one Parameter"
+        )
+    try:
+        return copy.deepcopy(module)
+    except Exception as error:
+        raise AppError(f"the model cannot be copied: {type(error).__name__}: {error}") from error
+
+
+def _overlapping(module: nn.Module) -> tuple[str, str] | None:
+    """The names of two tensors, not the same object, of which one's memory reaches into the other's."""
+    spans: dict[int, tuple[int, int, str]] = {}
+    for path, part in module.named_modules():
+        for name, tensor in (*part._parameters.items(), *part._buffers.items(), *vars(part).items()):
+            if isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.numel():
+                steps = zip(tensor.stride(), tensor.shape, strict=True)
+                last = sum(stride * (size - 1) for stride, size in steps)
+                begin = tensor.data_ptr()
+                end = begin + (last + 1) * tensor.element_size()
+                spans.setdefault(id(tensor), (begin, end, f"{path}.{name}" if path else name))
+    ordered = sorted(spans.values())
+    for (_, end, name), (begin, _, other) in pairwise(ordered):
+        if begin < end:
+            return name, other
+    return None
 
 
 class _Tracer(fx.Tracer):

@@ -143,16 +143,18 @@ class TorchTrainer:
 
     def _units(self, module: torch.nn.Module) -> tuple[tuple[UnitGroup, ...], str]:
         """The groups of units, declared or found; without any, why."""
-        from anabranch.workloads.model_graph import find_units
+        from anabranch.workloads.model_graph import copied, find_units
 
         groups = declared_units(self.app, module)
-        if groups is None:
-            try:
+        try:
+            if groups:
+                copied(module)  # as every smaller module is
+            elif groups is None:
                 with self.runtime.seeded(0):
                     groups = find_units(module)
                 check_groups(groups, {name: tuple(t.shape) for name, t in module.state_dict().items()})
-            except ConfigError as error:
-                return (), str(error)
+        except ConfigError as error:
+            return (), str(error)
         return groups, "" if groups else NO_UNITS
 
     def _buffers(self, module: torch.nn.Module, built: Mapping[str, Array]) -> tuple[str, ...]:

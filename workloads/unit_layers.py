@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import nn
 
+from anabranch.core.errors import AppError
 from anabranch.workloads.unit_attention import multi_head, transformer
 from anabranch.workloads.unit_values import Call, Many, Slot, Value, lock
 
@@ -84,8 +85,13 @@ def _channelwise(lengths: str, rank: int | None = None) -> Rule:
         length, found = getattr(call.module, lengths), x.rank or rank
         if found is None and set(x.slots) - {-1}:
             return None
-        # The rank is unknown behind linear layers alone, which make (count, channels).
         axis = -1 if found is None else 1 - found
+        if found is None and axis in x.slots and x.slots[axis].of_length(length) is not None:
+            raise AppError(
+                f"{type(call.module).__name__} {call.path!r} is over the {length} units before it, or over a "
+                f"sequence of {length}: the model does not say. Begin it with nn.Flatten() where examples "
+                "have one axis, or write units(self, model) in the App"
+            )
         if (slot := x.slots.get(axis)) is None:
             return Value(x.slots, found, x.raw, x.batched)
         known = slot.of_length(length)

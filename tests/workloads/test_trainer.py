@@ -303,7 +303,7 @@ class Widened(torch.nn.Module):
         self.hidden, self.back, self.counting = torch.nn.Linear(6, 10), torch.nn.Linear(10, 6), Counting()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        scores: torch.Tensor = self.counting(self.back(torch.relu(self.hidden(x))))
+        scores: torch.Tensor = self.counting(self.back(torch.relu(self.hidden(x.flatten(1)))))
         return scores
 
 

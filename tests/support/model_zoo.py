@@ -1,0 +1,277 @@
+"""Models as people write them: whatever may stand between two layers, odd weights and all."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.nn.utils import parametrizations, prune
+
+Tensor = torch.Tensor
+Made = tuple[nn.Module, Tensor]
+
+
+class Body(nn.Module):
+    """Layers by name, and a function of them and the input."""
+
+    def __init__(self, body: Callable[[Any, Tensor], Tensor], **layers: nn.Module) -> None:
+        super().__init__()
+        self.body = body
+        for name, layer in layers.items():
+            self.add_module(name, layer)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(self, x)
+
+
+def rows() -> Tensor:
+    return torch.randn(5, 6)
+
+
+def series() -> Tensor:
+    """8 steps of 6 values: as many steps as there are units."""
+    return torch.randn(5, 8, 6)
+
+
+def between(*layers: nn.Module, width: int = 8) -> nn.Module:
+    """Two linear layers, and others between them."""
+    return nn.Sequential(nn.Linear(6, 8), *layers, nn.Linear(width, 3))
+
+
+def conv(axes: int, *layers: nn.Module, width: int = 8) -> nn.Module:
+    """A stem, a convolution of 8 channels, and what comes behind it."""
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[axes - 1]
+    return nn.Sequential(kind(2, 4, 3), kind(4, 8, 1), *layers, nn.Flatten(), nn.LazyLinear(3))
+
+
+def grid(axes: int) -> Tensor:
+    return torch.randn(5, 2, *[6] * axes)
+
+
+def weighted(norm: Callable[[nn.Module], Any]) -> nn.Module:
+    """A model one of whose layers has computed weights."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the old ones say that they are old
+        layer = nn.Linear(8, 8)
+        norm(layer)
+    return between(nn.ReLU(), layer, nn.ReLU())
+
+
+def shared(by_memory: bool) -> nn.Module:
+    """Two layers of one weight."""
+    one, two = nn.Linear(8, 8), nn.Linear(8, 8)
+    two.weight = nn.Parameter(one.weight.data) if by_memory else one.weight
+    return between(nn.ReLU(), one, nn.ReLU(), two, nn.ReLU())
+
+
+def autoencoder(body: Callable[[Any, Tensor], Tensor]) -> nn.Module:
+    return Body(body, one=nn.Linear(6, 8), two=nn.Linear(8, 6))
+
+
+def frozen() -> nn.Module:
+    model = between(nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
+    model[0].weight.requires_grad_(False)
+    return model
+
+
+def pair(body: Callable[[Any, Tensor], Tensor], width: int = 8) -> nn.Module:
+    """Two layers that make 8 units each of the input, and one that takes what the body makes of them."""
+    return Body(body, a=nn.Linear(6, 8), b=nn.Linear(6, 8), out=nn.Linear(width, 3))
+
+
+def steps(layer: nn.Module, width: int = 8) -> nn.Module:
+    """A layer over series, of which the last step is classified."""
+    return Body(lambda self, x: self.out(self.layer(x)[0][:, -1]), layer=layer, out=nn.Linear(width, 3))
+
+
+class Scaled(nn.Module):
+    """A parameter and a buffer of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.ones(8))
+        self.shift: Tensor
+        self.register_buffer("shift", torch.ones(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.two(self.one(x) * self.scale + self.shift)
+        return scores
+
+
+class Branching(nn.Module):
+    """What it does depends on values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.one(x)
+        scores: Tensor = self.two(hidden if hidden.sum() > 0 else -hidden)
+        return scores
+
+
+class Blocks(nn.Module):
+    """A list of layers, in a loop, with residuals."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 7), nn.GELU(), nn.Linear(7, 8)) for _ in "ab")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        scores: Tensor = self.last(x)
+        return scores
+
+
+def bag() -> Tensor:
+    return torch.randint(0, 9, (5, 4))
+
+
+def tied_language_model() -> nn.Module:
+    model = Body(
+        lambda self, x: self.out(functional.relu(self.hidden(self.embed(x)))),
+        embed=nn.Embedding(9, 8),
+        hidden=nn.Linear(8, 8),
+        out=nn.Linear(8, 9, bias=False),
+    )
+    model.get_submodule("out").weight = model.get_submodule("embed").weight
+    return model
+
+
+F = functional
+ZOO: dict[str, Callable[[], Made]] = {
+    "mlp": lambda: (between(nn.ReLU(), nn.Linear(8, 7), nn.Tanh(), width=7), rows()),
+    "dropout": lambda: (between(nn.Dropout(0.5), nn.AlphaDropout(0.1), nn.ReLU()), rows()),
+    "activations": lambda: (between(nn.SiLU(), nn.Softplus(), nn.Mish(), nn.Hardtanh()), rows()),
+    "prelu": lambda: (between(nn.PReLU()), rows()),
+    "prelu of channels": lambda: (nn.Sequential(nn.Flatten(), *between(nn.PReLU(8))), rows()),
+    "prelu of steps": lambda: (between(nn.PReLU(8)), series()),
+    "softmax": lambda: (between(nn.Softmax(-1)), rows()),
+    "glu": lambda: (between(nn.GLU(), width=4), rows()),
+    "threshold": lambda: (between(nn.Threshold(0.1, 0.0)), rows()),
+    "channel shuffle": lambda: (conv(2, nn.ChannelShuffle(2)), grid(2)),
+    "pixel shuffle": lambda: (conv(2, nn.PixelShuffle(2)), grid(2)),
+    "pixel unshuffle": lambda: (conv(2, nn.PixelUnshuffle(2)), grid(2)),
+    "unflatten": lambda: (between(nn.Unflatten(1, (2, 4)), nn.Flatten()), rows()),
+    "fold": lambda: (conv(2, nn.Unfold(2)), grid(2)),
+    "upsample": lambda: (conv(2, nn.Upsample(scale_factor=2)), grid(2)),
+    **{f"conv{n}d": (lambda n=n: (conv(n, nn.ReLU()), grid(n))) for n in (1, 2, 3)},
+    "transposed 1d": lambda: (conv(1, nn.ConvTranspose1d(8, 5, 2), nn.ReLU()), grid(1)),
+    "transposed 2d": lambda: (conv(2, nn.ConvTranspose2d(8, 5, 2), nn.ReLU()), grid(2)),
+    "transposed 3d": lambda: (conv(3, nn.ConvTranspose3d(8, 5, 2), nn.ReLU()), grid(3)),
+    "transposed, grouped": lambda: (conv(2, nn.ConvTranspose2d(8, 4, 2, groups=2)), grid(2)),
+    "grouped": lambda: (conv(2, nn.Conv2d(8, 6, 1, groups=2), nn.ReLU()), grid(2)),
+    "depthwise": lambda: (conv(2, nn.Conv2d(8, 8, 3, groups=8), nn.ReLU()), grid(2)),
+    "depthwise, twice as many": lambda: (conv(2, nn.Conv2d(8, 16, 1, groups=8)), grid(2)),
+    "pools": lambda: (conv(2, nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1)), grid(2)),
+    "pool over channels": lambda: (conv(1, nn.Flatten(), nn.Unflatten(1, (1, 32)), nn.MaxPool1d(2)), grid(1)),
+    "power pool": lambda: (conv(2, nn.LPPool2d(2, 2)), grid(2)),
+    "padding": lambda: (conv(2, nn.ReflectionPad2d(1), nn.ZeroPad2d(1)), grid(2)),
+    "batch norm 1d": lambda: (conv(1, nn.BatchNorm1d(8), nn.ReLU()), grid(1)),
+    "batch norm 2d": lambda: (conv(2, nn.BatchNorm2d(8), nn.ReLU()), grid(2)),
+    "batch norm 3d": lambda: (conv(3, nn.BatchNorm3d(8, affine=False), nn.ReLU()), grid(3)),
+    "batch norm of rows": lambda: (nn.Sequential(nn.Flatten(), *between(nn.BatchNorm1d(8))), rows()),
+    "batch norm of rows or steps": lambda: (between(nn.BatchNorm1d(8), nn.ReLU()), rows()),
+    "batch norm of steps": lambda: (between(nn.BatchNorm1d(8), nn.ReLU()), series()),
+    "group norm of channels": lambda: (conv(2, nn.GroupNorm(8, 8)), grid(2)),
+    "group norm": lambda: (conv(2, nn.GroupNorm(4, 8)), grid(2)),
+    "group norm of steps": lambda: (between(nn.GroupNorm(8, 8)), series()),
+    "instance norm": lambda: (conv(2, nn.InstanceNorm2d(8, affine=True)), grid(2)),
+    "instance norm, bare": lambda: (conv(1, nn.InstanceNorm1d(8)), grid(1)),
+    "response norm": lambda: (conv(2, nn.LocalResponseNorm(3)), grid(2)),
+    "rnn": lambda: (steps(nn.RNN(6, 8, batch_first=True)), series()),
+    "gru": lambda: (steps(nn.GRU(6, 8, 2, batch_first=True)), series()),
+    "lstm": lambda: (steps(nn.LSTM(6, 8, batch_first=True)), series()),
+    "lstm, both ways": lambda: (steps(nn.LSTM(6, 8, batch_first=True, bidirectional=True), 16), series()),
+    "lstm, projected": lambda: (steps(nn.LSTM(6, 8, batch_first=True, proj_size=4), 4), series()),
+    "lstm cell": lambda: (
+        Body(lambda s, x: s.out(s.cell(x)[0]), cell=nn.LSTMCell(6, 8), out=nn.Linear(8, 3)),
+        rows(),
+    ),
+    "attention": lambda: (
+        Body(
+            lambda s, x: s.out(s.layer(x, x, x)[0][:, -1]),
+            layer=nn.MultiheadAttention(6, 2, batch_first=True),
+            out=nn.Linear(6, 3),
+        ),
+        series(),
+    ),
+    "attention by hand": lambda: (
+        pair(lambda s, x: s.out(F.softmax(s.a(x) @ s.b(x).transpose(1, 2), -1) @ s.a(x)).mean(1)),
+        series(),
+    ),
+    "scaled dot product": lambda: (
+        pair(lambda s, x: s.out(F.scaled_dot_product_attention(s.a(x), s.b(x), s.b(x))).mean(1)),
+        series(),
+    ),
+    "encoder layer": lambda: (
+        nn.Sequential(nn.TransformerEncoderLayer(6, 2, 8, 0.0, batch_first=True), nn.Linear(6, 3)),
+        series(),
+    ),
+    "embedding": lambda: (
+        Body(
+            lambda s, x: s.out(s.hidden(s.embed(x)).mean(1)),
+            embed=nn.Embedding(9, 8),
+            hidden=nn.Linear(8, 7),
+            out=nn.Linear(7, 3),
+        ),
+        bag(),
+    ),
+    "embedding bag": lambda: (nn.Sequential(nn.EmbeddingBag(9, 6), *between(nn.ReLU())), bag()),
+    "embedding, tied": lambda: (tied_language_model(), bag()),
+    "tied": lambda: (shared(by_memory=False), rows()),
+    "tied by memory": lambda: (shared(by_memory=True), rows()),
+    "transposed weight": lambda: (
+        autoencoder(lambda s, x: F.linear(s.one(x).relu(), s.one.weight.t()) + s.two(s.one(x))),
+        rows(),
+    ),
+    "weight norm, old": lambda: (weighted(nn.utils.weight_norm), rows()),
+    "spectral norm, old": lambda: (weighted(nn.utils.spectral_norm), rows()),
+    "weight norm": lambda: (weighted(parametrizations.weight_norm), rows()),
+    "weight norm beside it": lambda: (
+        nn.Sequential(nn.Linear(6, 6), parametrizations.weight_norm(nn.Linear(6, 6)), *between(nn.ReLU())),
+        rows(),
+    ),
+    "spectral norm": lambda: (weighted(parametrizations.spectral_norm), rows()),
+    "orthogonal": lambda: (weighted(parametrizations.orthogonal), rows()),
+    "pruned": lambda: (weighted(lambda m: prune.l1_unstructured(m, "weight", 0.5)), rows()),
+    "pruned structure": lambda: (weighted(lambda m: prune.ln_structured(m, "weight", 0.5, 2, 0)), rows()),
+    "residual blocks": lambda: (Blocks(), rows()),
+    "sum of two": lambda: (pair(lambda s, x: s.out(s.a(x) + s.b(x))), rows()),
+    "product of two": lambda: (pair(lambda s, x: s.out(s.a(x) * torch.sigmoid(s.b(x)))), rows()),
+    "concatenation": lambda: (pair(lambda s, x: s.out(torch.cat([s.a(x), s.b(x)], -1)), 16), rows()),
+    "stack": lambda: (pair(lambda s, x: s.out(torch.stack([s.a(x), s.b(x)], 1).mean(1))), rows()),
+    "split": lambda: (pair(lambda s, x: s.out(torch.cat(s.a(x).split(4, -1)[::-1], -1)), 8), rows()),
+    "chunk": lambda: (pair(lambda s, x: s.out(s.a(x).chunk(2, -1)[0]), 4), rows()),
+    "slice of units": lambda: (pair(lambda s, x: s.out(s.a(x)[:, :4]), 4), rows()),
+    "flip and roll": lambda: (pair(lambda s, x: s.out(s.a(x).flip(-1).roll(1, -1))), rows()),
+    "sort": lambda: (pair(lambda s, x: s.out(s.a(x).sort(-1)[0])), rows()),
+    "mean over units": lambda: (pair(lambda s, x: s.out(s.a(x) - s.a(x).mean(-1, keepdim=True))), rows()),
+    "bilinear": lambda: (
+        Body(lambda s, x: s.two(s.one(x), x), one=nn.Linear(6, 8), two=nn.Bilinear(8, 6, 3)),
+        rows(),
+    ),
+    "einsum": lambda: (pair(lambda s, x: s.out(torch.einsum("bi,bj->bi", s.a(x), s.b(x)))), rows()),
+    "functional linear": lambda: (
+        pair(lambda s, x: F.linear(s.a(x).relu(), s.out.weight, s.out.bias)),
+        rows(),
+    ),
+    "view": lambda: (pair(lambda s, x: s.out(s.a(x).view(-1, 2, 4).reshape(-1, 8))), rows()),
+    "permute": lambda: (pair(lambda s, x: s.out(s.a(x).permute(1, 0, 2).transpose(0, 1)[:, -1])), series()),
+    "transposed steps": lambda: (pair(lambda s, x: s.out(s.a(x).transpose(1, 2)).mean(1)), series()),
+    "own tensors": lambda: (Scaled(), rows()),
+    "frozen": lambda: (frozen(), rows()),
+    "lazy": lambda: (nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.LazyLinear(3)), rows()),
+    "branching": lambda: (Branching(), rows()),
+    "hidden twice": lambda: (pair(lambda s, x: s.out(s.a(x)) + s.out(s.b(x))), rows()),
+    "two readers": lambda: (pair(lambda s, x: s.out(s.a(x).relu()) - s.out(s.a(x).tanh())), rows()),
+}

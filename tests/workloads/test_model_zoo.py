@@ -1,0 +1,127 @@
+"""A sub-model computes, and learns, what the whole model does with the left-out units at 0; or there is none.
+
+The oracle knows nothing of graphs: all that is a left-out unit's becomes 0 in the whole model, and outputs
+and gradients are to be those of the smaller module.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from model_zoo import ZOO
+from torch import nn
+
+from anabranch.core.errors import AppError
+from anabranch.core.params import ParamSpec
+from anabranch.core.submodels import UnitMap, unit_map
+from anabranch.workloads.model_graph import find_units
+from anabranch.workloads.submodule import smaller
+
+# What has units to leave out. All others are trained whole.
+CUT = {
+    *(
+        "mlp",
+        "activations",
+        "dropout",
+        "prelu",
+        "prelu of channels",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "depthwise",
+    ),
+    *(
+        "transposed 1d",
+        "transposed 2d",
+        "transposed 3d",
+        "pools",
+        "padding",
+        "residual blocks",
+        "frozen",
+        "lazy",
+    ),
+    *("batch norm 1d", "batch norm 2d", "batch norm 3d", "batch norm of rows", "instance norm"),
+    *("group norm", "group norm of channels", "rnn", "gru", "lstm", "lstm, both ways"),
+    *("attention", "encoder layer", "embedding bag", "weight norm beside it"),
+}
+DOUBTS = {
+    "prelu of steps": "is over the 8 units before it, or over a sequence of 8",
+    "batch norm of steps": "is over the 8 units before it, or over a sequence of 8",
+    "batch norm of rows or steps": "is over the 8 units before it, or over a sequence of 8",
+    "group norm of steps": "is over the 8 units before it, or over a sequence of 8",
+    "weight norm, old": "has weights that WeightNorm computes anew",
+    "spectral norm, old": "has weights that SpectralNorm computes anew",
+    "pruned": "has weights that L1Unstructured computes anew",
+    "pruned structure": "has weights that LnStructured computes anew",
+    "tied by memory": "tensors '2.weight' and '4.weight' share memory",
+    "branching": "torch.fx cannot trace the model",
+}
+
+
+def made(name: str) -> tuple[nn.Module, torch.Tensor]:
+    """The model, which has seen a batch, and what it is called with."""
+    torch.manual_seed(3)
+    model, x = ZOO[name]()
+    model.train()(x)
+    with torch.no_grad():
+        for tensor in model.parameters():
+            tensor.copy_(torch.randn_like(tensor) * 0.5)
+    return model, x
+
+
+def specified(model: nn.Module) -> ParamSpec:
+    """The model's layout, with the units that were found."""
+    return ParamSpec.of({n: t.detach().numpy() for n, t in model.state_dict().items()}, find_units(model))
+
+
+def half(spec: ParamSpec) -> UnitMap:
+    draw = np.random.default_rng(4)
+    return unit_map(
+        spec, [sorted(draw.permutation(g.size)[: (g.size + 1) // 2].tolist()) for g in spec.groups]
+    )
+
+
+def gradients(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Outputs in evaluation, where norms are constants, and the gradients of a loss of them."""
+    output = model.eval()(x)
+    model.zero_grad()
+    output.sin().sum().backward()
+    return output.detach(), {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+
+def vector(spec: ParamSpec, tensors: dict[str, torch.Tensor]) -> np.ndarray:
+    zeros = {t.name: np.zeros(t.shape, t.dtype) for t in spec.tensors}
+    return spec.flatten(zeros | {n: t.detach().numpy() for n, t in tensors.items()})
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")  # torch tells of its speed
+@pytest.mark.parametrize("name", ZOO)
+def test_a_sub_model_is_right_or_there_is_none(name: str) -> None:
+    model, x = made(name)
+    if name in DOUBTS:
+        with pytest.raises(AppError, match=DOUBTS[name]):
+            find_units(model)
+        return
+    spec = specified(model)
+    assert bool(spec.groups) == (name in CUT), spec.groups
+    if not spec.groups:
+        return
+    chosen = half(spec)
+    small, start = smaller(model, chosen), vector(spec, dict(model.state_dict()))
+    parts = chosen.small.unflatten(start[chosen.indices])
+    small.load_state_dict({n: torch.from_numpy(a.copy()) for n, a in parts.items()}, strict=False)
+    # Everything that is only a left-out unit's becomes 0 in the whole model.
+    masked = np.zeros_like(start)
+    masked[chosen.indices] = start[chosen.indices]
+    whole = {n: torch.from_numpy(np.array(a)) for n, a in spec.unflatten(masked).items()}
+    # But for variances, by which a unit that is 0 in any case is divided.
+    whole |= {n: t for n, t in model.state_dict().items() if n.endswith("running_var")}
+    model.load_state_dict(whole, strict=False)
+    expected, wanted = gradients(model, x)
+    found, got = gradients(small, x)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert set(got) == set(wanted)
+    np.testing.assert_allclose(
+        vector(chosen.small, got), vector(spec, wanted)[chosen.indices], rtol=1e-3, atol=1e-5
+    )
