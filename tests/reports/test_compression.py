@@ -155,8 +155,18 @@ def test_a_comparison_has_both_directions_and_a_logarithmic_axis_where_traffic_d
         assert row.downlink_to_target is not None
         assert row.uplink_to_target.mean == first.uplink_bytes
         assert row.downlink_to_target.mean == first.downlink_bytes
-    ticks = r'class="tick mid"[^>]*>(\d+)</text>'
-    page = compare_html([plain, small])
-    assert re.findall(ticks, page.split("Accuracy over traffic")[1]) == ["1", "10"]
-    alike = compare_html([plain, replace(plain, seed=1)]).split("Accuracy over traffic")[1]
-    assert "0" in re.findall(ticks, alike)
+    way, drawing = shown(compare_html([plain, small]))
+    assert (way, re.findall(TICKS, drawing)) == ("logarithmic", ["1", "10"])
+    way, drawing = shown(compare_html([plain, replace(plain, seed=1, strategy="fedavg")]))
+    assert way == "linear"
+    assert "0" in re.findall(TICKS, drawing)
+
+
+TICKS = r'class="tick mid x"[^>]*>(\d+)</text>'
+
+
+def shown(page: str) -> tuple[str, str]:
+    """The drawing of the traffic that is shown at first, and its name."""
+    figure = page.split("Accuracy over traffic")[1].split("</figure>")[0]
+    [(way, drawing)] = re.findall(r'<div data-way="(\w+)">(.*?)</div>', figure, re.DOTALL)
+    return way, drawing
