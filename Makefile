@@ -14,7 +14,7 @@ PYTEST_PROCESSES ?= 2
 BENCH_ARGS  ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove bench docker-test protos wheel-test clean
+.PHONY: help setup test lint format demo prove bench docker-test journeys protos wheel-test clean
 
 help:  ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ bench: setup  ## the benchmarks, as ratios against a bare stream and a copy in m
 
 docker-test: setup  ## build the images and run them for real
 	VENV="$(VENV)" docker/test.sh
+
+journeys: setup  ## every page typed, in blank environments with the wheel, and its figures
+	TORCH="$(TORCH)" $(BIN)/pytest -m journeys -v tests/journeys $(PYTEST_ARGS)
 
 protos: setup  ## generate the protobuf code again
 	$(BIN)/python scripts/generate_protos.py

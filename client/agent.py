@@ -22,9 +22,10 @@ from anabranch.client.kept import Kept
 from anabranch.client.lease import LeaseKeeper, OnEvent
 from anabranch.client.memory import Memories
 from anabranch.client.messages import Enrolment
+from anabranch.client.neighbours import Neighbours
 from anabranch.client.outbox import Outbox, OutboxBounds
 from anabranch.client.shadow import Order, SyncThread
-from anabranch.client.state import fresh_seed, locked
+from anabranch.client.state import KEPT, MEMORY, OUTBOX, fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
 from anabranch.client.timers import Reach, Timers
@@ -62,6 +63,7 @@ class Agent:
     emulates a device that needs so long for a local step: after a training the agent rests until it
     has taken that long (0: no rest). A device that is slower by itself is not made faster.
     `seed` is for tests: ids come of it. `bell` has the clock and the sleep. `outbox`: what it holds at most.
+    `threads`, `neighbours`: see `LocalTrainer`.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Agent:
         tasks_max: int = 0,
         step_time_s: float = 0.0,
         threads: int = 0,
+        neighbours: Neighbours | None = None,
         seed: int | None = None,
         on_event: OnEvent | None = None,
         bell: Bell | None = None,
@@ -89,7 +92,7 @@ class Agent:
         self._seed = fresh_seed() if seed is None else seed
         self._on_event = on_event
         self._bell = bell or Bell(time.monotonic)
-        self._local = LocalTrainer(app, settings, threads, client_id)
+        self._local = LocalTrainer(app, settings, threads, client_id, neighbours)
         self._limits = SessionSettings(settings.retry_base_s, settings.retry_cap_s, tasks_max)
         self._session = Session(client_id, self._seed, self._limits)
         self._lock = threading.Lock()  # of the session
@@ -142,15 +145,15 @@ class Agent:
         return self.summary
 
     def _run(self) -> None:
-        self._outbox = Outbox(self._state_dir / "outbox", self._bounds)
+        self._outbox = Outbox(self._state_dir / OUTBOX, self._bounds)
         pending = self._outbox.pending()
-        self._memories = Memories(self._state_dir / "memory", pending)
+        self._memories = Memories(self._state_dir / MEMORY, pending)
         self._work = Work(
             self._local,
             self._models,
             self._outbox,
             self._memories,
-            Kept(self._state_dir / "kept", pending),
+            Kept(self._state_dir / KEPT, pending),
             self._lease,
             self._bell,
             self.summary,

@@ -36,6 +36,7 @@ PROBE_S = 2.0
 CONNECT_S = 2.0  # how long an attempt to connect may take: a lost packet of it goes again after a second
 HEALTH_METHOD = "/grpc.health.v1.Health/Check"
 SERVING = b"\x08\x01"  # HealthCheckResponse{status: SERVING}
+NO_CONNECTION = "failed to connect to all addresses"
 ERROR_KEY = "anabranch-error"  # trailing metadata: the class of core/errors.py
 RETRY_KEY = "retry-after-s"  # trailing metadata: "earliest,latest"
 
@@ -126,16 +127,23 @@ def error_of(error: grpc.RpcError, address: str) -> AnabranchError:
     call: Any = error  # every error of a call is the call as well
     code = call.code()
     status = "UNKNOWN" if code is None else code.name
-    text = call.details() or status
+    text = _in_short(call.details() or status)
     metadata = {k: str(v) for k, v in call.trailing_metadata() or ()}
     name = metadata.get(ERROR_KEY, "")
     cls = _BY_NAME.get(name) or _BY_STATUS.get(status, ProtocolError)
     if not name:
-        text = f"{address}: {status}: {text}"
+        text = f"{address}: {text}" if text.startswith("nobody answers") else f"{address}: {status}: {text}"
     found = cls(text)
     if (window := _window(metadata.get(RETRY_KEY, ""))) is not None:
         found.retry_after_s = window
     return found
+
+
+def _in_short(details: str) -> str:
+    """What gRPC says of a call; of attempts to connect, to one address after the other, the last reason."""
+    if not details.startswith(NO_CONNECTION):
+        return details
+    return f"nobody answers ({details.rpartition(': ')[2]})"
 
 
 @contextmanager

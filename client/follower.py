@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from anabranch.client.history import HistoryRestored
 from anabranch.client.kept import Keepsake
 from anabranch.client.messages import FetchedModel
+from anabranch.client.neighbours import Neighbours
 from anabranch.client.state import fresh_seed
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.trainer import LocalTrainer, finite
@@ -41,8 +43,8 @@ class Follower:
 
     It ends after the last version of a finished run, after the first with `once`, or at SIGTERM and
     SIGINT. `every` > 1 measures only every so many versions, and the last. `poll_s`: how often to ask.
-    `on_failure` hears of errors that pass; a report that fails is one of them. `kept`: of a device, for
-    its own buffers.
+    `on_failure` hears of errors that pass; a report that fails is one of them. `on_answer` hears that the
+    server is there. `kept`: of a device, for its own buffers.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class Follower:
         every: int = 1,
         poll_s: float = 0.5,
         threads: int = 0,
+        neighbours: Neighbours | None = None,
         on_failure: Callable[[AnabranchError], None] | None = None,
+        on_answer: Callable[[], None] | None = None,
         bell: Bell | None = None,
         kept: Keepsake | None = None,
     ) -> None:
@@ -65,9 +69,10 @@ class Follower:
         self._transport, self._sink, self._once = transport, sink, once
         self._every, self._poll_s = every, poll_s
         self._on_failure = on_failure or (lambda _: None)
+        self._on_answer = on_answer or (lambda: None)
         self._bell = bell or Bell(time.monotonic)
         self._seed = fresh_seed()
-        self._local = LocalTrainer(app, self._settings, threads)
+        self._local = LocalTrainer(app, self._settings, threads, neighbours=neighbours)
         self._local.kept = kept or Keepsake()
         self._examples = data_of(app, shard)
 
@@ -107,9 +112,15 @@ class Follower:
         return model
 
     def _fetch(self, newer_than: int | None) -> FetchedModel:
-        return self._persist(
-            lambda: self._transport.fetch(self._local.spec.layout_hash, newer_than=newer_than, exact=True)
-        )
+        try:
+            model = self._persist(
+                lambda: self._transport.fetch(self._local.spec.layout_hash, newer_than=newer_than, exact=True)
+            )
+        except HistoryRestored as restored:  # it keeps nothing of the versions before
+            self._on_failure(restored)
+            return self._fetch(None)
+        self._on_answer()
+        return model
 
     def _persist(self, call: Callable[[], FetchedModel]) -> FetchedModel:
         base_s, cap_s = self._settings.retry_base_s, self._settings.retry_cap_s

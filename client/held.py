@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anabranch.client.lease import OnEvent
-from anabranch.client.records import SUFFIX, Record, read_record, write_record
+from anabranch.client.records import Record, read_record, write_record
+from anabranch.client.state import HELD
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
@@ -19,19 +20,19 @@ from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Task
 
-FILE, VECTOR, FROZEN = f"held{SUFFIX}", "vector", "frozen/"
+VECTOR, FROZEN = "vector", "frozen/"
 
 
 def keep_model(state_dir: Path, model: BaseModel, run_id: str, spec: ParamSpec) -> None:
     """Write the model in the place of an older one. It is a cache, so nothing waits for the disk."""
     frozen = {f"{FROZEN}{name}": array for name, array in model.frozen.items()}
     facts = {"version": model.version, "run_id": run_id, "layout_hash": spec.layout_hash}
-    write_record(state_dir / FILE, Record({VECTOR: model.vector, **frozen}, facts), durable=False)
+    write_record(state_dir / HELD, Record({VECTOR: model.vector, **frozen}, facts), durable=False)
 
 
 def kept_model(state_dir: Path, run_id: str, spec: ParamSpec) -> BaseModel | None:
     """The model of this run, or None where there is none, or one whose arrays have other shapes."""
-    record = read_record(state_dir / FILE)
+    record = read_record(state_dir / HELD)
     if record is None or (record.facts["run_id"], record.facts["layout_hash"]) != (run_id, spec.layout_hash):
         return None
     frozen = {n.removeprefix(FROZEN): a for n, a in record.arrays.items() if n.startswith(FROZEN)}

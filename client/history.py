@@ -10,15 +10,20 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from cryptography import x509
 
-from anabranch.core.errors import ConfigError, HistoryMismatch, InvalidSignature, NotAuthenticated
-from anabranch.identity.certificates import Kind, is_issued_by, peer_of
+from anabranch.core.errors import (
+    ConfigError,
+    HistoryMismatch,
+    InvalidSignature,
+    NotAuthenticated,
+)
+from anabranch.identity.certificates import Kind, is_issued_by, peer_of, public_key_of
 from anabranch.identity.files import make_private_folder, write_private
-from anabranch.identity.heads import HASH_BYTES, follow_links, head_message
+from anabranch.identity.heads import HASH_BYTES, follow_links, head_message, restored_message
 from anabranch.identity.signatures import check_signature
 from anabranch.protos.v1 import devices_pb2 as devices
 
@@ -31,15 +36,23 @@ RUNS_KEPT = 16
 GetLinks = Callable[[int, int], bytes]
 
 
+class HistoryRestored(HistoryMismatch):
+    """The run goes on from a backup: what this device has of lost versions must go, then it can go on."""
+
+
 @dataclass(frozen=True)
 class Seen:
-    """The newest head of a run that was seen; what the server signed of it is evidence. Hex but `version`."""
+    """The newest head of a run that was seen; what the server signed of it is evidence. Hex but the numbers.
+
+    `restored` is the number of the last restore that the authority attested, 0 for none.
+    """
 
     version: int
     head: str
     message: str
     signature: str
     certificate: str
+    restored: int = 0
 
 
 class SeenHistory:
@@ -54,16 +67,45 @@ class SeenHistory:
         """Take a model's header, and remember its head.
 
         Raises `NotAuthenticated` unless the server has signed it, and `HistoryMismatch` for a head that is
-        older than one that was seen, or does not follow from it.
+        older than one that was seen, or does not follow from it. `HistoryRestored` where the authority says
+        that the run goes on from an older one: it is remembered, and the model is not taken this time.
         """
         found = self._verified(header)
         known = self._seen.get(header.run_id)
+        restored = self._restored(header, 0 if known is None else known.restored)
         if known is not None:
-            self._check_follows(header.run_id, known, found, get_links)
-        if known is None or found.version > known.version:
-            self._seen.pop(header.run_id, None)
-            self._seen[header.run_id] = found
-            self._write()
+            try:
+                self._check_follows(header.run_id, known, found, get_links)
+            except HistoryMismatch as error:
+                if restored is None:
+                    raise
+                self._check_follows(header.run_id, restored, found, get_links)
+                self._remember(header.run_id, restored)
+                raise HistoryRestored(
+                    f"{error}; the authority says that the run was restored to version {restored.version}"
+                ) from None
+        number = max(0 if s is None else s.restored for s in (known, restored))
+        if known is None or found.version > known.version or number > known.restored:
+            self._remember(header.run_id, replace(found, restored=number))
+
+    def _restored(self, header: devices.ModelHeader, known: int) -> Seen | None:
+        """Where the run goes on, if the authority attests a restore that was not known. Raises nothing."""
+        told = header.restored
+        message = restored_message(header.run_id, told.version, told.head.hex(), told.number)
+        if told.number <= known:
+            return None
+        try:
+            check_signature(public_key_of(self._authority), told.signature, message)
+        except InvalidSignature:
+            log.warning("a restore of run %s is attested by somebody else than the authority", header.run_id)
+            return None
+        evidence = (message.hex(), told.signature.hex(), "")
+        return Seen(told.version, told.head.hex(), *evidence, restored=told.number)
+
+    def _remember(self, run_id: str, seen: Seen) -> None:
+        self._seen.pop(run_id, None)
+        self._seen[run_id] = seen
+        self._write()
 
     def _verified(self, header: devices.ModelHeader) -> Seen:
         message = head_message(
@@ -100,7 +142,10 @@ class SeenHistory:
             self._refuse(run_id, known, f"the server's version {found.version} has another history")
 
     def _refuse(self, run_id: str, known: Seen, what: str) -> None:
-        where = "" if self._path is None else f": if its operator can say why, remove {self._path}"
+        where = (
+            ": if it was restored from a backup, its operator says so by `anabranch admin attest-restore`; "
+            f"then start this device again (what it has seen lies in {self._path or 'memory'})"
+        )
         raise HistoryMismatch(f"run {run_id}: {what}, this device has seen version {known.version}{where}")
 
     def _write(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,16 +12,19 @@ from typing import Any
 from anabranch.client.agent import Agent
 from anabranch.client.channel import check_plain
 from anabranch.client.follower import Follower, Measurement
+from anabranch.client.history import HistoryRestored
 from anabranch.client.joining import join_addresses, joined_wallet
 from anabranch.client.kept import Keepsake, keepsake_in
 from anabranch.client.lease import OnEvent
-from anabranch.client.operator import open_operator, operator_wallet
+from anabranch.client.neighbours import Neighbours
+from anabranch.client.operator import OperatorClient, RunStatus, open_operator, operator_wallet
 from anabranch.client.outbox import OutboxBounds
-from anabranch.client.state import device_id, fresh_id, fresh_seed, locked
-from anabranch.client.stopping import Bell, interruptible, persist
+from anabranch.client.state import device_id, forget_run, fresh_id, fresh_seed, locked
+from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
-from anabranch.client.trainer import shard_of
+from anabranch.client.trainer import numbered_shard, shard_of
 from anabranch.client.transport import GrpcTransport
+from anabranch.client.waiting import Waiting
 from anabranch.core.config import ClientTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.wallet import Wallet, read_wallet
@@ -37,9 +40,9 @@ class ClientOptions:
 
     `client_id` empty: one is made up once and kept in `state_dir`.
 
-    `shard_index` of `shard_count` is its part of the training data, split as the run's configuration
-    says. `options` are told to the App. `threads`: for torch on a CPU, 0 for torch's own choice.
-    `step_time_s`, `outbox`: see `Agent`.
+    `shard` is its part of the training data, (index, count), split as the run's configuration says; None: see
+    `numbered_shard`. `options` are told to the App. `threads`: for torch on a CPU, 0 for its part of what
+    torch would take, shared with the other devices on this machine. `step_time_s`, `outbox`: see `Agent`.
 
     `token` and `ca_sha256` are what it joins with, at `join` (several as for `server`; empty: two ports above
     each server's); afterwards its papers lie in `state_dir` and name it. `insecure` allows another machine's
@@ -49,8 +52,7 @@ class ClientOptions:
     app: str
     server: str = "127.0.0.1:7070"
     client_id: str = ""
-    shard_index: int = 0
-    shard_count: int = 1
+    shard: tuple[int, int] | None = None
     state_dir: Path = Path("anabranch-device")
     data_path: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -107,9 +109,12 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
     )
 
     def shard(config: Mapping[str, Any]) -> Shard:
-        return shard_of(config, options.shard_index, options.shard_count)
+        index, count = options.shard or numbered_shard(client_id, config)
+        if on_event is not None:
+            on_event("placed", client=client_id, index=index, count=count, state_dir=str(options.state_dir))
+        return shard_of(config, index, count)
 
-    with GrpcTransport(options.server, client_id, wallet=wallet) as transport:
+    def work(transport: GrpcTransport, neighbours: Neighbours) -> AgentSummary:
         agent = Agent(
             app,
             transport,
@@ -120,11 +125,21 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             tasks_max=options.tasks_max,
             step_time_s=options.step_time_s,
             threads=options.threads,
+            neighbours=None if options.threads else neighbours,
             on_event=on_event,
             outbox=options.outbox,
         )
         transport.on_return(agent.hasten)
         return agent.run()
+
+    while True:
+        with Neighbours() as neighbours, GrpcTransport(options.server, client_id, wallet=wallet) as transport:
+            try:
+                return work(transport, neighbours)
+            except HistoryRestored as restored:
+                log.warning("%s: what is of lost versions is discarded, and the device goes on", restored)
+                forget_run(options.state_dir)
+                wallet = None if wallet is None else read_wallet(wallet.folder)  # it may have been renewed
 
 
 def device_wallet(options: ClientOptions) -> Wallet | None:
@@ -156,18 +171,24 @@ def device_wallet(options: ClientOptions) -> Wallet | None:
 
 
 def follow(options: FollowerOptions) -> Iterator[Measurement]:
-    """Measure a run's versions as they come. See `Follower`."""
+    """Measure a run's versions as they come, once its server is there. See `Follower`."""
+    with suppress(Interrupted):
+        yield from _follow(options)
+
+
+def _follow(options: FollowerOptions) -> Iterator[Measurement]:
     app = load_app(options.app, options.data_path)
     wallet = operator_wallet(options.identity)
     if wallet is None:
         check_plain(options.server, options.insecure)
+    waiting = Waiting(options.server)
     with ExitStack() as stack:
         name = f"follower-{fresh_id()[:8]}"
         transport = stack.enter_context(GrpcTransport(options.server, name, wallet=wallet))
         sink = None
         if options.admin:
             sink = stack.enter_context(open_operator(options.admin, wallet, options.insecure))
-        seed, config = options.seed, None if sink is None else sink.status().config
+        seed, config = options.seed, None if sink is None else _status(sink).config
         if config is not None:
             join_run(app, config)
         if seed is None:
@@ -182,8 +203,22 @@ def follow(options: FollowerOptions) -> Iterator[Measurement]:
             every=options.every,
             poll_s=options.poll_s,
             threads=options.threads,
+            neighbours=None if options.threads else stack.enter_context(Neighbours()),
+            on_failure=waiting.failed,
+            on_answer=waiting.answered,
             kept=None if options.state_dir is None else own_buffers(options.state_dir),
         )
+
+
+def _status(operator: OperatorClient) -> RunStatus:
+    """How the run stands, as soon as its server is there."""
+    bell, table, waiting = Bell(), ClientTable(), Waiting(operator.address)
+    with interruptible(bell):
+        status = persist(
+            operator.status, bell, fresh_seed(), table.retry_base_s, table.retry_cap_s, waiting.failed
+        )
+    waiting.answered()
+    return status
 
 
 def own_buffers(state_dir: Path) -> Keepsake:

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from anabranch.client.records import SUFFIX
 from anabranch.core.errors import ConfigError, StoreLocked, disk_error
 from anabranch.core.rng import unique_id
 from anabranch.protos.convert import checked_id
+
+# In a device's folder, what belongs to the versions of a run.
+OUTBOX, MEMORY, KEPT, HELD = "outbox", "memory", "kept", f"held{SUFFIX}"
+
+UNNAMED = Path("anabranch-device")  # the folder of a device without a name
+NAMED = Path("anabranch-devices")  # in it: those of others, by their names
+
+
+def state_dir_of(client_id: str) -> Path:
+    """Where a device has its state if nobody says where: `anabranch-devices/ID`, or `anabranch-device`.
+
+    The latter for one without a name, and for the one whose state is there already.
+    """
+    if not client_id or client_id == _kept_id(UNNAMED):
+        return UNNAMED
+    return NAMED / checked_id(client_id, "--id")
 
 
 def device_id(state_dir: Path, given: str = "") -> str:
@@ -18,19 +36,28 @@ def device_id(state_dir: Path, given: str = "") -> str:
 
     Raises `ConfigError` when the folder belongs to another device, `StoreError` when it cannot be used.
     """
+    known = _kept_id(state_dir) or _keep_id(state_dir, given or f"device-{fresh_id()[:8]}")
+    if given and given != known:
+        raise ConfigError(f"{state_dir} belongs to device {known!r}, not {given!r}: use a folder for each")
+    return checked_id(known, "client_id")
+
+
+def _kept_id(state_dir: Path) -> str:
     file = state_dir / "client_id"
     with usable(state_dir):
-        known = file.read_text(encoding="utf-8").strip() if file.exists() else ""
-    if given and known and given != known:
-        raise ConfigError(f"{state_dir} belongs to device {known!r}, not {given!r}: use a folder for each")
-    found = checked_id(given or known or f"device-{fresh_id()[:8]}", "client_id")
-    if not known:
-        make_state_dir(state_dir)
-        unfinished = file.with_suffix(".tmp")
-        with usable(state_dir):
-            unfinished.write_text(found + "\n", encoding="utf-8")
-            unfinished.replace(file)
-    return found
+        return file.read_text(encoding="utf-8").strip() if file.exists() else ""
+
+
+def _keep_id(state_dir: Path, client_id: str) -> str:
+    """Keep an id in a folder; returns that of another process, where it was first."""
+    checked_id(client_id, "client_id")
+    with locked(state_dir), usable(state_dir):
+        if known := _kept_id(state_dir):
+            return known
+        unfinished = state_dir / "client_id.tmp"
+        unfinished.write_text(client_id + "\n", encoding="utf-8")
+        unfinished.replace(state_dir / "client_id")
+    return client_id
 
 
 @contextmanager
@@ -58,6 +85,18 @@ def fresh_id() -> str:
     return unique_id(fresh_seed(), "id")
 
 
+def forget_run(state_dir: Path) -> None:
+    """Remove what belongs to versions: the held model, results, their memory. Raises `StoreError`.
+
+    The device's id, its papers and what it has seen of the run's history stay.
+    """
+    with locked(state_dir), usable(state_dir):
+        for folder in (OUTBOX, MEMORY, KEPT):
+            if (state_dir / folder).exists():
+                shutil.rmtree(state_dir / folder)
+        (state_dir / HELD).unlink(missing_ok=True)
+
+
 @contextmanager
 def locked(state_dir: Path) -> Iterator[None]:
     """Inside, the folder is this process's own. Raises `StoreLocked`. A crash frees it."""
@@ -68,5 +107,8 @@ def locked(state_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise StoreLocked(f"{state_dir}: another agent uses it: give each its own --state-dir") from error
+            raise StoreLocked(
+                f"{state_dir}: another device has its state there: start each with a name of its own, "
+                "--id device-0, or with a --state-dir of its own"
+            ) from error
         yield

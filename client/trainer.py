@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from anabranch.client.kept import Keepsake
 from anabranch.client.messages import FetchedModel
+from anabranch.client.neighbours import Neighbours
 from anabranch.client.outbox import UpdateEntry
 from anabranch.compress.downloads import apply_download
 from anabranch.compress.feedback import Memory, make_uplink
@@ -36,6 +38,8 @@ from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.own_code import on_device
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import Hook, cut, smaller, trainer_for
+
+SMALL_MODEL_VALUES = 1_000_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,21 +63,32 @@ class BaseModel:
 
 
 class LocalTrainer:
-    """Trains and judges an App. `threads`: for torch on a CPU; 0 leaves torch's own choice.
+    """Trains and judges an App.
 
-    What the App raises names the `device`.
+    `threads`: for torch on a CPU; 0 leaves torch's own choice, of which `neighbours` share: they come and go,
+    and for a model of less than `SMALL_MODEL_VALUES` each takes one. What the App raises names the `device`.
     Raises `AppError` and `ConfigError` as `trainer_for` does.
     """
 
-    def __init__(self, app: App, settings: ClientTable, threads: int = 0, device: str = "") -> None:
+    def __init__(
+        self,
+        app: App,
+        settings: ClientTable,
+        threads: int = 0,
+        device: str = "",
+        neighbours: Neighbours | None = None,
+    ) -> None:
         self._app, self._device = app, device
         self._trainer = trainer_for(app, settings.device, settings.precision)
         self._served: ParamSpec | None = None
         self._policy, self._own = AVERAGE, b""
         self.examples: Examples | None = None
-        torch = sys.modules.get("torch")
-        if threads and torch is not None:
-            torch.set_num_threads(threads)
+        self._torch = sys.modules.get("torch")
+        self._neighbours = neighbours
+        if self._torch is not None:
+            if threads:
+                self._torch.set_num_threads(threads)
+            self._threads = int(self._torch.get_num_threads())
 
     @property
     def spec(self) -> ParamSpec:
@@ -182,6 +197,7 @@ class LocalTrainer:
         before its time. Raises `InvalidUpdate` where the training has diverged.
         """
         assert self.examples is not None, "load a shard first"
+        self._share_cores()
         self._app.version = task.base_version
         start = self.buffers.start(base.part(task.submodel), smaller(task), self._own)
         with watched(each_step), on_device(self._device):
@@ -195,6 +211,7 @@ class LocalTrainer:
     def train_on(self, base: BaseModel, plan: LocalPlan, seed: int, hook: Hook) -> None:
         """Train from `base` until `hook` raises: see `Trainer.train_on`."""
         assert self.examples is not None, "load a shard first"
+        self._share_cores()
         start = self.buffers.start(base.vector, None, self._own)
         with on_device(self._device):
             self._trainer.train_on(start, base.frozen, self.examples, plan, seed, hook)
@@ -233,13 +250,38 @@ class LocalTrainer:
 
     def evaluate(self, model: BaseModel, examples: Examples) -> dict[str, float]:
         """The App's metrics of a version on these examples, with the device's own buffers if it has some."""
+        self._share_cores()
         vector = self.buffers.start(model.vector, None, self._own)
         return self._trainer.evaluate(vector, model.frozen, examples)
+
+    def _share_cores(self) -> None:
+        """Threads that wait for a core which others use take longer than one thread alone.
+
+        A small model never has work for more than one.
+        """
+        if self._torch is None or self._neighbours is None:
+            return
+        share = self._threads // self._neighbours.count() if self.spec.size >= SMALL_MODEL_VALUES else 1
+        if max(1, share) != self._torch.get_num_threads():
+            self._torch.set_num_threads(max(1, share))
 
 
 def finite(metrics: Mapping[str, float]) -> dict[str, float]:
     """Metrics without those that are not finite: a server takes none, and the rest is of use."""
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def numbered_shard(client_id: str, config: Mapping[str, Any]) -> tuple[int, int]:
+    """The shard (index, count) of a device by its name, in a run of this configuration.
+
+    Where the name ends with a number, such as `device-3`, that is the index, from 0 and modulo
+    `fleet.clients`, the count. Any other has all of the training data, (0, 1).
+    """
+    number = re.search(r"(?:^|[._-])([0-9]+)\Z", client_id)
+    if number is None:
+        return 0, 1
+    count = build(FleetTable, config.get("fleet", {}), "fleet").clients
+    return int(number[1]) % count, count
 
 
 def shard_of(

@@ -370,10 +370,10 @@ def _known(name: str, known: Iterable[str], what: str) -> None:
 
 
 def _typed(value: Any, hint: Any, path: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
     allowed = typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
     plain = tuple(typing.get_origin(a) or a for a in allowed)
+    if float in plain and int not in plain and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
     if Any in plain:
         return value
     if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):

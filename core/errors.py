@@ -4,6 +4,7 @@ AnabranchError
 ├── ConfigError              a setting is unknown, missing or out of range
 │   └── AppError             the user's App cannot be loaded or breaks its contract
 ├── DataError                a data set is absent or malformed
+│   └── FolderMissing        the folder of a run, a model or a server's data is not there
 ├── WireError                what a peer sent cannot be used
 │   ├── InvalidUpdate        wrong shape, NaN, wrong length or digest
 │   ├── ManifestMismatch     the peer speaks of another model
@@ -22,6 +23,7 @@ AnabranchError
 ├── Unavailable              the peer cannot be reached
 ├── StoreError               the store cannot do its work
 │   ├── StoreFull            no space left; nothing was lost
+│   ├── StoreUnreachable     the database does not answer, or lets nobody in
 │   ├── StoreCorrupt         a digest does not match what was written
 │   ├── StoreNewer           the database is of a newer revision than this program
 │   ├── StoreLocked          another process owns the data directory
@@ -63,6 +65,10 @@ class AppError(ConfigError):
 
 class DataError(AnabranchError):
     """A data set is absent or malformed."""
+
+
+class FolderMissing(DataError):
+    """The folder of a run, a model or a server's data is not where it was said to be."""
 
 
 class WireError(AnabranchError):
@@ -150,6 +156,10 @@ def disk_error(place: object, error: OSError) -> StoreError:
     return StoreError(f"{place} cannot be used: {error.strerror or error}")
 
 
+class StoreUnreachable(StoreError):
+    """The database does not answer, or lets nobody in."""
+
+
 class StoreCorrupt(StoreError):
     """A digest does not match what was written."""
 
@@ -194,6 +204,7 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     ConfigError: Outcome("INVALID_ARGUMENT", 2),
     AppError: Outcome("INVALID_ARGUMENT", 3),
     DataError: Outcome("FAILED_PRECONDITION", 4),
+    FolderMissing: Outcome("FAILED_PRECONDITION", 5),
     InvalidUpdate: Outcome("INVALID_ARGUMENT", 10),
     ManifestMismatch: Outcome("FAILED_PRECONDITION", 11),
     TooLarge: Outcome("OUT_OF_RANGE", 12),
@@ -210,6 +221,8 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     StoreLocked: Outcome("FAILED_PRECONDITION", 33),
     PortInUse: Outcome("UNAVAILABLE", 34),
     LeadershipLost: Outcome("UNAVAILABLE", 35, retryable=True),
+    StoreUnreachable: Outcome("UNAVAILABLE", 36),
+    StoreError: Outcome("INTERNAL", 37),
     ReplayMismatch: Outcome("DATA_LOSS", 40),
     Diverged: Outcome("FAILED_PRECONDITION", 41),
     NotAuthenticated: Outcome("UNAUTHENTICATED", 50),

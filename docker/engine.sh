@@ -85,13 +85,16 @@ make_base() {  # make_base IMAGE PACKAGES: a minimal Debian with PACKAGES, kept 
   [ ! -f "$tarball" ] || return 0
   say "making $1 with debootstrap (about a minute, once)"
   mkdir -p "$CACHE"
-  tree="$ENGINE/$1"
-  debootstrap --variant=minbase --include="$2" bookworm "$tree" >"$CACHE/$1.log" 2>&1 ||
+  tree="$(mktemp -d "$ENGINE/tree.XXXXXX")"
+  # In memory, in a mount of its own: quicker, and gone with it.
+  # shellcheck disable=SC2016  # for that shell
+  unshare --mount sh -euc '
+    mount -t tmpfs tmpfs "$1"
+    debootstrap --variant=minbase --include="$2" bookworm "$1"
+    rm -rf "$1"/var/cache/apt/archives/*.deb "$1"/var/lib/apt/lists/*
+    tar -C "$1" -cf "$3" .' sh "$tree" "$2" "$tarball.part" >"$CACHE/$1.log" 2>&1 ||
     no_engine "debootstrap cannot make a base image: $(tail -n 1 "$CACHE/$1.log") ($CACHE/$1.log)"
-  rm -rf "$tree"/var/cache/apt/archives/*.deb "$tree"/var/lib/apt/lists/*
-  tar -C "$tree" -cf "$tarball.part" .
   mv "$tarball.part" "$tarball"
-  rm -rf "$tree"
 }
 
 download_wheels() {  # what both images are made of, for the Python of the base
@@ -107,8 +110,14 @@ download_wheels() {  # what both images are made of, for the Python of the base
 
 # --- inside: the engine itself --------------------------------------------------------------------
 
+DATA_GIB=12  # what the images take while they are built, and some more
+
 start_engine() {
   [ -n "${ENGINE:-}" ] || return 0
+  mkdir "$ENGINE/data"
+  if awk -v need="$DATA_GIB" '/^MemAvailable/ { exit $2 / 2^20 < 1.25 * need }' /proc/meminfo; then
+    mount -t tmpfs -o "size=${DATA_GIB}g" tmpfs "$ENGINE/data"  # quicker, and gone with the namespace
+  fi
   cat >"$ENGINE/dockerd.json" <<JSON
 {"data-root": "$ENGINE/data", "exec-root": "$ENGINE/exec", "pidfile": "$ENGINE/pid",
  "hosts": ["$DOCKER_HOST"],

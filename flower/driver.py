@@ -256,12 +256,10 @@ class GridRun:
         came = {name: array.shape for name, array in reply.arrays.items()}
         if came != known:
             wrong = next(n for n in {**known, **came} if came.get(n) != known.get(n))
-            raise AppError(
-                f"the reply's array {wrong!r} has shape {came.get(wrong)}, the model's {known.get(wrong)}"
-            )
-        base = self._bases[task.base_version]
-        told, _ = DeviceBuffers(self.spec).told(base, self.spec.flatten(reply.arrays) - base, None, b"")
-        return told
+            shapes = f"{came.get(wrong)}, the model's {known.get(wrong)}"
+            raise AppError(f"the reply's array {wrong!r} has shape {shapes}")
+        base, came_to = self._bases[task.base_version], self.spec.flatten(reply.arrays)
+        return DeviceBuffers(self.spec).told(base, came_to - base, None, b"")[0]
 
     def _give_up(self, task_id: str) -> None:
         """Whatever comes of a task, it does not count any more."""

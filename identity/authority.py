@@ -38,6 +38,7 @@ from anabranch.identity.certificates import (
 )
 from anabranch.identity.files import make_private_folder, write_private
 from anabranch.identity.register import Basis, Member, Register
+from anabranch.identity.signatures import sign
 
 KEY, CERTIFICATE, REGISTER = "ca.key", "ca.pem", "register.db"
 DAY_S = 86400.0
@@ -186,6 +187,10 @@ class Authority:
     def declare_restored(self) -> None:
         """The folder came from a backup, and that is known: tokens of before count no more."""
         self._register.begin_age()
+
+    def sign(self, message: bytes) -> bytes:
+        """The authority's own signature, for what the server alone cannot vouch for."""
+        return sign(self._key, message)
 
     def members(self) -> list[Member]:
         """Everybody who has had a certificate."""

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 DOMAIN = b"anabranch head 1\n"
+RESTORED = b"anabranch restored 1\n"
 HASH_BYTES = 32
 
 
@@ -48,6 +49,14 @@ def head_message(
         "version": version,
     }
     return DOMAIN + _canonical(data)
+
+
+def restored_message(run_id: str, version: int, head: str, number: int) -> bytes:
+    """What the authority signs where a run goes on from a backup: its newest version and head (hex) there.
+
+    `number` grows with every restore, so that no earlier one can be told again.
+    """
+    return RESTORED + _canonical({"head": head, "number": number, "run_id": run_id, "version": version})
 
 
 def _canonical(data: Mapping[str, Any]) -> bytes:

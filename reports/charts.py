@@ -1,4 +1,4 @@
-"""Charts as plain SVG, 380 units wide: lines, histogram, bars, and an area over many devices."""
+"""Charts as plain SVG, 380 units wide: histogram, bars, and an area over many devices."""
 
 from __future__ import annotations
 
@@ -28,23 +28,13 @@ from anabranch.reports.svg import (
     svg,
     text,
 )
-from anabranch.reports.text import clipped, count_text, safe
+from anabranch.reports.text import clipped, count_text
 
-PATH_POINTS_MAX, TIP_POINTS_MAX, DOTS_MAX, BINS_MAX = 1500, 150, 40, 30
+BINS_MAX = 30
 BAR_ROW, BAR_LEFT, BAR_RIGHT, BAR_LABEL_CHARS = 18.0, 118.0, 80.0, 15
 
 
 Part = tuple[str, int]  # the name of a part of every bar, and its colour
-
-
-@dataclass(frozen=True)
-class Series:
-    """A named line through (x, y) points in base units. `thin` ones get no legend and no tips."""
-
-    name: str
-    points: Sequence[XY]
-    colour: int = 0
-    thin: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,23 +43,6 @@ class Bar:
 
     label: str
     parts: Sequence[int]
-
-
-def line_chart(series: Sequence[Series], x: Axis, y: Axis, target: float | None = None) -> str:
-    """Lines over common axes, with a legend when there are several and a dashed target line."""
-    thick = [s for s in series if not s.thin]
-    several = len(thick) > 1
-    key, top = legend([(s.name, s.colour) for s in thick] if several else [])
-    height = HEIGHT + top - TOP
-    xs = x.scale([p[0] for s in series for p in s.points], LEFT, WIDTH - RIGHT, snug=True)
-    levels = [p[1] for s in series for p in s.points] + ([] if target is None else [target])
-    ys = y.scale(levels, height - BOTTOM, top)
-    parts = [*frame(x, y, xs, ys, height), *key]
-    parts += [_line(s, xs, ys) for s in sorted(series, key=lambda s: not s.thin)]
-    parts += [] if target is None else _target(target, ys)
-    for s in thick:
-        parts += _dots(s, xs, ys, several)
-    return svg(parts, height, f"{y.label} against {x.label}")
 
 
 def histogram(counts: Mapping[int, int], x: Axis, y: Axis) -> str:
@@ -138,41 +111,3 @@ def ranked_area(bars: Sequence[Bar], parts: Sequence[Part], x: Axis, y: Axis) ->
 
 def _steps(heights: npt.NDArray[np.int64], xs: Scale, ys: Scale) -> list[XY]:
     return [(xs(i + side), ys(float(n))) for i, n in enumerate(heights) for side in (0, 1)]
-
-
-def _target(target: float, ys: Scale) -> list[str]:
-    at = ys(target)
-    # Curves rise from the left, so the label stands there; at the very top is the axis title.
-    room = at - min(ys.pixels) > 14
-    where, style = (LEFT + 4, "target-label") if room else (WIDTH - RIGHT, "target-label end")
-    return [
-        f'<path class="target" d="M{LEFT:.1f} {at:.1f}H{WIDTH - RIGHT:.1f}"/>',
-        text(where, at - 4, f"target {ys.value_text(target)}", style),
-    ]
-
-
-def _line(series: Series, xs: Scale, ys: Scale) -> str:
-    points = [(xs(a), ys(b)) for a, b in _sampled(series.points, PATH_POINTS_MAX)]
-    style = "line thin" if series.thin else "line"
-    return f'<path class="{style} {hue(series.colour)}" d="{path(points)}"/>' if len(points) > 1 else ""
-
-
-def _dots(series: Series, xs: Scale, ys: Scale, several: bool) -> list[str]:
-    """Points that answer the pointer; drawn only where they are few and not in each other's way."""
-    style = "dot hidden" if several or len(series.points) > DOTS_MAX else "dot"
-    prefix = f"{series.name}: " if several else ""
-    out = []
-    for a, b in _sampled(series.points, TIP_POINTS_MAX):
-        tip = safe(f"{prefix}{ys.value_text(b)} at {xs.value_text(a)}")
-        out.append(
-            f'<circle class="{style} {hue(series.colour)}" cx="{xs(a):.1f}" cy="{ys(b):.1f}" r="2.4" '
-            f'data-tip="{tip}"/>'
-        )
-    return out
-
-
-def _sampled(points: Sequence[XY], count_max: int) -> Sequence[XY]:
-    """At most so many of the points, evenly, the first and the last among them."""
-    if len(points) <= count_max:
-        return points
-    return [points[i] for i in np.linspace(0, len(points) - 1, count_max).round().astype(int)]

@@ -1,30 +1,35 @@
-"""The page of several runs: accuracy curves over each other and a table with the spreads."""
+"""The page of several runs: their curves over each other and a table with the spreads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import numpy as np
 
 from anabranch.core.errors import DataError
-from anabranch.reports.charts import Series, line_chart
+from anabranch.reports.metrics import axis_of, heading, lacking, metric_names, value
 from anabranch.reports.page import (
-    ACCURACY,
     TRAFFIC,
     UPDATES,
     card,
     document,
     empty,
+    flaws_text,
+    fold,
     grid,
     header,
+    legend_list,
+    settings_table,
     standalone,
     table,
     time_axis,
 )
+from anabranch.reports.plots import Series, Span, line_chart, plot
 from anabranch.reports.result import Kind, Point, Result
 from anabranch.reports.scales import Axis
+from anabranch.reports.settings import PLACES, SEED, changed
 from anabranch.reports.spreads import Group, Row, Spread, compare, grouped
 from anabranch.reports.svg import COLOURS
 from anabranch.reports.text import (
@@ -43,140 +48,173 @@ from anabranch.reports.text import (
 __all__ = ["Against", "compare", "compare_html", "comparison_svg", "mean_curve"]
 
 Against = Literal["time", "updates", "bytes"]
-Groups = Sequence[Group]
+Colours = Mapping[str, int]
+Curve = Sequence[tuple[float, float]]
 _AT: dict[Against, Callable[[Point], float]] = {
     "time": lambda p: p.time_s,
     "updates": lambda p: p.updates,
     "bytes": lambda p: p.uplink_bytes + p.downlink_bytes,
 }
-UNLIKE = 4
 _TITLES: dict[Against, str] = {"time": "time", "updates": "updates", "bytes": "traffic"}
+_CAPTION = (
+    "Mean ± sample standard deviation over the seeds. Times and traffic to the target are over the runs "
+    "that reached it."
+)
+_HOW_TO_READ = (
+    "A line is the mean over the seeds, as far as all of them go; the band about it is from the least to the "
+    "greatest of them."
+)
 
 
 def compare_html(results: Iterable[Result]) -> str:
     """The whole page, self-contained: charts for each workload, then one table."""
     runs = list(results)
     colours = _colours(runs)
-    body = [header("Comparison of runs", f"{count_text(len(runs))} runs of {count_text(len(colours))} kinds")]
+    told = f"{count_text(len(runs))} runs of {count_text(len(colours))} kinds"
+    body = [header("Comparison of runs", told)]
     if not runs:
         return document("Comparison of runs", [*body, card("Runs", empty("There is no run to compare."))])
     for (workload, kind), groups in grouped(runs).items():
         body.append(f"<h2>{safe(workload)}, {kind}</h2>")
-        body.append(grid(_cards(groups, kind, colours)))
+        body += _charts(groups, kind, colours)
         rows = [r for r in compare(runs) if (r.workload, r.kind) == (workload, kind)]
-        body.append(card("Figures", table(_HEAD, (_cells(r, colours) for r in rows)), _CAPTION))
+        body.append(card("Figures", _figures(rows, colours) + _common(groups), _CAPTION))
     return document("Comparison of runs", body)
 
 
 def comparison_svg(results: Iterable[Result], against: Against = "time") -> str:
     """One chart as an SVG file of its own. Raises `DataError` unless the runs share their workload."""
     runs = list(results)
-    groups = grouped(runs)
-    if len(groups) != 1:
+    by_workload = grouped(runs)
+    if len(by_workload) != 1:
         raise DataError(
-            f"one chart shows runs of one workload and kind, not of {len(groups)}: {list(groups)}"
+            f"one chart shows runs of one workload and kind, not of {len(by_workload)}: {list(by_workload)}"
         )
-    [((_, kind), alike)] = groups.items()
-    return standalone(_chart(alike, kind, against, _colours(runs)))
+    [((_, kind), groups)] = by_workload.items()
+    name = next(iter(metric_names(runs)), "accuracy")
+    x, ends = _axis(against, kind), [_AT[against](r.history[-1]) for r in runs if r.history]
+    if against == "bytes" and ends and max(ends) > 4 * min(ends):
+        x = replace(x, log=True)
+    lines = _series(groups, name, against, _colours(runs))
+    return standalone(line_chart(lines, x, axis_of(name), _target(groups, name)))
 
 
-def _colours(runs: Sequence[Result]) -> dict[str, int]:
+def _colours(runs: Sequence[Result]) -> Colours:
     labels = dict.fromkeys(g.label for groups in grouped(runs).values() for g in groups)
     return {label: i for i, label in enumerate(labels)}
 
 
-def _cards(groups: Groups, kind: Kind, colours: dict[str, int]) -> list[str]:
-    if not any(r.history for g in groups for r in g.runs):
-        return [card("Accuracy", empty("No version of these runs was evaluated."))]
-    return [card(f"Accuracy over {t}", _chart(groups, kind, a, colours)) for a, t in _TITLES.items()]
+def _axis(against: Against, kind: Kind) -> Axis:
+    return {"time": time_axis(kind), "updates": UPDATES, "bytes": TRAFFIC}[against]
 
 
-def _chart(groups: Groups, kind: Kind, against: Against, colours: dict[str, int]) -> str:
-    wide = against == "bytes" and _are_unlike([r for g in groups for r in g.runs])
-    axes: dict[Against, Axis] = {
-        "time": time_axis(kind),
-        "updates": UPDATES,
-        "bytes": replace(TRAFFIC, log=True) if wide else TRAFFIC,
-    }
+def _charts(groups: Sequence[Group], kind: Kind, colours: Colours) -> list[str]:
+    """The first metric against everything, the others against time."""
+    runs = [r for g in groups for r in g.runs]
+    names = metric_names(runs)
+    if not names:
+        return [card("Measurements", empty("No version of these runs was evaluated."))]
+    ways: list[tuple[str, Against]] = [(names[0], against) for against in _TITLES]
+    ways += [(name, "time") for name in names[1:]]
+    cards = []
+    for name, against in ways:
+        lines = _series(groups, name, against, colours)
+        chart = plot(lines, _axis(against, kind), axis_of(name), _target(groups, name))
+        title = f"{heading(name)} over {_TITLES[against]}"
+        cards.append(card(title, chart, flaws_text(sum(lacking(r, name) for r in runs))))
+    key = legend_list((g.label, colours[g.label]) for g in groups) if len(groups) > 1 else ""
+    several = any(len(g.runs) > 1 for g in groups)
+    return [key, f'<p class="hint">{_HOW_TO_READ}</p>' if several else "", grid(cards)]
+
+
+def _series(groups: Sequence[Group], name: str, against: Against, colours: Colours) -> list[Series]:
     at, lines = _AT[against], []
     for g in groups:
-        curves = [
-            [(at(p), p.accuracy) for p in r.history if p.accuracy is not None and (at(p) > 0 or not wide)]
-            for r in g.runs
-        ]
+        colour = colours[g.label]
+        curves = [[(at(p), v) for p in r.history if (v := value(p, name)) is not None] for r in g.runs]
         curves = [curve for curve in curves if curve]
-        if not curves:
-            continue
-        if len(curves) > 1:
-            lines += [Series(g.label, c, colours[g.label], thin=True) for c in curves]
-        lines.append(Series(g.label, mean_curve(curves), colours[g.label]))
+        flaws = [at(p) for r in g.runs if lacking(r, name) for p in r.history if value(p, name) is None]
+        band = spans(curves) if len(curves) > 1 else []
+        if len(curves) > 1 and not band:  # they have no stretch in common
+            lines += [Series(g.label, curve, colour, thin=True) for curve in curves]
+        points = curves[0] if len(curves) == 1 else [(x, mean) for x, mean, _, _ in band]
+        if curves:
+            told = [Span(x, low, high) for x, _, low, high in band]
+            lines.append(Series(g.label, points, colour, band=told, flaws=flaws))
+    return lines
+
+
+def _target(groups: Sequence[Group], name: str) -> float | None:
     targets = {r.target_accuracy for g in groups for r in g.runs}
-    target = targets.pop() if len(targets) == 1 else 0.0
-    return line_chart(lines, axes[against], ACCURACY, target if target > 0 else None)
+    target = targets.pop() if len(targets) == 1 and name == "accuracy" else 0.0
+    return target if target > 0 else None
 
 
-def _are_unlike(runs: Sequence[Result]) -> bool:
-    """Whether the run of the least traffic would be lost on a linear axis."""
-    known = [total for r in runs if (total := r.uplink_bytes + r.downlink_bytes) > 0]
-    return bool(known) and max(known) > UNLIKE * min(known)
-
-
-def mean_curve(curves: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
-    """The mean of curves over the range that all of them cover, straight between their points."""
-    if len(curves) == 1:
-        return list(curves[0])
+def spans(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
+    """(x, mean, least, greatest) of curves over the range that all of them cover, straight between points."""
     low, high = max(c[0][0] for c in curves), min(c[-1][0] for c in curves)
     xs = np.unique([x for c in curves for x, _ in c if low <= x <= high])
     if not xs.size:
         return []
-    ys = np.mean([np.interp(xs, *np.array(c).T) for c in curves], axis=0)
-    return list(zip(xs.tolist(), ys.tolist(), strict=True))
+    ys = np.array([np.interp(xs, *np.array(c).T) for c in curves])
+    lines = (xs, ys.mean(axis=0), ys.min(axis=0), ys.max(axis=0))
+    return list(zip(*(line.tolist() for line in lines), strict=True))
 
 
-_CAPTION = (
-    "Mean ± sample standard deviation over the seeds. Times and traffic to the target are over the runs "
-    "that reached it. In the charts a thick line is the mean over the seeds, as far as all of them go; "
-    "thin lines are the single seeds."
-)
-_HEAD = (
-    "strategy",
-    "seeds",
-    "reached",
-    "time to target",
-    "uplink to target",
-    "downlink to target",
-    "final accuracy",
-    "best accuracy",
-    "updates",
-    "mean staleness",
-    "uplink",
-    "downlink",
-)
+def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
+    """The mean of curves over the range that all of them cover."""
+    return list(curves[0]) if len(curves) == 1 else [(x, mean) for x, mean, _, _ in spans(curves)]
 
 
-def _cells(row: Row, colours: dict[str, int]) -> tuple[str, ...]:
-    colour = colours[row.label] % COLOURS
-    return (
-        f'<span class="swatch c{colour}"></span>{safe(row.label)}',
-        count_text(len(row.seeds)),
-        f"{row.reached} of {len(row.seeds)}",
-        _spread_cell(row.time_to_target_s, SECONDS),
-        _spread_cell(row.uplink_to_target, BYTES),
-        _spread_cell(row.downlink_to_target, BYTES),
-        _spread_cell(row.final_accuracy, PERCENT),
-        _spread_cell(row.best_accuracy, PERCENT),
-        _spread_cell(row.updates_applied),
-        _spread_cell(row.staleness_mean),
-        _spread_cell(row.uplink_bytes, BYTES),
-        _spread_cell(row.downlink_bytes, BYTES),
-    )
+Column = tuple[str, Callable[[Row], str]]
+
+
+def _figures(rows: Sequence[Row], colours: Colours) -> str:
+    """The table; columns that say nothing of any row are left out."""
+    columns: list[Column] = [
+        ("strategy", lambda r: f'<i class="swatch c{colours[r.label] % COLOURS}"></i>{safe(r.label)}'),
+        ("seeds", lambda r: count_text(len(r.seeds))),
+        ("reached", lambda r: f"{r.reached} of {len(r.seeds)}" if r.target_accuracy != 0 else NOTHING),
+        ("time to target", lambda r: _spread_cell(r.time_to_target_s, SECONDS)),
+        ("uplink to target", lambda r: _spread_cell(r.uplink_to_target, BYTES)),
+        ("downlink to target", lambda r: _spread_cell(r.downlink_to_target, BYTES)),
+        ("final accuracy", lambda r: _spread_cell(r.final_accuracy, PERCENT)),
+        ("best accuracy", lambda r: _spread_cell(r.best_accuracy, PERCENT)),
+    ]
+    columns += [_metric_column(n) for n in dict.fromkeys(n for row in rows for n in row.metrics)]
+    columns += [
+        ("not finite", lambda r: count_text(r.not_finite) if r.not_finite else NOTHING),
+        ("updates", lambda r: _spread_cell(r.updates_applied)),
+        ("mean staleness", lambda r: _spread_cell(r.staleness_mean)),
+        ("uplink", lambda r: _spread_cell(r.uplink_bytes, BYTES)),
+        ("downlink", lambda r: _spread_cell(r.downlink_bytes, BYTES)),
+        ("real time", lambda r: _spread_cell(r.wall_s, SECONDS)),
+    ]
+    known = [(head, [cell(r) for r in rows]) for head, cell in columns]
+    telling = [(head, cells) for head, cells in known if any(c != NOTHING for c in cells)]
+    return table([head for head, _ in telling], zip(*(cells for _, cells in telling), strict=True))
+
+
+def _metric_column(name: str) -> Column:
+    return f"final {name}", lambda r: _spread_cell(r.metrics.get(name))
+
+
+def _common(groups: Sequence[Group]) -> str:
+    """The settings that all of the runs have in common, as far as they are not the defaults."""
+    found = [changed(g.runs[0].config) for g in groups]
+    common = {
+        k: v
+        for k, v in found[0].items()
+        if k not in PLACES and k != SEED and all(k in other and other[k] == v for other in found)
+    }
+    return fold("Settings that all of these runs share", settings_table(common)) if common else ""
 
 
 def _spread_cell(values: Spread | None, units: tuple[Unit, ...] = COUNT) -> str:
     """Mean and deviation in the unit that suits the mean."""
     if values is None:
         return NOTHING
-    unit = unit_for(values.mean, units)
+    unit = unit_for(abs(values.mean), units)
     mean = f"{number_text(values.mean / unit.size)} {unit.name}".strip()
     if values.count == 1:
         return mean

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
-from anabranch.reports.charts import Bar, Series, bar_chart, histogram, line_chart
+from anabranch.reports.charts import Bar, bar_chart, histogram
 from anabranch.reports.compression import compression_cards, saving
 from anabranch.reports.coverage import coverage_cards
 from anabranch.reports.devices import PARTS, devices_card
+from anabranch.reports.metrics import ACCURACY, LOSS, axis_of, heading, metric_names, value
 from anabranch.reports.page import (
-    ACCURACY,
-    LOSS,
     TRAFFIC,
     UPDATES,
     card,
     columns,
     document,
     empty,
-    flat,
+    flaws_text,
+    fold,
     grid,
     header,
+    notice,
+    settings_table,
     table,
     tile,
     tiles,
     time_axis,
 )
+from anabranch.reports.plots import Series, plot
 from anabranch.reports.result import Point, Result
 from anabranch.reports.scales import Axis
+from anabranch.reports.settings import PLACES, all_settings, changed, simulate_command
 from anabranch.reports.text import (
     NOTHING,
     bytes_text,
@@ -52,39 +56,45 @@ def write_report(result: Result, folder: Path) -> Path:
 def report_html(result: Result) -> str:
     """The whole page, self-contained."""
     title = f"{result.strategy} on {result.workload}"
-    about = f"{result.kind} run, seed {result.seed}, anabranch {result.anabranch_version}"
-    if result.status == "interrupted":
-        about += f"; interrupted: {result.why}"
     body = [
-        header(title, about),
+        header(title, _about(result)),
+        _ended(result),
         tiles(_key_figures(result)),
-        grid(_accuracy_cards(result)),
+        grid(_metric_cards(result)),
         grid(compression_cards(result)),
         grid(coverage_cards(result)),
-        columns(
-            [_loss_card(result), _rejections_card(result)],
-            [_staleness_card(result)],
-            [devices_card(result.clients)],
-        ),
+        columns([_rejections_card(result)], [_staleness_card(result)], [devices_card(result.clients)]),
         _config_card(result),
-        _digests_card(result),
+        _origin_card(result),
     ]
     return document(f"{title}, seed {result.seed}", body)
+
+
+def _about(r: Result) -> str:
+    started = r.started_at.replace("T", " ") if r.started_at else ""
+    told = [f"{r.kind} run", f"seed {r.seed}", started, f"anabranch {r.anabranch_version}"]
+    return ", ".join(part for part in told if part)
+
+
+def _ended(r: Result) -> str:
+    """A line where the run did not come to its end as it should."""
+    if r.status == "interrupted":
+        return notice(
+            f"This run was interrupted: {r.why or 'nobody knows why'}. What follows is what there was."
+        )
+    return notice(f"This run was given up: {r.given_up}.") if r.given_up else ""
 
 
 def _key_figures(r: Result) -> list[str]:
     target = r.target_accuracy
     missing = "not reached" if target > 0 else NOTHING
     decided = r.updates_applied + r.updates_rejected
-    last = f"at version {r.history[-1].version}" if r.history else "never evaluated"
-    best = next((p for p in r.history if p.accuracy == r.best_accuracy is not None), None)
     to_target = f" to {100 * target:g} %" if target > 0 else " to target"
     no_target = "" if target > 0 else "no target was set"
     clock = "virtual" if r.kind == "simulated" else "since the start"
     s, judged = r.staleness, r.updates_applied > 0
     return [
-        tile("Final accuracy", percent_text(r.final_accuracy), last),
-        tile("Best accuracy", percent_text(r.best_accuracy), f"at version {best.version}" if best else ""),
+        *_measured_tiles(r),
         tile(
             f"Time{to_target}",
             missing if r.time_to_target_s is None else duration_text(r.time_to_target_s),
@@ -114,6 +124,22 @@ def _key_figures(r: Result) -> list[str]:
     ]
 
 
+def _measured_tiles(r: Result) -> list[str]:
+    """The last and the best of what is measured first: accuracy, or loss, or another metric."""
+    name = next(iter(metric_names([r])), "")
+    if not name:
+        return [tile("Measured", "never" if not r.history else "nothing finite")]
+    last, known = r.history[-1], [(v, p.version) for p in r.history if (v := value(p, name)) is not None]
+    text = percent_text if name == ACCURACY else number_text
+    found = value(last, name)
+    final = "not finite" if found is None else text(found)
+    tiles_ = [tile(f"Final {name}", final, f"at version {last.version}")]
+    if name in (ACCURACY, LOSS):
+        best, version = max(known) if name == ACCURACY else min(known)
+        tiles_.append(tile(f"Best {name}", text(best), f"at version {version}"))
+    return tiles_
+
+
 def _devices_text(r: Result) -> str:
     giving = sum(c.updates > 0 for c in r.clients.values())
     return f"{count_text(giving)} of {count_text(len(r.clients))} devices"
@@ -124,29 +150,28 @@ def _traffic(total: int, whole: int, updates: int) -> tuple[str, str]:
     return bytes_text(total), ", ".join(remark for remark in (each, saving(total, whole)) if remark)
 
 
-def _accuracy_cards(r: Result) -> list[str]:
-    ways: list[tuple[str, Axis, Callable[[Point], float]]] = [
-        ("Accuracy over time", time_axis(r.kind), lambda p: p.time_s),
-        ("Accuracy over updates", UPDATES, lambda p: p.updates),
-        ("Accuracy over traffic", TRAFFIC, lambda p: p.uplink_bytes + p.downlink_bytes),
+def _metric_cards(r: Result) -> list[str]:
+    """What is measured first against everything, the other metrics against time."""
+    names = metric_names([r])
+    if not names:
+        told = "No measurement was finite." if r.history else "No version of this run was evaluated."
+        return [card("Measurements", empty(told))]
+    ways: list[tuple[str, str, Axis, Callable[[Point], float]]] = [
+        (names[0], "time", time_axis(r.kind), lambda p: p.time_s),
+        (names[0], "updates", UPDATES, lambda p: p.updates),
+        (names[0], "traffic", TRAFFIC, lambda p: p.uplink_bytes + p.downlink_bytes),
     ]
-    if not r.history:
-        return [card("Accuracy", empty("No version of this run was evaluated."))]
-    target = r.target_accuracy if r.target_accuracy > 0 else None
-    cards = []
-    for title, x, at in ways:
-        line = Series(r.strategy, [(at(p), p.accuracy) for p in r.history if p.accuracy is not None])
-        cards.append(card(title, line_chart([line], x, ACCURACY, target)))
-    return cards
+    ways += [(name, "time", time_axis(r.kind), lambda p: p.time_s) for name in names[1:]]
+    return [_metric_card(r, *way) for way in ways]
 
 
-def _loss_card(r: Result) -> str:
-    points = [(p.time_s, p.loss) for p in r.history if p.loss is not None]
-    left_out = len(r.history) - len(points)
-    caption = f"{left_out} evaluations had a loss that was not finite; they are left out." if left_out else ""
-    if not points:
-        return card("Loss", empty("No finite loss was recorded."), caption)
-    return card("Loss", line_chart([Series("loss", points, 3)], time_axis(r.kind), LOSS), caption)
+def _metric_card(r: Result, name: str, over: str, x: Axis, at: Callable[[Point], float]) -> str:
+    points = [(at(p), v) for p in r.history if (v := value(p, name)) is not None]
+    flaws = [at(p) for p in r.history if value(p, name) is None]
+    target = r.target_accuracy if name == ACCURACY and r.target_accuracy > 0 else None
+    line = Series(name, points, {ACCURACY: 0, LOSS: 3}.get(name, 2), flaws=flaws)
+    title = f"{heading(name)} over {over}"
+    return card(title, plot([line], x, axis_of(name), target), flaws_text(len(flaws)))
 
 
 def _staleness_card(r: Result) -> str:
@@ -168,32 +193,32 @@ def _rejections_card(r: Result) -> str:
 
 def _config_card(r: Result) -> str:
     if not r.config:
-        return card("Configuration", empty("No configuration was recorded."))
-    tables = {k: v for k, v in r.config.items() if isinstance(v, Mapping)}
-    single = {k: v for k, v in r.config.items() if k not in tables}
-    blocks = [_settings(f"[{name}]", keys) for name, keys in tables.items() if keys]
-    if single:
-        blocks.insert(0, _settings("top level", single))
-    return card("Configuration", f'<div class="settings">{"".join(blocks)}</div>')
+        return card("Settings", empty("No configuration was recorded."))
+    told = {k: v for k, v in changed(r.config).items() if k not in PLACES}
+    caption = "The settings that are not as they are by default, and those of the strategy."
+    whole = fold("All settings", settings_table(all_settings(r.config)))
+    return card("Settings", settings_table(told) + whole, caption)
 
 
-def _settings(title: str, keys: Mapping[str, object]) -> str:
-    rows = [(f"<code>{safe(k)}</code>", f"<code>{_value(v)}</code>") for k, v in flat(keys).items()]
-    return f"<div><h3>{safe(title)}</h3>{table((), rows)}</div>"
-
-
-def _value(value: object) -> str:
-    """A setting as TOML would spell it, nearly."""
-    return safe(str(value).lower() if isinstance(value, bool) else value if value != "" else '""')
-
-
-def _digests_card(r: Result) -> str:
-    rows = [
+def _origin_card(r: Result) -> str:
+    rows = [("started", safe(r.started_at.replace("T", " ") or NOTHING)), ("host", safe(r.host or NOTHING))]
+    if r.parameters:
+        size = f"{count_text(r.parameters)} parameters and buffers, {bytes_text(r.model_bytes)}"
+        rows.append(("model", safe(size)))
+    ended = r.why or ("the end of its budget" if r.status == "finished" else "")
+    rows += [
+        (r.status, safe(ended or NOTHING)),
         ("model sha256", f"<code>{safe(r.model_sha256)}</code>"),
-        ("journal sha256", f"<code>{safe(r.journal_sha256)}</code>"),
-        ("events recorded", count_text(r.events)),
-        ("evaluations", count_text(len(r.history))),
+        ("journal sha256", f"<code>{safe(r.journal_sha256 or NOTHING)}</code>"),
+        ("events, evaluations", f"{count_text(r.events)}, {count_text(len(r.history))}"),
         ("program", f"anabranch {safe(r.anabranch_version)}"),
     ]
     caption = "The digests of the final model and of the journal: equal runs have equal ones."
-    return card("Digests", table(("what", "value"), rows), caption)
+    return card("About this run", table((), rows) + _command(r), caption)
+
+
+def _command(r: Result) -> str:
+    """How to have the same run again, where a command has it."""
+    if r.kind != "simulated" or dict(r.config.get("run", {})).get("workload") != r.workload:
+        return ""
+    return f"<h3>the same run again</h3><pre>{safe(simulate_command(r.config))}</pre>"

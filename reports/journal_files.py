@@ -20,7 +20,7 @@ from safetensors.numpy import load_file, save
 
 from anabranch.core.arrays import plain_tensors
 from anabranch.core.config import Config
-from anabranch.core.errors import DataError, StoreCorrupt
+from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
 from anabranch.core.events import Payload
 from anabranch.core.journal import JournalDigest, Record
 from anabranch.core.params import ParamSpec, Tensors
@@ -96,6 +96,8 @@ class JournalReader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        if not folder.is_dir():
+            raise FolderMissing(f"{folder} is not there: name the folder of a run")
         if not (folder / JOURNAL).is_file():
             raise DataError(f"{folder} has no {JOURNAL}: name the folder of a run")
         head = next(self._lines(), None)

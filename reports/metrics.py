@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from anabranch.reports.result import Point, Result
+from anabranch.reports.scales import Axis
+from anabranch.reports.text import COUNT, PERCENT, clipped
 
 ACCURACY, LOSS = "accuracy", "loss"
+NAME_CHARS_MAX = 24
 
 
 def value(point: Point, name: str) -> float | None:
@@ -25,3 +28,13 @@ def lacking(r: Result, name: str) -> int:
     """Measurements without a figure that others of the run have: it was not finite there."""
     missing = sum(value(p, name) is None for p in r.history)
     return missing if missing < len(r.history) else 0
+
+
+def heading(name: str) -> str:
+    """A metric at the beginning of a title; the App's own names stay as they are."""
+    return name.capitalize() if name in (ACCURACY, LOSS) else name
+
+
+def axis_of(name: str) -> Axis:
+    """The axis of a metric: an accuracy is a fraction, of the others nothing is known."""
+    return Axis(clipped(name, NAME_CHARS_MAX), PERCENT if name == ACCURACY else COUNT, from_zero=False)

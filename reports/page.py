@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
 
 from anabranch.reports.scales import Axis
-from anabranch.reports.text import BYTES, PERCENT, SECONDS, safe
+from anabranch.reports.settings import setting_text
+from anabranch.reports.svg import hue
+from anabranch.reports.text import BYTES, PERCENT, SECONDS, count_text, safe
 
 ACCURACY = Axis("accuracy", PERCENT, from_zero=False)
-LOSS = Axis("loss", from_zero=False)
 UPDATES = Axis("applied updates", whole=True)
 TRAFFIC = Axis("uplink + downlink", BYTES)
 
@@ -40,7 +40,7 @@ def document(title: str, body: Iterable[str]) -> str:
 <main>
 {"".join(f"{part}{chr(10)}" for part in body)}</main>
 <script>
-{resource("hover.js")}</script>
+{resource("hover.js")}{resource("plot.js")}</script>
 </body>
 </html>
 """
@@ -102,12 +102,37 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="scroll"><table>{top}<tbody>{lines}</tbody></table></div>'
 
 
-def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as `table.key` -> value."""
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping) and value:
-            out |= flat(value, f"{prefix}{key}.")
-        else:
-            out[f"{prefix}{key}"] = value
-    return out
+def legend_list(entries: Iterable[tuple[str, int]]) -> str:
+    """(name, colour) entries above the charts that they are of; names of any length."""
+    items = "".join(f'<li><i class="key {hue(colour)}"></i>{safe(name)}</li>' for name, colour in entries)
+    return f'<ul class="legend">{items}</ul>'
+
+
+def notice(text: str) -> str:
+    """A line that nobody shall miss."""
+    return f'<p class="notice" role="status">{safe(text)}</p>'
+
+
+def flaws_text(count: int) -> str:
+    """What the marks above a chart mean; nothing where there are none."""
+    if not count:
+        return ""
+    plural = "s were" if count > 1 else " was"
+    return f"{count_text(count)} measurement{plural} not finite: marked above the curves."
+
+
+def settings_table(settings: Mapping[str, object]) -> str:
+    """Settings with their values, in as many columns as fit, table by table."""
+    tables: dict[str, list[tuple[str, str]]] = {}
+    for key, value in settings.items():
+        table_name, _, name = key.rpartition(".")
+        row = f"<code>{safe(name)}</code>", f"<code>{safe(setting_text(value))}</code>"
+        tables.setdefault(table_name, []).append(row)
+    titled = {f"[{name}]" if name else "top level": rows for name, rows in tables.items()}
+    blocks = (f"<div><h3>{safe(title)}</h3>{table((), rows)}</div>" for title, rows in titled.items())
+    return f'<div class="settings">{"".join(blocks)}</div>'
+
+
+def fold(title: str, content: str) -> str:
+    """HTML that is shown when its title is clicked."""
+    return f"<details><summary>{safe(title)}</summary>{content}</details>"

@@ -11,7 +11,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
-from anabranch.core.errors import DataError
+from anabranch.core.errors import DataError, FolderMissing
 
 RESULT_FILE = "result.json"
 Kind = Literal["live", "simulated"]
@@ -178,6 +178,8 @@ class Result:
         try:
             data = json.loads(path.read_text(encoding="utf-8"), parse_constant=_no_constant)
         except FileNotFoundError as error:
+            if not folder.is_dir():
+                raise FolderMissing(f"{folder} is not there: name the folder of a run") from None
             raise DataError(f"{path} is missing: name the folder of a run that has ended") from error
         except (OSError, ValueError) as error:
             raise DataError(f"{path} cannot be read: {error}") from error

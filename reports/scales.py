@@ -34,7 +34,7 @@ class Axis:
         The range ends at a round tick; a `snug` one ends at the largest value.
         """
         known = list(values) or [0.0, 1.0]
-        positive = [v for v in known if v > 0]
+        positive = [v for v in known if v > _NEGLIGIBLE]
         if self.log and positive and max(positive) > LOG_LEAST * min(positive):
             return self._log_scale(positive, start, end)
         low, high = (min(0.0, *known) if self.from_zero else min(known)), max(known)

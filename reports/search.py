@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from anabranch.reports.charts import Series, line_chart
 from anabranch.reports.page import ACCURACY, card, document, grid, header, table
+from anabranch.reports.plots import Series, plot
 from anabranch.reports.scales import Axis
 from anabranch.reports.text import BYTES, bytes_text, percent_text, safe
 
@@ -20,7 +20,7 @@ def search_html(data: Mapping[str, Any]) -> str:
     found = f"kept {data['kept']:g}, {data['bits']} bits"
     floor = taken[0]["accuracy"] - data["loss_max"]
     points = sorted((d["update_bytes"], d["accuracy"]) for d in taken)
-    chart = line_chart([Series("taken", points)], UPDATE, ACCURACY, floor)
+    chart = plot([Series("taken", points)], UPDATE, ACCURACY, floor)
     caption = (
         "Each point is a pair that was taken, from the mildest (right) to the strongest (left); below the "
         "dashed line more accuracy is lost than is allowed. Judged on the validation part."

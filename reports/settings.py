@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ PLACES = frozenset(
     }
 )
 SEED, EXECUTOR, BATCHED = "run.seed", "fleet.executor", "batched"
+NO_WORDS = ("true", "false", "inf", "nan")
 _MISSING = object()
 
 
@@ -68,6 +70,11 @@ def setting_text(value: object) -> str:
     )  # what TOML forbids and JSON does not
 
 
+def all_settings(config: Mapping[str, Any]) -> Settings:
+    """Every setting that was recorded."""
+    return _keys(config)
+
+
 def label_text(key: str, value: object) -> str:
     """`alpha=0.2`, of the setting's own name."""
     text = value if isinstance(value, str) and value else setting_text(value)
@@ -77,8 +84,14 @@ def label_text(key: str, value: object) -> str:
 def simulate_command(config: Mapping[str, Any]) -> str:
     """The command that simulates the same again, whatever file and flags the settings came from."""
     needed = {k: v for k, v in changed(config).items() if k not in PLACES or k.startswith("run.")}
-    sets = [f"--set {shlex.quote(f'{k}={setting_text(v)}')}" for k, v in needed.items()]
+    sets = [f"--set {shlex.quote(f'{k}={_word(v)}')}" for k, v in needed.items()]
     return " ".join(["anabranch simulate", *sets])
+
+
+def _word(value: object) -> str:
+    """A value as `--set` reads it: a plain word may do without its quotes."""
+    plain = isinstance(value, str) and re.fullmatch(r"[a-z][a-z_-]+", value)
+    return str(value) if plain and value not in NO_WORDS else setting_text(value)
 
 
 def _keys(config: Mapping[str, Any]) -> Settings:

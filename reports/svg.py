@@ -14,6 +14,7 @@ from anabranch.reports.text import clipped, safe
 WIDTH, HEIGHT = 380.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 48.0, 14.0, 32.0, 46.0
 COLOURS = 8
+TITLE_ABOVE = 13.0  # the baseline of the title of the vertical axis, above the drawing
 LEGEND_ROW, LEGEND_CHARS_MAX = 18.0, 40
 CHAR_WIDTH = 7.0  # of the charts' 12-unit type, on average: SVG cannot measure its texts
 
@@ -28,8 +29,8 @@ def svg(parts: Sequence[str], height: float, label: str) -> str:
     )
 
 
-def frame(x: Axis, y: Axis, xs: Scale, ys: Scale, height: float) -> list[str]:
-    """Grid lines, tick labels and axis titles."""
+def frame(x: Axis, y: Axis, xs: Scale, ys: Scale, height: float, above: float = 0.0) -> list[str]:
+    """Grid lines, tick labels and axis titles; `above`: room between the drawing and the upper title."""
     right, floor, top = WIDTH - RIGHT, height - BOTTOM, min(ys.pixels)
     out = []
     for tick in ys.ticks:
@@ -38,10 +39,10 @@ def frame(x: Axis, y: Axis, xs: Scale, ys: Scale, height: float) -> list[str]:
         out.append(text(LEFT - 6, at + 4, ys.tick_text(tick), "tick end"))
     for tick in xs.ticks:
         at = xs.tick_pixel(tick)
-        out.append(f'<path class="axis" d="M{at:.1f} {floor:.1f}v4"/>')
-        out.append(text(at, floor + 17, xs.tick_text(tick), "tick mid"))
+        out.append(f'<path class="axis x" d="M{at:.1f} {floor:.1f}v4"/>')
+        out.append(text(at, floor + 17, xs.tick_text(tick), "tick mid x"))
     out.append(f'<path class="axis" d="M{LEFT:.1f} {floor:.1f}H{right:.1f}"/>')
-    out.append(text(4, top - 13, y.title(ys.unit), "title"))
+    out.append(text(4, top - TITLE_ABOVE - above, y.title(ys.unit), "title"))
     out.append(text((LEFT + right) / 2, height - 8, x.title(xs.unit), "title mid"))
     return out
 
@@ -79,6 +80,6 @@ def text(x: float, y: float, content: str, style: str, tip: str = "") -> str:
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}"{data}>{safe(content)}</text>'
 
 
-def path(points: Sequence[XY]) -> str:
+def path(points: Sequence[XY], digits: int = 1) -> str:
     """Path data through the points."""
-    return "M" + "L".join(f"{a:.1f} {b:.1f}" for a, b in points)
+    return "M" + "L".join(f"{a:.{digits}f} {b:.{digits}f}" for a, b in points)

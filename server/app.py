@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,11 +17,13 @@ from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at
 from anabranch.core.config import Config, as_started
+from anabranch.core.effects import Effect
 from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
 from anabranch.identity.authority import Authority, authority_exists
+from anabranch.server.chronicle import Chronicle, Standing
 from anabranch.server.clock import WallClock
 from anabranch.server.feed import Feed
 from anabranch.server.heap import bound_heap
@@ -31,6 +33,7 @@ from anabranch.server.models import Models
 from anabranch.server.ports import Ports
 from anabranch.server.proofs import keep_authority
 from anabranch.server.recovery import Recovered, make_engine, recover, refolder
+from anabranch.server.restored import read_restored
 from anabranch.server.run import LiveRun
 from anabranch.server.seen_register import check_register
 from anabranch.server.standby import StandbyPorts, Tenure, await_turn, check_standby
@@ -41,6 +44,8 @@ from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 1.0  # so often the log hears that time passes
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,10 @@ async def serve(
                 _keep_register(config, identity)
                 frozen = manifest.frozen
                 del manifest, begin  # the first weights are in the engine: no need to hold them twice
+                authority = None if identity is None else identity.authority
+                restored = read_restored(Path(table.data_dir), store, recovered.info, authority)
                 async with _live(store, recovered, config, frozen, limits, identity) as run:
+                    run.restored = restored
                     tenure.watch(run.writer)
                     await _serve(run, recovered, ready, stop, insecure)
     except AnabranchError as error:
@@ -167,7 +175,13 @@ async def _live(
     clock = WallClock(recovered.last_now)
     writer = _writer(store, recovered, config, models, clock, limits)
     uploads, feed = Uploads(store.blobs, limits), Feed()
-    writer.listener = feed.tell
+    chronicle = Chronicle(recovered.engine, clock.now())
+
+    def listen(seq: int, now: float, effects: Sequence[Effect]) -> None:
+        feed.tell(seq, now, effects)
+        chronicle.tell(seq, now, effects)
+
+    writer.listener = listen
     intake = Intake(spec, recovered.info.run_id, writer, uploads)
     run = LiveRun(
         recovered.info,
@@ -183,13 +197,27 @@ async def _live(
         limits,
     )
     writer.start()
+    keeper = asyncio.create_task(_keep(chronicle, writer), name="anabranch-chronicle")
     try:
         yield run
     finally:
+        keeper.cancel()
         feed.close()
         uploads.close()
         await writer.close()
         models.close()
+
+
+async def _keep(chronicle: Chronicle, writer: Writer) -> None:
+    """Let the log know how time passes."""
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if chronicle.look(writer.now()):
+            try:
+                standing = await writer.look(Standing.of)
+            except AnabranchError:  # it goes down, or has too much to do
+                continue
+            chronicle.stalled(standing, writer.now())
 
 
 def _writer(

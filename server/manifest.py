@@ -22,7 +22,7 @@ from safetensors.numpy import load, save
 from anabranch.compress.model import encode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core.arrays import plain_tensors
-from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
+from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.units import UnitGroup
@@ -86,6 +86,22 @@ def write_manifest(
     return manifest
 
 
+def check_free(folder: Path, tensors: Mapping[str, Array], spec: ParamSpec) -> None:
+    """Raises `ConfigError` where a folder holds another model than this: a run may have started from it.
+
+    A manifest that is damaged holds no model.
+    """
+    try:
+        held = read_manifest(folder)
+    except ConfigError:
+        return
+    if held.initial_sha256 != Manifest("", spec, tensors).initial_sha256 or held.spec != spec:
+        raise ConfigError(
+            f"{folder} holds another model, of {held.app}, and a run may have started from it: "
+            "write this one elsewhere with --out DIR, or replace that one with --force"
+        )
+
+
 def kept_manifest(data_dir: Path) -> Path:
     """Where a server keeps the manifest it was started with."""
     return data_dir / "manifest"
@@ -147,6 +163,8 @@ def read_weights(path: Path, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -
 
 
 def _read_head(folder: Path, limits: Limits) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise FolderMissing(f"{folder} is not there: {FIX}")
     try:
         head = json.loads(_read_capped(folder / MANIFEST, limits.manifest_bytes_max))
     except ValueError as error:

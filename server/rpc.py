@@ -228,15 +228,13 @@ class Devices(DevicesServicer):
     async def _sign(self, header: devices.ModelHeader, caller: Caller) -> None:
         """Vouch for a model, and for the history that led to it, to who has a certificate."""
         run, version = self.run, header.version
+        if run.restored is not None:
+            header.restored.CopyFrom(run.restored.to_proto())
+            header.head = bytes.fromhex(await self._head(version))
         if caller.peer is None:
             return
         assert run.identity is not None, "a caller with a certificate came through a guarded port"
-        head = run.writer.history.head_of(version)
-        if head is None:
-            rows = await run.writer.look_store(lambda store: store.versions(version - 1, 1))
-            head = rows[0].head if rows else None
-        if head is None:
-            raise UnknownVersion(f"version {version} is of before its history was kept: fetch the newest")
+        head = await self._head(version)
         header.run_id, header.head = run.info.run_id, bytes.fromhex(head)
         message = head_message(
             run.info.run_id,
@@ -247,6 +245,17 @@ class Devices(DevicesServicer):
             header.vector_sha256.hex(),
         )
         header.signature, header.certificate = run.identity.sign(message)
+
+    async def _head(self, version: int) -> str:
+        """A version's head, hex. Raises `UnknownVersion`."""
+        writer = self.run.writer
+        head = writer.history.head_of(version)
+        if head is None:
+            rows = await writer.look_store(lambda store: store.versions(version - 1, 1))
+            head = rows[0].head if rows else None
+        if head is None:
+            raise UnknownVersion(f"version {version} is of before its history was kept: fetch the newest")
+        return head
 
     def _retry_s(self) -> tuple[float, float]:
         return self.run.writer.engine.settings.retry_after_s
@@ -285,6 +294,8 @@ class Devices(DevicesServicer):
             await self.run.writer.submit(ev.TaskDropped(now, task.client_id, task.task_id, str(gone)))
             return self._refusal(Refused(ask, Reason.BASE_GONE, str(gone), self._retry_s()))
         proto = task_to_proto(task, _part(file))
+        if self.run.restored is not None:
+            proto.base_head = bytes.fromhex(await self._head(task.base_version))
         return devices.AskTaskResponse(task=proto, server_time_s=self.run.writer.now())
 
     def _wanted(

@@ -10,6 +10,7 @@ from anabranch.core.params import ParamSpec
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
 from anabranch.server.models import Models
+from anabranch.server.restored import Restored
 from anabranch.server.store.base import RunInfo
 from anabranch.server.tls import ServerIdentity
 from anabranch.server.uploads import Uploads
@@ -41,5 +42,7 @@ class LiveRun:
     identity: ServerIdentity | None
     limits: Limits = field(default=DEFAULT_LIMITS)
     draining: bool = False
+    # Where it came from a backup, as its operator has said.
+    restored: Restored | None = None
     sent_to_devices: Sent = field(default_factory=Sent)
     sent_to_observers: Sent = field(default_factory=Sent)

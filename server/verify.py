@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anabranch.core.config import Config
 from anabranch.core.engine import Engine
-from anabranch.core.errors import AnabranchError, DataError, ReplayMismatch
+from anabranch.core.errors import AnabranchError, DataError, FolderMissing, ReplayMismatch
 from anabranch.core.invariants import violations
 from anabranch.core.params import digest
 from anabranch.core.snapshot import Snapshot, restore, state_digest
@@ -40,6 +40,8 @@ class VerifyReport:
 
 def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
     """The run in a store that was not started, and what it started from. Raises `DataError`."""
+    if not data_dir.is_dir():
+        raise FolderMissing(f"{data_dir} is not there: name the data_dir (and the database) of a server")
     info = store.info()
     if info is None:
         raise DataError(f"{data_dir} holds no run: name the data_dir (and the database) of a server")

@@ -212,6 +212,7 @@ class Task(_message.Message):
     UPLINK_FIELD_NUMBER: _builtins.int
     SUBMODEL_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    BASE_HEAD_FIELD_NUMBER: _builtins.int
     task_id: _builtins.str
     base_version: _builtins.int
     base_kind: _model_pb2.BaseKind.ValueType
@@ -219,6 +220,8 @@ class Task(_message.Message):
     seed: _builtins.int
     lease_s: _builtins.float
     expires_at_s: _builtins.float
+    base_head: _builtins.bytes
+    """Where the run was restored from a backup, the head of base_version: its number alone may be a lost one's."""
     @_builtins.property
     def local(self) -> _model_pb2.LocalPlan: ...
     @_builtins.property
@@ -241,10 +244,11 @@ class Task(_message.Message):
         uplink: _model_pb2.Encoding | None = ...,
         submodel: _model_pb2.SubmodelMap | None = ...,
         parts: _abc.Iterable[_model_pb2.Part] | None = ...,
+        base_head: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "submodel", b"submodel", "uplink", b"uplink"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_kind", b"base_kind", "base_version", b"base_version", "expires_at_s", b"expires_at_s", "lease_s", b"lease_s", "local", b"local", "mode_epoch", b"mode_epoch", "parts", b"parts", "seed", b"seed", "submodel", b"submodel", "task_id", b"task_id", "uplink", b"uplink"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_head", b"base_head", "base_kind", b"base_kind", "base_version", b"base_version", "expires_at_s", b"expires_at_s", "lease_s", b"lease_s", "local", b"local", "mode_epoch", b"mode_epoch", "parts", b"parts", "seed", b"seed", "submodel", b"submodel", "task_id", b"task_id", "uplink", b"uplink"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -392,6 +396,7 @@ class ModelHeader(_message.Message):
     HEAD_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     CERTIFICATE_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     manifest_sha256: _builtins.bytes
     published_at_s: _builtins.float
@@ -413,6 +418,10 @@ class ModelHeader(_message.Message):
     """The server's, DER."""
     @_builtins.property
     def part(self) -> _model_pb2.Part: ...
+    @_builtins.property
+    def restored(self) -> Global___Restored:
+        """Where the run was restored from a backup, for as long as there is a trace of it."""
+
     def __init__(
         self,
         *,
@@ -429,16 +438,48 @@ class ModelHeader(_message.Message):
         head: _builtins.bytes = ...,
         signature: _builtins.bytes = ...,
         certificate: _builtins.bytes = ...,
+        restored: Global___Restored | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "from_version", b"from_version", "part", b"part"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "from_version", b"from_version", "part", b"part", "restored", b"restored"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "certificate", b"certificate", "final", b"final", "from_version", b"from_version", "head", b"head", "manifest_sha256", b"manifest_sha256", "not_modified", b"not_modified", "part", b"part", "part_only", b"part_only", "published_at_s", b"published_at_s", "run_id", b"run_id", "signature", b"signature", "vector_sha256", b"vector_sha256", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_from_version", b"_from_version", "certificate", b"certificate", "final", b"final", "from_version", b"from_version", "head", b"head", "manifest_sha256", b"manifest_sha256", "not_modified", b"not_modified", "part", b"part", "part_only", b"part_only", "published_at_s", b"published_at_s", "restored", b"restored", "run_id", b"run_id", "signature", b"signature", "vector_sha256", b"vector_sha256", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__from_version: _TypeAlias = _typing.Literal["from_version"]  # noqa: Y015
     _WhichOneofArgType__from_version: _TypeAlias = _typing.Literal["_from_version", b"_from_version"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__from_version) -> _WhichOneofReturnType__from_version | None: ...
 
 Global___ModelHeader: _TypeAlias = ModelHeader  # noqa: Y015
+
+@_typing.final
+class Restored(_message.Message):
+    """The authority's word that a run went on from an older version: docs/protocol.md, "History"."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    head: _builtins.bytes
+    number: _builtins.int
+    """Grows with every restore of the run."""
+    signature: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        head: _builtins.bytes = ...,
+        number: _builtins.int = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["head", b"head", "number", b"number", "signature", b"signature", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Restored: _TypeAlias = Restored  # noqa: Y015
 
 @_typing.final
 class FetchModelResponse(_message.Message):

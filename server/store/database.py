@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import quote
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
-from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
+from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked, StoreUnreachable
 from anabranch.core.secrets import masked
 from anabranch.server.store import leader
 from anabranch.server.store.base import DiskFailed
@@ -190,9 +190,16 @@ class Database:
             return StoreCorrupt(f"{why}; restore a backup")
         if code in _LOCKED:
             return StoreLocked(f"{why}; another process writes there: stop it, or use another database")
+        if isinstance(error, OperationalError) and not self.is_sqlite and code is None and doing == "opening":
+            return StoreUnreachable(f"{self.name} cannot be reached: {_first_line(error)}")
         if self._writes and doing == "using":
             return DiskFailed(f"{why}; what was written is unknown, restart to recover")
         return StoreError(why)
+
+
+def _first_line(error: DBAPIError) -> str:
+    """The reason; a driver repeats it for every address that a host has."""
+    return str(error.orig).strip().partition("\n")[0]
 
 
 def _code(error: DBAPIError) -> int | str | None:

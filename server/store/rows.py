@@ -115,10 +115,12 @@ def check_same_run(stored: RunInfo, given: RunInfo, where: str) -> None:
     """Raises `ManifestMismatch` if a stored run is of another model than the given one."""
     what = ""
     if json.dumps(stored.layout) != json.dumps(given.layout):
-        what = "a model of another layout"
+        what = "other tensors or units"
     elif stored.initial_sha256 != given.initial_sha256:
-        what = "other initial weights"
+        what = "other first weights"
     if what:
         raise ManifestMismatch(
-            f"{where} has the run {stored.name!r} with {what}: give its own manifest, or another data_dir"
+            f"the run {stored.name!r} in {where} started from another model than this one, with {what}: "
+            "serve the one that it started from (its server has kept it: --model DATA_DIR/manifest), "
+            "or start a run of its own for this one with --data-dir DIR"
         )

@@ -14,7 +14,7 @@ import pytest
 def anabranch(*arguments: object) -> dict[str, Any]:
     """Run a command; returns its last JSON line."""
     command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments), "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found

@@ -20,7 +20,7 @@ SIMULATE = ["simulate", "--set", "run.workload=synthetic", "--set", "run.updates
 def said(arguments: list[str], cwd: Path, *launcher: str) -> tuple[int, str]:
     """The exit code, and the one line of the error."""
     command = [*launcher, sys.executable, "-m", "anabranch.cli.main", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: "), line
     return done.returncode, line

@@ -152,6 +152,9 @@ OTHERS: dict[str, Call] = {
     "admin operator": lambda p, _: ["bob", "--folder", p.ca],
     "admin revoke": lambda p, cwd: [enrolled(p), "--folder", p.ca],
     "admin members": lambda p, _: ["--folder", p.ca],
+    "admin attest-restore": lambda p, cwd: [
+        *("--folder", p.ca, "--data-dir", shutil.copytree(p.folder / "stopped", cwd / "data")),
+    ],
     "config show": lambda p, _: [p.folder / "run.toml"],
     "demo": lambda p, _: ["--workload", "synthetic", "--clients", 1, "--set", "run.updates_max=4"],
     "init": lambda p, _: ["synthetic"],
@@ -248,7 +251,7 @@ def ended(words: list[str], cwd: Path) -> Said:
         assert process.stdout is not None
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        rest, err = process.communicate(timeout=60)
+        rest, err = process.communicate(timeout=600)
     code = 0 if process.returncode == 130 else process.returncode  # Ctrl-C is no failure here
     return Said(code, first + rest, err)
 

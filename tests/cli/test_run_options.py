@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import anabranch, answer
+from commands import anabranch, answer, serving
 
 from anabranch.cli.configuration import is_config, run_name
-from anabranch.core.errors import OUTCOMES, ConfigError
+from anabranch.core.errors import OUTCOMES, ConfigError, ManifestMismatch
 from anabranch.reports.journal_files import JournalReader
 
 RUN = """
@@ -113,3 +113,33 @@ def test_what_cannot_be_is_said(arguments: tuple[object, ...], words: str, tmp_p
     assert done.returncode == OUTCOMES[ConfigError].exit_code
     assert words in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_init_keeps_a_model_that_is_there(tmp_path: Path) -> None:
+    assert anabranch(tmp_path, "init", "synthetic").returncode == 0
+    model = tmp_path / "anabranch-model"
+    before = {path.name: path.read_bytes() for path in model.iterdir()}
+    assert anabranch(tmp_path, "init", "synthetic").returncode == 0, "the same model is no other"
+    other = anabranch(tmp_path, "init", "synthetic", "--seed", 1)
+    assert other.returncode == OUTCOMES[ConfigError].exit_code
+    assert "anabranch-model holds another model, of synthetic" in other.stderr
+    assert "--out DIR, or replace that one with --force" in other.stderr
+    assert {path.name: path.read_bytes() for path in model.iterdir()} == before
+    assert anabranch(tmp_path, "init", "synthetic", "--seed", 1, "--force").returncode == 0
+    assert {path.name: path.read_bytes() for path in model.iterdir()} != before
+
+
+def test_a_server_with_another_model_than_its_run_says_so(tmp_path: Path) -> None:
+    ports = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0")
+    for seed in (0, 1):
+        assert anabranch(tmp_path, "init", "synthetic", "--seed", seed, "--out", f"m{seed}").returncode == 0
+    with serving(tmp_path, "--model", "m0", *ports):
+        pass
+    other = anabranch(tmp_path, "server", "--model", "m1", *ports)
+    assert other.returncode == OUTCOMES[ManifestMismatch].exit_code
+    assert "started from another model than this one, with other first weights" in other.stderr
+    with serving(tmp_path, "--model", "anabranch-data/manifest", *ports) as said:
+        assert said["version"] == 0
+    assert anabranch(tmp_path, "report", "anabranch-data").returncode == 0
+    config = JournalReader(tmp_path / "anabranch-data" / "run").config
+    assert (config.run.name, config.run.workload) == ("synthetic", "synthetic")

@@ -328,8 +328,35 @@ def test_stop_ends_a_wait(tmp_path: Path) -> None:
     agent = federation.agent(bell=Bell(), on_event=hear)
     thread = threading.Thread(target=agent.run)
     thread.start()
-    assert waiting.wait(10)
+    assert waiting.wait(600)
     agent.stop()
-    thread.join(10)
+    thread.join(600)
     assert not thread.is_alive()
     assert agent.summary.why == "stopped"
+
+
+# --- what cannot be used -------------------------------------------------------------------------
+
+
+class NoNumbers(Synthetic):
+    """Its training has diverged for good."""
+
+    def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        for weights in model.values():
+            weights[...] = np.nan
+        return {"loss": float("nan")}
+
+
+@pytest.mark.parametrize("codec", ["raw", "int8"], ids=["rejected by the server", "no codec carries it"])
+def test_a_device_whose_updates_cannot_be_used_backs_off_until_the_run_is_given_up(
+    codec: str, tmp_path: Path
+) -> None:
+    federation = Federation(tmp_path, run={"rejections_max": 12}, uplink={"codec": codec})
+    summary = federation.agent(app=NoNumbers(), tasks_max=0).run()
+    assert "the last 12 updates were all rejected" in summary.why
+    assert summary.applied == 0
+    rests = [data["seconds"] for kind, data in federation.events if kind == "waiting"]
+    assert len(rests) >= 12
+    assert all(rest <= 0.5 * 2.0 ** (number + 1) for number, rest in enumerate(rests))
+    assert sum(rests[6:]) > 60.0, "the later ones are long"
+    assert federation.server.engine.ledger.live == 0, "no lease is left behind"

@@ -30,7 +30,7 @@ from anabranch.workloads.app import Examples, Shard
 from anabranch.workloads.batches import batches
 from anabranch.workloads.synthetic import Synthetic
 
-WAIT_S = 30.0
+WAIT_S = 600.0
 SOON = ClientTable(retry_base_s=0.001, retry_cap_s=0.01)
 MIXING = {"name": "fedasync", "alpha": 0.5, "staleness": {"name": "constant"}}
 
@@ -234,7 +234,7 @@ def test_devices_that_train_on_learn_together(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(120)
+        thread.join(600)
         assert not thread.is_alive()
     found = trainer_for(Synthetic()).evaluate(
         federation.server.engine.vector, {}, Synthetic().data(Shard("test"))

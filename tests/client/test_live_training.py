@@ -22,7 +22,7 @@ from anabranch.workloads.trainer import LiveWeights, trainer_for
 
 TENSORS = 24
 SNAPSHOTS = 1_000
-WAIT_S = 60.0
+WAIT_S = 600.0
 
 
 class Counting(App):

@@ -39,7 +39,7 @@ def test_a_device_with_norms_starts_again(downlink: str, tmp_path: Path) -> None
     }
     with live_server(tmp_path, trainer_for(Normed()).initial(0), config(**tables)) as info:
         for _ in range(5):
-            done = run_client(ClientOptions(APP, info.address, "a", 0, 4, tmp_path / "a", tasks_max=1))
+            done = run_client(ClientOptions(APP, info.address, "a", (0, 4), tmp_path / "a", tasks_max=1))
             assert (done.answered, done.failures) == (1, 0)
         with OperatorClient(info.admin_address) as operator:
             status = operator.status()

@@ -26,7 +26,7 @@ from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import Examples
 from anabranch.workloads.synthetic import Synthetic
 
-WAIT_S = 30.0
+WAIT_S = 600.0
 SOON = ClientTable(retry_base_s=0.001, retry_cap_s=0.01)
 
 

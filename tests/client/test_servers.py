@@ -24,8 +24,8 @@ from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.core.updates import Capability
 from anabranch.identity.addresses import parse_addresses
 
-BACK_S = 60.0
-RETRY_S = 600.0  # a test that waits for a backing off to end does not end
+BACK_S = 600.0
+RETRY_S = 6000.0  # a test that waits for a backing off to end does not end
 
 
 @contextmanager

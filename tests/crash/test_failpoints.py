@@ -33,7 +33,6 @@ def check(plan: Plan, folder: Path, figure: Callable[[str], None]) -> None:
     assert outcome.acknowledged > len(plan.failpoints)
 
 
-@pytest.mark.timeout(300)
 def test_a_crash_at_every_failpoint(tmp_path: Path, figure: Callable[[str], None]) -> None:
     plan = Plan(seed=21, updates=MANY, failpoints=POINTS, inline_bytes_max=NOTHING_INLINE)
     check(plan, tmp_path, figure)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from netlab import lab
 
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.prove
 
 ANSWERED = ("granted", "refused", "pushed", "enrolled")
 PARTITION_S = 15.0

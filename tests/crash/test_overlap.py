@@ -46,7 +46,7 @@ def live(
 ) -> tuple[int, list[Any]]:
     """One life of a device process: its exit code, and what it told."""
     command = [sys.executable, "-c", DEVICE, address, str(folder), str(tasks_max), die_at, str(count)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, -signal.SIGKILL), done.stderr
     return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 

@@ -10,7 +10,7 @@ import pytest
 from power import run
 from server_process import Plan
 
-pytestmark = [pytest.mark.prove, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.prove
 
 NOTHING_INLINE = 512  # every payload is larger, so that it goes through a spool file and a blob
 

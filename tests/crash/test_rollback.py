@@ -36,7 +36,7 @@ AFTER = (
     "snapshot_named:1",
     "snapshots_cleared:1",
 )
-DIES_S = 60.0
+DIES_S = 600.0
 
 
 class Run:
@@ -90,7 +90,6 @@ def run(request: Any, tmp_path: Path) -> Run:
     return Run(tmp_path, request.getfixturevalue("postgresql_url") if request.param == "postgresql" else "")
 
 
-@pytest.mark.timeout(600)
 def test_a_crash_at_every_step_of_a_rollback(run: Run) -> None:
     run.server.start()
     for point in (*BEFORE, *AFTER):
@@ -105,7 +104,6 @@ def test_a_crash_at_every_step_of_a_rollback(run: Run) -> None:
     _is_sound(run)
 
 
-@pytest.mark.timeout(600)
 def test_a_crash_at_any_moment_of_a_rollback(run: Run) -> None:
     chance = random.Random(1)
     run.server.start()

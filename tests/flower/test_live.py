@@ -50,7 +50,7 @@ run_client(options, hear)
 def anabranch(*arguments: str, cwd: Path) -> str:
     command = [sys.executable, "-m", "anabranch.cli.main", *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=170)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -64,7 +64,7 @@ def device(app: Path, address: str, folder: Path, shard: int, tasks_max: int, di
 def told(processes: Sequence[Any]) -> list[list[dict[str, Any]]]:
     found = []
     for process in processes:
-        out, err = process.communicate(timeout=170)
+        out, err = process.communicate(timeout=600)
         assert process.returncode in (0, -9), err
         found.append([json.loads(line) for line in out.splitlines()])
     return found

@@ -92,7 +92,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
 
     def said(*arguments: object) -> str:
         command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
         assert done.returncode in (2, 3), done.stderr
         return done.stderr
 

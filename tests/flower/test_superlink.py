@@ -25,8 +25,6 @@ from anabranch.simulation.replay import replay_run
 
 RUN_S = 500.0
 
-pytestmark = pytest.mark.timeout(900)
-
 
 def packed(app: Path, out: Path, run: Path, *more: str) -> Path:
     command = [sys.executable, "-m", "anabranch.cli.main", "flower", "pack", str(app)]

@@ -58,12 +58,12 @@ def test_connections_are_counted_and_those_that_say_nothing_are_closed(tmp_path:
             while healthy.applied < 2:
                 time.sleep(0.01)
             before = healthy.applied
-            sockets = [socket.create_connection((host, int(port)), 30.0) for _ in range(SILENT)]
-            assert closed(sockets[-20:], 30.0) == 20
+            sockets = [socket.create_connection((host, int(port)), 600.0) for _ in range(SILENT)]
+            assert closed(sockets[-20:], 600.0) == 20
             assert server.connections < SILENT
             while healthy.applied < before + 10:  # who was connected is served
                 time.sleep(0.01)
-            assert closed(sockets[:-20], 60.0) == SILENT - 20
+            assert closed(sockets[:-20], 600.0) == SILENT - 20
         with Healthy(server, 2) as later:  # and then there is room again
             while later.applied < 2 and not later.problems:
                 time.sleep(0.01)
@@ -149,7 +149,7 @@ def test_a_loaded_server_sheds_and_devices_come_back_when_they_are_told_to(
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(600)
         assert not any(thread.is_alive() for thread in threads)
     assert gaps, "nobody was shed"
     assert all(0 < earliest <= came for earliest, _, came in gaps)

@@ -39,14 +39,14 @@ def foreign(tmp_path_factory: pytest.TempPathFactory) -> Run:
     page = (ROOT / "docs" / "protocol.md").read_text(encoding="utf-8").replace("\\\n", "")
     (protoc,) = re.findall(r"^\$ python -m (grpc_tools.*)$", page, re.MULTILINE)
     command = [sys.executable, "-m", *protoc.replace("=generated", f"={folder}").split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     (folder / "anabranch" / "__init__.py").touch()  # a whole package: what is installed is not looked at
 
     def run(*arguments: object) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", ALONE, *map(str, arguments)]
         environment = os.environ | {"PYTHONPATH": str(folder)}
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
 
     (folder / "probe.py").write_text("import anabranch.core")
     assert "ModuleNotFoundError" in run(folder / "probe.py").stderr
@@ -116,6 +116,6 @@ def test_another_answer_is_found(foreign: Run, served: Served, tmp_path: Path) -
 def test_the_recording_is_of_this_tree(served: Served) -> None:
     assert served.info is not None
     command = [sys.executable, str(ROOT / "scripts" / "record_exchange.py"), served.info.address]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == json.loads(EXCHANGE.read_text(encoding="utf-8"))

@@ -210,7 +210,7 @@ def test_the_command_line_orders_it(buffered: Served) -> None:
     def admin(*words: str) -> dict[str, Any]:
         command = [sys.executable, "-m", "anabranch.cli.main", "admin", *words, "--json"]
         command += ["--admin", buffered.info.admin_address]  # type: ignore[union-attr]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
         return found

@@ -184,7 +184,7 @@ def test_devices_train_on_through_a_rollback(
             pushed += kind == "pushed"
             if (name, pushed, kind) == ("a", tasks // 2, "pushed"):
                 enough.set()
-                assert back.wait(120)  # with a part of its work to come; the other device trains on
+                assert back.wait(600)  # with a part of its work to come; the other device trains on
 
         options = ClientOptions("synthetic", address, name, state_dir=tmp_path / name, tasks_max=tasks)
         answered[name] = run_client(options, hear).answered
@@ -194,7 +194,7 @@ def test_devices_train_on_through_a_rollback(
         threads = [threading.Thread(target=train, args=(name, info.address)) for name in ("a", "b")]
         for thread in threads:
             thread.start()
-        assert enough.wait(120)
+        assert enough.wait(600)
         with (
             grpc.insecure_channel(info.address, options=QUICK) as channel,
             OperatorClient(info.admin_address) as admin,
@@ -206,7 +206,7 @@ def test_devices_train_on_through_a_rollback(
             version, _ = admin.rollback(to, ["bad"])
             back.set()
             for thread in threads:
-                thread.join(240)
+                thread.join(600)
             assert set(admin.status().quarantined) == {"bad"}
             assert admin.status().version > version
     assert answered == {"a": tasks, "b": tasks}

@@ -90,7 +90,6 @@ def test_stalled_uploads_give_way(tmp_path: Path, figure: Figure) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(600)
 def test_two_hundred_stalled_uploads_at_the_limits_that_are_served(tmp_path: Path, figure: Figure) -> None:
     with target(tmp_path, 975_000) as server:
         stalled(server, 70.0, figure)

@@ -11,10 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.reports.charts import Bar, Series, bar_chart, binned, histogram, line_chart, ranked_area
-from anabranch.reports.page import standalone
+from anabranch.reports.charts import Bar, bar_chart, binned, histogram, ranked_area
 from anabranch.reports.scales import Axis
-from anabranch.reports.svg import WIDTH
 from anabranch.reports.text import (
     BYTES,
     PERCENT,
@@ -39,57 +37,6 @@ def parse(svg: str) -> ET.Element:
 
 def texts(root: ET.Element) -> list[str]:
     return [t.text or "" for t in root.iter(f"{SVG}text")]
-
-
-def test_a_line_chart_has_its_line_its_units_and_its_target() -> None:
-    root = parse(line_chart([Series("run", [(0, 0.1), (300, 0.6), (600, 0.8)])], TIME, ACCURACY, target=0.75))
-    assert {"time (min)", "accuracy (%)", "target 75 %", "10", "80"} <= set(texts(root))
-    [line] = [p for p in root.iter(f"{SVG}path") if p.get("class") == "line c0"]
-    assert (line.get("d") or "").count("L") == 2
-    tips = [c.get("data-tip") for c in root.iter(f"{SVG}circle")]
-    assert tips == ["10 % at 0 min", "60 % at 5 min", "80 % at 10 min"]
-
-
-def test_several_series_get_a_legend_and_thin_ones_do_not() -> None:
-    points = [(0.0, 0.1), (1.0, 0.2)]
-    series = [Series("one", points, 0), Series("two", points, 1), Series("seed", points, 1, thin=True)]
-    root = parse(line_chart(series, TIME, ACCURACY))
-    legend = [t.text for t in root.iter(f"{SVG}text") if t.get("class") == "legend"]
-    assert legend == ["one", "two"]
-    assert sum("thin" in (p.get("class") or "") for p in root.iter(f"{SVG}path")) == 1
-
-
-def test_more_series_than_colours_are_told_apart_by_dashes() -> None:
-    points = [(0.0, 0.1), (1.0, 0.2)]
-    root = parse(line_chart([Series(str(i), points, i) for i in range(10)], TIME, ACCURACY))
-    styles = [p.get("class") for p in root.iter(f"{SVG}path") if (p.get("class") or "").startswith("line")]
-    assert len(set(styles)) == 10
-
-
-@pytest.mark.parametrize("points", [[], [(0.0, 0.0)], [(5.0, 0.8)], [(0.0, 0.5), (0.0, 0.5)]])
-def test_few_points_make_a_chart_too(points: list[tuple[float, float]]) -> None:
-    root = parse(line_chart([Series("run", points)], TIME, ACCURACY))
-    assert len(list(root.iter(f"{SVG}circle"))) == len(points)
-
-
-def test_very_many_points_are_thinned() -> None:
-    svg = line_chart([Series("run", [(float(i), i / 1e5) for i in range(100_000)])], TIME, ACCURACY)
-    assert len(svg) < 60_000
-    parse(svg)
-
-
-FINITE = st.floats(-1e12, 1e12)
-
-
-@given(st.lists(st.tuples(st.floats(0, 1e9), FINITE), max_size=20))
-def test_every_mark_is_inside_the_drawing(points: list[tuple[float, float]]) -> None:
-    root = parse(line_chart([Series("run", points)], TIME, Axis("loss", from_zero=False)))
-    height = float((root.get("viewBox") or "").split()[3])
-    for circle in root.iter(f"{SVG}circle"):
-        assert 0 <= float(circle.get("cx") or "") <= WIDTH
-        assert 0 <= float(circle.get("cy") or "") <= height
-    for text in root.iter(f"{SVG}text"):
-        assert 0 <= float(text.get("y") or "") <= height
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1, max_size=20), st.booleans(), st.booleans(), st.booleans())
@@ -149,9 +96,7 @@ def test_a_ranked_area_of_a_thousand_devices() -> None:
 
 
 def test_hostile_names_stay_text() -> None:
-    points = [(0.0, 0.1), (1.0, 0.2)]
     for svg in (
-        line_chart([Series(HOSTILE, points), Series("b", points)], Axis(HOSTILE), Axis(HOSTILE)),
         bar_chart([Bar(HOSTILE, (1, 2))], ((HOSTILE, 0), ("b", 1)), HOSTILE),
         ranked_area([Bar(HOSTILE, (1,))], ((HOSTILE, 0),), Axis(HOSTILE), Axis(HOSTILE)),
         histogram({1: 1}, Axis(HOSTILE), Axis(HOSTILE)),
@@ -159,11 +104,6 @@ def test_hostile_names_stay_text() -> None:
         assert {e.tag for e in parse(svg).iter()} <= {
             SVG + t for t in ("svg", "path", "text", "rect", "circle")
         }
-
-
-def test_a_standalone_chart_brings_its_style() -> None:
-    root = parse(standalone(line_chart([Series("run", [(0.0, 0.1), (1.0, 0.2)])], TIME, ACCURACY)))
-    assert "--c0" in (root[0].text or "")
 
 
 def test_numbers_read_well() -> None:

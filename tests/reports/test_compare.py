@@ -101,17 +101,57 @@ def test_the_page_has_charts_for_each_workload_and_a_table(record: Callable[...,
     runs = [record(strategy=s, seed=seed) for s in ("fedavg", "fedbuff") for seed in range(3)]
     runs += [replace(r, workload="digits") for r in runs[:2]]
     page = compare_html(runs)
-    assert page.count("<svg") == 6
+    assert page.count("<figure") == 2 * (3 + 1)  # accuracy three times, loss once
     assert page.count("<table") == 2
     assert "8 runs of 2 kinds" in page
-    assert page.count('class="line thin') == 3 * (6 + 2)
+    # Of two strategies in both ways of four figures; and of the one of the other workload.
+    assert page.count('class="band') == 2 * 2 * 4 + 4
+    assert 'class="line thin' not in page
 
 
 def test_pages_of_no_runs_and_of_runs_without_evaluations(record: Callable[..., Result]) -> None:
     assert "There is no run to compare" in compare_html([])
     assert "No version of these runs was evaluated" in compare_html([record(evaluate=False)])
     mixed = compare_html([record(evaluate=False, strategy="fedavg"), record(target=0.0)])
-    assert mixed.count("<svg") == 3
+    assert mixed.count("<figure") == 4
+
+
+def test_runs_of_losses_are_compared_by_their_losses(record: Callable[..., Result]) -> None:
+    runs = [record(seed=s, target=0.0) for s in range(2)]
+    runs = [
+        replace(
+            r,
+            history=tuple(replace(p, accuracy=None, metrics={"mae": 2.0 * (p.loss or 0)}) for p in r.history),
+            final_accuracy=None,
+            best_accuracy=None,
+        )
+        for r in runs
+    ]
+    [row] = compare(runs)
+    assert row.final_accuracy is None
+    assert row.metrics["mae"].mean == pytest.approx(2 * row.metrics["loss"].mean)
+    page = compare_html(runs)
+    assert "Loss over traffic" in page
+    assert "mae over time" in page
+    assert "<th>final mae</th>" in page
+    assert "ccuracy" not in page
+
+
+def test_measurements_that_were_not_finite_are_counted_and_marked(record: Callable[..., Result]) -> None:
+    run = record(strategy="fedavg")
+    torn = tuple(replace(p, accuracy=None) if p.version in (2, 5) else p for p in run.history)
+    runs = [replace(run, history=torn), record()]
+    assert [row.not_finite for row in compare(runs)] == [2, 0]
+    page = compare_html(runs)
+    assert page.count("2 measurements were not finite") == 3
+    assert page.count('class="flaw') == 3 * 2 * 2
+
+
+def test_seeds_without_a_stretch_in_common_are_lines_of_their_own(record: Callable[..., Result]) -> None:
+    one, two = record(seed=0), record(seed=1)
+    late = tuple(replace(p, time_s=p.time_s + 1e6) for p in two.history)
+    page = compare_html([one, replace(two, history=late)])
+    assert page.count('class="line thin') >= 2
 
 
 def test_one_chart_as_a_file(record: Callable[..., Result]) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from html import escape
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from anabranch.core.config import merge
 from anabranch.reports.compare import compare_html
 from anabranch.reports.devices import spread_text
 from anabranch.reports.html import report_html, write_report
@@ -53,13 +55,13 @@ def outline(page: str) -> Outline:
     assert sum(tag == "script" for tag, _ in parsed.seen) == 1
     assert "@import" not in page
     assert "url(" not in page
-    for svg in re.findall(r"<svg.*?</svg>", page, re.DOTALL):
+    for svg in re.findall(r"<svg xmlns.*?</svg>(?=</div>|</section>|<svg xmlns|<details|<p)", page, re.S):
         ET.fromstring(svg)
     return parsed
 
 
 def charts(page: str) -> int:
-    return sum(tag == "svg" for tag, _ in outline(page).seen)
+    return sum(tag == "svg" and attrs.get("role") == "img" for tag, attrs in outline(page).seen)
 
 
 def test_the_page_shows_the_run(record: Callable[..., Result]) -> None:
@@ -74,6 +76,9 @@ def test_the_page_shows_the_run(record: Callable[..., Result]) -> None:
         "virtual time (s)",
         "duplicate task",
         "[run]",
+        "About this run",
+        result.started_at.replace("T", " "),
+        escape(result.host),
         result.model_sha256,
         result.journal_sha256,
         f"{100 * (result.final_accuracy or 0):.2f} %",
@@ -121,8 +126,44 @@ def test_losses_that_were_not_finite_are_left_out_and_counted(record: Callable[.
     result = record()
     diverged = tuple(replace(p, loss=None) if p.version > 3 else p for p in result.history)
     page = report_html(replace(result, history=diverged))
-    assert f"{len(diverged) - 3} evaluations had a loss that was not finite" in page
-    assert "No finite loss" in report_html(replace(result, history=diverged[3:]))
+    count = len(diverged) - 3
+    assert f"{count} measurements were not finite: marked above the curves" in page
+    assert page.count('class="flaw') == count
+    nowhere = tuple(replace(p, loss=None, accuracy=None) for p in diverged)
+    assert "No measurement was finite" in report_html(replace(result, history=nowhere))
+
+
+def test_a_run_without_accuracy_has_the_curves_that_it_has(record: Callable[..., Result]) -> None:
+    result = record(target=0.0)
+    history = tuple(replace(p, accuracy=None, metrics={"mae": 0.5, "r2": None}) for p in result.history)
+    page = report_html(replace(result, history=history, final_accuracy=None, best_accuracy=None))
+    outline(page)
+    for shown in ("Final loss", "Best loss", "Loss over traffic", "mae over time"):
+        assert shown in page
+    for missing in ("ccuracy", "r2 over time", "not finite"):
+        assert missing not in page
+
+
+def test_what_ended_a_run_early_is_at_the_top(record: Callable[..., Result]) -> None:
+    page = report_html(replace(record(), status="interrupted", why="AppError: <it>"))
+    assert "This run was interrupted: AppError: &lt;it&gt;." in page
+    assert "This run was given up: too bad." in report_html(replace(record(), given_up="too bad"))
+    assert 'class="notice"' not in report_html(record())
+
+
+def test_only_settings_that_differ_are_shown_and_the_others_folded(record: Callable[..., Result]) -> None:
+    told = merge([("a", {"run": {"workload": "synthetic", "updates_max": 60}, "fleet": {"clients": 3}})])
+    result = replace(record(config=told.to_json()), parameters=1234, model_bytes=4936)
+    page = report_html(result)
+    shown, folded = page[page.index("<h2>Settings") :].split("<details>", 1)
+    assert "updates_max" in shown
+    assert "clients" in shown
+    assert "lease_s" not in shown
+    assert "lease_s" in folded
+    assert "1,234 parameters and buffers, 4.94 kB" in page
+    command = "anabranch simulate --set run.workload=synthetic --set run.updates_max=60 --set fleet.clients=3"
+    assert f"<pre>{command} --set strategy.name=fedbuff</pre>" in page
+    assert "<pre>" not in report_html(replace(result, kind="live"))
 
 
 def test_hostile_names_stay_text(record: Callable[..., Result]) -> None:

@@ -22,7 +22,8 @@ TABLES: dict[str, dict[str, Any]] = {
 
 def test_only_what_differs_from_the_defaults_is_told() -> None:
     config = merge([("a", TABLES)]).to_json()
-    assert changed(config) == {f"{t}.{k}": v for t, keys in TABLES.items() for k, v in keys.items()}
+    expected = {f"{t}.{k}": v for t, keys in TABLES.items() for k, v in keys.items()}
+    assert changed(config) == {**expected, "server.database": "postgresql://me:***@host/db"}
     assert changed(Config().to_json()) == {"strategy.name": "fedbuff"}
 
 

@@ -18,7 +18,7 @@ import pytest
 from commands import anabranch, answer, serving
 
 from anabranch.core.config import TABLES, Config, merge
-from anabranch.core.errors import OUTCOMES, ConfigError, StoreError, outcome_of
+from anabranch.core.errors import OUTCOMES, ConfigError, StoreError, StoreUnreachable, outcome_of
 from anabranch.core.secrets import MASK, SECRET, masked, masked_text
 from anabranch.protos.v1 import devices_pb2, operators_pb2
 from anabranch.server.export import export_run
@@ -202,9 +202,9 @@ def test_postgresql_reports_logs_and_answers(
 @pytest.mark.parametrize(
     ("database", "error"),
     [
-        (f"postgresql://user:{CANARY}@127.0.0.1:1/runs", StoreError),
+        (f"postgresql://user:{CANARY}@127.0.0.1:1/runs", StoreUnreachable),
         (f"postgresql://user:{CANARY}@127.0.0.1:1/runs?connect_timeout=x", StoreError),
-        (f"postgresql://user@127.0.0.1:1/runs?password={CANARY}", StoreError),
+        (f"postgresql://user@127.0.0.1:1/runs?password={CANARY}", StoreUnreachable),
         (f"postgresql://user:{CANARY}@127.0.0.1:1", ConfigError),
         (f"postgresql://user:{CANARY}", ConfigError),
         (f"mysql://user:{CANARY}@127.0.0.1/runs", ConfigError),

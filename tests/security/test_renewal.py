@@ -40,10 +40,9 @@ class Watcher:
             self.agent.stop()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("push", ["task", "overlap"])
 def test_no_update_is_lost_while_certificates_change(tmp_path: Path, push: str) -> None:
-    tables = {**BASE, "identity": {"certificate_s": 6.0}, "client": {**BASE["client"], "push": push}}
+    tables = {**BASE, "identity": {"certificate_s": 12.0}, "client": {**BASE["client"], "push": push}}
     tables["server"] = {**BASE["server"], "tasks_per_client": 2}
     with federation(tmp_path, first_weights(), DEFAULT_LIMITS, **tables) as guarded:
         wallet = guarded.joined("device-1")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def variances(simulation: Simulation) -> Iterator[Vector]:
     assert len(names) == 2
     found: list[Vector] = []
 
-    def see(_: ev.Event, effects: list[Effect]) -> None:
+    def see(_: ev.Event, effects: Sequence[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Published):
                 model = effect.vector

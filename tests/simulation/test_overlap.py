@@ -85,7 +85,6 @@ def test_every_promise_is_kept_whatever_goes_wrong(seed: int) -> None:
 
 
 @pytest.mark.prove
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("first", range(0, 100, 10))
 def test_a_hundred_seeds(first: int) -> None:
     for seed in range(first, first + 10):

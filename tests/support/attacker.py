@@ -35,7 +35,7 @@ UNARY: dict[str, type[Message]] = {
 }
 AT_A_TIME = 48
 RAW_EVERY = 50  # one connection of raw bytes for so many messages
-CALL_S = 60.0
+CALL_S = 120.0
 CUT_OFF = "Internal error from Core"  # of this side: the server had answered before all was sent
 NUMBERS = [0, 1, 2**31 - 1, 2**31, 2**32 - 1, 2**53, 2**63 - 1, 2**64 - 1]
 FLOATS = [0.0, -1.0, 1e308, float("inf"), float("-inf"), float("nan")]

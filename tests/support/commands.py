@@ -15,7 +15,7 @@ from typing import Any
 def anabranch(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=600)
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -40,4 +40,4 @@ def serving(cwd: Path, *arguments: object) -> Iterator[dict[str, Any]]:
                 yield json.loads(said) | {"pid": process.pid}
             finally:
                 process.send_signal(signal.SIGTERM)
-                assert process.wait(30) == 0, log.read_text()
+                assert process.wait(600) == 0, log.read_text()

@@ -42,7 +42,7 @@ class FlakyProxy:
         for one in sockets:
             _shut(one)
         for thread in self._threads:
-            thread.join(10)
+            thread.join(600)
 
     def _accept(self) -> None:
         while True:

@@ -56,13 +56,13 @@ def live_server(
     thread = threading.Thread(target=run, name="test-server")
     thread.start()
     try:
-        info = answers.get(timeout=60)
+        info = answers.get(timeout=600)
         if isinstance(info, Exception):
             raise info
         yield info
     finally:
-        loop, stop = loops.get(timeout=10)
+        loop, stop = loops.get(timeout=600)
         if not loop.is_closed():
             loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
+        thread.join(600)
     assert failures == []

@@ -37,7 +37,7 @@ def series() -> Tensor:
     return torch.randn(5, 8, 6)
 
 
-def between(*layers: nn.Module, width: int = 8) -> nn.Module:
+def between(*layers: nn.Module, width: int = 8) -> nn.Sequential:
     """Two linear layers, and others between them."""
     return nn.Sequential(nn.Linear(6, 8), *layers, nn.Linear(width, 3))
 
@@ -52,12 +52,12 @@ def grid(axes: int) -> Tensor:
     return torch.randn(5, 2, *[6] * axes)
 
 
-def weighted(norm: Callable[[nn.Module], Any]) -> nn.Module:
+def weighted(norm: Callable[..., Any], *options: object) -> nn.Module:
     """A model one of whose layers has computed weights."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the old ones say that they are old
         layer = nn.Linear(8, 8)
-        norm(layer)
+        norm(layer, *options)
     return between(nn.ReLU(), layer, nn.ReLU())
 
 
@@ -73,8 +73,9 @@ def autoencoder(body: Callable[[Any, Tensor], Tensor]) -> nn.Module:
 
 
 def frozen() -> nn.Module:
+    """The first layer's weight does not learn."""
     model = between(nn.ReLU(), nn.Linear(8, 8), nn.ReLU())
-    model[0].weight.requires_grad_(False)
+    model.get_parameter("0.weight").requires_grad_(False)
     return model
 
 
@@ -164,7 +165,9 @@ ZOO: dict[str, Callable[[], Made]] = {
     "unflatten": lambda: (between(nn.Unflatten(1, (2, 4)), nn.Flatten()), rows()),
     "fold": lambda: (conv(2, nn.Unfold(2)), grid(2)),
     "upsample": lambda: (conv(2, nn.Upsample(scale_factor=2)), grid(2)),
-    **{f"conv{n}d": (lambda n=n: (conv(n, nn.ReLU()), grid(n))) for n in (1, 2, 3)},
+    "conv1d": lambda: (conv(1, nn.ReLU()), grid(1)),
+    "conv2d": lambda: (conv(2, nn.ReLU()), grid(2)),
+    "conv3d": lambda: (conv(3, nn.ReLU()), grid(3)),
     "transposed 1d": lambda: (conv(1, nn.ConvTranspose1d(8, 5, 2), nn.ReLU()), grid(1)),
     "transposed 2d": lambda: (conv(2, nn.ConvTranspose2d(8, 5, 2), nn.ReLU()), grid(2)),
     "transposed 3d": lambda: (conv(3, nn.ConvTranspose3d(8, 5, 2), nn.ReLU()), grid(3)),
@@ -243,8 +246,8 @@ ZOO: dict[str, Callable[[], Made]] = {
     ),
     "spectral norm": lambda: (weighted(parametrizations.spectral_norm), rows()),
     "orthogonal": lambda: (weighted(parametrizations.orthogonal), rows()),
-    "pruned": lambda: (weighted(lambda m: prune.l1_unstructured(m, "weight", 0.5)), rows()),
-    "pruned structure": lambda: (weighted(lambda m: prune.ln_structured(m, "weight", 0.5, 2, 0)), rows()),
+    "pruned": lambda: (weighted(prune.L1Unstructured.apply, "weight", 0.5), rows()),
+    "pruned structure": lambda: (weighted(prune.LnStructured.apply, "weight", 0.5, 2, 0), rows()),
     "residual blocks": lambda: (Blocks(), rows()),
     "sum of two": lambda: (pair(lambda s, x: s.out(s.a(x) + s.b(x))), rows()),
     "product of two": lambda: (pair(lambda s, x: s.out(s.a(x) * torch.sigmoid(s.b(x)))), rows()),

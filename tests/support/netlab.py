@@ -28,7 +28,7 @@ from anabranch.workloads import load_app, trainer_for
 SERVER, DEVICES = "10.201.7.1", "10.201.7.2"
 ADDRESS = f"{SERVER}:7070"
 COMMAND = (sys.executable, "-m", "anabranch.cli.main")
-START_S = 60.0
+START_S = 600.0
 CONFIG = """
 [strategy]
 name = "fedasync"
@@ -136,7 +136,7 @@ class DeviceProcess:
     def stop(self) -> None:
         """SIGTERM, and wait."""
         _end(self._process)
-        self._thread.join(10)
+        self._thread.join(600)
         if self._process.stdout is not None:
             self._process.stdout.close()
 
@@ -247,7 +247,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
         try:
-            process.wait(30)
+            process.wait(600)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

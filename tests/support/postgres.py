@@ -19,7 +19,7 @@ from pathlib import Path
 import psycopg
 
 INSTALL = "this test needs PostgreSQL: pip install pgserver, or apt-get install postgresql"
-START_S = 60.0
+START_S = 600.0
 NOBODY = 65534  # PostgreSQL refuses to run as root
 PR_SET_PDEATHSIG = 1
 

@@ -48,7 +48,7 @@ class PostgresGate:
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(600)
         shutil.rmtree(self._folder)
 
     def shut(self) -> None:

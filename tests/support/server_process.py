@@ -22,7 +22,7 @@ from wire import QUICK
 
 SCRIPT = Path(__file__).with_name("crash_server.py")
 SERVING = health_pb2.HealthCheckResponse.SERVING
-SERVING_S = 60.0  # a hung server fails the test by itself
+SERVING_S = 600.0  # a hung server fails the test by itself
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ class ServerProcess:
             stub: Any = health_pb2_grpc.HealthStub(channel)
             while time.monotonic() - began < SERVING_S and self._process.poll() is None:
                 try:
-                    answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1.0, wait_for_ready=True)
+                    answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=30.0, wait_for_ready=True)
                 except grpc.RpcError:
                     continue
                 if answer.status == status:

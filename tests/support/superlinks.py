@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 BIN = Path(sys.executable).parent
-READY_S, STOP_S = 60.0, 20.0
+READY_S, STOP_S = 600.0, 60.0
 
 
 class Deployment:

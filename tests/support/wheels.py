@@ -11,7 +11,7 @@ from pathlib import Path
 def run(command: list[str], *, cwd: Path | None = None, pythonpath: Path | None = None) -> str:
     """What `command` prints; the test fails with all of it if it fails."""
     environment = os.environ | ({} if pythonpath is None else {"PYTHONPATH": str(pythonpath)})
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -30,7 +30,7 @@ from anabranch.server.manifest import Manifest
 from anabranch.server.store.base import Store
 
 CHUNK = 256 * 1024
-CALL_S = 20.0
+CALL_S = 120.0
 # Connects again soon. The second is how long a connection may take to be made: a busy server is not gone.
 QUICK = [
     ("grpc.initial_reconnect_backoff_ms", 50),

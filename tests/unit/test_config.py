@@ -89,6 +89,7 @@ def test_bad_values_name_the_key(tables: Any, words: str) -> None:
 
 def test_integers_are_welcome_where_floats_are() -> None:
     assert merge([("x", {"fleet": {"speed_ratio": 3}})]).fleet.speed_ratio == 3.0
+    assert merge([("a", {"robust": {"clip": 2}})]).robust.clip == 2.0, "where a word may stand as well"
 
 
 @pytest.mark.parametrize(

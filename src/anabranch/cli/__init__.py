@@ -2,5 +2,6 @@
 
 import os
 
-# gRPC reads it when it is imported. Else each stranger's broken handshake is a line in the server's log.
-os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
+# gRPC reads it when it is imported. Else its C core writes lines of its own among ours; what it has to say
+# comes as the status of a call as well.
+os.environ.setdefault("GRPC_VERBOSITY", "NONE")

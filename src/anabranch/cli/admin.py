@@ -12,6 +12,7 @@ from anabranch.cli.members import ca_app, enrol, members, operator, revoke
 from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
 from anabranch.cli.output import Output
+from anabranch.cli.restoring import attest_restore
 from anabranch.core.errors import Unavailable
 from anabranch.identity.certificates import time_text
 from anabranch.reports.text import bytes_text, count_text, duration_text, percent_text
@@ -24,7 +25,7 @@ admin_app = typer.Typer(
     help="Look after a running server, through its operators' port.", no_args_is_help=True
 )
 
-for command in (enrol, operator, revoke, members):
+for command in (enrol, operator, revoke, members, attest_restore):
     admin_app.command()(command)
 admin_app.add_typer(ca_app, name="ca")
 

@@ -1,9 +1,8 @@
-"""`init`, `server`, `client` and `evaluate`: the parts of a live federation."""
+"""`server`, `client` and `evaluate`: the parts of a live federation."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,8 @@ from typing import Annotated, Any
 import typer
 
 from anabranch.cli.configuration import Layer, load_config, read_settings, run_name
+from anabranch.cli.initialise import MODEL_FOLDER, SETTINGS, AppName, DataPath
+from anabranch.cli.logs import LogLevel, set_up_logging
 from anabranch.cli.options import (
     AsJson,
     ConfigFile,
@@ -24,21 +25,13 @@ from anabranch.cli.options import (
     app_spec,
     parse_setting,
     parse_shard,
-    set_up_logging,
-    writing,
 )
 from anabranch.cli.output import Output, json_line
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
-from anabranch.core.params import ParamSpec
 from anabranch.reports.text import count_text, percent_text
-from anabranch.workloads.numpy_trainer import NumpyTrainer
 
-AppName = Annotated[
-    str,
-    typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP", show_default=False),
-]
 ServerAddress = Annotated[
     str,
     typer.Option(
@@ -47,7 +40,6 @@ ServerAddress = Annotated[
         metavar="HOST:PORT[,...]",
     ),
 ]
-DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
 Token = Annotated[
@@ -60,7 +52,26 @@ CaSha256 = Annotated[str, typer.Option(help="The fingerprint of the federation's
 Join = Annotated[str, typer.Option(help="Where to join; else the server's port + 2.", metavar="HOST:PORT")]
 
 ClientId = Annotated[str, typer.Option("--id", help="This device's name; made up once if not given.")]
-ShardPart = Annotated[str, typer.Option(help="This device's part of the training data: INDEX/COUNT, from 0.")]
+ShardPart = Annotated[
+    str,
+    typer.Option(
+        help="Its part of the training data, INDEX from 0; if not given, the number at the end of its name, "
+        "of fleet.clients, or all of the data where there is none.",
+        metavar="INDEX/COUNT",
+        show_default=False,
+    ),
+]
+StateDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--state-dir",
+        help="Where its outbox lies; if not given, anabranch-devices/ID, or anabranch-device without --id.",
+        metavar="DIR",
+    ),
+]
+Threads = Annotated[
+    int, typer.Option(help="Threads of torch on a CPU; 0: this device's part of the machine's.", min=0)
+]
 StepTime = Annotated[
     float,
     typer.Option("--step-time", help="Emulate a device that needs so many seconds a step.", min=0.0),
@@ -75,80 +86,6 @@ AppOptions = Annotated[
         "--option", help="Told to the App; a Flower app has it in its node config.", metavar="KEY=VALUE"
     ),
 ]
-
-MODEL_FOLDER = Path("anabranch-model")
-SETTINGS = "settings.json"  # in it: what the App brings along
-BECOMES = {
-    "average": "averaged",
-    "latest": "those of the newest update",
-    "local": "of which each device keeps its own",
-}
-
-
-def init(
-    app: AppName = "",
-    flower: FlowerFolder = None,
-    out: Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="DIR")] = MODEL_FOLDER,
-    seed: Annotated[int, typer.Option(help="The seed of the first weights.")] = 0,
-    weights: Annotated[
-        Path | None,
-        typer.Option("--weights", help="First weights that an export has written.", metavar="FILE"),
-    ] = None,
-    data_path: DataPath = "",
-    overrides: Overrides = None,
-    as_json: AsJson = False,
-) -> None:
-    """Write the manifest and the first weights of an App's model, for a server to start from.
-
-    The manifest also says which units (neurons, channels, heads) a sub-model may leave out, and which tensors
-    are buffers. Settings that the App brings along are written beside it.
-    """
-    from anabranch.server.manifest import read_weights, write_manifest
-    from anabranch.workloads import load_app, trainer_for
-    from anabranch.workloads.calls import join_run, settings_of
-
-    app = app_spec(app, flower)
-    found = load_app(app, data_path)
-    settings = load_config(None, overrides or ())
-    join_run(found, settings.to_json())
-    trainer = trainer_for(found)
-    initial, brought = trainer.initial(seed), settings_of(found, seed)
-    if isinstance(trainer, NumpyTrainer) and found.any_model:
-        trainer.adopt(trainer.described(initial))
-    spec = trainer.spec
-    first = initial if weights is None else read_weights(weights, spec)
-    with writing(out):
-        write_manifest(out, app, first, spec.groups, spec.buffers)
-        if brought:
-            (out / SETTINGS).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
-    _tell_model(Output(as_json), out, app, spec, trainer.whole_because, settings.model.buffers)
-
-
-def _tell_model(
-    output: Output, out: Path, app: str, spec: ParamSpec, whole_because: str, policy: str
-) -> None:
-    """What was written, what a sub-model may leave out, and what becomes of buffers."""
-    parameters = sum(t.size for t in spec.tensors)
-    units = [{"name": group.name, "units": group.size} for group in spec.groups]
-    layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)
-    lines = [f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors"]
-    if spec.buffers:
-        numbers = count_text(spec.buffer_places.size)
-        lines.append(f"buffers: {len(spec.buffers)} tensors of {numbers} numbers, {BECOMES[policy]}")
-    lines.append(f"sub-models may leave out units: {layers}" if units else f"no sub-models: {whole_because}")
-    lines += ["start with:", f"  anabranch server --model {out}"]
-    output.result(
-        {
-            "folder": str(out),
-            "app": app,
-            "parameters": parameters,
-            "layout_sha256": spec.layout_hash,
-            "buffers": list(spec.buffers),
-            "units": units,
-            "whole_because": whole_because,
-        },
-        "\n".join(lines),
-    )
 
 
 def server(
@@ -174,6 +111,7 @@ def server(
         typer.Option("--standby", help="Wait while another server leads the run, then take over."),
     ] = None,
     overrides: Overrides = None,
+    log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
     """Serve a federation until its budget is used up and an operator stops it (SIGTERM drains).
@@ -183,6 +121,7 @@ def server(
     from anabranch.server.app import ServerInfo, serve
     from anabranch.server.manifest import read_manifest
 
+    set_up_logging(as_json, log_level)
     flags = option_layers(strategy=strategy, updates=updates, versions=versions, clients=clients, seed=seed)
     flags += option_layers(address=address, admin_address=admin_address)
     flags += option_layers(data_dir=data_dir, database=database, standby=standby)
@@ -191,7 +130,6 @@ def server(
         _init_once(model, flower, overrides or ())
     manifest = read_manifest(model)
     settings = load_config(config, overrides or (), presets=_presets(model, manifest.app), flags=flags)
-    set_up_logging(as_json)
     output = Output(as_json)
 
     def ready(info: ServerInfo) -> None:
@@ -215,14 +153,14 @@ def client(
     flower: FlowerFolder = None,
     server_address: ServerAddress = "127.0.0.1:7070",
     client_id: ClientId = "",
-    shard: ShardPart = "0/1",
-    state_dir: Annotated[Path, typer.Option(help="Where the outbox lies.")] = Path("anabranch-device"),
+    shard: ShardPart = "",
+    state_dir: StateDir = None,
     data_path: DataPath = "",
     app_options: AppOptions = None,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     step_time_s: StepTime = 0.0,
-    threads: Annotated[int, typer.Option(help="Threads of torch on a CPU; 0: its own choice.", min=0)] = 0,
+    threads: Threads = 0,
     tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
     token: Token = "",
     token_file: TokenFile = None,
@@ -231,22 +169,25 @@ def client(
     insecure: Insecure = False,
     outbox_results: OutboxResults = OUTBOX_ENTRIES_MAX,
     outbox_mib: OutboxMib = OUTBOX_BYTES_MAX // MIB,
+    log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
-    """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM."""
+    """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM.
+
+    Several devices on one machine need a name each: --id device-0, --id device-1 and so on.
+    """
     from anabranch.client.outbox import OutboxBounds
     from anabranch.client.run import ClientOptions, run_client
+    from anabranch.client.state import state_dir_of
 
-    set_up_logging(as_json)
+    set_up_logging(as_json, log_level)
     output = Output(as_json)
-    index, count = parse_shard(shard)
     options = ClientOptions(
         app=app_spec(app, flower),
         server=server_address,
         client_id=client_id,
-        shard_index=index,
-        shard_count=count,
-        state_dir=state_dir,
+        shard=parse_shard(shard) if shard else None,
+        state_dir=state_dir or state_dir_of(client_id),
         data_path=data_path,
         options=dict(parse_setting(text) for text in app_options or ()),
         device=device,
@@ -287,12 +228,13 @@ def evaluate(
     device: Device = "auto",
     identity: Identity = None,
     insecure: Insecure = False,
+    log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
     """Follow a run: fetch each new version as any device does, and measure it on held-out data."""
     from anabranch.client.run import FollowerOptions, follow
 
-    set_up_logging(as_json)
+    set_up_logging(as_json, log_level)
     output = Output(as_json)
     options = FollowerOptions(
         app=app_spec(app, flower),
@@ -329,9 +271,16 @@ def _say_goodbye(output: Output, why: str, answered: int) -> None:
     )
 
 
+PLACED = "{client}: shard {index} of {count}, state in {state_dir}"
+UNNUMBERED = "{client}: all of the training data (a name such as device-0 gives a part), state in {state_dir}"
+
+
 def _teller(output: Output) -> Callable[..., None]:
     def tell(kind: str, **data: Any) -> None:
-        output.event(kind, f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items()), **data)
+        text = f"{kind} " + " ".join(f"{k}={_shown(v)}" for k, v in data.items())
+        if kind == "placed":
+            text = (UNNUMBERED if data["count"] == 1 else PLACED).format(**data)
+        output.event(kind, text, **data)
 
     return tell
 

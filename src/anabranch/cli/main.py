@@ -7,11 +7,14 @@ import signal
 import sys
 from types import FrameType
 
+PLATFORM = os.name
 INTERRUPTED = 130  # as a shell says of what ended by SIGINT
 
 
 def main() -> None:
     """Run a command. Its exit code is one of `core.errors.OUTCOMES`, or 130 after Ctrl-C."""
+    if PLATFORM == "nt":
+        sys.exit(_refuse_windows())
     before = signal.getsignal(signal.SIGINT)
     # There is nothing to tidy up yet, and not every library lets go of its import by an exception.
     if before is signal.default_int_handler:
@@ -20,6 +23,14 @@ def main() -> None:
 
     signal.signal(signal.SIGINT, before)
     sys.exit(run())
+
+
+def _refuse_windows() -> int:
+    """Files are locked, flushed and replaced as POSIX has it: elsewhere nothing would be promised."""
+    sys.stderr.write(
+        "error: anabranch runs on Linux and macOS: on Windows use WSL 2, or the container images\n"
+    )
+    return 2
 
 
 def _leave(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's

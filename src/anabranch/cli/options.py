@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import logging
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.logging import RichHandler
 
 from anabranch.core.config import parse_override
 from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
-from anabranch.core.secrets import masked_text
 from anabranch.reports.metrics import ACCURACY, metric_names, value
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, duration_text, number_text, percent_text
@@ -39,40 +33,6 @@ FlowerFolder = Annotated[
     Path | None, typer.Option("--flower", help="A Flower app's folder, as the App.", metavar="DIR")
 ]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
-
-
-class _JsonLines(logging.Formatter):
-    """One JSON object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The record, with its traceback if it has one."""
-        text = record.getMessage()
-        if record.exc_text:
-            text += "\n" + record.exc_text
-        return json.dumps({"at": self.formatTime(record), "level": record.levelname, "text": text})
-
-
-def _mask_secrets(record: logging.LogRecord) -> bool:
-    """A filter that lets everything through, but for passwords."""
-    record.msg, record.args = masked_text(record.getMessage()), None
-    if record.exc_info:
-        record.exc_text = masked_text(logging.Formatter().formatException(record.exc_info))
-    return True
-
-
-def set_up_logging(as_json: bool, verbose: bool = False) -> None:
-    """Log lines to stderr, so that stdout stays for answers: in colour on a terminal, else plain or JSON."""
-    handler: logging.Handler = logging.StreamHandler()
-    if as_json:
-        handler.setFormatter(_JsonLines())
-    elif sys.stderr.isatty():
-        handler = RichHandler(console=Console(stderr=True), show_path=False)
-        handler.setFormatter(logging.Formatter("%(message)s"))
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    handler.addFilter(_mask_secrets)
-    logging.basicConfig(level=logging.DEBUG if verbose else logging.INFO, handlers=[handler])
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # it introduces itself at length
 
 
 def parse_shard(text: str) -> tuple[int, int]:

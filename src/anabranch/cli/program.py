@@ -15,7 +15,8 @@ import anabranch
 from anabranch.cli.admin import admin_app, config_app, health
 from anabranch.cli.demo import demo
 from anabranch.cli.flower import flower_app
-from anabranch.cli.live import client, evaluate, init, server
+from anabranch.cli.initialise import init
+from anabranch.cli.live import client, evaluate, server
 from anabranch.cli.main import INTERRUPTED
 from anabranch.cli.output import json_line
 from anabranch.cli.runs import compare, replay, report, verify

@@ -13,7 +13,7 @@ from anabranch.cli.left import completed, read_finished
 from anabranch.cli.live_result import report_of_data, same_before
 from anabranch.cli.options import AsJson, Out, RunFolder, summary
 from anabranch.cli.output import Output
-from anabranch.core.errors import DataError, ReplayMismatch, StoreCorrupt
+from anabranch.core.errors import DataError, FolderMissing, ReplayMismatch, StoreCorrupt
 from anabranch.reports.compare import compare_html
 from anabranch.reports.folders import claimed
 from anabranch.reports.html import write_report
@@ -80,6 +80,8 @@ def report(
             f"{folder} has a journal and no {RESULT_FILE}: its run is under way, or was killed before it"
             " could leave a result; run it again"
         )
+    if not folder.is_dir():
+        raise FolderMissing(f"{folder} is not there: name the folder of a run, or a server's data_dir")
     base = out or folder / "run"
     with claimed(base, explicit=out is not None) as target:
         result = report_of_data(folder, database, target)

@@ -1,0 +1,339 @@
+"""What the server's log says of its run: versions, updates that were not taken, stalls, and the end.
+
+It hears what the feed hears. What comes many times a second is gathered into one line, which says what it is
+of: `versions 120 to 180`. What lasts is said again after pauses that double.
+
+| line                | level   | at most                                                              |
+|---------------------|---------|----------------------------------------------------------------------|
+| versions            | info    | one in `VERSIONS_S`                                                  |
+| updates not taken   | warning | one in `GATHERED_S` for each reason; info where a device was only late |
+| leases without one  | info    | one in `GATHERED_S` for each way to end                              |
+| a stall             | warning | first after `STALL_S`, or the shortest open lease if that is longer  |
+| devices that starve | warning | first after `STARVING_S` without a task                              |
+| quarantine          | warning | each                                                                 |
+| the run's end       | info    | once; warning where the run was given up                             |
+
+All times are those of events, in seconds; nothing here reads a clock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from anabranch.core.effects import (
+    Barred,
+    Decided,
+    Effect,
+    Finished,
+    Granted,
+    LeaseEnd,
+    LeaseEnded,
+    Published,
+    Refused,
+)
+from anabranch.core.engine import Engine
+from anabranch.core.updates import FLAWS, Reason, Verdict
+from anabranch.reports.text import duration_text
+
+log = logging.getLogger(__name__)
+
+VERSIONS_S = 1.0
+GATHERED_S = 10.0
+STALL_S = 60.0
+STARVING_S = 300.0
+ASKS_S = 120.0  # who has not asked for so long is not waiting any more
+NAMED = 3  # devices that a line names at most
+
+WANTS_ONE = (Reason.AT_CAPACITY, Reason.NOT_SELECTED, Reason.OVER_SHARE, Reason.TOO_FAST)
+PASSED_OVER = (Reason.RUN_FINISHED, Reason.NONE)
+
+
+@dataclass
+class _Versions:
+    """Versions that no line was written of so far."""
+
+    first: int = 0
+    last: int = 0
+    updates: int = 0
+    staleness: int = 0
+
+    def text(self) -> str:
+        which = f"version {self.last}" if self.first == self.last else f"versions {self.first} to {self.last}"
+        mean = self.staleness / self.updates if self.updates else 0.0
+        return f"{which}: {_count(self.updates, 'update')}, staleness {mean:.1f} on average"
+
+
+@dataclass
+class _Gathered:
+    """Happenings of one kind that no line was written of so far, and when the last line was."""
+
+    clients: Counter[str] = field(default_factory=Counter)
+    detail: str = ""
+    said_at: float | None = None
+
+    def due(self, now: float) -> bool:
+        return bool(self.clients) and (self.said_at is None or now - self.said_at >= GATHERED_S)
+
+
+@dataclass
+class _Wait:
+    """A device without a task: since when, when it asked last, and what it was told then."""
+
+    since: float
+    asked_at: float
+    why: str
+
+
+@dataclass
+class _Pause:
+    """When to say again what lasts: after `first_s`, then twice as long each time."""
+
+    first_s: float
+    after_s: float = 0.0
+
+    def due(self, lasted_s: float) -> bool:
+        if lasted_s < max(self.after_s, self.first_s):
+            return False
+        self.after_s = 2.0 * lasted_s
+        return True
+
+    def over(self) -> None:
+        self.after_s = 0.0
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What a run waits for: its open tasks, the one that is out longest, and who could get one."""
+
+    tasks: int
+    oldest: str
+    oldest_at: float
+    shortest_lease_s: float
+    clients: int
+    quarantined: int
+    paused: bool
+
+    @classmethod
+    def of(cls, engine: Engine) -> Standing:
+        """That of an engine; to be asked for in the writer's thread."""
+        tasks = engine.ledger.tasks.values()
+        oldest = min(tasks, key=lambda task: task.granted_at, default=None)
+        return cls(
+            len(tasks),
+            "" if oldest is None else oldest.client_id,
+            0.0 if oldest is None else oldest.granted_at,
+            min((task.lease_s for task in tasks), default=0.0),
+            len(engine.ledger.clients),
+            len(engine.guard.quarantined),
+            engine.paused,
+        )
+
+
+class Chronicle:
+    """See the module. `tell` hears of effects, `look` of time; both on the event loop's thread."""
+
+    def __init__(self, engine: Engine, now: float) -> None:
+        self._engine, self._began = engine, now
+        self._versions: _Versions | None = None
+        self._versions_at = -VERSIONS_S
+        self._applied = self._staleness = 0  # since the last version
+        self._rejected: dict[Reason, _Gathered] = {}
+        self._lost: dict[LeaseEnd, _Gathered] = {}
+        self._waits: dict[str, _Wait] = {}
+        self._busy_since: float | None = None  # somebody works or asks, and no update has come
+        self._stall, self._starving = _Pause(STALL_S), _Pause(STARVING_S)
+        if engine.finished:
+            _say(logging.INFO, f"the run had ended before: {engine.finished}", why=engine.finished)
+
+    def tell(self, seq: int, now: float, effects: Sequence[Effect]) -> None:  # noqa: ARG002
+        """Take note of what came of an event; a `Listener` of the writer."""
+        for effect in effects:
+            log.debug("%s", f"version {effect.version}" if isinstance(effect, Published) else effect)
+            match effect:
+                case Granted(task, False):
+                    self._waits.pop(task.client_id, None)
+                    self._busy(now)
+                case Refused():
+                    self._refused(effect, now)
+                case Decided(duplicate=False):
+                    self._decided(effect, now)
+                case Published(version):
+                    self._published(version, now)
+                case LeaseEnded(task, end) if end in (LeaseEnd.EXPIRED, LeaseEnd.DROPPED):
+                    self._lost.setdefault(end, _Gathered()).clients[task.client_id] += 1
+                case Barred(client_id, why):
+                    self._waits.pop(client_id, None)
+                    _say(logging.WARNING, f"{client_id} is in quarantine: {why}", client=client_id, why=why)
+                case Finished(why, given_up):
+                    self._ended(why, given_up, now)
+        self._gathered(now)
+
+    def look(self, now: float) -> bool:
+        """Time has passed; whether nothing has come for so long that `stalled` should be asked."""
+        if self._versions is not None and now - self._versions_at >= VERSIONS_S:
+            self._say_versions(now)
+        self._gathered(now)
+        self._say_starving(now)
+        if self._engine.finished or self._busy_since is None:
+            return False
+        return now - self._busy_since >= STALL_S
+
+    def stalled(self, standing: Standing, now: float) -> None:
+        """Say what is waited for, unless that is only as long as it must be, or has been said lately."""
+        self._waits = {c: w for c, w in self._waits.items() if now - w.asked_at <= ASKS_S}
+        if not (standing.tasks or self._waits or standing.quarantined):
+            self._busy_since = None  # they have all gone
+        if standing.paused or self._busy_since is None:
+            return
+        lasted_s = now - self._busy_since
+        if lasted_s < standing.shortest_lease_s or not self._stall.due(lasted_s):
+            return
+        _say(
+            logging.WARNING,
+            f"no update for {duration_text(lasted_s)}: {self._waited_for(standing, now)}",
+            seconds=round(lasted_s),
+            version=self._engine.version,
+            tasks=standing.tasks,
+            asking=len(self._waits),
+            quarantined=standing.quarantined,
+        )
+
+    # --- what is heard ---------------------------------------------------------------------
+
+    def _refused(self, refused: Refused, now: float) -> None:
+        client_id = refused.ask.client_id
+        if refused.reason not in WANTS_ONE:
+            self._waits.pop(client_id, None)
+            return
+        known, why = self._waits.get(client_id), f"{refused.reason}: {refused.detail}"
+        self._waits[client_id] = _Wait(now if known is None else known.since, now, why)
+        self._busy(now)
+
+    def _busy(self, now: float) -> None:
+        if self._busy_since is None:
+            self._busy_since = now
+
+    def _decided(self, decided: Decided, now: float) -> None:
+        decision = decided.receipt.decision
+        if decision.verdict is not Verdict.REJECTED:
+            self._applied, self._staleness = self._applied + 1, self._staleness + decision.staleness
+            self._busy_since = now
+            self._stall.over()
+        elif decision.reason not in PASSED_OVER:
+            gathered = self._rejected.setdefault(decision.reason, _Gathered())
+            gathered.clients[decided.client_id] += 1
+            gathered.detail = decision.detail
+
+    def _published(self, version: int, now: float) -> None:
+        self._versions = self._versions or _Versions(first=version)
+        self._versions.last = version
+        self._versions.updates += self._applied
+        self._versions.staleness += self._staleness
+        self._applied = self._staleness = 0
+        if now - self._versions_at >= VERSIONS_S:
+            self._say_versions(now)
+
+    # --- what is said ------------------------------------------------------------------------
+
+    def _say_versions(self, now: float) -> None:
+        assert self._versions is not None
+        told, self._versions, self._versions_at = self._versions, None, now
+        _say(
+            logging.INFO,
+            told.text(),
+            version=told.last,
+            versions=told.last - told.first + 1,
+            updates=told.updates,
+            staleness=told.staleness / told.updates if told.updates else 0.0,
+        )
+
+    def _gathered(self, now: float) -> None:
+        for reason, some in self._rejected.items():
+            if some.due(now):
+                count, who = some.clients.total(), _who(some.clients)
+                level = logging.WARNING if reason in FLAWS else logging.INFO
+                text = f"{_count(count, 'update')} not taken ({reason}) of {who}: {some.detail}"
+                _say(level, text, **_fields(some), reason=reason.value, detail=some.detail)
+                self._rejected[reason] = _Gathered(said_at=now)
+        for end, some in self._lost.items():
+            if some.due(now):
+                text = (
+                    f"{_count(some.clients.total(), 'lease')} {end} without an update: {_who(some.clients)}"
+                )
+                _say(logging.INFO, text, **_fields(some), end=end.value)
+                self._lost[end] = _Gathered(said_at=now)
+
+    def _say_starving(self, now: float) -> None:
+        if self._engine.finished or not self._waits:
+            return
+        client_id, longest = min(self._waits.items(), key=lambda item: item[1].since)
+        if now - longest.asked_at > ASKS_S:
+            del self._waits[client_id]
+            return
+        lasted_s = now - longest.since
+        if lasted_s < STARVING_S:
+            self._starving.over()
+        elif self._starving.due(lasted_s):
+            starving = sum(now - wait.since >= STARVING_S for wait in self._waits.values())
+            text = (
+                f"{_count(starving, 'device')} asking in vain for over {duration_text(STARVING_S)}, "
+                f"{client_id} for {duration_text(lasted_s)}: {longest.why}"
+            )
+            _say(logging.WARNING, text, client=client_id, devices=starving, seconds=round(lasted_s))
+
+    def _ended(self, why: str, given_up: bool, now: float) -> None:
+        if self._versions is not None:
+            self._say_versions(now)
+        counters, version = self._engine.counters, self._engine.version
+        totals = {
+            "version": version,
+            "updates": counters.applied,
+            "rejected": counters.rejected,
+            "leases_lost": counters.leases_lost,
+            "clients": len(self._engine.ledger.clients),
+            "seconds": round(now - self._began),
+        }
+        text = (
+            f"end of the run: {why}; in all {_count(version, 'version')} of "
+            f"{_count(counters.applied, 'update')}, {counters.rejected} rejected, "
+            f"{_count(counters.leases_lost, 'lease')} lost, {_count(totals['clients'], 'device')}; "
+            f"{duration_text(now - self._began)} since this server started"
+        )
+        _say(logging.WARNING if given_up else logging.INFO, text, why=why, given_up=given_up, **totals)
+
+    def _waited_for(self, standing: Standing, now: float) -> str:
+        parts = []
+        if standing.tasks:
+            out_s = duration_text(now - standing.oldest_at)
+            parts.append(f"{_count(standing.tasks, 'task')} open, that of {standing.oldest} for {out_s}")
+        if self._waits:
+            client_id, wait = next(iter(self._waits.items()))
+            parts.append(f"{_count(len(self._waits), 'device')} asking, {client_id} is told {wait.why}")
+        if standing.quarantined:
+            parts.append(f"{standing.quarantined} of {_count(standing.clients, 'device')} in quarantine")
+        return "; ".join(parts)
+
+
+def _say(level: int, text: str, **fields: Any) -> None:
+    log.log(level, "%s", text, extra={"fields": fields})
+
+
+def _fields(some: _Gathered) -> Mapping[str, Any]:
+    """Of whom a line is: `client` where there is one."""
+    one = {"client": next(iter(some.clients))} if len(some.clients) == 1 else {}
+    return {"count": some.clients.total(), "clients": len(some.clients), **one}
+
+
+def _who(clients: Counter[str]) -> str:
+    """Who has most of it, and how many others there are."""
+    named = [f"{c} ({n})" if n > 1 else c for c, n in clients.most_common(NAMED)]
+    others = len(clients) - len(named)
+    return ", ".join([*named, *([f"{others} others"] if others else [])])
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s'[: number != 1]}"

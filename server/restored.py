@@ -1,0 +1,98 @@
+"""That a run was restored from a backup, beside its data: the authority's word for the devices.
+
+A device remembers the newest version that it has seen and takes no older history. Where the authority attests
+that the run goes on from a version, it forgets those that were lost. Without an authority there is nobody to
+attest: the note then says only that version numbers may have been used before.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from anabranch.core.errors import ConfigError, InvalidSignature
+from anabranch.identity.authority import Authority
+from anabranch.identity.certificates import public_key_of
+from anabranch.identity.files import write_private
+from anabranch.identity.heads import restored_message
+from anabranch.identity.signatures import check_signature
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.server.history import history_at
+from anabranch.server.store.base import RunInfo, Store
+from anabranch.server.store.factory import open_store
+from anabranch.server.verify import stored_run
+
+FILE = "restored.json"
+AGAIN = "run `anabranch admin attest-restore` again"
+
+
+@dataclass(frozen=True)
+class Restored:
+    """The backup's newest version and its head; `signature` is the authority's. Hex but the numbers."""
+
+    run_id: str
+    version: int
+    head: str
+    number: int
+    signature: str
+
+    @property
+    def message(self) -> bytes:
+        """What is signed."""
+        return restored_message(self.run_id, self.version, self.head, self.number)
+
+    def to_proto(self) -> devices.Restored:
+        """As devices are told."""
+        head, signature = bytes.fromhex(self.head), bytes.fromhex(self.signature)
+        return devices.Restored(version=self.version, head=head, number=self.number, signature=signature)
+
+
+def attest(data_dir: Path, database: str, authority: Authority | None) -> Restored:
+    """Write down that the run in a data directory goes on from where it stands. Raises `DataError`."""
+    store = open_store(database, data_dir)
+    try:
+        info, _ = stored_run(store, data_dir)
+        version, seq = _newest(store)
+        head = history_at(store, info, version, seq).head
+    finally:
+        store.close()
+    made = Restored(info.run_id, version, head, time.time_ns() // 1_000_000, "")
+    if authority is not None:
+        made = replace(made, signature=authority.sign(made.message).hex())
+    write_private(data_dir / FILE, json.dumps(asdict(made), indent=1).encode())
+    return made
+
+
+def read_restored(
+    data_dir: Path, store: Store, info: RunInfo, authority: Authority | None
+) -> Restored | None:
+    """What `attest` wrote, None where nothing was. Raises `ConfigError` unless it is of this history."""
+    path = data_dir / FILE
+    try:
+        found = Restored(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError) as error:
+        raise ConfigError(f"{path} is damaged ({error}): {AGAIN}") from error
+    if found.run_id != info.run_id:
+        raise ConfigError(f"{path} is of another run: remove it")
+    row = next(iter(store.versions(found.version - 1, 1)), None) if found.version else None
+    if found.version and (row is None or row.head != found.head):
+        raise ConfigError(f"{path} is of a history that was lost since: {AGAIN}")
+    if authority is not None:
+        try:
+            key = public_key_of(authority.certificate)
+            check_signature(key, bytes.fromhex(found.signature), found.message)
+        except (InvalidSignature, ValueError) as error:
+            raise ConfigError(f"{path} is not signed by {authority.folder}: {AGAIN}") from error
+    return found
+
+
+def _newest(store: Store) -> tuple[int, int]:
+    """The newest version on record, and the event that published it; (0, 0) for the first weights."""
+    version, seq = 0, 0
+    while rows := store.versions(version):
+        version, seq = rows[-1].version, rows[-1].seq
+    return version, seq

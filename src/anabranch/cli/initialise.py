@@ -1,0 +1,102 @@
+"""`init`: from an App to the folder that a server starts from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anabranch.cli.configuration import load_config
+from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, writing
+from anabranch.cli.output import Output
+from anabranch.core.params import ParamSpec
+from anabranch.reports.text import count_text
+from anabranch.workloads.numpy_trainer import NumpyTrainer
+
+AppName = Annotated[
+    str,
+    typer.Argument(help="A built-in workload, module:App or path.py:App.", metavar="APP", show_default=False),
+]
+DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
+
+MODEL_FOLDER = Path("anabranch-model")
+SETTINGS = "settings.json"  # in it: what the App brings along
+BECOMES = {
+    "average": "averaged",
+    "latest": "those of the newest update",
+    "local": "of which each device keeps its own",
+}
+
+
+def init(
+    app: AppName = "",
+    flower: FlowerFolder = None,
+    out: Annotated[Path, typer.Option("--out", help="The folder to write.", metavar="DIR")] = MODEL_FOLDER,
+    seed: Annotated[int, typer.Option(help="The seed of the first weights.")] = 0,
+    weights: Annotated[
+        Path | None,
+        typer.Option("--weights", help="First weights that an export has written.", metavar="FILE"),
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace another model that is in the folder.")
+    ] = False,
+    data_path: DataPath = "",
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write the manifest and the first weights of an App's model, for a server to start from.
+
+    The manifest also says which units (neurons, channels, heads) a sub-model may leave out, and which tensors
+    are buffers. Settings that the App brings along are written beside it. A folder with another
+    model stays as it is.
+    """
+    from anabranch.server.manifest import check_free, read_weights, write_manifest
+    from anabranch.workloads import load_app, trainer_for
+    from anabranch.workloads.calls import join_run, settings_of
+
+    app = app_spec(app, flower)
+    found = load_app(app, data_path)
+    settings = load_config(None, overrides or ())
+    join_run(found, settings.to_json())
+    trainer = trainer_for(found)
+    initial, brought = trainer.initial(seed), settings_of(found, seed)
+    if isinstance(trainer, NumpyTrainer) and found.any_model:
+        trainer.adopt(trainer.described(initial))
+    spec = trainer.spec
+    first = initial if weights is None else read_weights(weights, spec)
+    if not force:
+        check_free(out, first, spec)
+    with writing(out):
+        write_manifest(out, app, first, spec.groups, spec.buffers)
+        if brought:
+            (out / SETTINGS).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
+    _tell_model(Output(as_json), out, app, spec, trainer.whole_because, settings.model.buffers)
+
+
+def _tell_model(
+    output: Output, out: Path, app: str, spec: ParamSpec, whole_because: str, policy: str
+) -> None:
+    """What was written, what a sub-model may leave out, and what becomes of buffers."""
+    parameters = sum(t.size for t in spec.tensors)
+    units = [{"name": group.name, "units": group.size} for group in spec.groups]
+    layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)
+    lines = [f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors"]
+    if spec.buffers:
+        numbers = count_text(spec.buffer_places.size)
+        lines.append(f"buffers: {len(spec.buffers)} tensors of {numbers} numbers, {BECOMES[policy]}")
+    lines.append(f"sub-models may leave out units: {layers}" if units else f"no sub-models: {whole_because}")
+    lines += ["start with:", f"  anabranch server --model {out}"]
+    output.result(
+        {
+            "folder": str(out),
+            "app": app,
+            "parameters": parameters,
+            "layout_sha256": spec.layout_hash,
+            "buffers": list(spec.buffers),
+            "units": units,
+            "whole_because": whole_because,
+        },
+        "\n".join(lines),
+    )

@@ -1,0 +1,75 @@
+"""The log lines of servers and devices: on stderr, so that stdout stays for answers.
+
+A line has its time in ISO 8601 with the zone, its level and its text. As JSON it also has what the text
+speaks of in fields of their own (`version`, `updates`, `client`, `reason` ...), where it was said with such.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from datetime import datetime
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from anabranch.cli.output import json_line
+from anabranch.core.errors import ConfigError
+from anabranch.core.secrets import masked_text
+
+LEVELS = ("debug", "info", "warning", "error")
+
+LogLevel = Annotated[
+    str, typer.Option("--log-level", help="What is logged: debug, info, warning or error.", metavar="LEVEL")
+]
+
+
+class _Lines(logging.Formatter):
+    """Plain lines."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002
+        """When it was, here: `2026-03-01T14:05:09.123+01:00`."""
+        return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
+
+
+class _JsonLines(_Lines):
+    """One JSON object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The record with its fields, and with its traceback if it has one."""
+        text = record.getMessage()
+        if record.exc_text:
+            text += "\n" + record.exc_text
+        line = {"at": self.formatTime(record), "level": record.levelname, "text": text}
+        return json_line({**line, **getattr(record, "fields", {})}).rstrip()
+
+
+def _mask_secrets(record: logging.LogRecord) -> bool:
+    """A filter that lets everything through, but for passwords."""
+    record.msg, record.args = masked_text(record.getMessage()), None
+    if record.exc_info:
+        record.exc_text = masked_text(logging.Formatter().formatException(record.exc_info))
+    return True
+
+
+def set_up_logging(as_json: bool, level: str = "info") -> None:
+    """Log from this level on: in colour on a terminal, else plain or JSON. Raises `ConfigError`."""
+    if level.lower() not in LEVELS:
+        raise ConfigError(f"--log-level must be one of {', '.join(LEVELS)}, not {level!r}")
+    handler: logging.Handler = logging.StreamHandler()
+    if as_json:
+        handler.setFormatter(_JsonLines())
+    elif sys.stderr.isatty():
+        handler = RichHandler(console=Console(stderr=True), show_path=False)
+        handler.setFormatter(logging.Formatter("%(message)s"))
+    else:
+        handler.setFormatter(_Lines())
+    handler.addFilter(_mask_secrets)
+    logging.basicConfig(level=level.upper(), handlers=[handler])
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it introduces itself at length
+    logging.getLogger("asyncio").setLevel(logging.INFO)

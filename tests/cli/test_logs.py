@@ -1,0 +1,109 @@
+"""What a server logs, as programs and people read it: times with a zone, levels, fields."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from wire import QUICK, Device
+
+from anabranch.server.manifest import Manifest, read_manifest, write_manifest
+
+COMMAND = [sys.executable, "-m", "anabranch.cli.main"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("model")
+    write_manifest(folder, "test", {"w": np.zeros(3, np.float32)}, ())
+    return folder
+
+
+@contextmanager
+def serving(model: Path, data: Path, *words: str) -> Iterator[tuple[str, list[str]]]:
+    """The address of a server, and at the end the lines of its log."""
+    command = [*COMMAND, "server", "--model", str(model), "--data-dir", str(data), "--json", *words]
+    command += ["--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0"]
+    command += ["--set", "strategy.buffer_size=1", "--set", "run.updates_max=3"]
+    lines: list[str] = []
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        try:
+            yield json.loads(said)["address"], lines
+        finally:
+            process.terminate()
+            _, errors = process.communicate(timeout=600)
+            lines += errors.splitlines()
+    assert process.returncode == 0, errors
+
+
+def work(address: str, manifest: Manifest) -> None:
+    """Three updates, one of them without numbers before the last."""
+    with grpc.insecure_channel(address, options=QUICK) as channel:
+        device = Device(channel, manifest.spec)
+        device.enrol()
+        device.work()
+        device.work()
+        with pytest.raises(grpc.RpcError):
+            device.answer(device.task(), float("nan"))
+        device.work()
+
+
+def test_a_servers_log_for_programs(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path / "data") as (address, lines):
+        work(address, read_manifest(model))
+    found: list[dict[str, Any]] = [json.loads(line) for line in lines]
+    for line in found:
+        assert datetime.fromisoformat(line["at"]).utcoffset() is not None
+    versions = [line for line in found if "versions" in line]
+    assert sum(line["versions"] for line in versions) == 3
+    assert (versions[-1]["version"], versions[-1]["level"]) == (3, "INFO")
+    assert sum(line["updates"] for line in versions) == 3
+    (rejection,) = [line for line in found if "reason" in line]
+    assert (rejection["level"], rejection["reason"], rejection["client"]) == (
+        "WARNING",
+        "invalid",
+        "device-1",
+    )
+    (end,) = [line for line in found if line["text"].startswith("end of the run")]
+    assert (end["version"], end["updates"], end["rejected"], end["given_up"]) == (3, 3, 1, False)
+
+
+def test_the_level_is_a_choice(model: Path, tmp_path: Path) -> None:
+    with serving(model, tmp_path / "data", "--log-level", "warning") as (address, lines):
+        work(address, read_manifest(model))
+    assert {json.loads(line)["level"] for line in lines} == {"WARNING"}
+    with serving(model, tmp_path / "other", "--log-level", "debug") as (address, lines):
+        work(address, read_manifest(model))
+    assert [line for line in lines if "Granted(" in json.loads(line)["text"]]
+
+
+@pytest.mark.parametrize("command", [["server"], ["client", "synthetic"], ["evaluate", "synthetic"]])
+def test_a_level_that_is_none_is_an_error(command: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, *command, "--log-level", "loud"], capture_output=True, text=True, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 2
+    assert "--log-level must be one of debug, info, warning, error, not 'loud'" in done.stderr
+
+
+def test_strangers_leave_no_lines_of_grpc_in_the_log(model: Path, tmp_path: Path) -> None:
+    """Its C core would write lines of its own, of broken handshakes for example."""
+    with serving(model, tmp_path / "data") as (address, lines):
+        credentials = grpc.ssl_channel_credentials(None)
+        with grpc.secure_channel(address, credentials) as channel:
+            call: Any = channel.unary_unary("/anabranch.v1.Devices/Enrol")
+            with pytest.raises(grpc.RpcError):
+                call(b"", timeout=5.0)
+        work(address, read_manifest(model))
+    assert all(line.startswith('{"at": ') for line in lines)

@@ -1,0 +1,75 @@
+"""Who waits for a server says so, at once and then ever more rarely."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import grpc
+import pytest
+from server_process import free_port
+
+from anabranch.client.channel import error_of
+from anabranch.client.operator import OperatorClient
+from anabranch.client.waiting import Waiting
+from anabranch.core.errors import Unavailable
+
+
+def test_it_is_said_at_once_and_after_pauses_that_double(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    now = 100.0
+    waiting = Waiting("host:1", lambda: now)
+    said: list[float] = []
+    for tenth in range(3000):
+        now = 100.0 + tenth / 10
+        waiting.failed(Unavailable("host:1: nobody answers"))
+        said += [now - 100.0] if caplog.records else []
+        caplog.clear()
+    assert said == [0.0, 2.0, 6.0, 14.0, 30.0, 62.0, 122.0, 182.0, 242.0]
+    waiting.failed(Unavailable("no"))
+    waiting.answered()
+    assert caplog.messages == ["host:1 answers"]
+    waiting.answered()
+    waiting.failed(Unavailable("gone again"))
+    assert caplog.messages == ["host:1 answers", "waiting for host:1: gone again"]
+
+
+def test_nobody_there_is_said_without_the_words_of_grpc() -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with OperatorClient(address) as operator, pytest.raises(Unavailable) as found:
+        operator.status()
+    assert str(found.value).startswith(f"{address}: nobody answers (")
+    assert "addresses" not in str(found.value)
+    assert "ipv4" not in str(found.value)
+
+
+def test_other_statuses_keep_their_names() -> None:
+    class Failed(grpc.RpcError):
+        def code(self) -> grpc.StatusCode:
+            return grpc.StatusCode.DEADLINE_EXCEEDED
+
+        def details(self) -> str:
+            return "Deadline Exceeded"
+
+        def trailing_metadata(self) -> Any:
+            return None
+
+    assert str(error_of(Failed(), "host:1")) == "host:1: DEADLINE_EXCEEDED: Deadline Exceeded"
+
+
+@pytest.mark.parametrize("admin", [False, True])
+def test_evaluate_says_that_it_waits(admin: bool) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    words = ["evaluate", "synthetic", "--server", address, "--json", *(["--admin", address] if admin else [])]
+    command = [sys.executable, "-m", "anabranch.cli.main", *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        first, second = (json.loads(process.stderr.readline()) for _ in range(2))
+        process.terminate()
+        out, rest = process.communicate(timeout=600)
+    assert first["text"].startswith(f"waiting for {address}: nobody answers")
+    assert (first["level"], first["address"], first["error"]) == ("WARNING", address, "Unavailable")
+    assert second["seconds"] > first["seconds"] == 0
+    assert (out, [line for line in rest.splitlines() if not line.startswith("{")]) == ("", [])

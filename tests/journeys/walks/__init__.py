@@ -1,0 +1,42 @@
+"""The walks: one file for each page, one for kinds of people, one for exit codes."""
+
+from walking import Walk
+
+from walks import (
+    background_push,
+    deploying,
+    exit_codes,
+    flower,
+    operators,
+    people,
+    protocol,
+    readme,
+    robust,
+    simulator,
+)
+
+ALL: tuple[Walk, ...] = tuple(
+    walk
+    for source in (
+        readme,
+        deploying,
+        robust,
+        background_push,
+        simulator,
+        protocol,
+        flower,
+        people,
+        operators,
+        exit_codes,
+    )
+    for walk in source.WALKS
+)
+
+# Exit codes that no command can end with, and why.
+NEVER: dict[int, str] = {
+    12: "on the wire alone: a device gives the task back",
+    14: "on the wire alone: a server takes no update that is not signed by its device",
+    20: "on the wire alone: a device drops the result, and asks anew",
+    22: "on the wire alone: a device is told that the run has ended, and ends with 0",
+    23: "on the wire alone: a device comes again later",
+}

@@ -1,0 +1,99 @@
+"""An operator's year, on a guarded loopback: join, look, rotate, back up, restore, revoke."""
+
+from signal import SIGINT
+
+from walking import End, Wait, Walk, Write, also, also_starts
+
+RUN = """
+[run]
+name = "guarded"
+workload = "synthetic"
+[identity]
+tls = "always"
+[strategy]
+name = "fedbuff"
+buffer_size = 2
+[client]
+steps = 10
+"""
+SERVER = "anabranch server run.toml --model model"
+ALICE = "--identity alice"
+
+
+def _device(folder: str, token: str = "") -> str:
+    joins = f" --token {{{token}}} --ca-sha256 {{ca}}" if token else ""
+    return f"anabranch client synthetic --state-dir {folder}{joins} --step-time 0.01"
+
+
+OLD, NEW, OTHER = _device("old", "token"), _device("new", "second"), _device("other", "third")
+
+YEAR = Walk(
+    "an operator's year",
+    needs="server",
+    quick=True,
+    steps=(
+        Write("run.toml", RUN),
+        also("anabranch init synthetic --out model"),
+        also("anabranch admin ca init", keeps={"ca": r"ca-sha256: (\w+)"}),
+        also("anabranch admin ca show", says="{ca}"),
+        also_starts(SERVER, until="devices join on"),
+        # Join.
+        also("anabranch admin enrol device-1", keeps={"token": r"--token (\S+)"}),
+        also_starts(OLD, until="pushed"),
+        also("anabranch admin operator alice --out alice"),
+        # Look.
+        also("anabranch admin members", says="device-1"),
+        also(f"anabranch health {ALICE}", says="serving"),
+        also(f"anabranch admin status {ALICE}", says="1 clients"),
+        also(f"anabranch admin clients {ALICE}", says="device-1"),
+        also(f"anabranch admin versions {ALICE}", says="sha256"),
+        also(f"anabranch evaluate synthetic {ALICE} --once", says="accuracy"),
+        also(f"anabranch admin pause {ALICE}", says="paused"),
+        also_starts(f"anabranch admin watch {ALICE}", until=""),
+        also(f"anabranch admin resume {ALICE}", says="resumed"),
+        Wait(f"anabranch admin watch {ALICE}", says="device-1"),
+        End(f"anabranch admin watch {ALICE}", by=SIGINT, ends=130),
+        also(f"anabranch admin quarantine nobody --why unknown {ALICE}", says="in quarantine"),
+        also(f"anabranch admin release nobody {ALICE}", says="out of quarantine"),
+        also("anabranch admin status --identity old/identity", ends=51, says="not for devices"),
+        # Rotate: the name in a new folder, with a new key; the former one is out.
+        also("anabranch admin enrol device-1", keeps={"second": r"--token (\S+)"}),
+        also_starts(NEW, until="pushed"),
+        End(OLD, ends=50),
+        End(NEW, by=SIGINT),
+        # Back up, go on, restore what is older than what a device has seen.
+        also(f"anabranch admin rollback --to 1 --everyone {ALICE}", says="version"),
+        also(f"anabranch admin export good.safetensors {ALICE}"),
+        End(SERVER, by=SIGINT, says="drained"),
+        also("cp -a anabranch-data backup"),
+        also_starts(SERVER, until="devices join on"),
+        also("anabranch client synthetic --state-dir new --tasks-max 8", says="8 updates"),
+        also("anabranch client synthetic --state-dir new --tasks-max 1"),  # it has seen what that made
+        End(SERVER, by=SIGINT, says="drained"),
+        also("rm -r anabranch-data && mv backup anabranch-data"),
+        also_starts(SERVER, until="devices join on"),
+        also("anabranch client synthetic --state-dir new", ends=52, says="this device has seen version"),
+        also("rm new/identity/history.json"),
+        also("anabranch client synthetic --state-dir new --tasks-max 2", says="2 updates"),
+        # The authority's folder from a backup: the server says what it would forget.
+        End(SERVER, by=SIGINT, says="drained"),
+        also("cp -a anabranch-identity identity-backup"),
+        also_starts(SERVER, until="devices join on"),
+        also("anabranch admin revoke device-1"),
+        also("anabranch client synthetic --state-dir new", ends=50, says="revoked"),
+        End(SERVER, by=SIGINT, says="drained"),
+        also("rm -r anabranch-identity && mv identity-backup anabranch-identity"),
+        also(SERVER, ends=2, says="ca restored"),
+        also("anabranch admin ca restored"),
+        also("anabranch admin revoke device-1"),
+        also_starts(SERVER, until="devices join on"),
+        also("anabranch admin enrol device-2", keeps={"third": r"--token (\S+)"}),
+        also_starts(OTHER, until="pushed"),
+        End(OTHER, by=SIGINT),
+        also("anabranch client synthetic --state-dir new", ends=50, says="revoked"),
+        End(SERVER, by=SIGINT, says="drained"),
+        also("anabranch verify anabranch-data --ca-sha256 {ca}", says="sound"),
+    ),
+)
+
+WALKS = (YEAR,)

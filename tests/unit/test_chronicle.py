@@ -1,0 +1,206 @@
+"""What a server's log says of its run. Time is arithmetic: nothing is waited for."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from machines import Bench
+
+from anabranch.core import events as ev
+from anabranch.core.updates import Ask
+from anabranch.server.chronicle import GATHERED_S, STALL_S, STARVING_S, Chronicle, Standing
+
+
+class Logged:
+    """An engine, its chronicle, and the lines that this has written."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture, strategy: str = "fedbuff", **options: Any) -> None:
+        self._caplog = caplog
+        caplog.set_level(logging.INFO)
+        self.bench = Bench(strategy, **options)
+        self.chronicle = Chronicle(self.bench.engine, 0.0)
+
+    def do(self, event: ev.Event) -> None:
+        """One event."""
+        self.chronicle.tell(0, event.now, self.bench.do(event))
+
+    def ask(self, client: str, now: float) -> None:
+        """Ask for a task, named after the client and the moment; a refusal is heard as well."""
+        event = ev.TaskAsked(now, Ask(client, f"{client}{now}"))
+        refused = self.bench.engine.refusal(event.ask, now)
+        self.chronicle.tell(0, now, [refused] if refused else self.bench.do(event))
+
+    def work(self, client: str, now: float, flaw: str = "") -> None:
+        """Ask, and push at once."""
+        self.ask(client, now)
+        effects = self.bench.push(client, f"{client}{now}", now=now, flaw=flaw)
+        self.chronicle.tell(0, now, effects)
+
+    def look(self, now: float) -> None:
+        """As the server does every second."""
+        if self.chronicle.look(now):
+            self.chronicle.stalled(Standing.of(self.bench.engine), now)
+
+    def lines(self) -> list[tuple[str, str]]:
+        """Level and text of what was written since the last call."""
+        found = [(r.levelname, r.getMessage()) for r in self._caplog.records]
+        self._caplog.clear()
+        return found
+
+    def fields(self) -> dict[str, Any]:
+        """Of the newest line."""
+        return dict(vars(self._caplog.records[-1])["fields"])
+
+
+def test_a_version_is_a_line_and_many_within_a_second_are_one(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog, buffer_size=2)
+    log.bench.enrol("a", "b")
+    for client in "ab":
+        log.work(client, 5.0)
+    assert log.fields() == {"version": 1, "versions": 1, "updates": 2, "staleness": 0.0}
+    assert log.lines() == [("INFO", "version 1: 2 updates, staleness 0.0 on average")]
+    for number in range(20):
+        log.work("ab"[number % 2], 5.1 + number / 100)
+    assert log.lines() == [], "they are gathered"
+    log.look(6.0)
+    assert log.fields()["versions"] == 10
+    assert log.lines() == [("INFO", "versions 2 to 11: 20 updates, staleness 0.0 on average")]
+    log.look(7.0)
+    assert log.lines() == []
+
+
+def test_rejections_are_warnings_gathered_by_reason(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog, buffer_size=9)
+    log.bench.enrol("a", "b")
+    log.work("a", 1.0, flaw="delta is not finite")
+    assert log.fields() == {
+        "count": 1,
+        "clients": 1,
+        "client": "a",
+        "reason": "invalid",
+        "detail": "delta is not finite",
+    }
+    assert log.lines() == [("WARNING", "1 update not taken (invalid) of a: delta is not finite")]
+    for number in range(8):
+        log.work("aab"[number % 3], 2.0 + number, flaw="again")
+    assert log.lines() == []
+    log.look(1.0 + GATHERED_S)
+    assert log.lines() == [("WARNING", "8 updates not taken (invalid) of a (6), b (2): again")]
+
+
+def test_a_device_that_was_only_late_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog, "fedasync", staleness_max=1)
+    log.bench.enrol("a", "b")
+    log.ask("a", 0.0)
+    for number in range(3):
+        log.work("b", 1.0 + number / 10)
+    log.look(3.0)
+    log.lines()
+    log.chronicle.tell(0, 4.0, log.bench.push("a", "a0.0", now=4.0))
+    ((level, text),) = log.lines()
+    assert (level, text) == (
+        "INFO",
+        "1 update not taken (stale) of a: staleness 3 is over the bound of 1 versions",
+    )
+
+
+def test_leases_that_end_without_an_update_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog, lease_s=20.0)
+    log.bench.enrol(*"abcde")
+    for client in "abcde":
+        log.ask(client, 1.0)
+    log.do(ev.Ticked(30.0))
+    assert log.lines() == [("INFO", "5 leases expired without an update: a, b, c, 2 others")]
+
+
+def test_a_stall_says_what_is_waited_for_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog, buffer_size=1, concurrency=1, lease_s=50.0, lease_min_s=50.0)
+    log.bench.enrol("a", "b")
+    log.work("a", 1.0)
+    log.lines()
+    for second in range(2, 400):
+        if second == 2:
+            log.ask("a", 2.0)
+        if second % 20 == 0:
+            log.ask("b", float(second))
+        log.look(float(second))
+        if second == 61:
+            assert log.fields() | {"tasks": 1, "asking": 1, "seconds": 60} == log.fields()
+    texts = [text for level, text in log.lines() if level == "WARNING" and text.startswith("no update")]
+    assert texts[0] == (
+        "no update for 60.0 s: 1 task open, that of a for 59.0 s; 1 device asking, b is told "
+        "at_capacity: 1 of 1 devices are in training"
+    )
+    assert [text.split(":")[0] for text in texts[1:]] == ["no update for 2.00 min", "no update for 4.00 min"]
+
+
+def test_a_long_task_is_no_stall_and_neither_is_a_pause(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog, lease_s=3000.0)
+    log.bench.enrol("a")
+    log.ask("a", 1.0)
+    log.look(STALL_S * 10)
+    assert log.lines() == []
+    log = Logged(caplog, lease_s=10.0)
+    log.bench.enrol("a")
+    log.do(ev.Paused(2.0))
+    log.ask("a", 3.0)
+    log.look(STALL_S * 10)
+    assert log.lines() == []
+
+
+def test_a_device_that_asks_in_vain_for_long_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog, concurrency=1, buffer_size=1)
+    log.bench.enrol("a", "b")
+    for second in range(1, 1000, 10):
+        log.work("a", float(second))
+        log.ask("a", second + 1.0)
+        log.ask("b", second + 2.0)  # always too late
+        log.look(second + 3.0)
+        log.chronicle.tell(0, second + 4.0, log.bench.push("a", f"a{second + 1.0}", now=second + 4.0))
+    starving = [text for level, text in log.lines() if level == "WARNING"]
+    assert starving[0].startswith("1 device asking in vain for over 5.00 min, b for 5.02 min: at_capacity")
+    assert len(starving) == 2, "after 5 and after 10 minutes"
+    assert STARVING_S == 300.0
+
+
+def test_the_end_has_the_totals(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog, buffer_size=1, updates_max=2)
+    log.bench.enrol("a")
+    log.work("a", 1.0)
+    log.work("a", 1.5, flaw="no")
+    log.work("a", 1.7)
+    *_, before, (level, text) = log.lines()
+    assert before == ("INFO", "version 2: 1 update, staleness 0.0 on average"), "nothing is left unsaid"
+    assert level == "INFO"
+    assert text == (
+        "end of the run: the run ended after 2 updates, its budget; in all 2 versions of 2 updates, "
+        "1 rejected, 0 leases lost, 1 device; 1.70 s since this server started"
+    )
+    log.look(10_000.0)
+    assert log.lines() == []
+
+
+def test_a_run_that_is_given_up_is_a_warning_and_a_restart_repeats_why(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Logged(caplog, buffer_size=1, rejections_max=2)
+    log.bench.enrol("a")
+    for second in (1.0, 2.0):
+        log.work("a", second, flaw="not finite")
+    assert log.fields()["given_up"] is True
+    level, text = log.lines()[-1]
+    assert level == "WARNING"
+    assert text.startswith("end of the run: the last 2 updates were all rejected")
+    Chronicle(log.bench.engine, 50.0)
+    ((level, text),) = log.lines()
+    assert (level, text) == ("INFO", f"the run had ended before: {log.bench.engine.finished}")
+
+
+def test_quarantine_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    log = Logged(caplog)
+    log.bench.enrol("a")
+    log.do(ev.Quarantined(1.0, "a", "sends noise"))
+    assert log.fields() == {"client": "a", "why": "sends noise"}
+    assert log.lines() == [("WARNING", "a is in quarantine: sends noise")]
