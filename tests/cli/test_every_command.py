@@ -157,6 +157,7 @@ OTHERS: dict[str, Call] = {
     ],
     "config show": lambda p, _: [p.folder / "run.toml"],
     "demo": lambda p, _: ["--workload", "synthetic", "--clients", 1, "--set", "run.updates_max=4"],
+    "check": lambda p, _: ["synthetic"],
     "init": lambda p, _: ["synthetic"],
     "simulate": lambda p, _: [p.folder / "run.toml", *SMALL, "--out", "run"],
     "search": lambda p, _: [p.folder / "run.toml", "--updates", 4, "--warm-up-updates", 4, "--out", "found"],

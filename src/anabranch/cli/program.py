@@ -13,6 +13,7 @@ from typer.core import TyperGroup
 
 import anabranch
 from anabranch.cli.admin import admin_app, config_app, health
+from anabranch.cli.check import check
 from anabranch.cli.demo import demo
 from anabranch.cli.flower import flower_app
 from anabranch.cli.initialise import init
@@ -68,6 +69,7 @@ for command in (
     demo,
     simulate,
     search,
+    check,
     init,
     server,
     client,

@@ -1,0 +1,255 @@
+"""A dry run of an App, before a federation stands on it: what devices and a server will do with it.
+
+One after the other: the model, the data, a training step, a restart from what a device keeps on its disk, an
+export and its way back, an evaluation, sub-models. What went wrong before makes the rest senseless, where it
+stands on it.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from safetensors.numpy import load, save
+
+from anabranch.client.held import keep_model, kept_model
+from anabranch.client.trainer import BaseModel, shard_of
+from anabranch.core.arrays import plain_tensors
+from anabranch.core.errors import AnabranchError
+from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads.app import App, Examples
+from anabranch.workloads.calls import data_of, model_of
+from anabranch.workloads.numpy_trainer import NumpyTrainer
+from anabranch.workloads.objective import Objective
+from anabranch.workloads.own_code import on_device, own_name
+from anabranch.workloads.streams import Streamed
+from anabranch.workloads.trainer import Trainer, TrainResult, trainer_for
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+NAMES_MAX = 4  # that are listed
+SEED = 1
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`level` is `ok`, `warn` or `fail`; `about` what was looked at."""
+
+    level: str
+    about: str
+    text: str
+
+
+class Checkup:
+    """Iterate over its findings. `config` is the run's, as devices hear it; `plan` what they train by."""
+
+    def __init__(self, app: App, config: Mapping[str, Any], plan: LocalPlan, shards: int) -> None:
+        self._app, self._config, self._plan, self._shards = app, config, plan, shards
+        self._trainer: Trainer
+        self._initial: dict[str, npt.NDArray[Any]]
+        self._vector: Vector
+        self._mine: Examples
+        self._held_out: Examples | None = None
+        self._result: TrainResult
+        self._measured: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[Finding]:
+        """The findings, as they are made."""
+        parts: list[tuple[str, Callable[[], Iterator[Finding]]]] = [
+            ("model", self._model),
+            ("data", self._data),
+            ("training", self._training),
+            ("restart", self._restart),
+            ("export", self._export),
+            ("evaluation", self._evaluation),
+            ("fleet", self._fleet),
+        ]
+        with on_device("this device"):
+            for about, part in parts:
+                failed = False
+                try:
+                    for finding in part():
+                        failed |= finding.level == FAIL
+                        yield finding
+                except AnabranchError as error:
+                    failed = True
+                    yield Finding(FAIL, about, str(error))
+                if failed and about in ("model", "data", "training"):
+                    return
+
+    # --- the parts ---------------------------------------------------------------------------
+
+    def _model(self) -> Iterator[Finding]:
+        self._trainer = trainer_for(self._app)
+        self._initial = self._trainer.initial(0)
+        if isinstance(self._trainer, NumpyTrainer) and self._app.any_model:
+            self._trainer.adopt(ParamSpec.of(self._initial))
+        spec = self._trainer.spec
+        self._vector = spec.flatten(self._initial)
+        yield Finding(OK, "model", f"{spec.size} numbers in {len(spec.tensors)} tensors")
+        again = spec.flatten(self._trainer.initial(0))
+        if not np.array_equal(again, self._vector):
+            yield Finding(WARN, "model", "it begins otherwise each time: draw by torch, or by its `seed`")
+        if not np.isfinite(self._vector).all():
+            yield Finding(FAIL, "model", "its first weights are not finite")
+        yield from self._buffers()
+
+    def _buffers(self) -> Iterator[Finding]:
+        """What is no parameter of a torch model, and no optimizer trains."""
+        model = model_of(self._app, 0)
+        if not hasattr(model, "named_buffers"):
+            return
+        averaged = {t.name for t in self._trainer.spec.tensors if t.aggregated}
+        kept = [name for name, _ in model.named_buffers() if name in self._initial]
+        if kept:
+            statistics = [name for name in kept if name in averaged]
+            yield Finding(
+                OK,
+                "buffers",
+                f"{_listed(kept)}: {len(statistics)} travel with the parameters, "
+                f"{len(kept) - len(statistics)} are whole numbers, which no update changes",
+            )
+
+    def _data(self) -> Iterator[Finding]:
+        shard = shard_of(self._config, 0, self._shards)
+        self._mine = data_of(self._app, shard)
+        yield Finding(OK, "data", f"shard 0/{self._shards}: {_described(self._mine)}")
+        if isinstance(self._mine, Streamed) and self._mine.is_loader:
+            yield Finding(WARN, "data", "a DataLoader's batches are its own: client.batch_size says nothing")
+            if getattr(self._mine.source, "persistent_workers", False):
+                yield Finding(WARN, "data", "persistent_workers keep their draws: no task repeats itself")
+        for role in ("validation", "test"):
+            try:
+                found = data_of(self._app, shard_of(self._config, 0, self._shards, role))
+            except AnabranchError as error:
+                yield Finding(WARN, "data", f"no {role} part, so nothing is measured on it: {error}")
+            else:
+                self._held_out = found if role == "test" or self._held_out is None else self._held_out
+                yield Finding(OK, "data", f"the {role} part: {_described(found)}")
+
+    def _training(self) -> Iterator[Finding]:
+        result = self._result = self._trained(self._vector)
+        told = "".join(f", {name} {value:.4g}" for name, value in result.metrics.items())
+        if not np.isfinite(result.delta).all() or not math.isfinite(result.metrics.get("loss", 0.0)):
+            yield Finding(FAIL, "training", f"not finite after {result.steps} steps{told}: lower the rate")
+            return
+        if not result.delta.any():
+            yield Finding(FAIL, "training", "no weight has moved: does `train` change the model in place?")
+            return
+        yield Finding(OK, "training", f"{result.steps} steps{told}")
+        still = [n for n, at in self._trainer.spec.slices.items() if not result.delta[at].any()]
+        if still:
+            yield Finding(WARN, "training", f"{_listed(still)} did not move, and travel all the same")
+        if not np.array_equal(self._trained(self._vector).delta, result.delta):
+            yield Finding(
+                WARN,
+                "training",
+                "the same task came to another result: a simulation will not repeat itself. Draw by `seed`",
+            )
+
+    def _restart(self) -> Iterator[Finding]:
+        spec = self._trainer.spec
+        base = BaseModel(3, self._vector, spec.frozen(self._initial))
+        with tempfile.TemporaryDirectory(prefix="anabranch-check-") as folder:
+            keep_model(Path(folder), base, "check", spec)
+            found = kept_model(Path(folder), "check", spec)
+        if found is None or not np.array_equal(found.vector, base.vector):
+            yield Finding(FAIL, "restart", "a device does not get back what it kept")
+            return
+        delta = self._trainer.train(found.vector, found.frozen, self._mine, self._short(), SEED).delta
+        same = np.array_equal(delta, self._result.delta)
+        text = "trains on from what it kept" + ("" if same else ", to another result")
+        yield Finding(OK if same else WARN, "restart", text)
+
+    def _export(self) -> Iterator[Finding]:
+        spec = self._trainer.spec
+        trained = spec.unflatten(self._vector + self._result.delta, spec.frozen(self._initial))
+        back = load(save(plain_tensors(trained)))
+        model = model_of(self._app, 1)
+        if hasattr(model, "load_state_dict"):
+            import torch
+
+            model.load_state_dict({name: torch.tensor(back[name]) for name in model.state_dict()})
+            again = {name: tensor.detach().cpu().numpy() for name, tensor in model.state_dict().items()}
+        else:
+            again = dict(back)
+        if any(not np.array_equal(again[name], trained[name]) for name in trained):
+            yield Finding(FAIL, "export", "other weights came back from safetensors")
+        else:
+            yield Finding(OK, "export", f"{len(back)} tensors by safetensors, and into a new model")
+
+    def _evaluation(self) -> Iterator[Finding]:
+        if self._held_out is None:
+            yield Finding(WARN, "evaluation", "there is nothing to measure on")
+            return
+        trained = self._vector + self._result.delta
+        frozen = self._trainer.spec.frozen(self._initial)
+        found = self._trainer.evaluate(trained, frozen, self._held_out)
+        text = ", ".join(f"{name} {value:.4g}" for name, value in found.items()) or "no metric"
+        finite = bool(found) and all(map(math.isfinite, found.values()))
+        yield Finding(OK if finite else FAIL, "evaluation", text)
+        if finite and "accuracy" not in found:
+            yield Finding(
+                WARN, "evaluation", "no accuracy: run.target_accuracy and `anabranch search` need one"
+            )
+
+    def _fleet(self) -> Iterator[Finding]:
+        """What of the rest works with it."""
+        spec = self._trainer.spec
+        if spec.groups:
+            units = ", ".join(f"{group.size} of {group.name}" for group in spec.groups[:NAMES_MAX])
+            yield Finding(OK, "sub-models", f"{len(spec.groups)} groups of units: {units}")
+        else:
+            yield Finding(WARN, "sub-models", f"none: {self._trainer.whole_because}")
+        if self._app.any_model:
+            yield Finding(WARN, "elastic push", "a ClientApp shows no local steps: take 'task' or 'overlap'")
+            return
+        own = type(self._app).train is not App.train or "train" in vars(self._app)
+        if own:
+            yield Finding(
+                WARN,
+                "elastic push",
+                "works only if `train` draws its batches with anabranch.workloads.batches, which it may not",
+            )
+        own_part = "train" if own else Objective.of(self._app).trains_otherwise
+        why = own_part and f"its own {own_part}"
+        if isinstance(self._mine, Streamed):
+            why = "a Dataset"
+            yield Finding(WARN, "attacks", "fleet.attack = 'label_flip' needs labels in an array")
+        if why:
+            yield Finding(
+                WARN, "batched executor", f"devices are trained one by one: {own_name(self._app)} has {why}"
+            )
+
+    # --- small things ------------------------------------------------------------------------
+
+    def _short(self) -> LocalPlan:
+        """Two steps: momentum counts from the second."""
+        plan = self._plan
+        return LocalPlan(
+            steps=2, batch_size=plan.batch_size, learning_rate=plan.learning_rate, momentum=plan.momentum
+        )
+
+    def _trained(self, vector: Vector) -> TrainResult:
+        self._app.kept = b""
+        return self._trainer.train(
+            vector, self._trainer.spec.frozen(self._initial), self._mine, self._short(), SEED
+        )
+
+
+def _described(examples: Examples) -> str:
+    if isinstance(examples, Streamed):
+        return f"{len(examples)} examples of a {type(examples.source).__name__}"
+    x, y = examples.x, examples.y
+    return f"{len(examples)} examples, x {x.shape} {x.dtype}, y {y.shape} {y.dtype}"
+
+
+def _listed(names: list[str]) -> str:
+    more = len(names) - NAMES_MAX
+    return ", ".join(names[:NAMES_MAX]) + (f" and {more} more" if more > 0 else "")

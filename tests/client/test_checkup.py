@@ -1,0 +1,191 @@
+"""`anabranch check`: what works is said to work, and each thing that does not is found."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from anabranch.client.checkup import Checkup, Finding
+from anabranch.core.config import Config
+from anabranch.core.updates import LocalPlan
+from anabranch.workloads.app import App, Examples, Shard
+from anabranch.workloads.synthetic import Synthetic
+
+X = np.random.default_rng(3).normal(size=(24, 4)).astype(np.float32)
+Y = (X[:, 0] > 0).astype(np.int64)
+
+
+class Sound(App):
+    """Nothing to find."""
+
+    def model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+    def data(self, shard: Shard) -> Any:
+        return Examples(X, Y)
+
+
+def checked(app: App) -> list[Finding]:
+    return list(Checkup(app, Config().to_json(), LocalPlan(), 4))
+
+
+def found(app: App, level: str) -> dict[str, str]:
+    return {f.about: f.text for f in checked(app) if f.level == level}
+
+
+def test_a_sound_app_has_nothing_to_find() -> None:
+    findings = checked(Sound())
+    assert {f.level for f in findings} == {"ok"}
+    assert [f.about for f in findings] == [
+        *("model", "data", "data", "data", "training", "restart", "export", "evaluation", "sub-models")
+    ]
+
+
+class Norm(Sound):
+    def model(self) -> Any:
+        return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 2))
+
+
+def test_buffers_are_named_and_survive_restart_and_export() -> None:
+    findings = {f.about: f for f in checked(Norm())}
+    assert findings["buffers"].text.startswith("1.running_mean, 1.running_var, 1.num_batches_tracked")
+    assert {findings[about].level for about in ("restart", "export", "evaluation")} == {"ok"}
+
+
+class Explodes(Sound):
+    def data(self, shard: Shard) -> Any:
+        return Examples(X * np.float32(1e30), Y)
+
+
+class Still(Sound):
+    def train(self, model: Any, examples: Any, plan: LocalPlan, seed: int) -> dict[str, float]:
+        return {}
+
+
+class Raises(Sound):
+    def train(self, model: Any, examples: Any, plan: LocalPlan, seed: int) -> dict[str, float]:
+        raise ValueError("a mistake")
+
+
+class NoModel(Sound):
+    def model(self) -> Any:
+        return 3
+
+
+class NoData(Sound):
+    def data(self, shard: Shard) -> Any:
+        return None
+
+
+class BadEvaluation(Sound):
+    def evaluate(self, model: Any, examples: Any) -> dict[str, float]:
+        return {"accuracy": float("nan")}
+
+
+@pytest.mark.parametrize(
+    ("app", "about", "words"),
+    [
+        (Explodes(), "training", "not finite after 2 steps"),
+        (Still(), "training", "no weight has moved"),
+        (Raises(), "training", "on this device: ValueError: a mistake"),
+        (NoModel(), "model", "returned int"),
+        (NoData(), "data", "data returned a NoneType"),
+        (BadEvaluation(), "evaluation", "accuracy nan"),
+    ],
+)
+def test_what_will_not_work_fails(app: App, about: str, words: str) -> None:
+    failures = found(app, "fail")
+    assert list(failures) == [about]
+    assert words in failures[about]
+
+
+class Frozen(Sound):
+    def model(self) -> Any:
+        model = super().model()
+        model[0].weight.requires_grad_(False)
+        return model
+
+
+class Drawn(Sound):
+    calls = 0
+
+    def train(self, model: Any, examples: Any, plan: LocalPlan, seed: int) -> dict[str, float]:
+        self.calls += 1
+        with torch.no_grad():
+            model[0].bias += float(self.calls)
+        return {}
+
+
+class Loader(Sound):
+    loss = torch.nn.CrossEntropyLoss()
+
+    def data(self, shard: Shard) -> Any:
+        return DataLoader(TensorDataset(torch.from_numpy(X), torch.from_numpy(Y)), batch_size=8)
+
+
+class Stiff(Synthetic):
+    def units(self, model: Any) -> Any:
+        return None
+
+
+class Regression(Sound):
+    loss = torch.nn.MSELoss()
+
+    def data(self, shard: Shard) -> Any:
+        return X, X[:, :2]
+
+
+@pytest.mark.parametrize(
+    ("app", "about", "words"),
+    [
+        (Frozen(), "training", "0.weight did not move"),
+        (Drawn(), "training", "the same task came to another result"),
+        (Drawn(), "batched executor", "Drawn has its own train"),
+        (Loader(), "attacks", "label_flip"),
+        (Loader(), "data", "client.batch_size says nothing"),
+        (Regression(), "evaluation", "no accuracy"),
+        (Regression(), "batched executor", "Regression has its own loss"),
+        (Stiff(), "sub-models", "numpy arrays needs units"),
+    ],
+)
+def test_what_works_only_in_part_is_a_warning(app: App, about: str, words: str) -> None:
+    assert not found(app, "fail")
+    told = [f.text for f in checked(app) if (f.level, f.about) == ("warn", about)]
+    assert any(words in text for text in told), told
+
+
+def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "anabranch.cli.main", "check", *words],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_the_command_says_it_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nimport anabranch\n"
+        "class Mine(anabranch.App):\n"
+        "    def model(self): return {'w': np.zeros(3)}\n"
+        "    def data(self, shard): return np.ones((4, 3)), np.ones(4)\n"
+        "    def train(self, model, examples, plan, seed): model['w'] += 1 / 0\n"
+    )
+    sound = command(tmp_path, "synthetic", "--json")
+    assert sound.returncode == 0, sound.stderr
+    *findings, last = map(json.loads, sound.stdout.splitlines())
+    assert last == {"kind": "checked", "app": "synthetic"}
+    assert {f["level"] for f in findings} == {"ok", "warn"}
+    broken = command(tmp_path, "mine.py:Mine")
+    assert broken.returncode == 3
+    assert "fail training: Mine.train (mine.py:6) on this device: ZeroDivisionError" in broken.stdout
+    assert broken.stderr == "error: mine.py:Mine will not work: see training above\n"
