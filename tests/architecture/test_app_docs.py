@@ -1,0 +1,56 @@
+"""The page of the App's contract: every block of code is run, and what it defines learns as the page says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anabranch.cli.program import app as commands
+from anabranch.client.checkup import FAIL, Checkup
+from anabranch.core.config import Config, merge
+from anabranch.core.updates import LocalPlan
+from anabranch.simulation.run import simulate
+
+PAGE = (Path(__file__).parents[2] / "docs" / "app.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def written() -> dict[str, Any]:
+    """What the blocks define, run from top to bottom."""
+    names: dict[str, Any] = {"__name__": "page"}
+    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
+        exec(compile(block, "docs/app.md", "exec"), names)
+    return names
+
+
+APPS = ("Mine", "Logistic", "Streaming", "Regression", "NextWord")
+
+
+def test_every_app_of_the_page_is_known_here(written: dict[str, Any]) -> None:
+    assert set(re.findall(r"^class (\w+)\((?:anabranch\.App|Mine)\)", PAGE, re.MULTILINE)) == set(APPS)
+    assert set(APPS) < set(written)
+
+
+@pytest.mark.parametrize("name", APPS)
+def test_what_the_page_shows_works_and_learns(name: str, written: dict[str, Any]) -> None:
+    app = written[name]()
+    findings = list(Checkup(app, Config().to_json(), LocalPlan(), 4))
+    assert [f for f in findings if f.level == FAIL] == []
+    tables = {
+        "run": {"updates_max": 24, "evaluate_every_versions": 24},
+        "fleet": {"clients": 4, "executor": "serial"},
+        "client": {"steps": 8},
+    }
+    history = simulate(merge([("test", tables)]), app=app).history
+    first, last = history[0].loss, history[-1].loss
+    assert first is not None
+    assert last is not None
+    assert last < 0.9 * first
+
+
+def test_its_commands_are_there() -> None:
+    known = {info.name or info.callback.__name__ for info in commands.registered_commands if info.callback}
+    assert set(re.findall(r"^\$ anabranch (\w+)", PAGE, re.MULTILINE)) <= known
