@@ -207,8 +207,9 @@ class Walker:
 
     def _filled(self, text: str, fills: Mapping[str, str]) -> str:
         for word, by in fills.items():
-            stands = by.format_map(self.kept).replace("\\", r"\\")
-            text = re.sub(rf"(?<![\w.]){re.escape(word)}(?!\w)", stands, text)
+            pattern = rf"(?<![\w.]){re.escape(word)}(?!\w)"
+            if re.search(pattern, text):  # what it is filled with may not be known before
+                text = re.sub(pattern, by.format_map(self.kept).replace("\\", r"\\"), text)
         return text.format_map(self.kept) if "{" in text else text
 
 

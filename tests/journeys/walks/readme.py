@@ -19,7 +19,7 @@ FEDERATION = Walk(
         # The environment stands for the one that `make` sets up.
         types("make demo", fills={"make": "make -o setup VENV={environment}"}, says="report: "),
         types("anabranch simulate examples/wine.py:App --strategy", says="accuracy"),
-        types("anabranch simulate examples/wine.toml", says="target 90.0 % after"),
+        types("anabranch simulate examples/wine.toml", says="target 90.00 % after"),
         types("anabranch init", says="anabranch server"),
         starts(SERVER, until="serving"),
         starts(EVALUATOR, until="version 0"),
