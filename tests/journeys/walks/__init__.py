@@ -34,6 +34,7 @@ ALL: tuple[Walk, ...] = tuple(
 
 # Exit codes that no command can end with, and why.
 NEVER: dict[int, str] = {
+    1: "a bug: a walk fails at the first traceback",
     12: "on the wire alone: a device gives the task back",
     14: "on the wire alone: a server takes no update that is not signed by its device",
     20: "on the wire alone: a device drops the result, and asks anew",

@@ -1,8 +1,8 @@
 """Every way to end: each exit code, met as somebody meets it."""
 
-from signal import SIGINT
+from signal import SIGINT, SIGTERM
 
-from walking import End, Walk, Write, also, also_starts
+from walking import End, Wait, Walk, Write, also, also_starts
 
 from walks.apps import MY_APP
 
@@ -12,6 +12,7 @@ import sqlite3, sys
 with sqlite3.connect("anabranch-data/anabranch.db") as database:
     database.execute(sys.argv[1])
 """
+NOBODY = "postgresql://postgres@127.0.0.1:1/none"
 FULL = "anabranch server --model model --data-dir small/data"
 
 ENDS = Walk(
@@ -23,8 +24,8 @@ ENDS = Walk(
         Write("damage.py", DAMAGE),
         also("anabranch simulate none.toml", ends=2, says="none.toml does not exist"),
         also("anabranch init nonsense", ends=3, says="nonsense"),
-        also("anabranch report nowhere", ends=4, says="nowhere"),
-        also("anabranch client synthetic --id 'a b'", ends=10, says="client_id"),
+        also("anabranch report nowhere", ends=5, says="nowhere"),
+        also("anabranch client synthetic --id 'a b'", ends=10, says="--id must be"),
         also("anabranch config show --set uplink.codec=nonsense", ends=13, says="unknown stage"),
         also("anabranch health", ends=24, says="127.0.0.1:7070"),
         also("anabranch init synthetic --out model"),
@@ -33,11 +34,17 @@ ENDS = Walk(
         also("anabranch admin export none.safetensors --version 99", ends=21, says="not held|not published"),
         also("anabranch server --model model --data-dir second", ends=34, says="taken"),
         also("anabranch server --model model", ends=33, says="in use by process"),
+        also_starts("anabranch admin watch", until=""),
         also("anabranch client synthetic", says="4 updates"),
+        Wait("anabranch admin watch", says="version 1"),
+        End("anabranch admin watch", by=SIGTERM, ends=143),
         End(SERVER, by=SIGINT, says="drained"),
+        also(f"anabranch server --model model --database {NOBODY}", ends=36, says="database"),
+        also("touch file && anabranch server --model model --data-dir file", ends=37, says="file"),
         also("anabranch simulate synthetic --updates 4 --out run"),
         also('sed -i \'s/"model_sha256": "..../"model_sha256": "0000/\' run/result.json'),
         also("anabranch replay run", ends=40, says="result.json says otherwise"),
+        also("echo none > run/result.json && anabranch report run", ends=4, says="result.json"),
         also("cp -a anabranch-data sound"),
         also("python damage.py \"UPDATE updates SET sha256 = '00'\""),
         also("anabranch verify anabranch-data", ends=31, says="problems"),

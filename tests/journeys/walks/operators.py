@@ -73,7 +73,9 @@ YEAR = Walk(
         also("rm -r anabranch-data && mv backup anabranch-data"),
         also_starts(SERVER, until="devices join on"),
         also("anabranch client synthetic --state-dir new", ends=52, says="this device has seen version"),
-        also("rm new/identity/history.json"),
+        End(SERVER, by=SIGINT, says="drained"),
+        also("anabranch admin attest-restore"),
+        also_starts(SERVER, until="devices join on"),
         also("anabranch client synthetic --state-dir new --tasks-max 2", says="2 updates"),
         # The authority's folder from a backup: the server says what it would forget.
         End(SERVER, by=SIGINT, says="drained"),
