@@ -93,7 +93,7 @@ def check_free(folder: Path, tensors: Mapping[str, Array], spec: ParamSpec) -> N
     """
     try:
         held = read_manifest(folder)
-    except ConfigError:
+    except (ConfigError, FolderMissing):
         return
     if held.initial_sha256 != Manifest("", spec, tensors).initial_sha256 or held.spec != spec:
         raise ConfigError(
@@ -130,7 +130,7 @@ def keep_manifest(folder: Path, manifest: Manifest) -> None:
 def _is_kept(folder: Path, manifest: Manifest) -> bool:
     try:
         return read_manifest(folder).initial_sha256 == manifest.initial_sha256
-    except ConfigError:
+    except (ConfigError, FolderMissing):
         return False
 
 
