@@ -63,10 +63,14 @@ class LeaseEnd(StrEnum):
 
 @dataclass(frozen=True)
 class LeaseEnded:
-    """A lease ended without an update. `CANCELLED` is told to the device at its next heartbeat."""
+    """A lease ended without an update. `CANCELLED` is told to the device at its next heartbeat.
+
+    `diverged`: what a device says that gave a task back because its training has diverged.
+    """
 
     task: Task
     end: LeaseEnd
+    diverged: str = ""
 
 
 @dataclass(frozen=True)

@@ -285,11 +285,11 @@ class Engine:
         task = self.ledger.tasks.get(event.task_id)
         if task is None or task.client_id != event.client_id:
             return []
-        effects = self._lose(task, LeaseEnd.DROPPED, event.now)
-        if event.diverged and not self.finished:
-            effects += self._flawed(event.client_id, Reason.INVALID, event.why, event.now)
-            effects += self._ended()
-        return effects
+        lost = self._lose(task, LeaseEnd.DROPPED, event.now)
+        if not event.diverged or self.finished:
+            return lost
+        told = [LeaseEnded(task, LeaseEnd.DROPPED, event.why)] if lost else []
+        return [*told, *self._flawed(event.client_id, Reason.INVALID, event.why, event.now), *self._ended()]
 
     def _ticked(self, now: float) -> list[Effect]:
         effects: list[Effect] = []

@@ -108,8 +108,9 @@ class Guard:
         """Why the run is given up, or nothing."""
         if not 0 < s.rejections_max <= self.wasted:
             return ""
-        said = f"the last {self.wasted} updates were all rejected, the newest because {self.last_flaw}"
-        return f"{said}: learning rate too large?"
+        return (
+            f"the last {self.wasted} updates were all rejected ({self.last_flaw}): learning rate too large?"
+        )
 
     def suspicion(self, client_id: str) -> int:
         """How many of a client's updates an honest device would hardly have sent."""

@@ -7,7 +7,7 @@ of: `versions 120 to 180`. What lasts is said again after pauses that double.
 |---------------------|---------|----------------------------------------------------------------------|
 | versions            | info    | one in `VERSIONS_S`                                                  |
 | updates not taken   | warning | one in `GATHERED_S` for each reason; info where a device was only late |
-| leases without one  | info    | one in `GATHERED_S` for each way to end                              |
+| leases without one  | info    | one in `GATHERED_S` for each way to end; warning where trainings diverge |
 | a stall             | warning | first after `STALL_S`, or the shortest open lease if that is longer  |
 | devices that starve | warning | first after `STARVING_S` without a task                              |
 | quarantine          | warning | each                                                                 |
@@ -142,7 +142,7 @@ class Chronicle:
         self._versions_at = -VERSIONS_S
         self._applied = self._staleness = 0  # since the last version
         self._rejected: dict[Reason, _Gathered] = {}
-        self._lost: dict[LeaseEnd, _Gathered] = {}
+        self._lost: dict[str, _Gathered] = {}
         self._waits: dict[str, _Wait] = {}
         self._busy_since: float | None = None  # somebody works or asks, and no update has come
         self._stall, self._starving = _Pause(STALL_S), _Pause(STARVING_S)
@@ -151,6 +151,7 @@ class Chronicle:
 
     def tell(self, seq: int, now: float, effects: Sequence[Effect]) -> None:  # noqa: ARG002
         """Take note of what came of an event; a `Listener` of the writer."""
+        ended: Finished | None = None
         for effect in effects:
             log.debug("%s", f"version {effect.version}" if isinstance(effect, Published) else effect)
             match effect:
@@ -163,14 +164,18 @@ class Chronicle:
                     self._decided(effect, now)
                 case Published(version):
                     self._published(version, now)
-                case LeaseEnded(task, end) if end in (LeaseEnd.EXPIRED, LeaseEnd.DROPPED):
-                    self._lost.setdefault(end, _Gathered()).clients[task.client_id] += 1
+                case LeaseEnded(task, end, diverged) if end in (LeaseEnd.EXPIRED, LeaseEnd.DROPPED):
+                    lost = self._lost.setdefault("diverged" if diverged else end.value, _Gathered())
+                    lost.clients[task.client_id] += 1
+                    lost.detail = diverged
                 case Barred(client_id, why):
                     self._waits.pop(client_id, None)
                     _say(logging.WARNING, f"{client_id} is in quarantine: {why}", client=client_id, why=why)
-                case Finished(why, given_up):
-                    self._ended(why, given_up, now)
+                case Finished():
+                    ended = effect
         self._gathered(now)
+        if ended is not None:
+            self._ended(ended.why, ended.given_up, now)
 
     def look(self, now: float) -> bool:
         """Time has passed; whether nothing has come for so long that `stalled` should be asked."""
@@ -261,11 +266,17 @@ class Chronicle:
                 self._rejected[reason] = _Gathered(said_at=now)
         for end, some in self._lost.items():
             if some.due(now):
-                text = (
-                    f"{_count(some.clients.total(), 'lease')} {end} without an update: {_who(some.clients)}"
-                )
-                _say(logging.INFO, text, **_fields(some), end=end.value)
+                self._say_lost(end, some)
                 self._lost[end] = _Gathered(said_at=now)
+
+    def _say_lost(self, end: str, some: _Gathered) -> None:
+        count, who = some.clients.total(), _who(some.clients)
+        if some.detail:
+            text = f"{_count(count, 'training')} diverged on {who}: {some.detail}"
+            _say(logging.WARNING, text, **_fields(some), end=end, detail=some.detail)
+        else:
+            text = f"{_count(count, 'lease')} {end} without an update: {who}"
+            _say(logging.INFO, text, **_fields(some), end=end)
 
     def _say_starving(self, now: float) -> None:
         if self._engine.finished or not self._waits:
@@ -298,10 +309,10 @@ class Chronicle:
             "seconds": round(now - self._began),
         }
         text = (
-            f"end of the run: {why}; in all {_count(version, 'version')} of "
-            f"{_count(counters.applied, 'update')}, {counters.rejected} rejected, "
-            f"{_count(counters.leases_lost, 'lease')} lost, {_count(totals['clients'], 'device')}; "
-            f"{duration_text(now - self._began)} since this server started"
+            f"end of the run after {_count(version, 'version')} of "
+            f"{_count(counters.applied, 'update')} ({counters.rejected} rejected, "
+            f"{_count(counters.leases_lost, 'lease')} lost, {_count(totals['clients'], 'device')}, "
+            f"{duration_text(now - self._began)} since this server started): {why}"
         )
         _say(logging.WARNING if given_up else logging.INFO, text, why=why, given_up=given_up, **totals)
 

@@ -75,7 +75,7 @@ def test_a_servers_log_for_programs(model: Path, tmp_path: Path) -> None:
         "invalid",
         "device-1",
     )
-    (end,) = [line for line in found if line["text"].startswith("end of the run")]
+    (end,) = [line for line in found if line["text"].startswith("end of the run after")]
     assert (end["version"], end["updates"], end["rejected"], end["given_up"]) == (3, 3, 1, False)
 
 

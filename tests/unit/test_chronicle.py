@@ -115,6 +115,16 @@ def test_leases_that_end_without_an_update_are_counted(caplog: pytest.LogCapture
     assert log.lines() == [("INFO", "5 leases expired without an update: a, b, c, 2 others")]
 
 
+def test_a_training_that_diverged_is_a_warning_with_what_its_device_says(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    log = Logged(caplog)
+    log.bench.enrol("a")
+    log.ask("a", 1.0)
+    log.do(ev.TaskDropped(2.0, "a", "a1.0", "the loss is NaN", diverged=True))
+    assert log.lines() == [("WARNING", "1 training diverged on a: the loss is NaN")]
+
+
 def test_a_stall_says_what_is_waited_for_ever_more_rarely(caplog: pytest.LogCaptureFixture) -> None:
     log = Logged(caplog, buffer_size=1, concurrency=1, lease_s=50.0, lease_min_s=50.0)
     log.bench.enrol("a", "b")
@@ -175,8 +185,8 @@ def test_the_end_has_the_totals(caplog: pytest.LogCaptureFixture) -> None:
     assert before == ("INFO", "version 2: 1 update, staleness 0.0 on average"), "nothing is left unsaid"
     assert level == "INFO"
     assert text == (
-        "end of the run: the run ended after 2 updates, its budget; in all 2 versions of 2 updates, "
-        "1 rejected, 0 leases lost, 1 device; 1.70 s since this server started"
+        "end of the run after 2 versions of 2 updates (1 rejected, 0 leases lost, 1 device, "
+        "1.70 s since this server started): the run ended after 2 updates, its budget"
     )
     log.look(10_000.0)
     assert log.lines() == []
@@ -192,7 +202,7 @@ def test_a_run_that_is_given_up_is_a_warning_and_a_restart_repeats_why(
     assert log.fields()["given_up"] is True
     level, text = log.lines()[-1]
     assert level == "WARNING"
-    assert text.startswith("end of the run: the last 2 updates were all rejected")
+    assert text.endswith("): the last 2 updates were all rejected (not finite): learning rate too large?")
     Chronicle(log.bench.engine, 50.0)
     ((level, text),) = log.lines()
     assert (level, text) == ("INFO", f"the run had ended before: {log.bench.engine.finished}")
