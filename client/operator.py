@@ -35,6 +35,13 @@ Response = TypeVar("Response")
 ROLLBACK_S = 3600.0
 
 
+OF_THE_RUN = ("version", "updates_applied", "updates_rejected", "tasks_granted", "leases_lost", "clients")
+OF_THE_SERVER = (
+    *("uplink_bytes", "uplink_bytes_raw", "downlink_bytes", "downlink_bytes_full_equivalent"),
+    *("observer_bytes", "updates_duplicate", "uptime_s"),
+)
+
+
 @dataclass(frozen=True)
 class RunStatus:
     """How a run stands. `finished` says why it has ended, and is empty while it goes on."""
@@ -59,10 +66,17 @@ class RunStatus:
     uptime_s: float
     config: Mapping[str, Any]
     quarantined: Mapping[str, str]
+    clients_online: int
+    tasks_granted: int
+    created_at_s: float
+    best_version: int | None
+    best_accuracy: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
-        return asdict(self)
+        """Plain values; what counts since the run began and what since the server started also by that."""
+        found = asdict(self)
+        sets = {"since_the_run_began": OF_THE_RUN, "since_the_server_started": OF_THE_SERVER}
+        return found | {name: {key: found[key] for key in keys} for name, keys in sets.items()}
 
 
 @dataclass(frozen=True)
@@ -75,6 +89,7 @@ class PublishedVersion:
     published_at_s: float
     snapshot: bool
     metrics: Mapping[str, float]
+    held: bool  # `export` has it
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -95,6 +110,10 @@ class ClientStanding:
     flaws: int
     shortened: int
     quarantined: str
+    # Since the server started: when it called last, whether it still does, how old what it was given is.
+    last_seen_s: float | None
+    online: bool
+    versions_behind: int | None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -164,6 +183,11 @@ class OperatorClient:
             uptime_s=s.uptime_s,
             config=json.loads(s.config_json or "{}"),
             quarantined=dict(s.quarantined),
+            clients_online=s.clients_online,
+            tasks_granted=s.tasks_granted,
+            created_at_s=s.created_at_s,
+            best_version=s.best_version if s.HasField("best_version") else None,
+            best_accuracy=s.best_accuracy if s.HasField("best_version") else None,
         )
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[PublishedVersion]:
@@ -177,6 +201,7 @@ class OperatorClient:
                 published_at_s=v.published_at_s,
                 snapshot=v.snapshot,
                 metrics=dict(v.metrics),
+                held=v.held,
             )
             for v in self._call(self._stub.ListVersions, request).versions
         ]
@@ -202,7 +227,15 @@ class OperatorClient:
         found = self._call(self._stub.ListClients, operators.ListClientsRequest(limit=limit)).clients
         return [
             ClientStanding(
-                c.client_id, c.updates_taken, c.updates_rejected, c.flaws, c.shortened, c.quarantined
+                client_id=c.client_id,
+                updates_taken=c.updates_taken,
+                updates_rejected=c.updates_rejected,
+                flaws=c.flaws,
+                shortened=c.shortened,
+                quarantined=c.quarantined,
+                last_seen_s=c.last_seen_s or None,
+                online=c.online,
+                versions_behind=c.versions_behind if c.HasField("versions_behind") else None,
             )
             for c in found
         ]
@@ -225,8 +258,8 @@ class OperatorClient:
         request = operators.ReportMetricsRequest(version=version, metrics=metrics)
         self._call(self._stub.ReportMetrics, request)
 
-    def export(self, path: Path, version: int | None = None) -> int:
-        """Write a version (the newest if None) as a safetensors file; returns which one.
+    def export(self, path: Path, version: int | None = None, best: bool = False) -> int:
+        """Write a version (the newest if None, or the `best`) as a safetensors file; returns which one.
 
         The file appears only when it is whole. Raises `UnknownVersion`.
         """
@@ -236,7 +269,8 @@ class OperatorClient:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with unfinished.open("wb") as file, self._errors():
-                stream = self._stub.Export(operators.ExportRequest(version=version), timeout=timeout)
+                request = operators.ExportRequest(version=version, best=best)
+                stream = self._stub.Export(request, timeout=timeout)
                 with StallGuard(stream.cancel, self._limits.upload_idle_s) as guard:
                     for message in stream:
                         guard.moved()

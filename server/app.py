@@ -31,6 +31,7 @@ from anabranch.server.intake import Intake
 from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest, read_manifest
 from anabranch.server.models import Models
 from anabranch.server.ports import Ports
+from anabranch.server.presence import Presence
 from anabranch.server.proofs import keep_authority
 from anabranch.server.recovery import Recovered, make_engine, recover, refolder
 from anabranch.server.restored import read_restored
@@ -105,7 +106,8 @@ async def serve(
                 authority = None if identity is None else identity.authority
                 restored = read_restored(Path(table.data_dir), store, recovered.info, authority)
                 async with _live(store, recovered, config, frozen, limits, identity) as run:
-                    run.restored = restored
+                    run.restored, run.presence = restored, Presence(config.server.lease_s)
+                    await run.writer.look_store(partial(_rate, run.models))
                     tenure.watch(run.writer)
                     await _serve(run, recovered, ready, stop, insecure)
     except AnabranchError as error:
@@ -118,6 +120,14 @@ async def serve(
             identity.authority.close()
     log.info("drained")
     return 0
+
+
+def _rate(models: Models, store: Store) -> None:
+    """What followers have reported of the versions that are still here."""
+    for version in sorted(models.exact()):
+        row = next(iter(store.versions(version - 1, 1)), None) if version else None
+        if row is not None and "accuracy" in row.metrics:
+            models.rate(row.version, row.metrics["accuracy"])
 
 
 def _identity(config: Config, insecure: bool) -> ServerIdentity | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ _NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})\.bin\Z")
 # it would hold the writer up.
 DIGEST_BYTES_MAX = 1 << 20
 PARTS_SPARE = 16  # beside two for each task: so they are seldom looked through
+LOOKED_AT_KEPT = 4  # by observers, who then say how accurate it is
 NEWEST_KEPT = 2  # so that a fetch that began before a publication can be resumed after it
 
 
@@ -89,6 +91,9 @@ class Models:
         folder.mkdir(parents=True, exist_ok=True)
         self._files: dict[Wanted, Future[ModelFile]] = {}
         self._published_at: dict[int, float] = {}
+        # The best version that is here, and its accuracy.
+        self.best: tuple[int, float] | None = None
+        self._looked_at: deque[int] = deque(maxlen=LOOKED_AT_KEPT)
         for path in folder.iterdir():
             if found := _NAME.match(path.name):
                 wanted = Wanted(int(found[1]), found[2])
@@ -131,10 +136,24 @@ class Models:
         if (make := self._make(engine, wanted)) is not None:
             self._files[wanted] = self._executor.submit(self._write, wanted, make)
 
+    def rate(self, version: int, accuracy: float) -> None:
+        """A follower has measured a version: the best one that is here is kept."""
+        if Wanted(version, "exact") in self._files and (self.best is None or accuracy > self.best[1]):
+            self.best = (version, accuracy)
+
+    def looked_at(self, version: int) -> None:
+        """An observer fetches a version: it is kept until its accuracy may have come."""
+        self._looked_at.append(version)
+
+    def exact(self) -> set[int]:
+        """The versions whose own vectors are here."""
+        return {wanted.version for wanted in self._files if wanted.form == "exact" and not wanted.submodel}
+
     def retain(self, needed: Collection[int]) -> None:
-        """Remove the versions that no live task needs, but for the newest ones."""
-        newest = sorted({wanted.version for wanted in self._files})[-NEWEST_KEPT:]
-        for wanted in [w for w in self._files if w.version not in needed and w.version not in newest]:
+        """Remove the versions that no live task needs, but for the newest ones and the best."""
+        spared = {*sorted({wanted.version for wanted in self._files})[-NEWEST_KEPT:], *self._looked_at}
+        spared |= {self.best[0]} if self.best is not None else set()
+        for wanted in [w for w in self._files if w.version not in needed and w.version not in spared]:
             self._files.pop(wanted).add_done_callback(_remove)
         last = max(self._published_at, default=0)
         known = {wanted.version for wanted in self._files}

@@ -62,7 +62,8 @@ class Operators(OperatorsServicer):
             return store.versions(request.after, limit)
 
         found = await self.run.writer.look_store(rows)
-        return operators.ListVersionsResponse(versions=[_version(row) for row in found])
+        held = await self.run.writer.look(lambda engine: {engine.version, *self.run.models.exact()})
+        return operators.ListVersionsResponse(versions=[_version(row, row.version in held) for row in found])
 
     @answers
     async def Pause(self, request: operators.PauseRequest, caller: Caller) -> operators.PauseResponse:
@@ -87,6 +88,12 @@ class Operators(OperatorsServicer):
         """The clients, the most suspicious first."""
         limit = min(request.limit or CLIENTS_MAX, CLIENTS_MAX)
         found = await self.run.writer.look(lambda engine: _clients(engine, limit))
+        presence, now, version = self.run.presence, self.run.writer.now(), self.run.writer.engine.version
+        for client in found:
+            client.last_seen_s = presence.seen_at(client.client_id)
+            client.online = presence.is_online(client.client_id, now)
+            if (behind := presence.behind(client.client_id, version)) is not None:
+                client.versions_behind = behind
         return operators.ListClientsResponse(clients=found)
 
     @answers
@@ -126,6 +133,8 @@ class Operators(OperatorsServicer):
     ) -> AsyncIterator[operators.ExportResponse]:
         """A version as a safetensors file."""
         wanted = request.version if request.HasField("version") else None
+        if request.best:
+            wanted = self._best()
         version = await self.run.writer.look(lambda engine: self._keep(engine, wanted))
         data = await self._safetensors(Wanted(version, "exact"))
         step = self.run.limits.chunk_bytes_max
@@ -157,12 +166,19 @@ class Operators(OperatorsServicer):
         if version > self.run.writer.engine.version:
             raise UnknownVersion(f"version {version} is not published yet")
         await self.run.writer.look_store(lambda store: store.add_metrics(version, metrics, now))
+        if "accuracy" in metrics:
+            await self.run.writer.look(lambda _: self.run.models.rate(version, metrics["accuracy"]))
         self.run.feed.add(Happening(self.run.writer.seq, now, "evaluated", "", version, metrics))
         return operators.ReportMetricsResponse()
 
     def _status(self, engine: Engine) -> operators.GetStatusResponse:
-        run, counters = self.run, engine.counters
+        run, counters, best = self.run, engine.counters, self.run.models.best
         return operators.GetStatusResponse(
+            clients_online=run.presence.online(engine.ledger.client_ids, run.writer.now()),
+            tasks_granted=counters.granted,
+            created_at_s=run.info.created_at,
+            best_version=None if best is None else best[0],
+            best_accuracy=0.0 if best is None else best[1],
             run=run.info.name,
             run_id=run.info.run_id,
             strategy=engine.strategy.name,
@@ -186,6 +202,14 @@ class Operators(OperatorsServicer):
             quarantined=engine.guard.quarantined,
         )
 
+    def _best(self) -> int:
+        best = self.run.models.best
+        if best is None:
+            raise UnknownVersion(
+                "no version that is held has an accuracy: `anabranch evaluate APP --admin ...` gives them one"
+            )
+        return best[0]
+
     def _keep(self, engine: Engine, wanted: int | None) -> int:
         version = engine.version if wanted is None else wanted
         self.run.models.keep(engine, Wanted(version, "exact"))
@@ -203,7 +227,7 @@ class Operators(OperatorsServicer):
         return await asyncio.to_thread(convert)
 
 
-def _version(row: VersionRow) -> operators.Version:
+def _version(row: VersionRow, held: bool) -> operators.Version:
     return operators.Version(
         version=row.version,
         sha256=bytes.fromhex(row.sha256 or ""),
@@ -211,6 +235,7 @@ def _version(row: VersionRow) -> operators.Version:
         published_at_s=row.published_at,
         snapshot=row.snapshot,
         metrics=row.metrics,
+        held=held,
     )
 
 

@@ -223,7 +223,12 @@ class Devices(DevicesServicer):
     def _client(self, client_id: str, caller: Caller) -> str:
         """The id of the device that calls. Raises `InvalidUpdate`, `NotPermitted` for another's."""
         caller.check_name(self._id(client_id, "client_id"))
+        self._seen(client_id)
         return client_id
+
+    def _seen(self, client_id: str) -> None:
+        if client_id in self.run.writer.engine.ledger.clients:
+            self.run.presence.seen(client_id, self.run.writer.now())
 
     async def _sign(self, header: devices.ModelHeader, caller: Caller) -> None:
         """Vouch for a model, and for the history that led to it, to who has a certificate."""
@@ -272,6 +277,7 @@ class Devices(DevicesServicer):
 
     async def _answer_to(self, ask: Ask, asked: Sequence[Effect] = ()) -> devices.AskTaskResponse:
         """The answer to an ask; `asked`: what came of it, if it has had its turn."""
+        self._seen(ask.client_id)
         if self.run.draining:
             return self._refusal(Refused(ask, Reason.PAUSED, "the server is going down", self._retry_s()))
         if not asked:
@@ -293,6 +299,7 @@ class Devices(DevicesServicer):
             now, ask = self.run.writer.now(), Ask(task.client_id, task.task_id)
             await self.run.writer.submit(ev.TaskDropped(now, task.client_id, task.task_id, str(gone)))
             return self._refusal(Refused(ask, Reason.BASE_GONE, str(gone), self._retry_s()))
+        self.run.presence.given(task.client_id, task.base_version)
         proto = task_to_proto(task, _part(file))
         if self.run.restored is not None:
             proto.base_head = bytes.fromhex(await self._head(task.base_version))
@@ -309,6 +316,7 @@ class Devices(DevicesServicer):
         wanted = self.run.models.for_device(version, holds, request.codecs, submodel)
         if request.exact:
             wanted = Wanted(version, "exact")
+            self.run.models.looked_at(version)
         is_known = request.HasField("newer_than") and version <= request.newer_than
         if not is_known or request.HasField("version"):
             self.run.models.keep(engine, wanted)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from anabranch.core.config import Config
+from anabranch.core.config import Config, ServerTable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
 from anabranch.server.models import Models
+from anabranch.server.presence import Presence
 from anabranch.server.restored import Restored
 from anabranch.server.store.base import RunInfo
 from anabranch.server.tls import ServerIdentity
@@ -42,6 +43,7 @@ class LiveRun:
     identity: ServerIdentity | None
     limits: Limits = field(default=DEFAULT_LIMITS)
     draining: bool = False
+    presence: Presence = field(default_factory=lambda: Presence(ServerTable.lease_s))
     # Where it came from a backup, as its operator has said.
     restored: Restored | None = None
     sent_to_devices: Sent = field(default_factory=Sent)

@@ -79,6 +79,11 @@ class GetStatusResponse(_message.Message):
     DOWNLINK_BYTES_FULL_EQUIVALENT_FIELD_NUMBER: _builtins.int
     OBSERVER_BYTES_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    CLIENTS_ONLINE_FIELD_NUMBER: _builtins.int
+    TASKS_GRANTED_FIELD_NUMBER: _builtins.int
+    CREATED_AT_S_FIELD_NUMBER: _builtins.int
+    BEST_VERSION_FIELD_NUMBER: _builtins.int
+    BEST_ACCURACY_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     run_id: _builtins.str
     strategy: _builtins.str
@@ -101,6 +106,14 @@ class GetStatusResponse(_message.Message):
     downlink_bytes_full_equivalent: _builtins.int
     observer_bytes: _builtins.int
     """Models that went to observers such as evaluators; not among the downlink's."""
+    clients_online: _builtins.int
+    """Clients that have called within `server.lease_s`."""
+    tasks_granted: _builtins.int
+    """Since the run began, as are the versions, the updates and the leases; bytes are since the server started."""
+    created_at_s: _builtins.float
+    best_version: _builtins.int
+    """With the best accuracy that a follower has reported, if one has: it is kept for Export."""
+    best_accuracy: _builtins.float
     @_builtins.property
     def manifest(self) -> _model_pb2.Manifest: ...
     @_builtins.property
@@ -131,12 +144,19 @@ class GetStatusResponse(_message.Message):
         downlink_bytes_full_equivalent: _builtins.int = ...,
         observer_bytes: _builtins.int = ...,
         quarantined: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        clients_online: _builtins.int = ...,
+        tasks_granted: _builtins.int = ...,
+        created_at_s: _builtins.float = ...,
+        best_version: _builtins.int | None = ...,
+        best_accuracy: _builtins.float = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["clients", b"clients", "config_json", b"config_json", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "strategy", b"strategy", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
+    _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__best_version) -> _WhichOneofReturnType__best_version | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
 
@@ -192,11 +212,14 @@ class Version(_message.Message):
     PUBLISHED_AT_S_FIELD_NUMBER: _builtins.int
     SNAPSHOT_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    HELD_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     sha256: _builtins.bytes
     updates: _builtins.int
     published_at_s: _builtins.float
     snapshot: _builtins.bool
+    held: _builtins.bool
+    """Whether Export has it."""
     @_builtins.property
     def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]: ...
     def __init__(
@@ -208,10 +231,11 @@ class Version(_message.Message):
         published_at_s: _builtins.float = ...,
         snapshot: _builtins.bool = ...,
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        held: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["metrics", b"metrics", "published_at_s", b"published_at_s", "sha256", b"sha256", "snapshot", b"snapshot", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held", "metrics", b"metrics", "published_at_s", b"published_at_s", "sha256", b"sha256", "snapshot", b"snapshot", "updates", b"updates", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -327,6 +351,9 @@ class Client(_message.Message):
     FLAWS_FIELD_NUMBER: _builtins.int
     SHORTENED_FIELD_NUMBER: _builtins.int
     QUARANTINED_FIELD_NUMBER: _builtins.int
+    LAST_SEEN_S_FIELD_NUMBER: _builtins.int
+    ONLINE_FIELD_NUMBER: _builtins.int
+    VERSIONS_BEHIND_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     updates_taken: _builtins.int
     updates_rejected: _builtins.int
@@ -335,6 +362,11 @@ class Client(_message.Message):
     shortened: _builtins.int
     quarantined: _builtins.str
     """Why it is in quarantine; empty if it is not."""
+    last_seen_s: _builtins.float
+    """When it called last; 0: not since the server started."""
+    online: _builtins.bool
+    versions_behind: _builtins.int
+    """Of what it was given last; unset: nothing since the server started."""
     def __init__(
         self,
         *,
@@ -344,12 +376,17 @@ class Client(_message.Message):
         flaws: _builtins.int = ...,
         shortened: _builtins.int = ...,
         quarantined: _builtins.str = ...,
+        last_seen_s: _builtins.float = ...,
+        online: _builtins.bool = ...,
+        versions_behind: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind", "versions_behind", b"versions_behind"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "flaws", b"flaws", "quarantined", b"quarantined", "shortened", b"shortened", "updates_rejected", b"updates_rejected", "updates_taken", b"updates_taken"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind", "client_id", b"client_id", "flaws", b"flaws", "last_seen_s", b"last_seen_s", "online", b"online", "quarantined", b"quarantined", "shortened", b"shortened", "updates_rejected", b"updates_rejected", "updates_taken", b"updates_taken", "versions_behind", b"versions_behind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__versions_behind: _TypeAlias = _typing.Literal["versions_behind"]  # noqa: Y015
+    _WhichOneofArgType__versions_behind: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__versions_behind) -> _WhichOneofReturnType__versions_behind | None: ...
 
 Global___Client: _TypeAlias = Client  # noqa: Y015
 
@@ -506,16 +543,20 @@ class ExportRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     VERSION_FIELD_NUMBER: _builtins.int
+    BEST_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The newest version if unset."""
+    best: _builtins.bool
+    """The one with the best reported accuracy."""
     def __init__(
         self,
         *,
         version: _builtins.int | None = ...,
+        best: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "best", b"best", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015

@@ -13,12 +13,12 @@ from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
 from anabranch.cli.output import Output
 from anabranch.cli.restoring import attest_restore
-from anabranch.core.errors import Unavailable
+from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.identity.certificates import time_text
-from anabranch.reports.text import bytes_text, count_text, duration_text, percent_text
+from anabranch.reports.text import NOTHING, bytes_text, count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
-    from anabranch.client.operator import OperatorClient
+    from anabranch.client.operator import ClientStanding, OperatorClient, PublishedVersion
 
 config_app = typer.Typer(help="Look at configurations.", no_args_is_help=True)
 admin_app = typer.Typer(
@@ -64,18 +64,19 @@ def status(server: OperatorClient, output: Output) -> None:
     """Print how the run stands."""
     s = server.status()
     state = s.finished or ("paused" if s.paused else "running")
-    updates = (
-        f"{s.updates_applied} updates applied, {s.updates_rejected} rejected, {s.updates_duplicate} resent"
-    )
+    updates = f"{s.updates_applied} updates applied, {s.updates_rejected} rejected"
     up = f"{bytes_text(s.uplink_bytes)} up ({bytes_text(s.uplink_bytes_raw)} raw)"
     down = f"{bytes_text(s.downlink_bytes)} down ({bytes_text(s.downlink_bytes_full_equivalent)} raw)"
+    began, up_for = time_text(s.created_at_s), duration_text(s.uptime_s)
     lines = [
         f"{s.run} ({s.strategy}): version {count_text(s.version)}, {state}",
-        f"  {updates}",
-        f"  {s.clients} clients, {s.live_tasks} in training, {s.leases_lost} leases lost",
-        f"  {up}, {down}; up for {duration_text(s.uptime_s)}",
+        f"  now: {s.clients_online} of {s.clients} clients online, {s.live_tasks} in training",
+        f"  since the run began ({began}): {updates}, {s.leases_lost} leases lost",
+        f"  since the server started ({up_for} ago): {up}, {down}, {s.updates_duplicate} resent",
         *(f"  in quarantine: {client} ({why})" for client, why in sorted(s.quarantined.items())),
     ]
+    if s.best_version is not None:
+        lines.append(f"  best of those held: version {s.best_version}, {percent_text(s.best_accuracy)}")
     output.result(s.to_json(), "\n".join(lines))
 
 
@@ -87,14 +88,7 @@ def versions(
     after: Annotated[int, typer.Option(help="Only versions above this.", min=0)] = 0,
 ) -> None:
     """List the published versions."""
-    rows = server.versions(after)
-    for row in rows:
-        output.event("version", "", **row.to_json())
-    cells = [
-        [str(r.version), str(r.updates), percent_text(r.metrics.get("accuracy")), (r.sha256 or "")[:16]]
-        for r in rows
-    ]
-    output.table("", ["version", "updates", "accuracy", "sha256"], cells)
+    _show_versions(output, server.versions(after))
 
 
 @admin_app.command()
@@ -124,8 +118,15 @@ def clients(
     rows = server.clients(limit)
     for row in rows:
         output.event("client", "", **row.to_json())
-    columns = ["client", "taken", "rejected", "flaws", "shortened", "quarantine"]
-    cells = [[str(value) for value in row.to_json().values()] for row in rows]
+    columns = ["client", "taken", "rejected", "flaws", "shortened", "quarantine", "last seen", "behind"]
+    cells = [
+        [
+            *(row.client_id, str(row.updates_taken), str(row.updates_rejected), str(row.flaws)),
+            *(str(row.shortened), row.quarantined, _seen(row)),
+            NOTHING if row.versions_behind is None else count_text(row.versions_behind),
+        ]
+        for row in rows
+    ]
     output.table("", columns, cells)
 
 
@@ -182,11 +183,20 @@ def rollback(
 def export(
     server: OperatorClient,
     output: Output,
-    out: Annotated[Path, typer.Argument(help="The safetensors file to write.", metavar="FILE")],
+    out: Annotated[
+        Path | None, typer.Argument(help="The safetensors file to write.", metavar="FILE", show_default=False)
+    ] = None,
     version: Annotated[int | None, typer.Option(help="The newest if not given.")] = None,
+    best: Annotated[bool, typer.Option("--best", help="The one with the best reported accuracy.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Only say which versions there are.")] = False,
 ) -> None:
-    """Write a version's weights as a safetensors file."""
-    exported = server.export(out, version)
+    """Write a version's weights as a safetensors file: the newest, the best, or another that is held."""
+    if listed:
+        _show_versions(output, [row for row in _all_versions(server) if row.held])
+        return
+    if out is None or (best and version is not None):
+        raise ConfigError("name one FILE to write, with --best or --version N or neither; --list says which")
+    exported = server.export(out, version, best)
     output.result({"version": exported, "file": str(out)}, f"version {exported}: {out}")
 
 
@@ -204,3 +214,31 @@ def watch(
         told = {"client": e.client_id, "version": e.version, **e.data}
         words = " ".join(f"{k}={v}" for k, v in told.items() if v not in ("", None))
         output.event(e.kind, f"{time_text(e.at_s)} #{e.seq} {e.kind} {words}", **e.to_json())
+
+
+def _all_versions(server: OperatorClient) -> list[PublishedVersion]:
+    """Every published version, a page at a time."""
+    found: list[PublishedVersion] = []
+    while page := server.versions(found[-1].version if found else 0):
+        found += page
+    return found
+
+
+def _show_versions(output: Output, rows: list[PublishedVersion]) -> None:
+    for row in rows:
+        output.event("version", "", **row.to_json())
+    cells = [
+        [
+            *(str(r.version), str(r.updates), percent_text(r.metrics.get("accuracy"))),
+            *("yes" if r.held else "", (r.sha256 or "")[:16]),
+        ]
+        for r in rows
+    ]
+    output.table("", ["version", "updates", "accuracy", "held", "sha256"], cells)
+
+
+def _seen(client: ClientStanding) -> str:
+    """Of a table: whether it is online, or when it was last."""
+    if client.online:
+        return "online"
+    return NOTHING if client.last_seen_s is None else time_text(client.last_seen_s)

@@ -1,0 +1,92 @@
+"""What operators see of a run: totals by what they count from, who is there, which versions can be had."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from wire import Served, server_config
+
+from anabranch.client.operator import OF_THE_RUN, OF_THE_SERVER, OperatorClient, RunStatus
+from anabranch.core.errors import UnknownVersion
+from anabranch.server.manifest import Manifest, write_manifest
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    return write_manifest(tmp_path / "model", "test", {"w": np.zeros(8, np.float32)})
+
+
+def operator(served: Served) -> OperatorClient:
+    """A client of the operators' port."""
+    assert served.info is not None
+    return OperatorClient(served.info.admin_address)
+
+
+def measured(served: Served, accuracy: float) -> int:
+    """An evaluator fetches the newest version and reports; returns which."""
+    header, _ = served.device("evaluator").fetch(exact=True)
+    with operator(served) as client:
+        client.report_metrics(header.version, {"accuracy": accuracy})
+    return header.version
+
+
+def test_the_best_version_stays_and_can_be_exported(tmp_path: Path, manifest: Manifest) -> None:
+    config = server_config(tmp_path / "data")
+    with Served(config, manifest) as served:
+        with operator(served) as client, pytest.raises(UnknownVersion, match="anabranch evaluate"):
+            client.export(tmp_path / "none", best=True)
+        device = served.device()
+        for accuracy in (0.5, 0.9, 0.7):
+            device.work()
+            measured(served, accuracy)
+        for _ in range(12):  # long past what is kept for resumed fetches and for evaluators
+            device.work()
+            measured(served, 0.1)
+        with operator(served) as client:
+            held = [row.version for row in client.versions() if row.held]
+            assert 2 in held
+            assert 1 not in held
+            assert client.export(tmp_path / "best", best=True) == 2
+            assert (client.status().best_version, client.status().best_accuracy) == (2, 0.9)
+            with pytest.raises(UnknownVersion):
+                client.export(tmp_path / "lost", 1)
+    assert load_file(tmp_path / "best")["w"].tolist() == [2.0] * 8
+    with Served(config, manifest) as served, operator(served) as client:  # and after a restart
+        served.device().work()
+        assert client.export(tmp_path / "again", best=True) == 2
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "best").read_bytes()
+
+
+def test_totals_are_told_from_what_the_server_has_done(tmp_path: Path, manifest: Manifest) -> None:
+    config = server_config(tmp_path / "data")
+    with Served(config, manifest) as served:
+        device = served.device()
+        for _ in range(3):
+            device.work()
+    with Served(config, manifest) as served, operator(served) as client:
+        said = client.status().to_json()
+    assert said["since_the_run_began"] == {k: said[k] for k in OF_THE_RUN}
+    assert said["since_the_run_began"]["updates_applied"] == said["since_the_run_began"]["tasks_granted"] == 3
+    assert said["since_the_server_started"]["uplink_bytes"] == 0
+    assert not set(OF_THE_RUN) & set(OF_THE_SERVER)
+    assert set(OF_THE_RUN) | set(OF_THE_SERVER) <= set(RunStatus.__dataclass_fields__)
+
+
+def test_who_is_there_and_how_far_behind(tmp_path: Path, manifest: Manifest) -> None:
+    config = server_config(tmp_path / "data")
+    with Served(config, manifest) as served, operator(served) as client:
+        slow, quick = served.device("slow"), served.device("quick")
+        slow.task()
+        for _ in range(3):
+            quick.work()
+        found = {row.client_id: row for row in client.clients()}
+        assert {name: row.versions_behind for name, row in found.items()} == {"slow": 3, "quick": 1}
+        assert all(row.online and row.last_seen_s for row in found.values())
+        assert client.status().clients_online == 2
+    with Served(config, manifest) as served, operator(served) as client:  # nobody has called this one
+        rows = client.clients()
+        assert {(row.online, row.last_seen_s, row.versions_behind) for row in rows} == {(False, None, None)}
+        assert (client.status().clients_online, client.status().clients) == (0, 2)
