@@ -28,7 +28,7 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import Output, json_line
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
-from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.errors import AppError, ConfigError, FolderMissing
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.reports.text import count_text, percent_text
 
@@ -128,6 +128,8 @@ def server(
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
         _init_once(model, flower, overrides or ())
+    if not model.is_dir():
+        raise FolderMissing(f"{model} is not there: write it with `anabranch init APP --out {model}`")
     manifest = read_manifest(model)
     settings = load_config(config, overrides or (), presets=_presets(model, manifest.app), flags=flags)
     output = Output(as_json)
