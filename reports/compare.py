@@ -70,7 +70,7 @@ def compare_html(results: Iterable[Result]) -> str:
     """The whole page, self-contained: charts for each workload, then one table."""
     runs = list(results)
     colours = _colours(runs)
-    told = f"{count_text(len(runs))} runs of {count_text(len(colours))} kinds"
+    told = f"{count_text(len(runs))} runs of {count_text(len(colours))} kind{'s'[: len(colours) != 1]}"
     body = [header("Comparison of runs", told)]
     if not runs:
         return document("Comparison of runs", [*body, card("Runs", empty("There is no run to compare."))])

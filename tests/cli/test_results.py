@@ -133,3 +133,39 @@ def test_a_run_that_was_killed_is_named(tmp_path: Path) -> None:
     assert done.returncode == OUTCOMES[DataError].exit_code
     assert "was killed before it could leave a result" in done.stderr
     assert "try-fedbuff-seed0 has a run that was not finished: this one goes to" in simulated(tmp_path)
+
+
+REGRESSION = """
+import numpy as np
+
+import anabranch
+
+
+class App(anabranch.App):
+    def model(self):
+        return {"w": np.zeros(1, np.float32)}
+
+    def data(self, shard):
+        return anabranch.Examples(np.ones((4, 1), np.float32), np.ones((4, 1), np.float32))
+
+    def train(self, model, examples, plan, seed):
+        model["w"] += 0.1
+        return {"steps": 1}
+
+    def evaluate(self, model, examples):
+        off = float(1 - model["w"][0])
+        return {"loss": off**2, "mae": abs(off)}
+"""
+
+
+def test_a_run_without_accuracy_is_told_by_what_it_measures(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(REGRESSION)
+    done = anabranch(tmp_path, "simulate", "app.py:App", "--set", "run.updates_max=20", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert "accuracy" not in done.stdout
+    assert "loss " in done.stdout
+    assert (tmp_path / "run" / "best.safetensors").is_file()
+    shown = anabranch(tmp_path, "compare", "run").stdout
+    assert "loss" in shown
+    assert "mae" in shown
+    assert "accuracy" not in shown

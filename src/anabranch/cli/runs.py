@@ -21,7 +21,9 @@ from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.result import RESULT_FILE, Result
 from anabranch.reports.spreads import Spread
 from anabranch.reports.spreads import compare as compare_runs
-from anabranch.reports.text import bytes_text, duration_text, percent_text
+from anabranch.reports.text import NOTHING, bytes_text, duration_text, number_text, percent_text
+
+METRICS_MAX = 3  # the page has them all
 
 
 def compare(
@@ -39,25 +41,22 @@ def compare(
     rows = compare_runs(results)
     out.write_text(compare_html(results), encoding="utf-8")
     output.result({"page": str(out), "rows": [asdict(r) for r in rows]})
-    columns = ["strategy", "seeds", "final accuracy", "time to target", "updates", "uplink", "downlink"]
     workloads = {r.workload for r in rows}
     one = f"{workloads.pop()}: " if len(workloads) == 1 else ""
-    output.table(
-        f"{one}mean ± standard deviation over seeds",
-        columns,
-        [
-            [
-                f"{r.label}, {r.kind}" + ("" if one else f" ({r.workload})"),
-                str(len(r.seeds)),
-                _cell(r.final_accuracy, percent_text),
-                _cell(r.time_to_target_s, duration_text),
-                _cell(r.updates_applied, lambda n: f"{n:.0f}"),
-                _cell(r.uplink_bytes, bytes_text),
-                _cell(r.downlink_bytes, bytes_text),
-            ]
-            for r in rows
-        ],
-    )
+    metrics = list(dict.fromkeys(name for r in rows for name in r.metrics))[:METRICS_MAX]
+    columns = [
+        ("strategy", [f"{r.label}, {r.kind}" + ("" if one else f" ({r.workload})") for r in rows]),
+        ("seeds", [str(len(r.seeds)) for r in rows]),
+        ("final accuracy", [_cell(r.final_accuracy, percent_text) for r in rows]),
+        *((f"final {name}", [_cell(r.metrics.get(name), number_text) for r in rows]) for name in metrics),
+        ("time to target", [_cell(r.time_to_target_s, duration_text) for r in rows]),
+        ("updates", [_cell(r.updates_applied, lambda n: f"{n:.0f}") for r in rows]),
+        ("uplink", [_cell(r.uplink_bytes, bytes_text) for r in rows]),
+        ("downlink", [_cell(r.downlink_bytes, bytes_text) for r in rows]),
+    ]
+    told = [(name, cells) for name, cells in columns if any(cell != NOTHING for cell in cells)]
+    lines = [list(line) for line in zip(*(cells for _, cells in told), strict=True)]
+    output.table(f"{one}mean ± standard deviation over seeds", [name for name, _ in told], lines)
     output.say(f"page: {out}")
 
 
@@ -134,5 +133,5 @@ def verify(
 
 def _cell(spread: Spread | None, text: Callable[[float], str]) -> str:
     if spread is None:
-        return "-"
+        return NOTHING
     return f"{text(spread.mean)} ± {text(spread.deviation)}" if spread.deviation else text(spread.mean)
