@@ -26,9 +26,10 @@ def live_server(
     limits: Limits = DEFAULT_LIMITS,
     port: int = 0,
     groups: Iterable[UnitGroup] = (),
+    buffers: Iterable[str] = (),
 ) -> Iterator[ServerInfo]:
     """A server of a model's first weights in a thread; it drains at the end. Its data lies in `folder`."""
-    manifest = write_manifest(folder / "model", "test", tensors, tuple(groups))
+    manifest = write_manifest(folder / "model", "test", tensors, tuple(groups), tuple(buffers))
     table = replace(
         config.server,
         address=f"127.0.0.1:{port}",

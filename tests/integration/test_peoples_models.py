@@ -1,0 +1,121 @@
+"""Models that people bring: each learns, under every strategy and live, and leaves as what it came.
+
+`make prove` has the whole table of models and strategies, `make test` a part of it that has each of both.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_server import live_server
+from peoples_models import APPS
+from safetensors.numpy import load_file as load_arrays
+from safetensors.torch import load_file
+
+from anabranch.client.operator import OperatorClient
+from anabranch.client.run import ClientOptions, run_client
+from anabranch.core.config import Config, merge
+from anabranch.server.manifest import read_manifest, write_manifest
+from anabranch.simulation.replay import replay_run
+from anabranch.simulation.run import simulate
+from anabranch.strategies.registry import strategy_names
+from anabranch.workloads.app import Shard
+from anabranch.workloads.trainer import trainer_for
+
+HERE = Path(__file__).parents[1] / "support" / "peoples_models.py"
+RATES = {"resnet": 0.1, "transformer": 0.005, "gru": 0.2, "autoencoder": 0.5, "logistic": 0.5}
+PARAMS: dict[str, dict[str, Any]] = {
+    "fedbuff": {"buffer_size": 3},
+    "qafel": {"buffer_size": 3},
+    "fedavg": {"clients_per_round": 3},
+    "fedprox": {"clients_per_round": 3},
+    "teasq": {"cache_size": 2, "concurrency_fraction": 1.0},
+    "teasq_drop": {"cache_size": 2, "concurrency_fraction": 1.0},
+}
+QUICK = [
+    ("resnet", "fedbuff"),
+    ("resnet", "teasq_drop"),
+    ("transformer", "asyncdrop"),
+    ("gru", "teasq"),
+    ("autoencoder", "qafel"),
+    ("autoencoder", "fedavg"),
+    ("logistic", "fedasync"),
+    ("logistic", "fedprox"),
+]
+ALL = [(model, strategy) for model in APPS for strategy in strategy_names()]
+
+
+def settings(model: str, strategy: str, **run: Any) -> Config:
+    """Four unequal devices; who has no groups of units trains the whole."""
+    whole = {"submodel": {"name": "none"}} if model == "logistic" else {}
+    tables = {
+        "run": {"name": model, "workload": f"{HERE}:{APPS[model].__name__}", "updates_max": 36, **run},
+        "fleet": {"clients": 4, "speed_ratio": 2.0},
+        "client": {"learning_rate": RATES[model], "steps": 12},
+        "strategy": {"name": strategy, **PARAMS.get(strategy, {})},
+    }
+    return merge([("test", {**tables, **whole})])
+
+
+def loss_of(model: str, file: Path) -> float:
+    """The loss on held-out data of what a file has, loaded as somebody does who has never heard of us."""
+    app = APPS[model]()
+    held_out = app.data(Shard("test"))
+    if model == "logistic":
+        found = load_arrays(file)
+        assert {n: (a.shape, a.dtype) for n, a in found.items()} == {
+            n: (a.shape, a.dtype) for n, a in app.model().items()
+        }
+        return app.evaluate(found, held_out)["loss"]
+    module = app.model()
+    module.load_state_dict(load_file(file), strict=True)
+    return app.evaluate(module, held_out)["loss"]
+
+
+def learns_in_a_simulation(model: str, strategy: str, folder: Path) -> None:
+    result = simulate(settings(model, strategy), folder)
+    first, last = result.history[0], result.history[-1]
+    assert result.updates_applied == 36
+    assert last.loss < 0.9 * first.loss
+    assert loss_of(model, folder / "final.safetensors") == pytest.approx(last.loss, rel=1e-4)
+    assert replay_run(folder).matches
+
+
+def test_the_quick_part_has_all_of_both() -> None:
+    assert {model for model, _ in QUICK} == set(APPS)
+    assert {strategy for _, strategy in QUICK} == set(strategy_names())
+
+
+@pytest.mark.parametrize(("model", "strategy"), QUICK)
+def test_it_learns_in_a_simulation(model: str, strategy: str, tmp_path: Path) -> None:
+    learns_in_a_simulation(model, strategy, tmp_path)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(("model", "strategy"), [pair for pair in ALL if pair not in QUICK])
+def test_it_learns_under_every_strategy(model: str, strategy: str, tmp_path: Path) -> None:
+    learns_in_a_simulation(model, strategy, tmp_path)
+
+
+@pytest.mark.parametrize("model", APPS)
+def test_it_learns_live_on_a_device_that_starts_again(model: str, tmp_path: Path) -> None:
+    config, trainer = settings(model, "fedbuff", updates_max=0), trainer_for(APPS[model]())
+    spec = trainer.spec
+    write_manifest(tmp_path / "described", model, trainer.initial(0), spec.groups, spec.buffers)
+    manifest = read_manifest(tmp_path / "described")
+    app, out = f"{HERE}:{APPS[model].__name__}", tmp_path / "out.safetensors"
+    with live_server(tmp_path, manifest.tensors, config, groups=spec.groups, buffers=spec.buffers) as info:
+        with OperatorClient(info.admin_address) as operator:
+            operator.export(tmp_path / "first.safetensors")
+        for tasks_max in (1, 1, 4):  # lives: each begins with what the one before has left on the disk
+            options = ClientOptions(
+                app, info.address, "a", 0, 4, tmp_path / "a", tasks_max=tasks_max, threads=1
+            )
+            done = run_client(options)
+            assert (done.answered, done.failures) == (tasks_max, 0), done
+        with OperatorClient(info.admin_address) as operator:
+            assert operator.status().version == 2
+            operator.export(out)
+    assert loss_of(model, out) < loss_of(model, tmp_path / "first.safetensors")
