@@ -196,7 +196,7 @@ def test_the_server_may_ask_for_what_there_is(tmp_path: Path) -> None:
     federation = Elastic(
         tmp_path,
         client={"push_when": "advised", "push_steps": 1, "push_steps_max": 10**7},
-        server={"lease_s": 0.15, "lease_min_s": 0.15, "upload_now_versions": 1},
+        server={"lease_s": 3.0, "lease_min_s": 3.0, "upload_now_versions": 1},
     )
 
     def hear(kind: str, **data: Any) -> None:

@@ -127,7 +127,7 @@ def test_a_snapshot_that_another_thread_takes_is_torn() -> None:
     weights: list[LiveWeights] = []
     ready, over = threading.Event(), threading.Event()
 
-    class Over(Exception):
+    class Over(BaseException):
         pass
 
     def hook(live: LiveWeights) -> None:
