@@ -42,7 +42,7 @@ def hear(kind, **data):
         os.kill(os.getpid(), signal.SIGKILL)
 
 name, state_dir = f"d{shard}", Path(folder)
-options = ClientOptions(f"flower:{app}", address, name, int(shard), 2, state_dir, tasks_max=int(tasks_max))
+options = ClientOptions(f"flower:{app}", address, name, (int(shard), 2), state_dir, tasks_max=int(tasks_max))
 run_client(options, hear)
 """
 

@@ -111,7 +111,7 @@ def test_it_learns_live_on_a_device_that_starts_again(model: str, tmp_path: Path
             operator.export(tmp_path / "first.safetensors")
         for tasks_max in (1, 1, 4):  # lives: each begins with what the one before has left on the disk
             options = ClientOptions(
-                app, info.address, "a", 0, 4, tmp_path / "a", tasks_max=tasks_max, threads=1
+                app, info.address, "a", (0, 4), tmp_path / "a", tasks_max=tasks_max, threads=1
             )
             done = run_client(options)
             assert (done.answered, done.failures) == (tasks_max, 0), done
