@@ -119,7 +119,7 @@ class Checkup:
     def _data(self) -> Iterator[Finding]:
         shard = shard_of(self._config, 0, self._shards)
         self._mine = data_of(self._app, shard)
-        yield Finding(OK, "data", f"shard 0/{self._shards}: {_described(self._mine)}")
+        yield Finding(OK, "data", f"shard 0/{self._shards}: {self._described(self._mine)}")
         if isinstance(self._mine, Streamed) and self._mine.is_loader:
             yield Finding(WARN, "data", "a DataLoader's batches are its own: client.batch_size says nothing")
             if getattr(self._mine.source, "persistent_workers", False):
@@ -131,7 +131,7 @@ class Checkup:
                 yield Finding(WARN, "data", f"no {role} part, so nothing is measured on it: {error}")
             else:
                 self._held_out = found if role == "test" or self._held_out is None else self._held_out
-                yield Finding(OK, "data", f"the {role} part: {_described(found)}")
+                yield Finding(OK, "data", f"the {role} part: {self._described(found)}")
 
     def _training(self) -> Iterator[Finding]:
         result = self._result = self._trained(self._vector)
@@ -229,6 +229,14 @@ class Checkup:
 
     # --- small things ------------------------------------------------------------------------
 
+    def _described(self, examples: Examples) -> str:
+        if self._app.any_model:
+            return "what the ClientApp reads by itself"
+        if isinstance(examples, Streamed):
+            return f"{len(examples)} examples of a {type(examples.source).__name__}"
+        x, y = examples.x, examples.y
+        return f"{len(examples)} examples, x {x.shape} {x.dtype}, y {y.shape} {y.dtype}"
+
     def _short(self) -> LocalPlan:
         """Two steps: momentum counts from the second."""
         plan = self._plan
@@ -241,13 +249,6 @@ class Checkup:
         return self._trainer.train(
             vector, self._trainer.spec.frozen(self._initial), self._mine, self._short(), SEED
         )
-
-
-def _described(examples: Examples) -> str:
-    if isinstance(examples, Streamed):
-        return f"{len(examples)} examples of a {type(examples.source).__name__}"
-    x, y = examples.x, examples.y
-    return f"{len(examples)} examples, x {x.shape} {x.dtype}, y {y.shape} {y.dtype}"
 
 
 def _listed(names: list[str]) -> str:
