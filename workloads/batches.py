@@ -18,12 +18,22 @@ from anabranch.core.updates import LocalPlan
 _each_step: ContextVar[Callable[[], None] | None] = ContextVar("each_step", default=None)
 
 
+class _Raised(BaseException):
+    """What a hook has raised, on its way out through an App's code, which is not where it comes from."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 @contextmanager
 def watched(hook: Callable[[], None]) -> Iterator[None]:
-    """Inside, `hook` is called before every local step; what it raises ends the training."""
+    """Inside, `hook` is called before every local step; what it raises ends the training and comes out."""
     token = _each_step.set(hook)
     try:
         yield
+    except _Raised as raised:
+        raise raised.error from None
     finally:
         _each_step.reset(token)
 
@@ -31,8 +41,12 @@ def watched(hook: Callable[[], None]) -> Iterator[None]:
 def each_step() -> None:
     """A local step begins: whoever trains calls this before it. Raises what ends the training."""
     hook = _each_step.get()
-    if hook is not None:
+    if hook is None:
+        return
+    try:
         hook()
+    except Exception as error:  # noqa: BLE001 - no `except` of an App may eat it, nor is it the App's error
+        raise _Raised(error) from None
 
 
 def batches_per_epoch(count: int, batch_size: int) -> int:

@@ -18,6 +18,7 @@ from anabranch.core.updates import LocalPlan
 from anabranch.simulation.run import simulate
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
 from anabranch.workloads.app import App, examples_of
+from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import data_of, settings_of
 from anabranch.workloads.own_code import on_device
 from anabranch.workloads.synthetic import Synthetic
@@ -185,6 +186,21 @@ def test_an_app_that_leaves_the_program_is_named() -> None:
 
     with pytest.raises(AppError, match=r"Leaves\.train .*: SystemExit: 3"):
         _trained(Leaves())
+
+
+def test_what_a_hook_raises_between_two_steps_is_not_the_apps() -> None:
+    class Greedy(Synthetic):
+        def train(self, model: Any, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+            try:
+                return super().train(model, examples, plan, seed)
+            except Exception:  # noqa: BLE001 - as people write it
+                return {}
+
+    def break_down() -> None:
+        raise ZeroDivisionError("a bug elsewhere")
+
+    with pytest.raises(ZeroDivisionError, match="a bug elsewhere"), watched(break_down):
+        _trained(Greedy())
 
 
 # --- what data may return ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import typer
 from rich.text import Text
 
 from anabranch.cli.configuration import load_config
-from anabranch.cli.live import AppName, DataPath
+from anabranch.cli.initialise import AppName, DataPath
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec
 from anabranch.cli.output import Output
 from anabranch.core.errors import AppError
