@@ -9,7 +9,6 @@ RUN = """
 [run]
 name = "digits"
 workload = "digits"
-updates_max = 400
 [strategy]
 name = "fedbuff"
 buffer_size = 2
@@ -72,7 +71,7 @@ FAILOVER = Walk(
         Wait("a again", says="serving"),
         Send("b", SIGCONT),
         End("b", ends=35, says="another server"),
-        End(DEVICE),
+        End(DEVICE, by=SIGINT),
         End("a again", by=SIGINT, says="drained"),
         also("anabranch verify anabranch-data --database '{database}'", says="sound"),
         also("anabranch report anabranch-data --database '{database}' --out report"),
