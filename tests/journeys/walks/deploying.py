@@ -70,7 +70,7 @@ FAILOVER = Walk(
         Send("b", SIGSTOP),
         Wait("a again", says="serving"),
         Send("b", SIGCONT),
-        End("b", ends=35, says="another server"),
+        End("b", ends=35, says="leads this run now"),
         End(DEVICE, by=SIGINT),
         End("a again", by=SIGINT, says="drained"),
         also("anabranch verify anabranch-data --database '{database}'", says="sound"),

@@ -1,8 +1,8 @@
 """Every way to end: each exit code, met as somebody meets it."""
 
-from signal import SIGINT, SIGTERM
+from signal import SIGINT
 
-from walking import End, Wait, Walk, Write, also, also_starts
+from walking import End, Walk, Write, also, also_starts
 
 from walks.apps import MY_APP
 
@@ -34,10 +34,7 @@ ENDS = Walk(
         also("anabranch admin export none.safetensors --version 99", ends=21, says="not held|not published"),
         also("anabranch server --model model --data-dir second", ends=34, says="taken"),
         also("anabranch server --model model", ends=33, says="in use by process"),
-        also_starts("anabranch admin watch --after 0", until=""),
         also("anabranch client synthetic", says="4 updates"),
-        Wait("anabranch admin watch --after 0", says="version 0"),
-        End("anabranch admin watch --after 0", by=SIGTERM, ends=143),
         End(SERVER, by=SIGINT, says="drained"),
         also(f"anabranch server --model model --database {NOBODY}", ends=36, says="database"),
         also("touch file && anabranch server --model model --data-dir file", ends=37, says="file"),

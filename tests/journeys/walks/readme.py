@@ -18,6 +18,7 @@ FEDERATION = Walk(
         Left("docker build", "docker/test.sh types it"),
         # The environment stands for the one that `make` sets up.
         types("make demo", fills={"make": "make -o setup VENV={environment}"}, says="report: "),
+        types("anabranch check", says=""),
         types("anabranch simulate examples/wine.py:App --strategy", says="accuracy"),
         types("anabranch simulate examples/wine.toml", says="target 90.00 % after"),
         types("anabranch init", says="anabranch server"),

@@ -1,6 +1,6 @@
 """docs/robust.md: an attack, as the operator meets it."""
 
-from signal import SIGINT
+from signal import SIGINT, SIGTERM
 
 from walking import End, Step, Wait, Walk, Write, also, also_starts, starts, types
 
@@ -47,7 +47,7 @@ ATTACK = Walk(
         types("anabranch admin resume", says="resumed"),
         Wait("anabranch admin watch", says="device-1 "),
         types("anabranch admin release device-23", says="out of quarantine"),
-        End("anabranch admin watch", by=SIGINT, ends=130),
+        End("anabranch admin watch", by=SIGTERM, ends=143),
         also('anabranch admin quarantine device-17 --why "under inspection"', says="in quarantine"),
         types("anabranch admin export good.safetensors"),
         *(End(_device(index), by=SIGINT) for index in range(3)),
