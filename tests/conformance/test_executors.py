@@ -192,7 +192,7 @@ def test_an_evaluation_is_that_of_the_problem(name: str, make: Make) -> None:
 def test_a_failure_in_training_comes_out_of_the_result(name: str, make: Make) -> None:
     problem, executor = make(name, Broken(), config())
     (job,) = jobs_of(problem, PLANS["plain"], count=1)
-    with pytest.raises(ZeroDivisionError, match="by design"):
+    with pytest.raises(AppError, match="ZeroDivisionError: by design"):
         executor.train(job).result()
 
 
