@@ -96,6 +96,14 @@ def test_whole_numbers_serve_as_floats_and_unknown_keys_are_passed_over(
     assert Result.from_json(data).wall_s == 2.0
 
 
+def test_a_result_of_before_there_were_metrics_is_read(record: Callable[..., Result], tmp_path: Path) -> None:
+    data = record().to_json()
+    for point in data["history"]:
+        del point["metrics"]
+    (tmp_path / "result.json").write_text(json.dumps(data))
+    assert all(dict(point.metrics) == {} for point in Result.read(tmp_path).history)
+
+
 def test_something_else_is_no_result() -> None:
     with pytest.raises(DataError, match="result must be an object, not 3"):
         Result.from_json(3)
