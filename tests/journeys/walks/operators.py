@@ -30,7 +30,6 @@ OLD, NEW, OTHER = _device("old", "token"), _device("new", "second"), _device("ot
 YEAR = Walk(
     "an operator's year",
     needs="server",
-    quick=True,
     steps=(
         Write("run.toml", RUN),
         also("anabranch init synthetic --out model"),

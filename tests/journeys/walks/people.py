@@ -69,7 +69,6 @@ TORCH = Walk(
 SEEDS = Walk(
     "a researcher",
     needs="server",
-    quick=True,
     steps=(
         Write("my_app.py", MY_APP),
         Write("run.toml", ENDLESS + "[fleet]\nclients = 4\n"),

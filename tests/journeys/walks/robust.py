@@ -32,7 +32,6 @@ ATTACK = Walk(
     "an attack",
     page="docs/robust.md",
     needs="server",
-    quick=True,
     fills={"118": "2"},
     steps=(
         *_federation(),
