@@ -36,7 +36,7 @@ ENDS = Walk(
         also("anabranch server --model model", ends=33, says="in use by process"),
         also("anabranch client synthetic", says="4 updates"),
         End(SERVER, by=SIGINT, says="drained"),
-        also(f"anabranch server --model model --database {NOBODY}", ends=36, says="database"),
+        also(f"anabranch server --model model --database {NOBODY}", ends=36, says="cannot be reached"),
         also("touch file && anabranch server --model model --data-dir file", ends=37, says="file"),
         also("anabranch simulate synthetic --updates 4 --out run"),
         also('sed -i \'s/"model_sha256": "..../"model_sha256": "0000/\' run/result.json'),

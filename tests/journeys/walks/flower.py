@@ -13,7 +13,7 @@ BOTH_WAYS = Walk(
     page="docs/flower.md",
     at="examples",
     copies=("examples",),
-    leaves="ray|flower-super|flwr",
+    leaves="ray|flower|flwr",
     steps=(
         Left("cd examples", "every terminal is opened there"),
         types("anabranch simulate --flower", says="80 updates"),

@@ -43,10 +43,10 @@ FLOWER = Walk(
     at="examples",
     copies=("examples",),
     fills={"my-app": "flower-quickstart-numpy", "run.updates_max=200": "run.updates_max=20"},
-    leaves="ray|flower-super|flwr",
+    leaves="ray|flower|flwr",
     steps=(
         types("anabranch simulate --flower my-app", says="20 updates"),
-        types("anabranch flower pack my-app", says="20 updates"),
+        types("anabranch flower pack my-app", says="Successfully started run"),
     ),
 )
 
