@@ -53,19 +53,20 @@ def claimed(folder: Path, explicit: bool) -> Iterator[Path]:
     It is made at once, so that two that begin together get two; and it goes if nothing is written into it.
     Raises `ConfigError` where an `explicit` folder holds a run.
     """
+    new = [parent for parent in folder.parents if not parent.exists()]
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = True
     if explicit:
         need_free(folder)
-        made = _made(folder)
+        new = [folder, *new] if _made(folder) else new
     else:
         folder = next(f for f in numbered(folder) if _made(f))
+        new = [folder, *new]
     try:
         yield folder
     finally:
-        if made:
-            with contextlib.suppress(OSError):  # there is something in it
-                folder.rmdir()
+        with contextlib.suppress(OSError):  # there is something in it
+            for made in new:
+                made.rmdir()
 
 
 def _made(folder: Path) -> bool:

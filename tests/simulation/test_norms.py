@@ -27,7 +27,8 @@ class Normed(Digits):
     name = "normed"
 
     def model(self) -> Any:
-        layers = [nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 24), nn.BatchNorm1d(24)]
+        layers = [nn.Flatten(), nn.Linear(64, 24), nn.BatchNorm1d(24), nn.ReLU(), nn.Linear(24, 24)]
+        layers.append(nn.BatchNorm1d(24))
         return nn.Sequential(*layers, nn.ReLU(), nn.Linear(24, 10))
 
     def data(self, shard: Shard) -> Examples:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -49,10 +49,10 @@ def say_what_is_left(output: Output, folder: Path) -> Iterator[None]:
         raise
 
 
-def read_finished(output: Output, folders: Iterable[Path]) -> list[Result]:
+def read_finished(output: Output, folders: Sequence[Path]) -> list[Result]:
     """The results that can be compared; the other folders are named in a line each and left out.
 
-    A run that was repeated, to the same digests, counts once.
+    A run that was repeated, to the same digests, counts once. Raises `DataError` for the only folder.
     """
     found: dict[tuple[str, str], Path] = {}
     results = []
@@ -60,6 +60,8 @@ def read_finished(output: Output, folders: Iterable[Path]) -> list[Result]:
         try:
             result = Result.read(folder)
         except DataError as error:
+            if len(folders) == 1:
+                raise
             output.warn(f"left out: {error}")
             continue
         digests = result.journal_sha256, result.model_sha256
