@@ -4,6 +4,8 @@ from signal import SIGINT
 
 from walking import End, Left, Walk, starts, types
 
+from walks.flower import RUN
+
 SERVER = "anabranch server examples/wine.toml"
 DEVICE = "anabranch client examples/wine.py:App"
 EVALUATOR = "anabranch evaluate examples/wine.py:App"
@@ -42,7 +44,7 @@ FLOWER = Walk(
     page="README.md",
     at="examples",
     copies=("examples",),
-    fills={"my-app": "flower-quickstart-numpy", "run.updates_max=200": "run.updates_max=20"},
+    fills={"my-app": "flower-quickstart-numpy", "run.updates_max=200": "run.updates_max=20", **RUN},
     leaves="ray|flower|flwr",
     steps=(
         types("anabranch simulate --flower my-app", says="20 updates"),
