@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import pytest
@@ -18,12 +19,11 @@ PAGE = (Path(__file__).parents[2] / "docs" / "app.md").read_text(encoding="utf-8
 
 
 @pytest.fixture(scope="module")
-def written() -> dict[str, Any]:
-    """What the blocks define, run from top to bottom."""
-    names: dict[str, Any] = {"__name__": "page"}
-    for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
-        exec(compile(block, "docs/app.md", "exec"), names)
-    return names
+def written(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """What the blocks define, in a file from top to bottom."""
+    file = tmp_path_factory.mktemp("page") / "page.py"
+    file.write_text("\n".join(re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)), encoding="utf-8")
+    return run_path(str(file))
 
 
 APPS = ("Mine", "Logistic", "Streaming", "Regression", "NextWord")

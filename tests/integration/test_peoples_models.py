@@ -78,6 +78,8 @@ def learns_in_a_simulation(model: str, strategy: str, folder: Path) -> None:
     result = simulate(settings(model, strategy), folder)
     first, last = result.history[0], result.history[-1]
     assert result.updates_applied == 36
+    assert first.loss is not None
+    assert last.loss is not None
     assert last.loss < 0.9 * first.loss
     assert loss_of(model, folder / "final.safetensors") == pytest.approx(last.loss, rel=1e-4)
     assert replay_run(folder).matches

@@ -128,9 +128,7 @@ def server(
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
         _init_once(model, flower, overrides or ())
-    if not model.is_dir():
-        raise FolderMissing(f"{model} is not there: write it with `anabranch init APP --out {model}`")
-    manifest = read_manifest(model)
+    manifest = read_manifest(_there(model))
     settings = load_config(config, overrides or (), presets=_presets(model, manifest.app), flags=flags)
     output = Output(as_json)
 
@@ -321,6 +319,13 @@ def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
 def _folder_name(app: str) -> str:
     """That of the Flower app which an App's name stands for; of a relative one too."""
     return Path(app.removeprefix("flower:")).resolve().name
+
+
+def _there(model: Path) -> Path:
+    """The model's folder. Raises `FolderMissing`."""
+    if not model.is_dir():
+        raise FolderMissing(f"{model} is not there: write it with `anabranch init APP --out {model}`")
+    return model
 
 
 def _presets(model: Path, app: str) -> list[Layer]:
