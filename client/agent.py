@@ -319,6 +319,7 @@ class Agent:
         self._tell("refused", reason=answer.reason.value, detail=answer.detail)
         if answer.reason is Reason.UNKNOWN_CLIENT:
             self._enrol()
+        self.summary.run_ended = answer.final
         return self._handle(ev.TaskRefused(now, answer.retry_after_s, answer.detail, answer.final))
 
     def _fetch(self, task: Task) -> Effects:

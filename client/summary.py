@@ -11,10 +11,11 @@ from anabranch.core.updates import Verdict
 
 @dataclass
 class AgentSummary:
-    """What an agent has done when it ends, and `why` it ended."""
+    """What an agent has done when it ends, and `why` it ended: because its run is over, or another reason."""
 
     client_id: str
     why: str = ""
+    run_ended: bool = False
     answered: int = 0
     applied: int = 0
     rejected: int = 0

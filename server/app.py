@@ -17,7 +17,7 @@ from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at
 from anabranch.core.config import Config, as_started
-from anabranch.core.effects import Effect
+from anabranch.core.effects import Effect, Finished
 from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -64,6 +64,14 @@ class ServerInfo:
     ca_sha256: str = ""
 
 
+@dataclass(frozen=True)
+class Ended:
+    """A run is over: why, and whether the accuracy of a version that is held was reported."""
+
+    why: str
+    rated: bool
+
+
 async def serve(
     config: Config,
     manifest: Manifest,
@@ -74,11 +82,13 @@ async def serve(
     insecure: bool = False,
     store: Store | None = None,
     waiting: Callable[[str], None] | None = None,
+    ended: Callable[[Ended], None] | None = None,
 ) -> int:
     """Serve a run until SIGTERM, SIGINT or `stop`; returns the exit code, 0 after a clean drain.
 
     `ready` is called once both ports take calls; `waiting` before, with the reason, where another server
-    leads the run and this one is a standby. `store` replaces the one that `[server]` names.
+    leads the run and this one is a standby; `ended` after it, once the run is over. `store` replaces the one
+    that `[server]` names.
     An address that other machines reach is served with mutual TLS, by the authority in
     `identity.folder`; `insecure` serves it in the clear.
     Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
@@ -109,7 +119,7 @@ async def serve(
                     run.restored, run.presence = restored, Presence(config.server.lease_s)
                     await run.writer.look_store(partial(_rate, run.models))
                     tenure.watch(run.writer)
-                    await _serve(run, recovered, ready, stop, insecure)
+                    await _serve(run, recovered, ready, ended, stop, insecure)
     except AnabranchError as error:
         if (reason := await tenure.reason(error)) is error:
             raise
@@ -153,6 +163,7 @@ async def _serve(
     run: LiveRun,
     recovered: Recovered,
     ready: Callable[[ServerInfo], None] | None,
+    ended: Callable[[Ended], None] | None,
     stop: asyncio.Event,
     insecure: bool,
 ) -> None:
@@ -161,7 +172,11 @@ async def _serve(
     await ports.open()
     if ready is not None:
         ready(_info(ports, recovered, run.identity))
-    await _first(stop, run.writer.stopped)
+    await _first(stop, run.writer.stopped, run.ended)
+    if run.ended.is_set():
+        if ended is not None:
+            ended(Ended(recovered.engine.finished, run.models.best is not None))
+        await _first(stop, run.writer.stopped)
     await _drain(run, ports)
     if run.identity is not None:
         check_register(Path(run.config.server.data_dir), run.identity.authority)
@@ -190,6 +205,8 @@ async def _live(
     def listen(seq: int, now: float, effects: Sequence[Effect]) -> None:
         feed.tell(seq, now, effects)
         chronicle.tell(seq, now, effects)
+        if any(isinstance(effect, Finished) for effect in effects):
+            run.ended.set()
 
     writer.listener = listen
     intake = Intake(spec, recovered.info.run_id, writer, uploads)
@@ -206,6 +223,8 @@ async def _live(
         identity,
         limits,
     )
+    if recovered.engine.finished:
+        run.ended.set()
     writer.start()
     keeper = asyncio.create_task(_keep(chronicle, writer), name="anabranch-chronicle")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 
 from anabranch.core.config import Config, ServerTable
@@ -43,6 +44,8 @@ class LiveRun:
     identity: ServerIdentity | None
     limits: Limits = field(default=DEFAULT_LIMITS)
     draining: bool = False
+    # Set once the run is over.
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
     presence: Presence = field(default_factory=lambda: Presence(ServerTable.lease_s))
     # Where it came from a backup, as its operator has said.
     restored: Restored | None = None

@@ -6,15 +6,16 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from anabranch.cli.configuration import Layer, load_config, read_settings, run_name
 from anabranch.cli.initialise import MODEL_FOLDER, SETTINGS, AppName, DataPath
 from anabranch.cli.logs import LogLevel, set_up_logging
+from anabranch.cli.next_steps import once_stopped, while_served, with_commands, with_state
 from anabranch.cli.options import (
     AsJson,
     ConfigFile,
@@ -28,9 +29,14 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import Output, json_line
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
+from anabranch.core.config import Config
 from anabranch.core.errors import AppError, ConfigError, FolderMissing
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.reports.text import count_text, percent_text
+
+if TYPE_CHECKING:
+    from anabranch.client.summary import AgentSummary
+    from anabranch.server.app import Ended, ServerInfo
 
 ServerAddress = Annotated[
     str,
@@ -118,7 +124,7 @@ def server(
 
     With --flower the model is that of the app's ServerApp, unless --model is there already.
     """
-    from anabranch.server.app import ServerInfo, serve
+    from anabranch.server.app import serve
     from anabranch.server.manifest import read_manifest
 
     set_up_logging(as_json, log_level)
@@ -132,19 +138,15 @@ def server(
     settings = load_config(config, overrides or (), presets=_presets(model, manifest.app), flags=flags)
     output = Output(as_json)
 
-    def ready(info: ServerInfo) -> None:
-        text = f"serving {settings.run.name} on {info.address}, operators on {info.admin_address}"
-        if info.join_address:
-            text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
-        output.event("serving", text, **asdict(info))
-
     if flower is not None and _folder_name(manifest.app) != flower.resolve().name:
         raise ConfigError(f"{model} is a model of {manifest.app}, not of {flower}: name another --model DIR")
 
-    def waiting(why: str) -> None:
-        output.event("standby", f"standing by: {why}", why=why)
-
-    code = asyncio.run(serve(settings, manifest, ready=ready, insecure=insecure, waiting=waiting))
+    voice = _ServerVoice(output, settings, insecure)
+    serving = serve(
+        settings, manifest, ready=voice.ready, insecure=insecure, waiting=voice.waiting, ended=voice.ended
+    )
+    code = asyncio.run(serving)
+    voice.drained()
     raise typer.Exit(code)
 
 
@@ -202,7 +204,7 @@ def client(
         outbox=OutboxBounds(outbox_results, outbox_mib * MIB),
     )
     done = run_client(options, _teller(output))
-    _say_goodbye(output, done.why, done.answered)
+    _say_goodbye(output, done, options.state_dir)
 
 
 def evaluate(
@@ -257,6 +259,40 @@ def evaluate(
         output.event("evaluated", f"version {measured.version}: {_measured_text(measured.metrics)}", **row)
 
 
+@dataclass
+class _ServerVoice:
+    """What a server says on standard output; what its run does is told in its log."""
+
+    output: Output
+    settings: Config
+    insecure: bool
+    admin_address: str = ""
+    over: bool = False
+
+    def ready(self, info: ServerInfo) -> None:
+        self.admin_address = info.admin_address
+        text = f"serving {self.settings.run.name} on {info.address}, operators on {info.admin_address}"
+        if info.join_address:
+            text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
+        self.output.event("serving", text, **asdict(info))
+
+    def waiting(self, why: str) -> None:
+        self.output.event("standby", f"standing by: {why}", why=why)
+
+    def ended(self, end: Ended) -> None:
+        self.over = True
+        commands = while_served(self.settings, self.admin_address, self.insecure, end.rated)
+        which = "the best version" if end.rated else "it"
+        text = f"{end.why}; this server serves the last version until Ctrl-C. To take {which} out:"
+        self.output.event("ended", with_commands(text, commands), why=end.why, next=commands)
+
+    def drained(self) -> None:
+        if self.over:
+            commands = once_stopped(self.settings)
+            text = with_commands("its report, with the models, and a check of its data:", commands)
+            self.output.event("drained", text, next=commands)
+
+
 def _measured_text(metrics: Mapping[str, float]) -> str:
     """The accuracy and the loss first, where the App has them."""
     names = sorted(metrics, key=lambda name: (name != "accuracy", name != "loss"))
@@ -265,10 +301,9 @@ def _measured_text(metrics: Mapping[str, float]) -> str:
     )
 
 
-def _say_goodbye(output: Output, why: str, answered: int) -> None:
-    output.result(
-        {"kind": "stopped", "why": why, "answered": answered}, f"{count_text(answered)} updates answered"
-    )
+def _say_goodbye(output: Output, done: AgentSummary, state_dir: Path) -> None:
+    told = f"{count_text(done.answered)} updates answered\n{with_state(state_dir, done.run_ended)}"
+    output.result({"kind": "stopped", "why": done.why, "answered": done.answered}, told)
 
 
 PLACED = "{client}: shard {index} of {count}, state in {state_dir}"

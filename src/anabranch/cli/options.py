@@ -12,8 +12,11 @@ import typer
 from anabranch.core.config import parse_override
 from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
 from anabranch.reports.metrics import ACCURACY, metric_names, value
+from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, duration_text, number_text, percent_text
+
+MODELS = {"": FINAL, "the best version ": BEST}
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON lines, for programs.")]
 Overrides = Annotated[
@@ -94,6 +97,8 @@ def summary(result: Result, folder: Path | None) -> str:
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
     if folder is not None:
+        models = [f"{told}{folder / name}" for told, name in MODELS.items() if (folder / name).is_file()]
+        lines += [f"  model: {', '.join(models)}"] if models else []
         lines.append(f"  report: {folder / 'report.html'}")
     return "\n".join(lines)
 

@@ -9,6 +9,7 @@ import typer
 
 from anabranch.cli.configuration import load_run
 from anabranch.cli.left import say_what_is_left, where_it_goes
+from anabranch.cli.next_steps import with_commands, with_run
 from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, run_folder, summary, writing
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.run_options import (
@@ -77,7 +78,7 @@ def simulate(
         where_it_goes(output, settings, wanted, folder)
         with say_what_is_left(output, folder):
             result = _run(output, settings, folder, workers)
-    output.result(result.to_json(), summary(result, folder))
+    output.result(result.to_json(), with_commands(f"{summary(result, folder)}\nnext:", with_run(folder)))
     if result.given_up:
         raise Diverged(result.given_up)
 
