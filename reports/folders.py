@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -54,7 +56,10 @@ def claimed(folder: Path, explicit: bool) -> Iterator[Path]:
     Raises `ConfigError` where an `explicit` folder holds a run.
     """
     new = [parent for parent in folder.parents if not parent.exists()]
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:  # said of the folder that was asked for
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
     if explicit:
         need_free(folder)
         new = [folder, *new] if _made(folder) else new
