@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -57,6 +58,28 @@ def test_commands_without_any_extra(arguments: list[str], exit_code: int, tmp_pa
         (line,) = done.stderr.splitlines()
         assert line.startswith("error: "), line
         assert 'pip install "anabranch[' in line
+
+
+@pytest.mark.parametrize(
+    ("absent", "command", "extra"),
+    [
+        ("sklearn", ["simulate", "digits", "--updates", "2"], "workloads"),
+        ("torch", ["simulate", "digits", "--updates", "2"], "client"),
+        ("torch", ["init", "digits"], "client"),
+        ("sqlalchemy", ["server"], "server"),
+    ],
+)
+def test_what_is_missing_is_named_with_its_own_extra(
+    absent: str, command: list[str], extra: str, tmp_path: Path
+) -> None:
+    code = WITHOUT.format(modules={absent}, arguments=command)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600
+    )
+    (line,) = done.stderr.splitlines()
+    assert done.returncode in (2, 3)
+    assert line.startswith("error: ")
+    assert re.findall(r"pip install .*", line) == [f'pip install "anabranch[{extra}]"']
 
 
 def test_the_table_is_that_of_the_package() -> None:

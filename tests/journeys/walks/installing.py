@@ -8,6 +8,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "all": (
         'pip install "anabranch[server]"',
         'pip install "anabranch[client]"',
+        'pip install "anabranch[workloads]"',
         'pip install "anabranch[flower]"',
         'pip install "anabranch[ray]"',
         'pip install "anabranch[client,server,workloads,flower]"',
