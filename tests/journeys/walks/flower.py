@@ -2,21 +2,25 @@
 
 from signal import SIGINT, SIGKILL
 
-from walking import End, Left, Walk, starts, types
+from walking import End, Left, Walk, also_starts, starts, types
 
 SERVER = "anabranch server --flower"
 DEVICES = [f"anabranch client --flower flower-quickstart-numpy --shard {index}/2" for index in range(2)]
 EVALUATOR = "anabranch evaluate --flower"
 
-# What the apps need is installed here, and their SuperLink has no index of packages to fetch it from.
-RUN = {"flwr run": "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 flwr run"}
+# The one that `flwr run` would start if none listened, but it gives it 15 seconds, on however busy a machine.
+# What the apps need is installed here, and there is no index of packages to fetch it from.
+SUPERLINK = (
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1"
+    " flower-superlink --insecure --simulation --host 127.0.0.1 --port 39091"
+)
+LISTENS = "Application startup complete"
 
 BOTH_WAYS = Walk(
     "Flower, both ways",
     page="docs/flower.md",
     at="examples",
     copies=("examples",),
-    fills=RUN,
     leaves="ray|flower|flwr",
     steps=(
         Left("cd examples", "every terminal is opened there"),
@@ -34,6 +38,7 @@ BOTH_WAYS = Walk(
         End(DEVICES[1]),
         End(EVALUATOR, says=r"accuracy 9\d"),
         End(SERVER, by=SIGINT, says="drained"),
+        also_starts(SUPERLINK, until=LISTENS),
         types("anabranch flower pack flower-quickstart-numpy --out watched", says="flwr run watched"),
         types("flwr run watched"),
         types("anabranch flower pack flower-quickstart-numpy --out asynchronous"),
@@ -42,6 +47,7 @@ BOTH_WAYS = Walk(
         types("anabranch compare", says="page: compare.html"),
         types("anabranch flower pack flower-quickstart-numpy --out compressed"),
         types("flwr run compressed"),
+        End(SUPERLINK, by=SIGINT),
     ),
 )
 

@@ -2,9 +2,9 @@
 
 from signal import SIGINT
 
-from walking import End, Left, Walk, starts, types
+from walking import End, Left, Walk, also_starts, starts, types
 
-from walks.flower import RUN
+from walks.flower import LISTENS, SUPERLINK
 
 SERVER = "anabranch server examples/wine.toml"
 DEVICE = "anabranch client examples/wine.py:App"
@@ -44,11 +44,13 @@ FLOWER = Walk(
     page="README.md",
     at="examples",
     copies=("examples",),
-    fills={"my-app": "flower-quickstart-numpy", "run.updates_max=200": "run.updates_max=20", **RUN},
+    fills={"my-app": "flower-quickstart-numpy", "run.updates_max=200": "run.updates_max=20"},
     leaves="ray|flower|flwr",
     steps=(
         types("anabranch simulate --flower my-app", says="20 updates"),
+        also_starts(SUPERLINK, until=LISTENS),
         types("anabranch flower pack my-app", says="Successfully started run"),
+        End(SUPERLINK, by=SIGINT),
     ),
 )
 
