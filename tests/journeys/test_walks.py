@@ -16,14 +16,14 @@ from walking import Walk
 QUICK = [walk for walk in walks.ALL if walk.quick]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("walk", QUICK, ids=lambda walk: walk.name)
 def test_quick(walk: Walk, borrowed: Path, go: Callable[[Walk, Path], None]) -> None:
     go(walk, borrowed)
 
 
 @pytest.mark.journeys
-@pytest.mark.timeout(3600, func_only=True)  # an environment takes as long as pip does
+@pytest.mark.timeout(7200, func_only=True)  # an environment takes as long as pip does
 @pytest.mark.parametrize("walk", walks.ALL, ids=lambda walk: walk.name)
 def test_walk(walk: Walk, environment: Callable[[str], Path], go: Callable[[Walk, Path], None]) -> None:
     go(walk, environment(walk.needs))

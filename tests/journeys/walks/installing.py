@@ -10,6 +10,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
         'pip install "anabranch[client]"',
         'pip install "anabranch[workloads]"',
         'pip install "anabranch[flower]"',
+        'pip install "anabranch[server,postgresql]"',
         'pip install "anabranch[ray]"',
         'pip install "anabranch[client,server,workloads,flower]"',
         'pip install "flwr[simulation]"',
