@@ -81,9 +81,13 @@ def test_compare_groups_by_every_setting_but_the_seed_and_survives_bad_folders(p
 
 
 def test_nothing_to_compare_is_an_error(tmp_path: Path) -> None:
-    done = anabranch(tmp_path, "compare", tmp_path)
-    assert done.returncode == OUTCOMES[DataError].exit_code
-    assert "there is no finished run among these folders" in done.stderr
+    for folders, words in (
+        ([tmp_path], "result.json is missing: name the folder of a run"),
+        ([tmp_path, tmp_path], "there is no finished run among these folders"),
+    ):
+        done = anabranch(tmp_path, "compare", *folders)
+        assert done.returncode == OUTCOMES[DataError].exit_code
+        assert words in done.stderr
 
 
 @pytest.mark.parametrize("what", [["simulate"], ["search"], ["demo", "--workload", "synthetic"]])
