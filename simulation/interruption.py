@@ -10,8 +10,12 @@ from typing import Any, Self
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
+class Terminated(SystemExit):
+    """SIGTERM came. A class of its own: an App that calls `sys.exit` is something else."""
+
+
 class Interruptions:
-    """While entered, SIGINT is a `KeyboardInterrupt` and SIGTERM a `SystemExit`, but not within `whole`.
+    """While entered, SIGINT is a `KeyboardInterrupt` and SIGTERM `Terminated`, but not within `whole`.
 
     There they come at its end. In another thread than the main one signals are nobody's business here.
     """
@@ -61,4 +65,4 @@ class _Whole:
 def _interrupt(number: int) -> None:
     if number == signal.SIGINT:
         raise KeyboardInterrupt
-    raise SystemExit(128 + number)
+    raise Terminated(128 + number)

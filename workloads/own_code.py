@@ -58,6 +58,8 @@ def own_code(app: Any, method: str, about: str = "") -> Iterator[None]:
     except AnabranchError:
         raise
     except (Exception, SystemExit) as error:
+        if isinstance(error, SystemExit) and type(error) is not SystemExit:
+            raise  # a signal that came meanwhile: see simulation/interruption.py
         raise AppError(told(head(app, method, about), error)) from error
 
 

@@ -107,9 +107,9 @@ def test_there_is_no_run_in_a_new_store(backend: Backend) -> None:
 def test_another_model_is_refused(backend: Backend) -> None:
     backend.start().close()
     store = backend.open()
-    with pytest.raises(ManifestMismatch, match="layout"):
+    with pytest.raises(ManifestMismatch, match="other tensors or units"):
         store.start(replace(INFO, layout=[["w", [5], "float32"]]))
-    with pytest.raises(ManifestMismatch, match="initial weights"):
+    with pytest.raises(ManifestMismatch, match="other first weights"):
         store.start(replace(INFO, initial_sha256="cd" * 32))
     store.start(INFO)
     store.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ from anabranch.client.lease import Cancelled
 from anabranch.core.config import Config, merge
 from anabranch.core.errors import AppError, DataError, Unavailable
 from anabranch.core.updates import LocalPlan
+from anabranch.simulation.interruption import Interruptions, Terminated
 from anabranch.simulation.run import simulate
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
 from anabranch.workloads.app import App, examples_of
@@ -186,6 +189,16 @@ def test_an_app_that_leaves_the_program_is_named() -> None:
 
     with pytest.raises(AppError, match=r"Leaves\.train .*: SystemExit: 3"):
         _trained(Leaves())
+
+
+def test_a_signal_that_comes_while_an_app_works_is_not_the_apps() -> None:
+    class Interrupted(Synthetic):
+        def evaluate(self, model: Any, examples: Examples) -> dict[str, float]:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return super().evaluate(model, examples)
+
+    with pytest.raises(Terminated), Interruptions():
+        _evaluated(Interrupted())
 
 
 def test_what_a_hook_raises_between_two_steps_is_not_the_apps() -> None:
