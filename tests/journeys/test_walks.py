@@ -23,7 +23,7 @@ def test_quick(walk: Walk, borrowed: Path, go: Callable[[Walk, Path], None]) -> 
 
 
 @pytest.mark.journeys
-@pytest.mark.timeout(7200, func_only=True)  # an environment takes as long as pip does
+@pytest.mark.timeout(7200)  # with the environment, for the first walk that needs it
 @pytest.mark.parametrize("walk", walks.ALL, ids=lambda walk: walk.name)
 def test_walk(walk: Walk, environment: Callable[[str], Path], go: Callable[[Walk, Path], None]) -> None:
     go(walk, environment(walk.needs))
