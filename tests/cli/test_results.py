@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import anabranch
 
 from anabranch.core.errors import OUTCOMES, ConfigError, DataError
 from anabranch.reports.result import Result
@@ -20,10 +21,6 @@ SETS = ["--set", "run.workload=synthetic", "--set", "run.name=try", "--set", "fl
 
 def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
-
-
-def anabranch(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=cwd, timeout=120)
 
 
 def simulated(cwd: Path, *arguments: object) -> str:
