@@ -176,6 +176,7 @@ class ServerTable:
     retry_after_max_s: float = 2.0
     snapshot_every_versions: int = 50
     snapshot_every_updates: int = 500
+    snapshot_every_events: int = 5000
     drain_s: float = 20.0
     standby: bool = False
     leader_lease_s: float = 10.0

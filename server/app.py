@@ -23,6 +23,7 @@ from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Tensors
 from anabranch.identity.authority import Authority, authority_exists
+from anabranch.server.books import Every
 from anabranch.server.chronicle import Chronicle, Standing
 from anabranch.server.clock import WallClock
 from anabranch.server.feed import Feed
@@ -253,9 +254,8 @@ def _writer(
     store: Store, recovered: Recovered, config: Config, models: Models, clock: WallClock, limits: Limits
 ) -> Writer:
     server, engine = config.server, recovered.engine
-    every = (server.snapshot_every_versions, server.snapshot_every_updates)
     place = (recovered.history, recovered.seq, recovered.saved)
-    writer = Writer(engine, store, models, clock, *place, every, limits)
+    writer = Writer(engine, store, models, clock, *place, every_of(config), limits)
     kept = kept_manifest(Path(server.data_dir))
 
     def fresh() -> Engine:
@@ -263,6 +263,12 @@ def _writer(
 
     writer.fold_by(refolder(store, engine.spec, fresh))
     return writer
+
+
+def every_of(config: Config) -> Every:
+    """When snapshots are due."""
+    table = config.server
+    return Every(table.snapshot_every_versions, table.snapshot_every_updates, table.snapshot_every_events)
 
 
 async def _drain(run: LiveRun, ports: Ports) -> None:

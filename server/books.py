@@ -45,6 +45,20 @@ class Saved:
 
 
 @dataclass(frozen=True)
+class Every:
+    """How far the log may go on after a snapshot until the next one is due; 0: as far as it likes."""
+
+    versions: int = 0
+    updates: int = 0
+    events: int = 0
+
+    def due(self, versions: int, updates: int, events: int) -> bool:
+        """Whether it has gone so far."""
+        gone = ((self.versions, versions), (self.updates, updates), (self.events, events))
+        return any(0 < bound <= found for bound, found in gone)
+
+
+@dataclass(frozen=True)
 class Answer:
     """What came of an event. `seq`: its place in the log, None where nothing was logged."""
 
@@ -84,7 +98,7 @@ class Books:
         engine: Engine,
         store: Store,
         models: Models,
-        every: tuple[int, int],
+        every: Every,
         seq: int,
         saved: Saved,
         history: History,
@@ -96,7 +110,7 @@ class Books:
         self.line = WaitingLine(limits)
         self.refold: Refolder | None = None
         self._projections: list[Projection] = []
-        self._every_versions, self._every_updates = every
+        self._every = every
         self._saved = saved
         self._not_before = 0.0
 
@@ -283,7 +297,7 @@ class Books:
     def _save_if_due(self, calls: list[Call]) -> None:
         versions = self.engine.version - self._saved.version
         updates = self.engine.counters.applied - self._saved.applied
-        due = 0 < self._every_versions <= versions or 0 < self._every_updates <= updates
+        due = self._every.due(versions, updates, self.seq - self._saved.seq)
         if due and calls[-1].event is not None and time.perf_counter() >= self._not_before:
             try:
                 self.save(calls[-1].event.now)

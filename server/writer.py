@@ -21,7 +21,7 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.rollback import Refolder
-from anabranch.server.books import Answer, Books, Call, Saved
+from anabranch.server.books import Answer, Books, Call, Every, Saved
 from anabranch.server.clock import WallClock
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History
@@ -54,10 +54,10 @@ class Writer:
         history: History,
         seq: int = 0,
         saved: Saved | None = None,
-        every: tuple[int, int] = (0, 0),
+        every: Every | None = None,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self._books = Books(engine, store, models, every, seq, saved or Saved(), history, limits)
+        self._books = Books(engine, store, models, every or Every(), seq, saved or Saved(), history, limits)
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
