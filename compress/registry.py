@@ -10,7 +10,7 @@ A selection without a stage for values sends them as f32, one without a stage fo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from anabranch.compress.chain import Chain
@@ -93,6 +93,12 @@ STAGES: tuple[str, ...] = (
     "ef:1",
     "log:1",
 )
+_NAMED = frozenset((*STAGES, *(stage.partition(":")[0] for stage in STAGES)))
+
+
+def known_stages(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of the stages that a device names, as `name:version` or `name`, which are here; each once."""
+    return tuple(name for name in dict.fromkeys(names) if name in _NAMED)
 
 
 @lru_cache(maxsize=256)

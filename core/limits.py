@@ -34,8 +34,8 @@ class Limits:
     upload_yields_s: float = 5.0  # so is one so far behind a slow link, as soon as another wants its place
     handshake_s: float = 10.0  # a connection that does not begin to speak HTTP/2 is closed
     # --- concurrency
-    uploads_inflight_max: int = 48  # Overloaded with a retry window
-    uploads_inflight_bytes_max: int = 512 * MIB  # Overloaded
+    uploads_inflight_max: int = 48  # of more than `inline_bytes_max`: Overloaded with a retry window
+    uploads_inflight_bytes_max: int = 512 * MIB  # of all, by what they declare: Overloaded
     connections_max: int = 10_000  # fewer where the system allows fewer open files; more are closed at once
     streams_max: int = 100  # calls at a time of one connection; more wait at the device
     rpcs_max: int = 1_000  # gRPC refuses the call, RESOURCE_EXHAUSTED

@@ -7,6 +7,7 @@ the engine.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection
 
 import numpy as np
@@ -30,6 +31,7 @@ from anabranch.protos.v1 import model_pb2 as model
 
 PROTOCOL_VERSION = 1
 CODECS_MAX, CODEC_CHARS_MAX = 64, 64  # stages that a device may name, letters of each
+_CODEC = re.compile(r"[a-z][a-z0-9_.-]*(?::[0-9]+)?").fullmatch
 
 
 def checked_digest(data: bytes, name: str) -> str:
@@ -48,9 +50,10 @@ def checked_count(value: int, name: str, most: int = 2**53) -> int:
 
 def checked_codecs(names: Collection[str], name: str) -> tuple[str, ...]:
     """The stages that a device has, as `name:version`. Raises `InvalidUpdate`, naming the field."""
-    if len(names) > CODECS_MAX or any(not 0 < len(codec) <= CODEC_CHARS_MAX for codec in names):
+    if len(names) > CODECS_MAX or any(len(codec) > CODEC_CHARS_MAX or not _CODEC(codec) for codec in names):
         raise InvalidUpdate(
-            f"{name}: at most {CODECS_MAX} stages, names of 1 to {CODEC_CHARS_MAX} letters, such as 'topk:1'"
+            f"{name}: at most {CODECS_MAX} stages, names of 1 to {CODEC_CHARS_MAX} small letters and digits,"
+            " such as 'topk:1'"
         )
     return tuple(names)
 

@@ -9,9 +9,11 @@ import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from anabranch.compress.model import full_bytes
+from anabranch.compress.registry import known_stages
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, Refused
 from anabranch.core.engine import Engine
@@ -70,7 +72,8 @@ class Devices(DevicesServicer):
         clients = run.writer.engine.ledger.clients
         if client_id not in clients and len(clients) >= run.limits.clients_max:
             raise Overloaded(f"{len(clients)} clients are enrolled, as many as the server takes")
-        capability = capability_from_proto(request.capability)
+        said = capability_from_proto(request.capability)
+        capability = replace(said, codecs=known_stages(said.codecs))  # of others nothing is ever asked
         await run.writer.submit(ev.Enrolled(run.writer.now(), client_id, capability))
         tables = {t: v for t, v in run.config.to_json().items() if t in DEVICE_TABLES}
         tables["server"] = {"tasks_per_client": run.config.server.tasks_per_client}

@@ -1,6 +1,6 @@
 """Updates on their way in: small ones stay in memory, large ones and broken ones are spooled.
 
-The server holds as many uploads, and as many declared bytes, as its limits say; whoever comes too
+The server holds as many declared bytes, and as many large uploads, as its limits say; whoever comes too
 many is told when to come again. A stream that stalls is cut; what came of it stays, for a resume. Where
 all places are taken, one that lags behind gives way to the next that comes: whoever sends gets a place.
 """
@@ -34,8 +34,9 @@ class Upload:
 
     def __init__(self, uploads: Uploads, update_id: str, size_bytes: int, sha256: str) -> None:
         self.update_id, self.size_bytes, self.sha256 = update_id, size_bytes, sha256
+        self.is_large = size_bytes > uploads.limits.inline_bytes_max
         # Whether it is in memory as a whole.
-        self.inline = size_bytes <= uploads.limits.inline_bytes_max
+        self.inline = not self.is_large
         self.received: int | None = None  # None before the first chunk
         self._uploads = uploads
         self._chunks: list[bytes] = []
@@ -194,7 +195,7 @@ class Uploads:
         self.blobs, self.limits = blobs, limits
         self._threads = ThreadPoolExecutor(4, "anabranch-uploads")
         self._open: dict[str, Upload] = {}
-        self._bytes = 0
+        self._bytes = self._large = 0
         self._trimmed_at = 0.0
         # In memory, of all uploads.
         self.held_bytes = 0
@@ -207,7 +208,9 @@ class Uploads:
             await older.supersede()
             self._release(older)
         while full := self._no_place(size_bytes):
-            last = max(self._open.values(), key=lambda upload: upload.behind_s, default=None)
+            # While there are large ones, these are what fills it.
+            rivals = [upload for upload in self._open.values() if upload.is_large or not self._large]
+            last = max(rivals, key=lambda upload: upload.behind_s, default=None)
             if last is None or last.behind_s < self.limits.upload_yields_s:
                 raise Overloaded(full)
             self._release(last)
@@ -215,12 +218,13 @@ class Uploads:
         upload = Upload(self, update_id, size_bytes, sha256)
         self._open[update_id] = upload
         self._bytes += size_bytes
+        self._large += upload.is_large
         return upload
 
     def _no_place(self, size_bytes: int) -> str:
         """Why an upload of so many bytes cannot be let in, or nothing."""
-        if len(self._open) >= self.limits.uploads_inflight_max:
-            return f"{len(self._open)} uploads are under way, as many as the server takes"
+        if size_bytes > self.limits.inline_bytes_max and self._large >= self.limits.uploads_inflight_max:
+            return f"{self._large} large uploads are under way, as many as the server takes"
         if self._open and self._bytes + size_bytes > self.limits.uploads_inflight_bytes_max:
             return f"uploads of {self._bytes} bytes are under way, as many as the server takes"
         return ""
@@ -257,3 +261,4 @@ class Uploads:
         if self._open.get(upload.update_id) is upload:
             del self._open[upload.update_id]
             self._bytes -= upload.size_bytes
+            self._large -= upload.is_large

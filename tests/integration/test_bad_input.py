@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import Manifest
+from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 
 Call = Callable[[Device, devices.Task, bytes], Any]
@@ -298,6 +301,27 @@ def test_a_bad_call(name: str, served: Served) -> None:
     assert device.work().decision.verdict == "published"
 
 
+def test_of_the_stages_that_a_device_names_those_that_exist_are_kept(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+        served.device(codecs=("topk:1", "gaps", "topk:1", "topk:99", "from-the-future:3"))
+    again = open_store("", tmp_path / "data")
+    (enrolled,) = (r for _, r in again.records() if r["kind"] == "enrolled")
+    again.close()
+    assert enrolled["capability"]["codecs"] == ["topk:1", "gaps"]
+
+
+BAD_CODECS = [("Topk:1",), ("topk:one",), ("topk\n",), ("",), ("t" * 65,), ("topk:1",) * 65]
+
+
+@pytest.mark.parametrize("codecs", BAD_CODECS)
+def test_names_of_stages_have_their_form(codecs: tuple[str, ...], served: Served) -> None:
+    status, error, detail, _ = failure(lambda: served.device(codecs=codecs))
+    assert (status, error) == ("INVALID_ARGUMENT", "InvalidUpdate")
+    assert "capability.codecs: at most 64 stages, names of 1 to 64" in detail
+
+
 def test_an_unknown_client_is_refused(served: Served) -> None:
     stranger = Device(served.channel(), served.manifest.spec, "stranger")
     assert stranger.ask().refusal.reason == "unknown_client"
@@ -309,13 +333,38 @@ def test_metrics_of_a_version_to_come(served: Served) -> None:
 
 
 def test_too_many_uploads_are_told_when_to_come(tmp_path: Path, manifest: Manifest) -> None:
-    limits = replace(DEFAULT_LIMITS, uploads_inflight_max=0)
+    limits = replace(DEFAULT_LIMITS, uploads_inflight_max=0, inline_bytes_max=1000)
     with Served(server_config(tmp_path / "data"), manifest, limits) as served:
         device = served.device()
         status, error, _, metadata = failure(lambda: device.push(device.task(), ones(device)))
         assert (status, error) == ("RESOURCE_EXHAUSTED", "Overloaded")
         earliest_s, latest_s = map(float, metadata["retry-after-s"].split(","))
         assert 0 < earliest_s <= latest_s
+
+
+def test_small_uploads_are_counted_by_their_bytes(tmp_path: Path, manifest: Manifest) -> None:
+    many, over = DEFAULT_LIMITS.uploads_inflight_max + 16, threading.Event()
+    with Served(server_config(tmp_path / "data"), manifest) as served, ThreadPoolExecutor(many) as pool:
+        crowd = [served.device(f"device-{n}") for n in range(many)]
+        tasks = [device.task() for device in crowd]
+        begun = threading.Barrier(many + 1)
+
+        def send(device: Device, task: devices.Task) -> str:
+            def slowly() -> Iterator[devices.PushUpdateRequest]:
+                parts = messages(device, task, ones(device).tobytes())
+                yield next(parts)
+                begun.wait(CALL_S)
+                over.wait(CALL_S)
+                yield from parts
+
+            verdict: str = device.stub.PushUpdate(slowly(), timeout=CALL_S).decision.verdict
+            return verdict
+
+        sent = [pool.submit(send, *pair) for pair in zip(crowd, tasks, strict=True)]
+        begun.wait(CALL_S)
+        assert served.device("one-more").work().decision.verdict == "published"
+        over.set()
+        assert {future.result() for future in sent} == {"published"}
 
 
 def test_a_stalled_upload_is_cut(tmp_path: Path, manifest: Manifest) -> None:
