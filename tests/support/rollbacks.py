@@ -26,13 +26,17 @@ from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows
 
 CLIENTS = "abcd"
+BUFFERED = ParamSpec.of(
+    {"weight": np.zeros(2, np.float32), "seen": np.zeros(2, np.float32)}, buffers=("seen",)
+)
 Script = list[tuple[str, int, float]]  # client, how many other events its training lasts, value
 
 
 class World:
     """An engine with its log, and clients whose values do not depend on what they fetch.
 
-    With `units` tasks are of sub-models, chosen by what has changed and what was not touched for long.
+    With `units` tasks are of sub-models, chosen by what has changed and what was not touched for long. With
+    `buffers`, a policy, half of the model is buffers.
     """
 
     def __init__(
@@ -42,10 +46,13 @@ class World:
         robust: dict[str, Any],
         units: bool = False,
         downlink: str = "raw",
+        buffers: str = "",
         **settings: Any,
     ) -> None:
         self.make = (strategy, params, robust)
         self.spec = ParamSpec.of(tensors(), GROUPS) if units else SPEC
+        if buffers:
+            self.spec, settings = BUFFERED, {**settings, "buffers": buffers}
         self.units, self.downlink, self.settings = units, downlink, EngineSettings(clip=3.0, **settings)
         self.log: list[tuple[int, Record]] = []
         self.payloads: dict[str, np.ndarray] = {}

@@ -12,6 +12,7 @@ from machines import SPEC
 from rollbacks import CLIENTS, Script, World, ask_of, scripts, seq_of_version
 
 from anabranch.core import events as ev
+from anabranch.core.buffers import LOCAL, POLICIES
 from anabranch.core.effects import Barred, Published, RolledBackTo
 from anabranch.core.errors import ReplayMismatch
 from anabranch.core.journal import replay
@@ -91,6 +92,34 @@ def test_a_snapshot_after_a_rollback_goes_on_alike() -> None:
     e = world.engine
     world.engine = restore(take_snapshot(e), SPEC, e.strategy, e.settings)
     assert state_digest(world.engine) == state_digest(e)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("variant", VARIANTS[:7:2], ids=lambda v: f"{v[0]}-{len(v[1])}")
+@settings(max_examples=10)
+@given(script=scripts)
+def test_buffers_are_those_of_a_run_in_which_the_updates_were_rejected(
+    variant: Any, policy: str, script: Script
+) -> None:
+    """And they are what a client that is left has reached, at the most; the log has it all."""
+    mine, other = World(*variant, buffers=policy), World(*variant, buffers=policy)
+    mine.enrol()
+    mine.play(script)
+    mine.roll_back(0, 0, "b")
+    other.enrol()
+    other.play(script, hostile="b")
+    assert mine.engine.vector.tolist() == other.engine.vector.tolist()
+    reached = [(0.0, 0.0), *((0.5 * value, value * value) for client, _, value in script if client != "b")]
+    for place, values in enumerate(zip(*reached, strict=True), start=2):
+        bounds = (0.0, 0.0) if policy == LOCAL else (min(values), max(values))
+        assert bounds[0] <= mine.engine.vector[place] <= bounds[1]
+    state, same = (w.engine.buffers.to_state() for w in (mine, other))
+    assert {k: v.tolist() for k, v in state.items()} == {k: v.tolist() for k, v in same.items()}
+    mine.play([(c, 1, 2.0) for c in "acd"])
+    again = mine.fresh()
+    for _ in replay(again, [record for _, record in mine.records()], mine.load, mine.refold):
+        pass
+    assert state_digest(again) == state_digest(mine.engine)
 
 
 def test_tasks_that_were_under_way_go_on_and_the_staleness_counts_the_rollback() -> None:
