@@ -275,6 +275,8 @@ class Agent:
                 retryable = True
             elif call == "ask" and not retryable:
                 self._fatal = error
+            elif call == "push" and not retryable:
+                log.warning("%s: it is given up", error)
             update_id = argument.update_id if isinstance(argument, ef.Push) else None
             now, again_s = self._bell.now(), error.retry_after_s
             flawed = call in ("train", "push") and isinstance(error, WireError)

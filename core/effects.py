@@ -44,6 +44,15 @@ class Decided:
 
 
 @dataclass(frozen=True)
+class Conflicting:
+    """An update has the id of another one, which was decided before: it is not taken, and has no receipt."""
+
+    client_id: str
+    update_id: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Published:
     """A new version. `vector` is the engine's own array: read it before the next event."""
 
@@ -105,7 +114,18 @@ class RolledBackTo:
     left_out: tuple[str, ...]
 
 
-Effect = Granted | Refused | Decided | Published | LeaseEnded | Finished | Barred | Unbarred | RolledBackTo
+Effect = (
+    Granted
+    | Refused
+    | Decided
+    | Conflicting
+    | Published
+    | LeaseEnded
+    | Finished
+    | Barred
+    | Unbarred
+    | RolledBackTo
+)
 
 # --- the device's ----------------------------------------------------------------------------
 

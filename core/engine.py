@@ -34,7 +34,7 @@ from anabranch.core.effects import (
 )
 from anabranch.core.guard import Guard
 from anabranch.core.ledger import Counters, Ledger
-from anabranch.core.objections import objection
+from anabranch.core.objections import objection, repeated
 from anabranch.core.outcome import outcome
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.planner import Applicant, Planner, PlannerState
@@ -175,13 +175,14 @@ class Engine:
         update = event.update
         if (known := self.ledger.receipts.get(update.update_id)) is not None:
             self.counters.duplicates += 1
-            return [Decided(update.client_id, known, update.examples, duplicate=True)]
+            return [repeated(event, known)]
         task = self.ledger.tasks.get(update.task_id)
         context = self._context(event.now, update)
         step = self._step(event, task, context)
         assert step.decision is not None, f"{self.strategy.name}: a step must carry a decision"
         effects = self._take(step, [update.update_id])
-        receipt = Receipt(update.update_id, update.task_id, self.version, step.decision)
+        named = update.client_id, event.payload.sha256
+        receipt = Receipt(update.update_id, update.task_id, self.version, step.decision, *named)
         effects += self._settle(task, receipt, event)
         decided = Decided(update.client_id, receipt, update.examples)
         return [decided, *effects, *self._after(effects, event.now)]

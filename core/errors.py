@@ -18,6 +18,7 @@ AnabranchError
 ├── ProtocolError            a call that does not fit the state it meets
 │   ├── UnknownTask          no such task, or not this client's
 │   ├── UnknownVersion       a model version that is not held (any more)
+│   ├── IdTaken              another update has this id
 │   └── RunClosed            the run is paused, draining or finished
 ├── Overloaded               try again later; carries the retry window
 ├── Unavailable              the peer cannot be reached
@@ -123,6 +124,10 @@ class UnknownVersion(ProtocolError):
     """A model version that is not held, or not any more."""
 
 
+class IdTaken(ProtocolError):
+    """Another update has this id: of another client or task, or with other bytes."""
+
+
 class RunClosed(ProtocolError):
     """The run is paused, draining or finished."""
 
@@ -215,6 +220,7 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     RunClosed: Outcome("FAILED_PRECONDITION", 22),
     Overloaded: Outcome("RESOURCE_EXHAUSTED", 23, retryable=True),
     Unavailable: Outcome("UNAVAILABLE", 24, retryable=True),
+    IdTaken: Outcome("ALREADY_EXISTS", 25),
     StoreFull: Outcome("RESOURCE_EXHAUSTED", 30, retryable=True),
     StoreCorrupt: Outcome("DATA_LOSS", 31),
     StoreNewer: Outcome("FAILED_PRECONDITION", 32),

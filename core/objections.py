@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Protocol
 
 from anabranch.core import events as ev
+from anabranch.core.effects import Conflicting, Decided
 from anabranch.core.guard import Guard
 from anabranch.core.ledger import Ledger
 from anabranch.core.settings import EngineSettings
 from anabranch.core.strategy import Context, Strategy, rejected
-from anabranch.core.updates import Decision, Reason, Task, Update
+from anabranch.core.updates import Decision, Reason, Receipt, Task, Update
 
 
 class Books(Protocol):
@@ -49,6 +50,14 @@ def objection(event: ev.UpdateArrived, task: Task | None, context: Context, book
     if bound and staleness > bound:
         return no(Reason.STALE, f"staleness {staleness} is over the bound of {bound} versions")
     return None
+
+
+def repeated(event: ev.UpdateArrived, known: Receipt) -> Decided | Conflicting:
+    """What comes of an update whose id was decided before: the same answer, if it is the same update."""
+    update = event.update
+    if why := known.conflict(update.client_id, update.task_id, event.payload.sha256):
+        return Conflicting(update.client_id, update.update_id, why)
+    return Decided(update.client_id, known, update.examples, duplicate=True)
 
 
 def _no_task(update: Update, task: Task | None, books: Books) -> tuple[Reason, str]:

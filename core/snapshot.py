@@ -40,6 +40,7 @@ from anabranch.core.updates import (
 
 Array = npt.NDArray[Any]
 FORMAT = 2
+RECEIPTS_OF = "receipts_of"  # the client and the payload of each receipt
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
         "clients": [asdict(c) for c in ledger.clients.values()],
         "tasks": [_pack(t, f"task/{t.task_id}", arrays) for t in ledger.tasks.values()],
         "receipts": [[*_receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()],
+        RECEIPTS_OF: [[r.client_id, r.sha256] for r in ledger.receipts.values()],
         "strategy": _pack(engine.state, "strategy", arrays),
         "broadcast": _pack(engine.broadcast_state, "broadcast", arrays),
         "planner": _pack(engine.planner_state, "planner", arrays),
@@ -79,9 +81,13 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
 
 
 def state_digest(engine: Engine) -> str:
-    """SHA-256 of the whole state."""
+    """SHA-256 of the whole state.
+
+    Without whose the receipts are: snapshots of before that was kept have the digest of the same state.
+    """
     snapshot = take_snapshot(engine, copy=False)
-    sha = hashlib.sha256(json.dumps(snapshot.meta, sort_keys=True).encode())
+    meta = {k: v for k, v in snapshot.meta.items() if k != RECEIPTS_OF}
+    sha = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
     for name in sorted(snapshot.arrays):
         array = snapshot.arrays[name]
         sha.update(f"{name} {array.dtype.name} {array.shape}".encode())
@@ -116,7 +122,7 @@ def restore(
     engine.ledger.restore(
         clients=[_client(c) for c in meta["clients"]],
         tasks=[_task(_unpack(t, arrays), spec) for t in meta["tasks"]],
-        receipts=[(_receipt(row), answers) for *row, answers in meta["receipts"]],
+        receipts=_receipts(meta),
     )
     engine._deadlines = [(t.expires_at, t.task_id) for t in engine.ledger.tasks.values()]
     heapq.heapify(engine._deadlines)
@@ -182,10 +188,17 @@ def _receipt_row(r: Receipt) -> list[Any]:
     return [r.update_id, r.task_id, r.version, *told]
 
 
-def _receipt(row: list[Any]) -> Receipt:
+def _receipts(meta: dict[str, Any]) -> list[tuple[Receipt, bool]]:
+    """Each receipt, and whether it is the one that used up its task."""
+    rows = meta["receipts"]
+    of = meta.get(RECEIPTS_OF) or [("", "")] * len(rows)
+    return [(_receipt(row, *named), answers) for (*row, answers), named in zip(rows, of, strict=True)]
+
+
+def _receipt(row: list[Any], client_id: str, sha256: str) -> Receipt:
     update_id, task_id, version, verdict, staleness, weight, reason, detail = row
     decision = Decision(Verdict(verdict), staleness, weight, Reason(reason), detail)
-    return Receipt(update_id, task_id, version, decision)
+    return Receipt(update_id, task_id, version, decision, client_id, sha256)
 
 
 def capability_of(data: Mapping[str, Any]) -> Capability:

@@ -157,12 +157,27 @@ class Decision:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What the server remembers of an update for ever: resending gets the same answer."""
+    """What the server remembers of an update for ever: resending gets the same answer.
+
+    `sha256` (hex) is of its payload. It and `client_id` are empty in receipts of before they were kept.
+    """
 
     update_id: str
     task_id: str
     version: int
     decision: Decision
+    client_id: str = ""
+    sha256: str = ""
+
+    def conflict(self, client_id: str, task_id: str = "", sha256: str = "") -> str:
+        """Why an update of the same id is another one, or nothing. What is empty is not compared."""
+        known = (self.client_id, self.task_id, self.sha256)
+        given = (client_id, task_id, sha256)
+        named = ("of another client", "of another task", "with other bytes")
+        other = [n for n, k, g in zip(named, known, given, strict=True) if k and g and k != g]
+        if not other:
+            return ""
+        return f"update {self.update_id!r} was decided before, {' and '.join(other)}: an id is used once"
 
 
 def find_flaw(

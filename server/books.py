@@ -14,15 +14,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.core import events as ev
-from anabranch.core.effects import Decided, Effect, Granted, Published
+from anabranch.core.effects import Conflicting, Effect, Granted, Published
 from anabranch.core.engine import Engine
-from anabranch.core.errors import AnabranchError, ConfigError, StoreFull, UnknownVersion
+from anabranch.core.errors import AnabranchError, ConfigError, IdTaken, StoreFull, UnknownVersion
 from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.objections import repeated
 from anabranch.core.params import digest
 from anabranch.core.rollback import Folding, Refolder
 from anabranch.core.snapshot import take_snapshot
-from anabranch.core.updates import Task, TaskState
+from anabranch.core.updates import Receipt, Task, TaskState
 from anabranch.core.waiting import WaitingLine
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History
@@ -231,10 +232,9 @@ class Books:
                 call.effects = [refused] if refused else []
             case ev.UpdateArrived(update=update):
                 known = ledger.receipts.get(update.update_id)
-                if known:
-                    self.duplicates += 1
-                    call.effects = [Decided(update.client_id, known, update.examples, duplicate=True)]
-        return bool(call.effects)
+                if known is not None:
+                    self._repeat(call, known if known.sha256 else self._stored(update.update_id) or known)
+        return bool(call.effects) or call.error is not None
 
     def _log(self, calls: list[Call]) -> None:
         entries = [Entry(to_record(c.event), c.inline) for c in calls if c.event is not None]
@@ -288,11 +288,24 @@ class Books:
 
     def _recall(self, call: Call) -> None:
         assert isinstance(call.event, ev.UpdateArrived)
-        update = call.event.update
-        self.duplicates += 1
-        known = self.engine.ledger.receipts.get(update.update_id) or self.store.receipt(update.update_id)
-        assert known is not None, f"update {update.update_id} is in the log but has no verdict"
-        call.effects = [Decided(update.client_id, known, update.examples, duplicate=True)]
+        update_id = call.event.update.update_id
+        known = self.engine.ledger.receipts.get(update_id) or self._stored(update_id)
+        assert known is not None, f"update {update_id} is in the log but has no verdict"
+        self._repeat(call, known)
+
+    def _stored(self, update_id: str) -> Receipt | None:
+        self.project()
+        return self.store.receipt(update_id)
+
+    def _repeat(self, call: Call, known: Receipt) -> None:
+        """Answer an update whose id is in the log: `IdTaken` for another update than that."""
+        assert isinstance(call.event, ev.UpdateArrived)
+        effect = repeated(call.event, known)
+        if isinstance(effect, Conflicting):
+            call.error = IdTaken(effect.why)
+        else:
+            self.duplicates += 1
+            call.effects = [effect]
 
     def _save_if_due(self, calls: list[Call]) -> None:
         versions = self.engine.version - self._saved.version

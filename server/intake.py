@@ -19,7 +19,7 @@ from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.effects import Decided, Effect
-from anabranch.core.errors import InvalidUpdate, TooLarge, Unavailable, UnknownTask
+from anabranch.core.errors import IdTaken, InvalidUpdate, TooLarge, Unavailable, UnknownTask
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.params import Delta, ParamSpec
@@ -205,11 +205,21 @@ class Intake:
         finally:
             await self.uploads.done(upload)
 
-    async def verdict(self, update_id: str) -> Verdict | None:
-        """What was decided of an update, however long ago."""
+    async def verdict(
+        self, client_id: str, update_id: str, task_id: str = "", sha256: str = ""
+    ) -> Verdict | None:
+        """What was decided of an update, however long ago; `task_id` and `sha256` where they are known.
+
+        Raises `IdTaken` where another update has the id.
+        """
         known = self.writer.engine.ledger.receipts.get(update_id)
-        known = known or await self.writer.look_store(lambda store: store.receipt(update_id))
-        return None if known is None else Verdict(known, duplicate=True, seq=0)
+        if known is None or not known.sha256:
+            known = await self.writer.look_store(lambda store: store.receipt(update_id)) or known
+        if known is None:
+            return None
+        if why := known.conflict(client_id, task_id, sha256):
+            raise IdTaken(why)
+        return Verdict(known, duplicate=True, seq=0)
 
     async def _header(self, requests: Requests, caller: Caller) -> Header:
         async for first in requests:
@@ -232,17 +242,18 @@ class Intake:
         """The verdict if there is one already. Raises `UnknownTask` where there can never be one.
 
         The task is looked up before the payload comes, so that only who holds a task fills the disk, and
-        only with what the task asked for. Raises `InvalidUpdate` for another codec than that.
+        only with what the task asked for. Raises `InvalidUpdate` for another codec than that, and `IdTaken`.
         """
-        update = header.update
-        if (known := self.writer.engine.ledger.receipts.get(update.update_id)) is not None:
-            return Verdict(known, duplicate=True, seq=0)
-        task = self.writer.engine.ledger.tasks.get(update.task_id)
-        if task is not None and task.client_id == update.client_id:
+        update, ledger = header.update, self.writer.engine.ledger
+        task = ledger.tasks.get(update.task_id)
+        is_open = task is not None and task.client_id == update.client_id
+        if not is_open or update.update_id in ledger.receipts:
+            ids = update.client_id, update.update_id, update.task_id
+            if (known := await self.verdict(*ids, header.payload.sha256)) is not None:
+                return known
+        if task is not None and is_open:
             _check_codec(header.payload.codec, task.uplink)
             return None
-        if (long_known := await self.verdict(update.update_id)) is not None:
-            return long_known
         raise UnknownTask(f"task {update.task_id!r} is not open for {update.client_id!r}: it ended, ask anew")
 
     async def _receive(self, header: Header, requests: Requests, deadline: asyncio.Timeout) -> Upload:

@@ -149,9 +149,9 @@ class Devices(DevicesServicer):
         self, request: devices.QueryUploadRequest, caller: Caller
     ) -> devices.QueryUploadResponse:
         """Where an upload stands."""
-        self._client(request.client_id, caller)
+        client_id = self._client(request.client_id, caller)
         update_id = self._id(request.update_id, "update_id")
-        if (verdict := await self.run.intake.verdict(update_id)) is not None:
+        if (verdict := await self.run.intake.verdict(client_id, update_id)) is not None:
             return devices.QueryUploadResponse(verdict=_push_response(verdict))
         return devices.QueryUploadResponse(received_bytes=await self.run.uploads.received(update_id))
 

@@ -82,7 +82,8 @@ def receipt_of(row: Mapping[str, Any]) -> Receipt:
     decision = Decision(
         Verdict(row["verdict"]), row["staleness"], row["weight"], Reason(row["reason"]), row["detail"]
     )
-    return Receipt(row["update_id"], row["task_id"], row["version"], decision)
+    named = row["client_id"], row["sha256"]
+    return Receipt(row["update_id"], row["task_id"], row["version"], decision, *named)
 
 
 def metric_rows(version: int, metrics: Mapping[str, float], at: float) -> list[Row]:

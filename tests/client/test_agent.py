@@ -145,6 +145,27 @@ def test_a_push_that_is_refused_for_good_is_discarded_and_work_goes_on(federatio
     assert Outbox(federation.folder / "a" / "outbox").pending() == []
 
 
+def test_an_update_whose_id_is_taken_is_given_up(
+    federation: Federation, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As after a device's folder came from a backup: once, with a line, and work goes on."""
+    transport = LocalTransport(federation.server, "a")
+    local = LocalTrainer(Synthetic(), ClientTable())
+    local.load(SHARD)
+    transport.enrol(local.capability())
+    base = local.decode(transport.fetch(local.spec.layout_hash, 0))
+    task = transport.ask(Ask("a", "t-1"), local.spec)
+    assert isinstance(task, Task)
+    entry = local.train(task, "u-1", base, None, lambda: None)[0]
+    transport.push(entry)
+    Outbox(federation.folder / "a" / "outbox").put(replace(entry, payload=bytes(len(entry.payload))))
+    summary = federation.agent(tasks_max=2).run()
+    assert (summary.answered, summary.failures) == (2, 1)
+    assert federation.kinds().count("trained") == 2
+    assert "'u-1' was decided before, with other bytes: an id is used once: it is given up" in caplog.text
+    assert Outbox(federation.folder / "a" / "outbox").pending() == []
+
+
 def test_an_ask_that_is_refused_for_good_ends_it(federation: Federation) -> None:
     faults = [Fault("ask", 2, FaultKind.LOST, InvalidUpdate("client_id must be ..."))]
     transport = FaultyTransport(LocalTransport(federation.server, "a"), faults)

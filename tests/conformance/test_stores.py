@@ -179,7 +179,8 @@ def test_projections_are_read_back(store: Store, a_history: History) -> None:
     assert store.receipt("u1") is None
     store.append([], projections)
     for number, decision, version in ((1, GOOD, 0), (2, NOW_GOOD, 1), (3, BAD, 1), (5, NOW_GOOD, 2)):
-        assert store.receipt(f"u{number}") == Receipt(f"u{number}", f"t{number}", version, decision)
+        named = "c1", reference(update(number)).sha256
+        assert store.receipt(f"u{number}") == Receipt(f"u{number}", f"t{number}", version, decision, *named)
     assert store.receipt("u6") is None
     assert store.receipt("never seen") is None
     one, two = store.versions()

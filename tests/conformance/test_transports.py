@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from anabranch.client.transport import GrpcTransport, Transport
 from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core.effects import Refused
-from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownTask, UnknownVersion
+from anabranch.core.errors import IdTaken, InvalidUpdate, ManifestMismatch, UnknownTask, UnknownVersion
 from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Ask, Capability, Reason, Task, Verdict
 
@@ -130,6 +131,16 @@ def test_an_update_is_answered_once_and_for_ever(connect: Connect) -> None:
     again = transport.push(entry)
     assert (again.decision, again.version, again.duplicate) == (first.decision, 1, True)
     assert transport.query_upload("u-1").answer == again
+    assert transport.fetch(spec.layout_hash).version == 1
+
+
+def test_another_update_of_the_same_id_is_refused(connect: Connect) -> None:
+    transport, spec = enrolled(connect)
+    task = granted(transport, spec, "t-1")
+    answer = transport.push(result_of(task, spec, "u-1"))
+    with pytest.raises(IdTaken, match="with other bytes"):
+        transport.push(result_of(task, spec, "u-1", value=2.0))
+    assert transport.query_upload("u-1").answer == replace(answer, duplicate=True)
     assert transport.fetch(spec.layout_hash).version == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 from wire import Device, Served, chunks, requests, server_config
 
+from anabranch.core.limits import Limits
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.manifest import Manifest
+from anabranch.server.verify import verify
 
 PIECE = 1000
 
@@ -71,9 +74,47 @@ def test_a_second_update_of_a_task_is_of_an_unknown_task(served: Served) -> None
     with pytest.raises(grpc.RpcError) as caught:
         device.send(task, data, "update-2")
     assert failure(caught.value) == ("NOT_FOUND", "UnknownTask")
-    again = device.send(task, values(device, 2.0), "update-1")  # its id decides, not its bytes
+    again = device.send(task, data, "update-1")
     assert (again.status, again.version) == (devices.PUSH_STATUS_DUPLICATE, 1)
     assert served.model()[0] == 1.0
+
+
+def refused(call: Callable[[], Any]) -> tuple[str, str, str]:
+    """The status of a call that fails, the class of its error, and the text."""
+    with pytest.raises(grpc.RpcError) as caught:
+        call()
+    return *failure(caught.value), caught.value.details() or ""
+
+
+@pytest.mark.parametrize("receipts_max", [100_000, 1])
+def test_an_id_is_used_once(tmp_path: Path, manifest: Manifest, receipts_max: int) -> None:
+    """By whom, of which task and with which bytes: while the receipt is in memory, and after that."""
+    limits = Limits(receipts_max=receipts_max)
+    with Served(server_config(tmp_path / "data"), manifest, limits) as server:
+        device, stranger = server.device(), server.device("device-2")
+        task, data = device.task(), values(device)
+        device.send(task, data, "update-1")
+        device.work()  # with room for one receipt the first is only in the store now
+        another, theirs = device.task(), stranger.task()
+        taken = ("ALREADY_EXISTS", "IdTaken")
+        *found, words = refused(lambda: device.send(task, values(device, 2.0), "update-1"))
+        assert tuple(found) == taken
+        assert "'update-1' was decided before, with other bytes" in words
+        *found, words = refused(lambda: device.send(another, data, "update-1"))
+        assert tuple(found) == taken
+        assert "of another task" in words
+        *found, words = refused(lambda: stranger.send(theirs, data, "update-1"))
+        assert tuple(found) == taken
+        assert "of another client and of another task" in words
+        *found, _ = refused(lambda: stranger.query("update-1"))
+        assert tuple(found) == taken
+        assert server.model()[0] == 2.0
+        # Neither task was used up, and who says the same again is answered as before.
+        assert device.send(task, data, "update-1").status == devices.PUSH_STATUS_DUPLICATE
+        assert device.send(another, data, "update-2").status == devices.PUSH_STATUS_ACCEPTED
+        assert stranger.send(theirs, data, "update-3").status == devices.PUSH_STATUS_ACCEPTED
+    if receipts_max > 1:  # `verify` keeps as many as a server does that nobody has told otherwise
+        assert verify(tmp_path / "data").problems == ()
 
 
 def test_an_update_with_a_flaw_is_decided(served: Served) -> None:

@@ -26,6 +26,7 @@ from anabranch.core.config import Config
 from anabranch.core.effects import Decided, Effect, Granted, Refused
 from anabranch.core.engine import Engine
 from anabranch.core.errors import (
+    IdTaken,
     InvalidUpdate,
     ManifestMismatch,
     Unavailable,
@@ -142,6 +143,8 @@ class LocalTransport:
         self._check_manifest(entry.manifest_sha256)
         s = self.server
         if (known := s.receipt(entry.update_id)) is not None:
+            if why := known.conflict(self.client_id, entry.task_id, entry.sha256):
+                raise IdTaken(why)
             return PushAnswer(known.decision, known.version, duplicate=True)
         task = s.engine.ledger.tasks.get(entry.task_id)
         if task is None or task.client_id != self.client_id:

@@ -147,7 +147,8 @@ def task(task_id: str, client: str = "c1") -> Task:
 
 
 def decided(number: int, decision: Decision, version: int = 1, task_id: str = "") -> Decided:
-    return Decided("c1", Receipt(f"u{number}", task_id or f"t{number}", version, decision), 5)
+    named = "c1", reference(update(number)).sha256
+    return Decided("c1", Receipt(f"u{number}", task_id or f"t{number}", version, decision, *named), 5)
 
 
 def published(version: int, *numbers: int) -> Published:
