@@ -13,6 +13,7 @@ from anabranch.client.merging import (
     ElasticDelta,
     PaperInterpolation,
     Replacement,
+    WithBuffers,
     make_merge,
 )
 from anabranch.client.policies import Continuous, EverySteps, OnAdvice, OnChange, Since, make_policy
@@ -63,6 +64,18 @@ def test_a_rule_is_its_equation(rule: Any, after: float) -> None:
     live = Live(3.0)
     rule.apply(live, vector(1.0), vector(10.0))
     assert live.vector.tolist() == [after]
+
+
+@pytest.mark.parametrize(
+    ("rule", "weight"), [(ElasticDelta(1.0), 10 + 2), (PaperInterpolation(0.5), 0.5 * 3 + 0.5 * 10)]
+)
+def test_a_buffer_goes_part_of_the_way_whatever_the_rule_makes_of_weights(rule: Any, weight: float) -> None:
+    """A variance of 0.1 that was 0.9 when it was sent, and is 0.3 at the server, must not become negative."""
+    live = Live(3.0, 0.1)
+    WithBuffers(rule, np.array([1]), 0.5).apply(live, vector(1.0, 0.9), vector(10.0, 0.3))
+    assert live.vector == pytest.approx([weight, 0.2])
+    WithBuffers(rule, np.array([1]), 0.0).apply(live, vector(1.0, 0.9), vector(10.0, 0.3))
+    assert live.vector[1] == pytest.approx(0.2), "a device's own stay what they are"
 
 
 def test_rules_by_name() -> None:

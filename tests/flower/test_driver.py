@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
 
 from flwr.app import Array, ArrayRecord, Error, Message
-from grid_runs import Run, adding, config
+from grid_runs import FIRST, Run, adding, config
 
 from anabranch.core.errors import ConfigError, StoreCorrupt, StoreLocked
 from anabranch.flower.local_grid import LocalGrid, in_a_task
@@ -50,6 +50,22 @@ def test_the_arithmetic_is_the_strategys(tmp_path: Path) -> None:
     begun.close()
     assert run.model()["w"].tolist() == [2.0] * 4
     assert run.model()["count"] == 3
+
+
+@pytest.mark.parametrize("uplink", ["raw", "int8(16)"])
+@pytest.mark.parametrize("policy", ["average", "latest"])
+def test_a_norms_statistics_are_what_nodes_have_found(policy: str, uplink: str, tmp_path: Path) -> None:
+    """Summed up as differences from 1 they would be 1 + 4 (0.1 - 1 + 0.3 - 1) / 2 at the first version."""
+    bold = {"name": "fedbuff", "buffer_size": 2, "server_lr": 4.0}
+    settings = config(strategy=bold, model={"buffers": policy}, uplink={"codec": uplink})
+    nodes = {1: adding(1.0, variance=0.1), 2: adding(1.0, variance=0.3)}
+    begun = Run(tmp_path, nodes, settings, {**FIRST, "norm.running_var": np.ones(3, np.float32)})
+    run = begun.steps()
+    begun.result()
+    found = run.model()["norm.running_var"]
+    assert 0.09 < found.min() <= found.max() < 0.31  # a code of 8 bits is not exact
+    assert run.model()["w"][0] > 6, "weights take the server's learning rate"
+    assert replay_run(tmp_path).matches
 
 
 def test_a_round_is_the_version_that_will_come_of_it(tmp_path: Path) -> None:

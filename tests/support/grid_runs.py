@@ -36,8 +36,8 @@ def config(**tables: dict[str, Any]) -> Config:
     )
 
 
-def adding(amount: float, log: list[int] | None = None) -> Node:
-    """A node that adds so much to each weight."""
+def adding(amount: float, log: list[int] | None = None, variance: float | None = None) -> Node:
+    """A node that adds so much to each weight, and finds a norm's running variance to be so."""
 
     def answer(message: Message) -> Message:
         if log is not None:
@@ -47,6 +47,8 @@ def adding(amount: float, log: list[int] | None = None) -> Node:
             metrics = {"num-examples": 1, "accuracy": float(np.tanh(arrays["w"].mean())), "loss": 1.0}
             return Message(RecordDict({"metrics": MetricRecord(metrics)}), reply_to=message)
         arrays["w"] = arrays["w"] + np.float32(amount)
+        if variance is not None:
+            arrays["norm.running_var"] = np.full_like(arrays["norm.running_var"], variance)
         record = ArrayRecord({n: Array(np.asarray(a)) for n, a in arrays.items()})
         content = RecordDict(
             {"arrays": record, "metrics": MetricRecord({"num-examples": 5, "train_loss": 0.5})}
