@@ -247,6 +247,9 @@ class Engine:
                 return [Unbarred(event.client_id)]
             case ev.RolledBack():
                 return self._rolled_back(event)
+            case ev.Returned(now):
+                for task in self.ledger.leased():
+                    self._extend(task, now)
         return []
 
     def _quarantined(self, client_id: str, why: str, now: float) -> list[Effect]:
@@ -277,10 +280,13 @@ class Engine:
         if task is None or task.client_id != event.client_id or task.state is not TaskState.LEASED:
             return []
         if event.progress > task.progress:  # a device that hangs must not hold a slot for ever
-            expires_at = max(task.expires_at, event.now + task.lease_s)
-            self.ledger.replace(replace(task, expires_at=expires_at, progress=event.progress))
-            heapq.heappush(self._deadlines, (expires_at, task.task_id))
+            self._extend(replace(task, progress=event.progress), event.now)
         return []
+
+    def _extend(self, task: Task, now: float) -> None:
+        expires_at = max(task.expires_at, now + task.lease_s)
+        self.ledger.replace(replace(task, expires_at=expires_at))
+        heapq.heappush(self._deadlines, (expires_at, task.task_id))
 
     def _dropped(self, event: ev.TaskDropped) -> list[Effect]:
         task = self.ledger.tasks.get(event.task_id)

@@ -97,6 +97,13 @@ class Ticked:
 
 
 @dataclass(frozen=True)
+class Returned:
+    """The server is back. While it was away nobody could renew a lease: each that is open begins anew."""
+
+    now: float
+
+
+@dataclass(frozen=True)
 class Paused:
     """An operator stops the handing out of tasks; updates are still taken."""
 
@@ -151,6 +158,7 @@ Event = (
     | TaskDropped
     | UpdateArrived
     | Ticked
+    | Returned
     | Paused
     | Resumed
     | Quarantined

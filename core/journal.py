@@ -31,6 +31,7 @@ _PLAIN: dict[str, type[Any]] = {
     "renewed": ev.LeaseRenewed,
     "dropped": ev.TaskDropped,
     "ticked": ev.Ticked,
+    "returned": ev.Returned,
     "paused": ev.Paused,
     "resumed": ev.Resumed,
     "quarantined": ev.Quarantined,

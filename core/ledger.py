@@ -139,6 +139,10 @@ class Ledger:
         """How many tasks the client has, expired ones too."""
         return len(self._by_client.get(client_id, ()))
 
+    def leased(self) -> list[Task]:
+        """All live tasks."""
+        return [t for t in self.tasks.values() if t.state is TaskState.LEASED]
+
     def live_of(self, client_id: str) -> list[Task]:
         """The client's live tasks, oldest first."""
         return [t for t in self._of(client_id) if t.state is TaskState.LEASED]

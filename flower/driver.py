@@ -114,14 +114,13 @@ class GridRun:
         self._life = int.from_bytes(os.urandom(8), "little")  # ids of this process are no other's
         self._ids = 0
         self._start: float | None = None
-        self._now = 0.0
+        self._now = self._behind_s = 0.0
         self._nodes: dict[int, _Node] = {}
         self._tasks: dict[str, tuple[Task, _Node]] = {}  # by the id of the message that is under way
         self._bases: dict[int, Vector] = {}
         self._measuring: _Measuring | None = None
-        self._measured_version = -1
+        self._measured_version = self._wanted_version = -1
         self._best: Best[None] = Best()
-        self._wanted_version = -1
         self._replay()
 
     @property
@@ -380,8 +379,9 @@ class GridRun:
             self._wanted_version = 0
 
     def _tell_time(self) -> float:
-        """The time of the next event: never before the last one."""
-        return max(self._now, self._clock())
+        """The time of the next event: it goes on from the last one where the clock was set back since."""
+        self._behind_s = max(self._behind_s, self._now - (shown := self._clock()))
+        return shown + self._behind_s
 
     def _since(self) -> float:
         return self._tell_time() - self._start if self._start is not None else 0.0

@@ -27,6 +27,7 @@ from typing import Any
 from anabranch.compress.feedback import make_uplink
 from anabranch.core.buffers import LOCAL
 from anabranch.core.chains import AUTO, RAW
+from anabranch.core.clock import EventClock
 from anabranch.core.config import Config, merge
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.rng import seed_of
@@ -136,7 +137,8 @@ def run(grid: Grid, context: Context, options: Options) -> Result:
     )
     with Logbook(folder, config, initial) as logbook, _recorder(config, folder) as recorder:
         recorder.spec = logbook.spec
-        grid_run = GridRun(grid, config, logbook, recorder, train, evaluate, time.time)
+        clock = EventClock(time.time(), time.time, time.monotonic)
+        grid_run = GridRun(grid, config, logbook, recorder, train, evaluate, clock.now)
         began = time.perf_counter()
         try:
             _until_done(grid_run, options.poll_s)

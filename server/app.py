@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import signal
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at
+from anabranch.core.clock import EventClock, Seconds
 from anabranch.core.config import Config, as_started
 from anabranch.core.effects import Effect, Finished
 from anabranch.core.engine import Engine
@@ -25,7 +27,7 @@ from anabranch.core.params import Tensors
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.server.books import Every
 from anabranch.server.chronicle import Chronicle, Standing
-from anabranch.server.clock import WallClock
+from anabranch.server.clock import run_clock
 from anabranch.server.feed import Feed
 from anabranch.server.heap import bound_heap
 from anabranch.server.intake import Intake
@@ -84,18 +86,19 @@ async def serve(
     store: Store | None = None,
     waiting: Callable[[str], None] | None = None,
     ended: Callable[[Ended], None] | None = None,
+    wall: Seconds = time.time,
 ) -> int:
     """Serve a run until SIGTERM, SIGINT or `stop`; returns the exit code, 0 after a clean drain.
 
     `ready` is called once both ports take calls; `waiting` before, with the reason, where another server
     leads the run and this one is a standby; `ended` after it, once the run is over. `store` replaces the one
-    that `[server]` names.
+    that `[server]` names. `wall` is the machine's clock: certificates go by it, the run's time does not.
     An address that other machines reach is served with mutual TLS, by the authority in
     `identity.folder`; `insecure` serves it in the clear.
     Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
     the writer fail, the error that stopped it: `LeadershipLost` where another server took over.
     """
-    identity = _identity(config, insecure)
+    identity = _identity(config, insecure, wall)
     bound_heap()
     stop = stop or asyncio.Event()
     _stop_on_signals(stop)
@@ -104,7 +107,7 @@ async def serve(
     check_standby(table, store)
     try:
         async with Tenure(store) as tenure:
-            begin = partial(recover, store, config, manifest, limits)
+            begin = partial(recover, store, config, manifest, limits, wall)
             ports = StandbyPorts(config, limits, identity, insecure)
             turn = await await_turn(begin, config, ports, stop, waiting)
             if turn is not None:
@@ -116,7 +119,7 @@ async def serve(
                 del manifest, begin  # the first weights are in the engine: no need to hold them twice
                 authority = None if identity is None else identity.authority
                 restored = read_restored(Path(table.data_dir), store, recovered.info, authority)
-                async with _live(store, recovered, config, frozen, limits, identity) as run:
+                async with _live(store, recovered, config, frozen, limits, identity, wall) as run:
                     run.restored, run.presence = restored, Presence(config.server.lease_s)
                     await run.writer.look_store(partial(_rate, run.models))
                     tenure.watch(run.writer)
@@ -141,7 +144,7 @@ def _rate(models: Models, store: Store) -> None:
             models.rate(row.version, row.metrics["accuracy"])
 
 
-def _identity(config: Config, insecure: bool) -> ServerIdentity | None:
+def _identity(config: Config, insecure: bool, wall: Seconds) -> ServerIdentity | None:
     """What guards the ports, None where none needs it. Raises `ConfigError`."""
     folder = Path(config.identity.folder)
     addresses = (config.server.address, config.server.admin_address)
@@ -149,7 +152,7 @@ def _identity(config: Config, insecure: bool) -> ServerIdentity | None:
         check_address(address, insecure, authority_exists(folder))
     if not any(uses_tls(address, config, insecure) for address in addresses):
         return None
-    return ServerIdentity(Authority.open(folder), config.identity.certificate_s)
+    return ServerIdentity(Authority.open(folder, wall), config.identity.certificate_s)
 
 
 def _keep_register(config: Config, identity: ServerIdentity | None) -> None:
@@ -193,12 +196,13 @@ async def _live(
     frozen: Tensors,
     limits: Limits,
     identity: ServerIdentity | None,
+    wall: Seconds,
 ) -> AsyncIterator[LiveRun]:
     """The parts of the run, started; closed in the opposite order."""
     server, spec = config.server, recovered.engine.spec
     folder = Path(server.data_dir) / "models" / recovered.info.run_id
     models = Models(folder, spec, frozen, downlink_at(recovered.engine.strategy, config.downlink.codec))
-    clock = WallClock(recovered.last_now)
+    clock = run_clock(recovered.last_now, wall)
     writer = _writer(store, recovered, config, models, clock, limits)
     uploads, feed = Uploads(store.blobs, limits), Feed()
     chronicle = Chronicle(recovered.engine, clock.now())
@@ -251,7 +255,7 @@ async def _keep(chronicle: Chronicle, writer: Writer) -> None:
 
 
 def _writer(
-    store: Store, recovered: Recovered, config: Config, models: Models, clock: WallClock, limits: Limits
+    store: Store, recovered: Recovered, config: Config, models: Models, clock: EventClock, limits: Limits
 ) -> Writer:
     server, engine = config.server, recovered.engine
     place = (recovered.history, recovered.seq, recovered.saved)

@@ -223,6 +223,8 @@ class Books:
                 task = ledger.tasks.get(task_id)
                 held = task is not None and (task.client_id, task.state) == (client_id, TaskState.LEASED)
                 return not held or task is None or progress <= task.progress
+            case ev.Returned():
+                return not ledger.live
             case ev.Quarantined(client_id=client_id, why=why):
                 return self.engine.guard.quarantined.get(client_id) == why
             case ev.Released(client_id=client_id):

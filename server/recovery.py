@@ -11,6 +11,7 @@ from functools import partial
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
+from anabranch.core.clock import Seconds
 from anabranch.core.config import Config, as_started
 from anabranch.core.effects import Effect, Published
 from anabranch.core.engine import Engine
@@ -76,21 +77,27 @@ def _check_elastic(config: Config, strategy: Strategy) -> None:
         )
 
 
-def recover(store: Store, config: Config, manifest: Manifest, limits: Limits = DEFAULT_LIMITS) -> Recovered:
+def recover(
+    store: Store,
+    config: Config,
+    manifest: Manifest,
+    limits: Limits = DEFAULT_LIMITS,
+    wall: Seconds = time.time,
+) -> Recovered:
     """Enter a new run, or find the stored one and replay it.
 
     Raises `ConfigError` where the run was started with other settings, `ManifestMismatch`,
     `ReplayMismatch` where a version is not the one on record, and the errors of the store.
     """
     began = time.perf_counter()
-    info = store.start(_new_run(config, manifest))
+    info = store.start(_new_run(config, manifest, wall()))
     stored = Config.from_json(info.config)
     config = as_started(stored, config)
     _check_same(stored, config, limits)
     found = store.load()
     engine = make_engine(config, manifest, found.snapshot, limits)
     saved = Saved(found.applied_through_seq, engine.version, engine.counters.applied)
-    seq, last_now, replayed = found.applied_through_seq, info.created_at, 0
+    seq, last_now, replayed = found.applied_through_seq, max(info.created_at, found.taken_at), 0
     history = history_at(store, info, engine.version, seq)
     known = {row.version: row for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
@@ -177,14 +184,14 @@ def check_versions(effects: list[Effect], known: Mapping[int, VersionRow]) -> di
     return digests
 
 
-def _new_run(config: Config, manifest: Manifest) -> RunInfo:
+def _new_run(config: Config, manifest: Manifest, now: float) -> RunInfo:
     return RunInfo(
         run_id=str(uuid.uuid4()),
         name=config.run.name,
         config=config.to_json(),
         layout=manifest.spec.to_json(),
         initial_sha256=manifest.initial_sha256,
-        created_at=time.time(),
+        created_at=now,
     )
 
 

@@ -16,13 +16,13 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from anabranch.core import events as ev
+from anabranch.core.clock import EventClock
 from anabranch.core.effects import Effect
 from anabranch.core.engine import Engine
 from anabranch.core.errors import Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call, Every, Saved
-from anabranch.server.clock import WallClock
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History
 from anabranch.server.models import Models
@@ -50,7 +50,7 @@ class Writer:
         engine: Engine,
         store: Store,
         models: Models,
-        clock: WallClock,
+        clock: EventClock,
         history: History,
         seq: int = 0,
         saved: Saved | None = None,
@@ -101,7 +101,8 @@ class Writer:
         return self._clock.now()
 
     def start(self) -> None:
-        """Take calls from now on."""
+        """Take calls from now on. Who has a task has had nobody to tell so: that comes first."""
+        self._queue.put_nowait(Call(ev.Returned(self.now())))
         self._schedule(self._books.engine.next_deadline())
         self._task = asyncio.get_running_loop().create_task(self._run(), name="anabranch-writer")
 

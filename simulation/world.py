@@ -190,9 +190,11 @@ class World:
         assert isinstance(self._journal, Disk), "only a run with faults has a disk"
         self.engine = self.versions.engine = self._journal.rebuild(self.engine)
         self.line = WaitingLine()
-        self._plan_tick()
         for tell in self.restarted:
             tell(self.engine)
+        if self.engine.ledger.live:
+            self._handle(ev.Returned(self.clock.now))
+        self._plan_tick()
 
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
         with self.whole:

@@ -89,11 +89,15 @@ class Projection:
 
 @dataclass(frozen=True)
 class Recovery:
-    """Where to go on. `tail` yields (seq, record) for every event after the snapshot."""
+    """Where to go on. `tail` yields (seq, record) for every event after the snapshot.
+
+    `taken_at`: the snapshot's time, which is no earlier than that of the last event that it has folded.
+    """
 
     snapshot: Snapshot | None
     applied_through_seq: int
     tail: Iterator[tuple[int, Record]]
+    taken_at: float = 0.0
 
 
 @dataclass(frozen=True)

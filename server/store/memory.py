@@ -93,6 +93,7 @@ class _Kept:
     version: int
     sha256: str
     data: bytes
+    at: float
 
 
 @dataclass
@@ -200,13 +201,13 @@ class MemoryStore:
         """What was decided of an update."""
         return self.books.receipts.get(update_id)
 
-    def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:  # noqa: ARG002
+    def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:
         """Keep a copy; keeps the newest three."""
         meta = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
         data = save({**plain_tensors(snapshot.arrays), "$meta": meta})
         kept = [k for k in self.books.snapshots if k.seq != applied_through_seq]
         sha256 = hashlib.sha256(data).hexdigest()
-        kept.append(_Kept(applied_through_seq, snapshot.meta["version"], sha256, data))
+        kept.append(_Kept(applied_through_seq, snapshot.meta["version"], sha256, data, at))
         self.books.snapshots = sorted(kept, key=lambda k: k.seq)[-SNAPSHOTS_KEPT:]
 
     def load(self) -> Recovery:
@@ -215,7 +216,7 @@ class MemoryStore:
             if hashlib.sha256(kept.data).hexdigest() == kept.sha256:
                 arrays = {name: array.copy() for name, array in load(kept.data).items()}
                 meta = json.loads(arrays.pop("$meta").tobytes())
-                return Recovery(Snapshot(meta, arrays), kept.seq, self._after(kept.seq))
+                return Recovery(Snapshot(meta, arrays), kept.seq, self._after(kept.seq), kept.at)
             log.warning("snapshot %d is damaged: going back to the one before", kept.seq)
         return Recovery(None, 0, self._after(0))
 

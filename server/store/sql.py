@@ -311,5 +311,6 @@ class SqlStore:
             except StoreCorrupt as error:
                 log.warning("%s: going back to the one before", error)
                 continue
-            return Recovery(snapshot, row.applied_through_seq, self._after(row.applied_through_seq))
+            seq = row.applied_through_seq
+            return Recovery(snapshot, seq, self._after(seq), row.created_at)
         return Recovery(None, 0, self._after(0))

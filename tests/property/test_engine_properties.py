@@ -36,9 +36,11 @@ TASKS = st.sampled_from(["t0", "t0", "t1", "t2", "t3"])
 @st.composite
 def event(draw: Any, now: Any) -> Any:
     client, task = draw(CLIENTS), draw(TASKS)
-    kind = draw(
-        st.sampled_from(["ask", "ask", "push", "push", "push", "tick", "renew", "drop", "enrol", "pause"])
+    often, others = (
+        ["ask", "ask", "push", "push", "push"],
+        ["tick", "renew", "drop", "enrol", "pause", "back"],
     )
+    kind = draw(st.sampled_from([*often, *others]))
     if kind == "ask":
         return ev.TaskAsked(now, Ask(client, task))
     if kind == "push":
@@ -54,6 +56,7 @@ def event(draw: Any, now: Any) -> Any:
         "tick": ev.Ticked(now),
         "renew": ev.LeaseRenewed(now, client, task, now),
         "drop": ev.TaskDropped(now, client, task, "why"),
+        "back": ev.Returned(now),
         "enrol": ev.Enrolled(now, client, Capability(examples=3)),
         "pause": draw(st.sampled_from([ev.Paused(now), ev.Resumed(now)])),
     }[kind]

@@ -7,7 +7,8 @@
 `compressed` updates come by an exact chain, so that their sum still is, and models leave by the delta log.
 With `units` tasks are of sub-models, chosen by the devices' speed and by what has changed. With `standby` it
 waits while another server leads; the lease is short then. With `NAME:N` the process kills itself when it
-reaches the failpoint for the N-th time; snapshots are frequent then. Two flaws that only a power cut shows:
+reaches the failpoint for the N-th time; snapshots are frequent then. The machine's clock is ahead by as many
+seconds as the file `clock` beside the data says, if it is there. Two flaws that only a power cut shows:
 `normal` is SQLite's weaker setting, `unsynced` leaves out the flushes of files. LIMITS are those of
 `core/limits.py` that are other than usual, as a JSON object.
 
@@ -27,6 +28,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,6 +51,7 @@ BATCHES_LATE = 4
 FAILPOINT = re.compile(r"\w+:\d+(:stop)?")
 LEASE_S = 2.0
 ADMIN = "admin_address"  # a file beside the data, with the operators' address
+CLOCK = "clock"  # another, with the seconds by which the machine's clock is wrong
 COMPRESSED: Tables = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
 UNITS: Tables = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
 
@@ -126,9 +129,13 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
     def tell(info: ServerInfo) -> None:
         Path(data_dir).with_name(ADMIN).write_text(info.admin_address)
 
+    def wall() -> float:
+        clock = Path(data_dir).with_name(CLOCK)
+        return time.time() + (float(clock.read_text()) if clock.exists() else 0.0)
+
     manifest = read_manifest(Path(model))
     try:
-        return asyncio.run(serve(config, manifest, ready=tell, limits=limits, store=store))
+        return asyncio.run(serve(config, manifest, ready=tell, limits=limits, store=store, wall=wall))
     except LeadershipLost as lost:
         logging.error("%s", lost)  # noqa: TRY400 - as the command line says it
         return outcome_of(lost).exit_code

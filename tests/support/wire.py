@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
+import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -187,8 +188,10 @@ class Served:
         manifest: Manifest,
         limits: Limits = DEFAULT_LIMITS,
         store: Store | None = None,
+        wall: Callable[[], float] = time.time,
     ) -> None:
         self.config, self.manifest, self._limits, self._store = config, manifest, limits, store
+        self._wall = wall
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._ready = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -260,6 +263,7 @@ class Served:
             limits=self._limits,
             stop=self._stop,
             store=self._store,
+            wall=self._wall,
         )
 
     def _tell(self, info: ServerInfo) -> None:
