@@ -6,16 +6,19 @@ version while somebody may still return to it.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from anabranch.core.submodels import UnitMap
 from anabranch.core.updates import Capability, Receipt, Task, TaskState, Update
 
 EWMA_WEIGHT = 0.3  # of the newest time
 TRAIN_S = "train_s"  # the metric in which a device says how many seconds it trained
+CAPABILITIES_KEPT = (
+    4096  # of devices that say the same of themselves it is kept once, as long as they are few
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,15 @@ class Counters:
     rollbacks: int = 0
 
 
+@dataclass
+class Unsaved:
+    """What of the books is in no snapshot: new clients in their order, changed ones, how many receipts."""
+
+    enrolled: list[str] = field(default_factory=list)
+    clients: set[str] = field(default_factory=set)
+    receipts: int = 0
+
+
 class Ledger:
     """Clients, tasks and receipts, with the indices that make every look-up cheap."""
 
@@ -63,7 +75,10 @@ class Ledger:
         self.bases: Counter[int] = Counter()
         self._by_client: dict[str, list[str]] = {}
         self._answered: dict[str, str] = {}
-        self._steps_s: list[float] = []  # of all clients whose step time is known, increasing
+        self._steps_s: Counter[float] = Counter()  # how many clients have a step time: it has two digits
+        self._capabilities: dict[Capability, Capability] = {}
+        # Noted for a driver that saves the books piece by piece (`track`), by nobody else.
+        self.unsaved: Unsaved | None = None
 
     # --- clients -----------------------------------------------------------------------------
 
@@ -74,11 +89,24 @@ class Ledger:
 
     def enrol(self, client_id: str, capability: Capability) -> None:
         """Add a client, or take note of what it says of itself now."""
-        known = self.clients.get(client_id)
+        known, capability = self.clients.get(client_id), self._shared(capability)
         if known is None:
             self.clients[client_id] = ClientRecord(client_id, capability)
         else:
             self.clients[client_id] = replace(known, capability=capability)
+        self._note(client_id, is_new=known is None)
+
+    def _shared(self, capability: Capability) -> Capability:
+        """An equal one that others have as well: a fleet has few kinds of devices."""
+        if len(self._capabilities) >= CAPABILITIES_KEPT:
+            self._capabilities.clear()
+        return self._capabilities.setdefault(capability, capability)
+
+    def _note(self, client_id: str, is_new: bool = False) -> None:
+        if self.unsaved is not None:
+            self.unsaved.clients.add(client_id)
+            if is_new:
+                self.unsaved.enrolled.append(client_id)
 
     def finished_task(self, task: Task, now: float, update: Update, rejection: bool) -> None:
         """Count an answered task for its client and learn the client's speed from it."""
@@ -93,24 +121,25 @@ class Ledger:
         )
         self._rank(client.step_s, known.step_s)
         self.clients[task.client_id] = known
+        self._note(task.client_id)
 
     def slowness(self, client_id: str) -> float | None:
         """A client's place among those whose step time is known: 0 the fastest, 1 the slowest."""
         step_s = self.clients[client_id].step_s
         if step_s is None:
             return None
-        faster = bisect_left(self._steps_s, step_s)
-        slower = len(self._steps_s) - bisect_right(self._steps_s, step_s)
+        faster = sum(count for other_s, count in self._steps_s.items() if other_s < step_s)
+        slower = sum(count for other_s, count in self._steps_s.items() if other_s > step_s)
         return faster / (faster + slower) if faster + slower else 0.5
 
     def _rank(self, before_s: float | None, now_s: float | None) -> None:
-        """Keep the order of the step times."""
-        if before_s == now_s:
-            return
+        """Keep count of the step times."""
         if before_s is not None:
-            del self._steps_s[bisect_left(self._steps_s, before_s)]
+            self._steps_s[before_s] -= 1
+            if not self._steps_s[before_s]:
+                del self._steps_s[before_s]
         if now_s is not None:
-            insort(self._steps_s, now_s)
+            self._steps_s[now_s] += 1
 
     # --- tasks -------------------------------------------------------------------------------
 
@@ -169,6 +198,8 @@ class Ledger:
         self.receipts[receipt.update_id] = receipt
         if answers_task:
             self._answered[receipt.task_id] = receipt.update_id
+        if self.unsaved is not None:
+            self.unsaved.receipts += 1
         while len(self.receipts) > self.receipts_max:
             oldest = self.receipts.pop(next(iter(self.receipts)))
             if self._answered.get(oldest.task_id) == oldest.update_id:
@@ -180,16 +211,31 @@ class Ledger:
         return None if update_id is None else self.receipts[update_id]
 
     def restore(
-        self, clients: list[ClientRecord], tasks: list[Task], receipts: list[tuple[Receipt, bool]]
+        self,
+        clients: Iterable[ClientRecord],
+        tasks: Iterable[Task],
+        receipts: Iterable[tuple[Receipt, bool]],
     ) -> None:
         """Fill empty books, in the given order."""
         for client in clients:
-            self.clients[client.client_id] = client
+            shared = self._shared(client.capability)
+            kept = client if shared is client.capability else replace(client, capability=shared)
+            self.clients[client.client_id] = kept
             self._rank(None, client.step_s)
         for task in tasks:
             self.open(task)
         for receipt, answers_task in receipts:
             self.file(receipt, answers_task)
+
+    def track(self, saved: bool) -> None:
+        """Note from now on what is in no snapshot; `saved`: all that is here is in one, as rows."""
+        self.unsaved = Unsaved()
+        if not saved:
+            self.unsaved = Unsaved(list(self.clients), set(self.clients), len(self.receipts))
+
+    def newest_receipts(self, count: int) -> list[Receipt]:
+        """So many receipts, or all where there are fewer, oldest first."""
+        return list(islice(reversed(self.receipts.values()), count))[::-1]
 
     def answers_task(self, receipt: Receipt) -> bool:
         """Whether this receipt is the one that used up its task."""

@@ -2,6 +2,10 @@
 
 A snapshot is JSON and named arrays, so it can be written as one safetensors file. The digest is a
 SHA-256 over both: two engines with one digest behave alike for ever.
+
+Clients and receipts are many, and few of them change from one snapshot to the next. A store that keeps them
+as rows gets those that changed (`take_changes`), and gives back all of them; the rest is as small as what is
+live.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ import copy as copying
 import hashlib
 import heapq
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
 
@@ -41,21 +45,67 @@ from anabranch.core.updates import (
 Array = npt.NDArray[Any]
 FORMAT = 2
 RECEIPTS_OF = "receipts_of"  # the client and the payload of each receipt
+APART = 3  # the format without clients and receipts: they are rows of the store that has it
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Clients and receipts apart from a snapshot: all of them, or those that changed since the one before.
+
+    Receipts are with whether they answer their task. `enrolled`: the ids of clients that are new, in order.
+    """
+
+    clients: Sequence[ClientRecord]
+    receipts: Sequence[tuple[Receipt, bool]]
+    enrolled: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """`meta` is JSON; `arrays` are copies, safe to write while the engine goes on."""
+    """`meta` is JSON; `arrays` are copies, safe to write while the engine goes on.
+
+    `rows`: clients and receipts, where they are not in `meta`. That says then under `rows` how many clients
+    there are, and the numbers, from 1 for the first ever, of the receipts: the last that is gone, the newest.
+    """
 
     meta: dict[str, Any]
     arrays: dict[str, Array]
+    rows: Rows | None = None
 
 
 def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
     """The engine's state. With `copy=False` the arrays are the engine's own: read them at once."""
+    meta, arrays = _state(engine)
+    ledger = engine.ledger
+    meta["clients"] = [asdict(c) for c in ledger.clients.values()]
+    meta["receipts"] = [[*receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()]
+    meta[RECEIPTS_OF] = [[r.client_id, r.sha256] for r in ledger.receipts.values()]
+    if copy:
+        arrays = {name: a.copy() for name, a in arrays.items()}
+    return Snapshot(meta, arrays)
+
+
+def take_changes(engine: Engine) -> Snapshot:
+    """The engine's state, its arrays the engine's own, and what its ledger has noted as unsaved as rows."""
+    meta, arrays = _state(engine)
+    ledger, unsaved = engine.ledger, engine.ledger.unsaved
+    assert unsaved is not None, "a ledger that is saved in pieces notes what changed"
+    filed = engine.counters.applied + engine.counters.rejected
+    span = [filed - len(ledger.receipts), filed]
+    meta |= {"format": APART, "rows": {"clients": len(ledger.clients), "receipts": span}}
+    newest = ledger.newest_receipts(unsaved.receipts)
+    rows = Rows(
+        clients=[ledger.clients[c] for c in sorted(unsaved.clients)],
+        receipts=[(r, ledger.answers_task(r)) for r in newest],
+        enrolled=list(unsaved.enrolled),
+    )
+    return Snapshot(meta, arrays, rows)
+
+
+def _state(engine: Engine) -> tuple[dict[str, Any], dict[str, Array]]:
+    """JSON and arrays of everything but clients and receipts."""
     arrays: dict[str, Array] = {"vector": engine.vector}
     arrays |= {f"history/{v}": a for v, a in sorted(engine.history.items())}
-    ledger = engine.ledger
     meta = {
         "format": FORMAT,
         "version": engine.version,
@@ -64,10 +114,7 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
         "pending": list(engine.pending),
         "counters": asdict(engine.counters),
         "guard": _guard(engine.guard),
-        "clients": [asdict(c) for c in ledger.clients.values()],
-        "tasks": [_pack(t, f"task/{t.task_id}", arrays) for t in ledger.tasks.values()],
-        "receipts": [[*_receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()],
-        RECEIPTS_OF: [[r.client_id, r.sha256] for r in ledger.receipts.values()],
+        "tasks": [_pack(t, f"task/{t.task_id}", arrays) for t in engine.ledger.tasks.values()],
         "strategy": _pack(engine.state, "strategy", arrays),
         "broadcast": _pack(engine.broadcast_state, "broadcast", arrays),
         "planner": _pack(engine.planner_state, "planner", arrays),
@@ -75,9 +122,7 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
     }
     if engine.buffers:
         meta["buffers"] = _pack(engine.buffers.to_state(), "buffers", arrays)
-    if copy:
-        arrays = {name: a.copy() for name, a in arrays.items()}
-    return Snapshot(meta, arrays)
+    return meta, arrays
 
 
 def state_digest(engine: Engine) -> str:
@@ -104,7 +149,8 @@ def restore(
     planner: Planner | None = None,
 ) -> Engine:
     """An engine that goes on where the snapshot was taken. The snapshot stays as it is."""
-    meta, arrays = snapshot.meta, {name: a.copy() for name, a in snapshot.arrays.items() if name != "vector"}
+    meta, rows = snapshot.meta, snapshot.rows
+    arrays = {name: a.copy() for name, a in snapshot.arrays.items() if name != "vector"}
     engine = Engine(spec, strategy, settings, snapshot.arrays["vector"], broadcast, planner)
     engine.version = meta["version"]
     engine.paused, engine.finished = meta["paused"], meta["finished"]
@@ -120,9 +166,9 @@ def restore(
         engine.buffers.restore(_unpack(meta["buffers"], arrays))
     engine.history = {int(k.split("/")[1]): a for k, a in arrays.items() if k.startswith("history/")}
     engine.ledger.restore(
-        clients=[_client(c) for c in meta["clients"]],
+        clients=[_client(c) for c in meta["clients"]] if rows is None else rows.clients,
         tasks=[_task(_unpack(t, arrays), spec) for t in meta["tasks"]],
-        receipts=_receipts(meta),
+        receipts=_receipts(meta) if rows is None else rows.receipts,
     )
     engine._deadlines = [(t.expires_at, t.task_id) for t in engine.ledger.tasks.values()]
     heapq.heapify(engine._deadlines)
@@ -181,8 +227,8 @@ def _task(data: dict[str, Any], spec: ParamSpec) -> Task:
     )
 
 
-def _receipt_row(r: Receipt) -> list[Any]:
-    """A list, not a dict: there are many receipts and a snapshot holds the writer up."""
+def receipt_row(r: Receipt) -> list[Any]:
+    """A list, not a dict: there are many receipts."""
     d = r.decision
     told = (d.verdict.value, d.staleness, d.weight, d.reason.value, d.detail)
     return [r.update_id, r.task_id, r.version, *told]
@@ -192,10 +238,11 @@ def _receipts(meta: dict[str, Any]) -> list[tuple[Receipt, bool]]:
     """Each receipt, and whether it is the one that used up its task."""
     rows = meta["receipts"]
     of = meta.get(RECEIPTS_OF) or [("", "")] * len(rows)
-    return [(_receipt(row, *named), answers) for (*row, answers), named in zip(rows, of, strict=True)]
+    return [(receipt_of(row, *named), answers) for (*row, answers), named in zip(rows, of, strict=True)]
 
 
-def _receipt(row: list[Any], client_id: str, sha256: str) -> Receipt:
+def receipt_of(row: list[Any], client_id: str, sha256: str) -> Receipt:
+    """The receipt of a row. Raises `ValueError` where that is none."""
     update_id, task_id, version, verdict, staleness, weight, reason, detail = row
     decision = Decision(Verdict(verdict), staleness, weight, Reason(reason), detail)
     return Receipt(update_id, task_id, version, decision, client_id, sha256)

@@ -22,7 +22,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.objections import repeated
 from anabranch.core.params import digest
 from anabranch.core.rollback import Folding, Refolder
-from anabranch.core.snapshot import take_snapshot
+from anabranch.core.snapshot import take_changes
 from anabranch.core.updates import Receipt, Task, TaskState
 from anabranch.core.waiting import WaitingLine
 from anabranch.server.failpoints import reach
@@ -152,7 +152,8 @@ class Books:
         # The projections of all that the snapshot covers come first: nobody would write them after it.
         self._projections.append(Projection(self.seq, now, (), digests))
         self.project()
-        self.store.save_snapshot(take_snapshot(engine, copy=False), self.seq, now)
+        self.store.save_snapshot(take_changes(engine), self.seq, now)
+        engine.ledger.track(saved=True)
         self._saved = Saved(self.seq, engine.version, engine.counters.applied)
         ended = time.perf_counter()
         self._not_before = ended + SAVING_SHARE * (ended - began)

@@ -96,6 +96,7 @@ def recover(
     _check_same(stored, config, limits)
     found = store.load()
     engine = make_engine(config, manifest, found.snapshot, limits)
+    engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)
     saved = Saved(found.applied_through_seq, engine.version, engine.counters.applied)
     seq, last_now, replayed = found.applied_through_seq, max(info.created_at, found.taken_at), 0
     history = history_at(store, info, engine.version, seq)

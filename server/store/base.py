@@ -201,6 +201,9 @@ class Store(Protocol):
     def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:
         """Write a snapshot durably; keeps the newest three. Raises `StoreFull`.
 
+        Where it has `rows`, those that changed since the snapshot before, they are written with it; `load`
+        gives back all of them.
+
         The projections of all it has folded must have been appended before (`append((), rest)`):
         after a crash the log is read from here on, so nobody would write them again.
         """

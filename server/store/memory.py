@@ -8,6 +8,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -22,6 +23,14 @@ from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
 from anabranch.server.store.base import Entry, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import check_bytes, check_digest, check_id
+from anabranch.server.store.ledger_rows import (
+    ClientReader,
+    capability_text,
+    receipt_text,
+    record_text,
+    span_of,
+    whole,
+)
 from anabranch.server.store.rows import check_same_run, metric_rows, update_id_of
 
 SNAPSHOTS_KEPT = 3
@@ -97,6 +106,39 @@ class _Kept:
 
 
 @dataclass
+class _Rows:
+    """Clients, each by the snapshots since which it has changed, and receipts, by number; as texts."""
+
+    clients: dict[str, dict[int, tuple[str, str]]] = field(default_factory=dict)
+    receipts: dict[int, str] = field(default_factory=dict)
+
+    def write(self, snapshot: Snapshot, seq: int) -> None:
+        if snapshot.rows is None:
+            return
+        for client_id in snapshot.rows.enrolled:
+            self.clients.setdefault(client_id, {})
+        for client in snapshot.rows.clients:
+            texts = capability_text(client.capability), record_text(client)
+            self.clients[client.client_id][seq] = texts
+        last = span_of(snapshot)[2]
+        first = last - len(snapshot.rows.receipts)
+        for number, found in enumerate(snapshot.rows.receipts, first + 1):
+            self.receipts[number] = receipt_text(*found)
+
+    def read(self, snapshot: Snapshot, seq: int) -> Snapshot:
+        if "rows" not in snapshot.meta:
+            return snapshot
+        count, first, last = span_of(snapshot)
+        reader = ClientReader()
+        clients = [
+            reader(client_id, *of[max(s for s in of if s <= seq)])
+            for client_id, of in islice(self.clients.items(), count)
+        ]
+        lines = [self.receipts[number] for number in range(first + 1, last + 1)]
+        return whole(snapshot, clients, lines)
+
+
+@dataclass
 class _Books:
     """Everything that survives `close`."""
 
@@ -107,6 +149,7 @@ class _Books:
     versions: dict[int, VersionRow] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     snapshots: list[_Kept] = field(default_factory=list)
+    rows: _Rows = field(default_factory=_Rows)
 
 
 class MemoryStore:
@@ -207,6 +250,7 @@ class MemoryStore:
         data = save({**plain_tensors(snapshot.arrays), "$meta": meta})
         kept = [k for k in self.books.snapshots if k.seq != applied_through_seq]
         sha256 = hashlib.sha256(data).hexdigest()
+        self.books.rows.write(snapshot, applied_through_seq)
         kept.append(_Kept(applied_through_seq, snapshot.meta["version"], sha256, data, at))
         self.books.snapshots = sorted(kept, key=lambda k: k.seq)[-SNAPSHOTS_KEPT:]
 
@@ -216,7 +260,8 @@ class MemoryStore:
             if hashlib.sha256(kept.data).hexdigest() == kept.sha256:
                 arrays = {name: array.copy() for name, array in load(kept.data).items()}
                 meta = json.loads(arrays.pop("$meta").tobytes())
-                return Recovery(Snapshot(meta, arrays), kept.seq, self._after(kept.seq), kept.at)
+                snapshot = self.books.rows.read(Snapshot(meta, arrays), kept.seq)
+                return Recovery(snapshot, kept.seq, self._after(kept.seq), kept.at)
             log.warning("snapshot %d is damaged: going back to the one before", kept.seq)
         return Recovery(None, 0, self._after(0))
 

@@ -148,6 +148,37 @@ snapshots = Table(
     Column("created_at", Double, nullable=False),
 )
 
+# What snapshots have as rows, all of them together: the clients in the order in which they came, from 0; what
+# was known of each at the snapshots since which it has changed; and the receipts by their number, from 1.
+# `crc32` is of the other columns.
+enrolments = Table(
+    "enrolments",
+    metadata,
+    Column("place", Big, primary_key=True, autoincrement=False),
+    Column("client_id", Text, nullable=False),
+)
+
+client_records = Table(
+    "client_records",
+    metadata,
+    Column("client_id", Text, primary_key=True),
+    Column("applied_through_seq", Big, primary_key=True, autoincrement=False),
+    Column("capability", Text, nullable=False),
+    Column("record", Text, nullable=False),
+    Column("crc32", Big, nullable=False),
+)
+Index("ix_client_records_applied_through_seq", client_records.c.applied_through_seq)
+
+receipts = Table(
+    "receipts",
+    metadata,
+    Column("number", Big, primary_key=True, autoincrement=False),
+    Column("applied_through_seq", Big, nullable=False),
+    Column("receipt", Text, nullable=False),
+    Column("crc32", Big, nullable=False),
+)
+Index("ix_receipts_applied_through_seq", receipts.c.applied_through_seq)
+
 metrics = Table(
     "metrics",
     metadata,

@@ -22,7 +22,7 @@ from safetensors.numpy import load_file
 from anabranch.core.arrays import plain_tensors, to_bytes
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import Limits
-from anabranch.core.snapshot import FORMAT, Snapshot
+from anabranch.core.snapshot import APART, FORMAT, Snapshot
 from anabranch.server.store.files import check_space, disk_errors, make_folder, open_file, sync_folder
 
 META = "$meta"
@@ -68,7 +68,7 @@ class SnapshotFiles:
         return sha256
 
     def read(self, sha256: str) -> Snapshot:
-        """The snapshot of a digest. Raises `StoreCorrupt`."""
+        """The snapshot of a digest, without what is in rows. Raises `StoreCorrupt`."""
         name = self.path(sha256).name
         try:
             with self._found(sha256) as path:
@@ -78,9 +78,10 @@ class SnapshotFiles:
             meta = json.loads(tensors.pop(META).tobytes())
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise StoreCorrupt(f"snapshot {name} cannot be read: {error}") from error
-        if meta.get("format") != FORMAT:  # the log has it all
-            found = meta.get("format")
-            raise StoreCorrupt(f"snapshot {name} is of format {found}, this program reads {FORMAT}")
+        if (found := meta.get("format")) not in (FORMAT, APART):  # the log has it all
+            raise StoreCorrupt(
+                f"snapshot {name} is of format {found}, this program reads {FORMAT} and {APART}"
+            )
         return Snapshot(meta, tensors)
 
     def remove_all_but(self, kept: set[str]) -> None:

@@ -27,6 +27,7 @@ from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots
 from anabranch.server.store.database import Database
 from anabranch.server.store.files import FolderLock, check_space, disk_errors, make_folder
+from anabranch.server.store.ledger_rows import clear_rows, read_rows, write_rows
 from anabranch.server.store.packs import Packs, Place, read_payload
 from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert, write_projections
@@ -292,10 +293,13 @@ class SqlStore:
         }
         newest = select(snapshots).order_by(snapshots.c.applied_through_seq.desc()).limit(SNAPSHOTS_KEPT)
         with self._database.writing() as connection:
+            before = connection.scalar(select(func.min(snapshots.c.applied_through_seq))) or 0
             upsert(connection, snapshots, [row])
+            write_rows(connection, snapshot, applied_through_seq)
             kept = connection.execute(newest).all()
             oldest = kept[-1].applied_through_seq
             connection.execute(delete(snapshots).where(snapshots.c.applied_through_seq < oldest))
+            clear_rows(connection, snapshot, before, oldest)
         reach("snapshot_named")
         self._snapshots.remove_all_but({k.sha256 for k in kept})
         reach("snapshots_cleared")
@@ -308,6 +312,8 @@ class SqlStore:
         for row in known:
             try:
                 snapshot = self._snapshots.read(row.sha256)
+                with self._reading() as connection:
+                    snapshot = read_rows(connection, snapshot, row.applied_through_seq)
             except StoreCorrupt as error:
                 log.warning("%s: going back to the one before", error)
                 continue

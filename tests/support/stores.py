@@ -65,10 +65,10 @@ class Backend:
         return store
 
     def execute(self, statement: str, **values: Any) -> None:
-        """Change the database behind the store's back."""
+        """Change the database behind the store's back, whatever run it has, if any."""
         store = self.open()
         assert isinstance(store, SqlStore)
-        store.start(INFO)
+        store.start(store.info() or INFO)
         with store._database.writing() as connection:
             connection.execute(text(statement), values)
         store.close()
