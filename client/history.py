@@ -16,12 +16,20 @@ from pathlib import Path
 from cryptography import x509
 
 from anabranch.core.errors import (
+    ClocksDisagree,
     ConfigError,
     HistoryMismatch,
     InvalidSignature,
     NotAuthenticated,
 )
-from anabranch.identity.certificates import Kind, is_issued_by, peer_of, public_key_of
+from anabranch.identity.certificates import (
+    SET_CLOCK,
+    Kind,
+    is_issued_by,
+    peer_of,
+    public_key_of,
+    times_text,
+)
 from anabranch.identity.files import make_private_folder, write_private
 from anabranch.identity.heads import HASH_BYTES, follow_links, head_message, restored_message
 from anabranch.identity.signatures import check_signature
@@ -66,9 +74,10 @@ class SeenHistory:
     def check(self, header: devices.ModelHeader, get_links: GetLinks) -> None:
         """Take a model's header, and remember its head.
 
-        Raises `NotAuthenticated` unless the server has signed it, and `HistoryMismatch` for a head that is
-        older than one that was seen, or does not follow from it. `HistoryRestored` where the authority says
-        that the run goes on from an older one: it is remembered, and the model is not taken this time.
+        Raises `NotAuthenticated` unless the server has signed it, `ClocksDisagree`, and `HistoryMismatch` for
+        a head that is older than one that was seen, or does not follow from it. `HistoryRestored` where the
+        authority says that the run goes on from an older one: it is remembered, and the model is not taken
+        this time.
         """
         found = self._verified(header)
         known = self._seen.get(header.run_id)
@@ -123,9 +132,12 @@ class SeenHistory:
             raise NotAuthenticated(
                 f"version {header.version} is not signed by the server: {error}"
             ) from error
-        valid = peer.not_before <= time.time() < peer.not_after
-        if peer.kind is not Kind.SERVER or not valid or not is_issued_by(peer.certificate, self._authority):
+        if peer.kind is not Kind.SERVER or not is_issued_by(peer.certificate, self._authority):
             raise NotAuthenticated(f"version {header.version} is signed by somebody else than the server")
+        if not peer.not_before <= (now := time.time()) < peer.not_after:
+            valid = (peer.not_before, peer.not_after)
+            text = times_text("the server's certificate", valid, "this machine's", now)
+            raise ClocksDisagree(f"{text}: {SET_CLOCK}")
         hexed = (header.head.hex(), message.hex(), header.signature.hex(), header.certificate.hex())
         return Seen(header.version, *hexed)
 

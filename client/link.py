@@ -12,9 +12,9 @@ import grpc
 
 from anabranch.client.channel import CONTROL_S, RECONNECT_MAX_S, mapped_errors, open_channel
 from anabranch.client.servers import Servers
-from anabranch.core.errors import AnabranchError, Unavailable
+from anabranch.core.errors import AnabranchError, ClocksDisagree, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.identity.certificates import lifetime
+from anabranch.identity.certificates import SET_CLOCK, lifetime, time_text
 from anabranch.identity.wallet import Wallet
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
@@ -77,6 +77,9 @@ class Link:
         except Unavailable:
             self.servers.failed(server)
             raise
+        except ClocksDisagree as error:
+            here = time_text(self._now())
+            raise ClocksDisagree(f"{error}, by this machine's {here}: {SET_CLOCK}") from error
 
     def _connect(self, address: str) -> grpc.Channel:
         return open_channel(address, self._limits, self._reconnect_max_s, self.wallet)
@@ -89,7 +92,7 @@ class Link:
         try:
             with self.calling():
                 answer = self.servers.current.stub.RenewCertificate(request, timeout=CONTROL_S)
-            self.wallet = wallet.renewed(answer.certificate)
+            self.wallet = wallet.renewed(answer.certificate, now)
         except AnabranchError as error:
             log.warning("the certificate was not renewed, it is tried again: %s", error)
             return

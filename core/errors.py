@@ -22,6 +22,7 @@ AnabranchError
 │   └── RunClosed            the run is paused, draining or finished
 ├── Overloaded               try again later; carries the retry window
 ├── Unavailable              the peer cannot be reached
+├── ClocksDisagree           a certificate counts by one side's clock and not by the other's
 ├── StoreError               the store cannot do its work
 │   ├── StoreFull            no space left; nothing was lost
 │   ├── StoreUnreachable     the database does not answer, or lets nobody in
@@ -144,6 +145,12 @@ class Unavailable(AnabranchError):
     """The peer cannot be reached; the call is safe to repeat."""
 
 
+class ClocksDisagree(AnabranchError):
+    """A certificate counts by one side's clock and not by the other's: repeat the call until it does."""
+
+    retry_after_s = (1.0, 30.0)  # somebody has to set a clock, or it does so by itself
+
+
 class StoreError(AnabranchError):
     """The store cannot do its work."""
 
@@ -234,6 +241,7 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     NotAuthenticated: Outcome("UNAUTHENTICATED", 50),
     NotPermitted: Outcome("PERMISSION_DENIED", 51),
     HistoryMismatch: Outcome("FAILED_PRECONDITION", 52),
+    ClocksDisagree: Outcome("UNAVAILABLE", 53, retryable=True),
 }
 
 FALLBACK = Outcome("INTERNAL", 1)

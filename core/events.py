@@ -71,11 +71,13 @@ class Payload:
 class Proof:
     """Who signed an update: the certificate of its device and the signature, DER in base64.
 
+    `at`: when it was checked by the machine's clock, as certificates go by that; 0: at the time of its event.
     The engine does not look at it: the driver has checked it, and whoever audits checks it again.
     """
 
     certificate: str
     signature: str
+    at: float = 0.0
 
 
 @dataclass(frozen=True)

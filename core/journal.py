@@ -121,7 +121,7 @@ def replay(
 
 def _update_record(event: ev.UpdateArrived) -> Record:
     u = event.update
-    proof = {} if event.proof is None else {"proof": dict(vars(event.proof))}
+    proof = {} if event.proof is None else {"proof": {k: v for k, v in vars(event.proof).items() if v}}
     return {
         "kind": "update",
         "now": event.now,

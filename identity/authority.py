@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cryptography import x509
 
-from anabranch.core.errors import ConfigError, NotAuthenticated, NotPermitted
+from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated, NotPermitted
 from anabranch.core.ids import checked_id
 from anabranch.identity.certificates import (
     Key,
@@ -35,6 +35,7 @@ from anabranch.identity.certificates import (
     read_certificate,
     read_key,
     requested_key,
+    times_text,
 )
 from anabranch.identity.files import make_private_folder, write_private
 from anabranch.identity.register import Basis, Member, Register
@@ -165,15 +166,16 @@ class Authority:
     # --- keeping out -------------------------------------------------------------------------
 
     def check(self, peer: Peer) -> None:
-        """Raises `NotAuthenticated` unless a certificate that TLS has verified counts at this moment."""
-        who = f"the certificate of {peer.kind} {peer.name!r}"
-        if self._now() < peer.not_before:
-            raise NotAuthenticated(f"{who} is not valid yet: see to the clocks of both machines")
-        if self._now() >= peer.not_after:
-            raise NotAuthenticated(f"{who} has expired: join again with a new token")
+        """Raises unless a certificate that TLS has verified counts at this moment.
+
+        `NotAuthenticated` where it will not count again, `ClocksDisagree` where by another clock it may.
+        """
+        who, now = f"the certificate of {peer.kind} {peer.name!r}", self._now()
         standing = self._register.standing(peer.serial)
         if standing != "good":
             raise NotAuthenticated(f"{who} is {standing}: join again with a new token")
+        if not peer.not_before <= now < peer.not_after:
+            raise ClocksDisagree(times_text(who, (peer.not_before, peer.not_after), "the server's", now))
 
     def revoke(self, name: str) -> int:
         """Nothing that a name was given counts any more; returns how much that was."""

@@ -25,6 +25,7 @@ from anabranch.core.ids import checked_id
 
 SERVER_NAME = "server.anabranch.internal"  # the TLD is reserved for private use: it is nobody's host
 URI = "anabranch"
+SET_CLOCK = "set the clock that is wrong"
 SKEW_S = 300.0  # a certificate is valid a little before it is made: clocks differ
 RENEW_AT = 2 / 3  # of its life, a certificate is due for renewal
 REQUEST_BYTES_MAX = 4096
@@ -236,6 +237,12 @@ def peer_of(pem: bytes) -> Peer:
 def lifetime(certificate: x509.Certificate) -> tuple[float, float]:
     """When it begins and ends to be valid, in seconds since 1970."""
     return certificate.not_valid_before_utc.timestamp(), certificate.not_valid_after_utc.timestamp()
+
+
+def times_text(what: str, valid: tuple[float, float], clock: str, now: float) -> str:
+    """`X is valid from .. to .., and by Y's clock it is ..`: for whom it does not count."""
+    begin, end = map(time_text, valid)
+    return f"{what} is valid from {begin} to {end}, and by {clock} clock it is {time_text(now)}"
 
 
 def renewal_due(certificate: x509.Certificate) -> float:

@@ -50,10 +50,10 @@ def check_signature(key: PublicKey, signature: bytes, message: bytes) -> None:
         raise InvalidSignature("the signature is not of what came, by the key of the certificate") from None
 
 
-def make_proof(certificate: x509.Certificate, signature: bytes) -> Proof:
-    """What is kept with an update: enough to check it again without this server."""
+def make_proof(certificate: x509.Certificate, signature: bytes, at: float) -> Proof:
+    """What is kept with an update: enough to check it again without this server. `at`: the time of day."""
     der = certificate_der(certificate)
-    return Proof(base64.b64encode(der).decode(), base64.b64encode(signature).decode())
+    return Proof(base64.b64encode(der).decode(), base64.b64encode(signature).decode(), at)
 
 
 def proof_problem(
@@ -70,7 +70,7 @@ def proof_problem(
             return "its device's certificate is not signed by the authority"
         if (peer.kind, peer.name) != (Kind.DEVICE, record["client_id"]):
             return f"it is signed by {peer.kind} {peer.name!r}"
-        if not peer.not_before <= record["now"] <= peer.not_after:
+        if not peer.not_before <= (record["proof"].get("at") or record["now"]) <= peer.not_after:
             return "its device's certificate was not valid then"
         signature = base64.b64decode(record["proof"]["signature"], validate=True)
         check_signature(peer.key, signature, update_message(run_id, record))

@@ -11,8 +11,10 @@ from pathlib import Path
 
 from cryptography import x509
 
-from anabranch.core.errors import ConfigError, NotAuthenticated
+from anabranch.core.errors import ClocksDisagree, ConfigError, NotAuthenticated
 from anabranch.identity.certificates import (
+    SET_CLOCK,
+    SKEW_S,
     Key,
     Peer,
     certificate_der,
@@ -27,6 +29,7 @@ from anabranch.identity.certificates import (
     renewal_due,
     signing_request,
     time_text,
+    times_text,
 )
 from anabranch.identity.files import make_private_folder, write_private
 from anabranch.identity.signatures import sign
@@ -79,14 +82,19 @@ class Wallet:
         """The key's signature of a message: ECDSA with SHA-256, DER."""
         return sign(self.key, message)
 
-    def renewed(self, certificate: bytes) -> Wallet:
+    def renewed(self, certificate: bytes, now: float) -> Wallet:
         """The same papers with a newer certificate (DER), saved.
 
-        Raises `NotAuthenticated` for one that is not of this key, this name and this authority.
+        Raises `NotAuthenticated` for one that is not of this key, this name and this authority, and
+        `ClocksDisagree` for one of a server whose clock is wrong: it would take the place of one that counts.
         """
         found = replace(self, certificate=read_certificate(certificate, "the server's answer"))
         if found.name != self.name:
             raise NotAuthenticated(f"the server sent a certificate of {found.name!r}, not of {self.name!r}")
+        begin, end = lifetime(found.certificate)
+        if begin - SKEW_S > now or end < lifetime(self.certificate)[1]:
+            text = times_text("the certificate that the server sent", (begin, end), "this machine's", now)
+            raise ClocksDisagree(f"{text}: {SET_CLOCK}")
         found.save()
         return found
 

@@ -232,11 +232,11 @@ class Intake:
 
     def _proof(self, header: Header, signature: bytes, caller: Caller) -> ev.Proof | None:
         """What is kept of the device's signature, checked. Raises `InvalidSignature`."""
-        if caller.peer is None:
+        if caller.peer is None or caller.authority is None:
             return None
         record = to_record(ev.UpdateArrived(0.0, header.update, header.payload))
         check_signature(caller.peer.key, signature, update_message(self.run_id, record))
-        return make_proof(caller.peer.certificate, signature)
+        return make_proof(caller.peer.certificate, signature, caller.authority.now())
 
     async def _known(self, header: Header) -> Verdict | None:
         """The verdict if there is one already. Raises `UnknownTask` where there can never be one.

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
-from guarded import Federation, issued
+from federations import BASE, first_weights
+from guarded import TENSORS, Federation, federation, issued
 
+from anabranch.client.agent import Agent
 from anabranch.client.link import Link
-from anabranch.core.errors import NotAuthenticated
+from anabranch.client.stopping import Bell
+from anabranch.core.errors import ClocksDisagree, NotAuthenticated
+from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import SKEW_S, Kind, lifetime
+from anabranch.identity.wallet import read_wallet
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.tls import ServerIdentity
+from anabranch.server.verify import verify
+from anabranch.workloads.app import Shard
+from anabranch.workloads.synthetic import Synthetic
 
 
 def clock(authority: Authority, ahead_s: Callable[[], float]) -> Authority:
@@ -35,7 +45,7 @@ def test_a_certificate_from_the_future_does_not_count_yet(authority: Authority, 
     with clock(authority, lambda: DAY_S) as ahead:
         peer = issued(ahead, Kind.DEVICE, "a", tmp_path / "a").peer
         ahead.check(peer)
-    with pytest.raises(NotAuthenticated, match="not valid yet: see to the clocks"):
+    with pytest.raises(ClocksDisagree, match=r"is valid from 20.*by the server's clock it is 20"):
         authority.check(peer)
 
 
@@ -62,3 +72,82 @@ def test_a_device_whose_clock_jumps_ahead_says_so_and_is_back_when_it_is_right(g
     ahead_s[0] = 0.0
     link.stub().Enrol(request)
     link.close()
+
+
+class Wall:
+    """The server's clock, which somebody sets."""
+
+    def __init__(self, ahead_s: float = 0.0) -> None:
+        self.ahead_s = ahead_s
+
+    def __call__(self) -> float:
+        return time.time() + self.ahead_s
+
+
+class Patience:
+    """A bell whose sleeps take no time."""
+
+    def __init__(self) -> None:
+        self._slept_s = 0.0
+        self.bell = Bell(lambda: time.monotonic() + self._slept_s, self._sleep)
+
+    def _sleep(self, seconds: float) -> None:
+        self._slept_s += seconds
+
+
+# Past the end of the device's certificate; before its beginning; so that the server's own is of the future.
+@pytest.mark.parametrize("ahead_s", [30 * DAY_S, -DAY_S, 5 * DAY_S])
+def test_a_device_outlives_a_wrong_clock_of_its_server_and_says_so(tmp_path: Path, ahead_s: float) -> None:
+    wall = Wall()
+    failed: list[dict[str, Any]] = []
+
+    def hear(kind: str, **data: Any) -> None:
+        if kind == "pushed":
+            wall.ahead_s = 0.0 if failed else ahead_s
+        elif kind == "failed":
+            failed.append(data)
+            wall.ahead_s = 0.0
+
+    with federation(tmp_path, first_weights(), DEFAULT_LIMITS, wall, **BASE) as guarded:
+        transport = guarded.transport(guarded.joined("device-1"))
+        shard, folder, bell = Shard("train", 0, 4), tmp_path / "device", Patience().bell
+        agent = Agent(
+            Synthetic(), transport, "device-1", shard, folder, tasks_max=3, on_event=hear, bell=bell
+        )
+        assert agent.run().answered == 3
+    first = failed[0]
+    assert (first["error"], first["again"]) == ("ClocksDisagree", True)
+    assert re.search(r"is valid from .* to .*clock it is 20.*set the clock that is wrong", first["detail"])
+
+
+def test_a_certificate_that_the_server_signs_by_a_wrong_clock_is_not_put_in_the_place_of_a_good_one(
+    tmp_path: Path,
+) -> None:
+    wall = Wall()
+    with federation(tmp_path, TENSORS, DEFAULT_LIMITS, wall) as guarded:
+        wallet, ahead_s = guarded.joined("device-1"), [5 * DAY_S]  # a renewal is due
+        link = Link(guarded.address, wallet=wallet, now=lambda: time.time() + ahead_s[0])
+        link.stub()
+        assert link.wallet is not None
+        renewed = link.wallet.peer
+        assert renewed.serial != wallet.peer.serial
+        for wrong_s in (6 * DAY_S, -60.0):  # later than the device's, and one that would end before
+            wall.ahead_s, ahead_s[0] = wrong_s, ahead_s[0] + 60.0
+            link.stub()
+            assert link.wallet.peer == renewed
+        on_disk = read_wallet(wallet.folder)
+        assert on_disk is not None
+        assert on_disk.peer == renewed
+        link.close()
+
+
+def test_signatures_hold_where_the_run_began_by_a_wrong_clock(tmp_path: Path) -> None:
+    wall = Wall(-300 * DAY_S)
+    with federation(tmp_path, TENSORS, DEFAULT_LIMITS, wall) as guarded:
+        wall.ahead_s = 0.0
+        device = guarded.device(guarded.joined("device-1"))
+        device.enrol()
+        device.work()
+        ca_sha256 = guarded.authority.sha256
+    found = verify(guarded.data_dir, ca_sha256=ca_sha256)
+    assert (found.problems, found.version) == ((), 1)

@@ -234,16 +234,21 @@ def test_a_proof_is_of_its_client_its_authority_and_its_time(authority: Authorit
     record |= {"submodel": None, "task_id": "t", "update_id": "u", "now": authority.now()}
     record["payload"] = {"codec": "raw", "sha256": "ab" * 32, "size_bytes": 4}
 
-    def problem(signer: Any = wallet, authorities: Any = (authority.certificate,), **other: Any) -> str:
-        proof = make_proof(signer.certificate, signer.sign(update_message("run", record)))
-        signed = {**record, "proof": {"certificate": proof.certificate, "signature": proof.signature}}
+    def problem(
+        signer: Any = wallet, authorities: Any = (authority.certificate,), at: float = 0.0, **other: Any
+    ) -> str:
+        proof = make_proof(signer.certificate, signer.sign(update_message("run", record)), at)
+        signed = {**record, "proof": {k: v for k, v in vars(proof).items() if v}}
         return proof_problem("run", {**signed, **other}, authorities) or ""
 
     assert problem() == ""
     assert "not signed by the authority" in problem(authorities=())
     assert "operator 'a'" in problem(signer=operator)
     assert "device 'a'" in problem(client_id="b")
-    assert "not valid then" in problem(now=record["now"] + 2 * 86400)
+    late = record["now"] + 2 * 86400
+    assert "not valid then" in problem(now=late)
+    assert problem(now=late, at=record["now"]) == ""  # by the time of day, where it was written down
+    assert "not valid then" in problem(at=late)
     assert "not of what came" in problem(task_id="other")
 
 

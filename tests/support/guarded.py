@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -151,13 +151,18 @@ def yesterday(authority: Authority, days: float = 1.0) -> Authority:
 
 @contextmanager
 def federation(
-    folder: Path, tensors: Tensors = TENSORS, limits: Limits = DEFAULT_LIMITS, /, **tables: Mapping[str, Any]
+    folder: Path,
+    tensors: Tensors = TENSORS,
+    limits: Limits = DEFAULT_LIMITS,
+    wall: Callable[[], float] = time.time,
+    /,
+    **tables: Mapping[str, Any],
 ) -> Iterator[Federation]:
-    """A guarded server on free ports of loopback."""
+    """A guarded server on free ports of loopback; its machine's clock is `wall`."""
     identity = {"folder": str(folder / "ca"), "tls": "always", **tables.pop("identity", {})}
     config = server_config(folder / "data", identity=identity, **tables)
     manifest = write_manifest(folder / "model", "test", tensors)
-    with Authority.create(folder / "ca") as authority, Served(config, manifest, limits) as served:
+    with Authority.create(folder / "ca") as authority, Served(config, manifest, limits, wall=wall) as served:
         made = Federation(folder, authority, served)
         yield made
         for opened in made.opened:
