@@ -19,6 +19,7 @@ from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
 from anabranch.core.faults import FaultsTable
 from anabranch.core.flower import FlowerTable
+from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT
 from anabranch.core.model import ModelTable
 from anabranch.core.ranges import TASK, check_ranges
 from anabranch.core.robust import RobustTable
@@ -157,7 +158,8 @@ class ServerTable:
 
     `concurrency` caps the devices in training at a time (0: no cap). `staleness_max` rejects older
     updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds. A device
-    whose task is `upload_now_versions` behind is advised to push what it has (0: never). A `standby` waits
+    whose task is `upload_now_versions` behind is advised to push what it has (0: never). Its updates on their
+    way, and what has come of those that were cut, are `upload_bytes_per_client` at most. A `standby` waits
     while another server leads the run, and takes over from one that is silent for `leader_lease_s`.
     """
 
@@ -172,6 +174,7 @@ class ServerTable:
     lease_max_s: float = 3600.0
     tasks_per_client: int = 1
     upload_now_versions: int = 0
+    upload_bytes_per_client: int = UPLOAD_BYTES_PER_CLIENT
     retry_after_min_s: float = 0.5
     retry_after_max_s: float = 2.0
     snapshot_every_versions: int = 50

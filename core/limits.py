@@ -14,6 +14,8 @@ GIB = 1024 * MIB
 # Of a device: results that wait for the server. At the caps training waits, or the oldest makes room.
 OUTBOX_ENTRIES_MAX = 64
 OUTBOX_BYTES_MAX = 2 * GIB
+# Of a client at a server: updates on their way, and what has come of those that were cut.
+UPLOAD_BYTES_PER_CLIENT = 2 * GIB
 
 
 @dataclass(frozen=True)

@@ -52,6 +52,16 @@ def objection(event: ev.UpdateArrived, task: Task | None, context: Context, book
     return None
 
 
+def tasks_of_use(books: Books) -> set[tuple[str, str]]:
+    """Client and id of each task whose update may still be taken, as far as is known before it comes."""
+    bound = books.settings.staleness_max
+    return {
+        (task.client_id, task.task_id)
+        for task in books.ledger.tasks.values()
+        if not books.finished and not (bound and books.version - task.base_version > bound)
+    }
+
+
 def repeated(event: ev.UpdateArrived, known: Receipt) -> Decided | Conflicting:
     """What comes of an update whose id was decided before: the same answer, if it is the same update."""
     update = event.update

@@ -46,6 +46,7 @@ POSITIVE = (
     "server.lease_min_s",
     "server.lease_max_s",
     "server.tasks_per_client",
+    "server.upload_bytes_per_client",
     "server.retry_after_max_s",
     "server.leader_lease_s",
     "identity.certificate_s",

@@ -7,6 +7,7 @@ The order of a drain: health says NOT_SERVING, no task is granted any more, the 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import signal
 import time
@@ -23,6 +24,7 @@ from anabranch.core.effects import Effect, Finished
 from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.objections import tasks_of_use
 from anabranch.core.params import Tensors
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.server.books import Every
@@ -50,6 +52,7 @@ from anabranch.server.writer import Writer
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0  # so often the log hears that time passes
+SWEEP_S = 60.0  # so often what is left of uploads is looked through
 
 
 @dataclass(frozen=True)
@@ -204,38 +207,31 @@ async def _live(
     models = Models(folder, spec, frozen, downlink_at(recovered.engine.strategy, config.downlink.codec))
     clock = run_clock(recovered.last_now, wall)
     writer = _writer(store, recovered, config, models, clock, limits)
-    uploads, feed = Uploads(store.blobs, limits), Feed()
+    uploads, feed = Uploads(store.blobs, limits, server.upload_bytes_per_client), Feed()
+    await uploads.find(tasks_of_use(recovered.engine))
     chronicle = Chronicle(recovered.engine, clock.now())
 
     def listen(seq: int, now: float, effects: Sequence[Effect]) -> None:
         feed.tell(seq, now, effects)
         chronicle.tell(seq, now, effects)
+        uploads.hear(effects)
         if any(isinstance(effect, Finished) for effect in effects):
             run.ended.set()
 
     writer.listener = listen
     intake = Intake(spec, recovered.info.run_id, writer, uploads)
     run = LiveRun(
-        recovered.info,
-        config,
-        spec,
-        writer,
-        models,
-        uploads,
-        intake,
-        feed,
-        clock.now(),
-        identity,
-        limits,
+        recovered.info, config, spec, writer, models, uploads, intake, feed, clock.now(), identity, limits
     )
     if recovered.engine.finished:
         run.ended.set()
     writer.start()
-    keeper = asyncio.create_task(_keep(chronicle, writer), name="anabranch-chronicle")
+    chores = [asyncio.create_task(chore) for chore in (_keep(chronicle, writer), _sweep(uploads, writer))]
     try:
         yield run
     finally:
-        keeper.cancel()
+        for chore in chores:
+            chore.cancel()
         feed.close()
         uploads.close()
         await writer.close()
@@ -252,6 +248,14 @@ async def _keep(chronicle: Chronicle, writer: Writer) -> None:
             except AnabranchError:  # it goes down, or has too much to do
                 continue
             chronicle.stalled(standing, writer.now())
+
+
+async def _sweep(uploads: Uploads, writer: Writer) -> None:
+    """Remove, every now and then, what has come of updates that are not wanted any more."""
+    while True:
+        await asyncio.sleep(SWEEP_S)
+        with contextlib.suppress(AnabranchError):  # it goes down, or the disk is not to be read now
+            await uploads.sweep(await writer.look(tasks_of_use))
 
 
 def _writer(

@@ -39,6 +39,7 @@ from anabranch.protos.v1 import model_pb2 as model
 from anabranch.server.books import Answer
 from anabranch.server.failpoints import reach
 from anabranch.server.gate import Caller
+from anabranch.server.spool import UploadKey
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.uploads import SLOWEST_BYTES_PER_S, Bytes, Upload, Uploads
 from anabranch.server.writer import Writer
@@ -258,7 +259,9 @@ class Intake:
 
     async def _receive(self, header: Header, requests: Requests, deadline: asyncio.Timeout) -> Upload:
         payload, clock = header.payload, self.uploads.now
-        upload = await self.uploads.open(header.update.update_id, payload.size_bytes, payload.sha256)
+        update = header.update
+        key = UploadKey(update.client_id, update.task_id, update.update_id)
+        upload = await self.uploads.open(key, payload.size_bytes, payload.sha256)
         reach("upload_begun")
         latest = clock() + max(WHOLE_UPLOAD_S_MIN, payload.size_bytes / SLOWEST_BYTES_PER_S)
 

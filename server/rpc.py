@@ -153,7 +153,9 @@ class Devices(DevicesServicer):
         update_id = self._id(request.update_id, "update_id")
         if (verdict := await self.run.intake.verdict(client_id, update_id)) is not None:
             return devices.QueryUploadResponse(verdict=_push_response(verdict))
-        return devices.QueryUploadResponse(received_bytes=await self.run.uploads.received(update_id))
+        return devices.QueryUploadResponse(
+            received_bytes=await self.run.uploads.received(client_id, update_id)
+        )
 
     @answers
     async def Heartbeat(self, request: devices.HeartbeatRequest, caller: Caller) -> devices.HeartbeatResponse:

@@ -10,14 +10,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TypeVar
 
+from anabranch.core.effects import Decided, Effect, LeaseEnd, LeaseEnded
 from anabranch.core.errors import AnabranchError, InvalidUpdate, Overloaded, TooLarge, Unavailable
-from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, Limits
+from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, UPLOAD_BYTES_PER_CLIENT, Limits
 from anabranch.server.heap import trim_heap
+from anabranch.server.spool import Part, Spool, UploadKey
 from anabranch.server.store.base import Blobs
+from anabranch.server.store.blobs import PART_AGE_S
 
 T = TypeVar("T")
 
@@ -30,10 +35,14 @@ Bytes = bytes | memoryview
 
 
 class Upload:
-    """One stream of chunks. `update_id`, `size_bytes` and `sha256` (hex) are what its header declares."""
+    """One stream of chunks of an update, `size_bytes` and `sha256` (hex) as its header declares.
 
-    def __init__(self, uploads: Uploads, update_id: str, size_bytes: int, sha256: str) -> None:
-        self.update_id, self.size_bytes, self.sha256 = update_id, size_bytes, sha256
+    `part`: what an earlier stream has left, and what this one leaves.
+    """
+
+    def __init__(self, uploads: Uploads, part: Part, size_bytes: int, sha256: str) -> None:
+        self.part, self.size_bytes, self.sha256 = part, size_bytes, sha256
+        self.update_id, self.name = part.key.update_id, part.key.name
         self.is_large = size_bytes > uploads.limits.inline_bytes_max
         # Whether it is in memory as a whole.
         self.inline = not self.is_large
@@ -43,7 +52,7 @@ class Upload:
         self._gathered = self._held = 0
         self._rest: Callable[[], None] | None = None  # the writing of the last bytes, with the sealing
         self._writing: asyncio.Future[None] | None = None
-        self._ended, self._spools = "", True  # why nothing more is taken; whether what was is kept
+        self._ended, self._keeps = "", True  # why nothing more is taken; whether what was is kept
         self._came = 0
         self._opened_at = self._moved_at = uploads.now()
         # Ends the stream of a cut upload, if there is still one.
@@ -102,7 +111,7 @@ class Upload:
             if self._rest is not None:
                 self._rest()
                 self._rest = None
-            return self._uploads.blobs.seal(self.update_id, self.sha256)
+            return self._uploads.blobs.seal(self.name, self.sha256)
         data = _joined(self._chunks)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise InvalidUpdate(
@@ -113,16 +122,16 @@ class Upload:
     def adopt(self) -> None:
         """Make a large upload a durable blob. For a worker thread: it waits for the disk."""
         if not self.inline:
-            self._uploads.blobs.adopt(self.update_id, self.sha256)
+            self._uploads.blobs.adopt(self.name, self.sha256)
 
     def drop(self) -> None:
         """Forget what was spooled."""
         if not self.inline:
-            self._uploads.blobs.discard(self.update_id)
+            self._uploads.blobs.discard(self.name)
 
     async def supersede(self) -> None:
         """Give way to a newer stream of the same upload."""
-        self._ended, self._spools = "goes on in a newer stream", False
+        self._ended, self._keeps = "goes on in a newer stream", False
         await self.close()
 
     async def give_way(self) -> None:
@@ -133,17 +142,24 @@ class Upload:
         await self.close()
 
     async def close(self) -> None:
-        """Spool what was gathered, for a resume. What cannot be spooled will be sent again."""
+        """Keep what was gathered, for a resume: what is small in memory. The rest will be sent again."""
         with contextlib.suppress(AnabranchError):
-            if self._spools and self.received != self.size_bytes:
-                await self._write()
+            if self._keeps and self.part.wanted and self.received not in (None, self.size_bytes):
+                if self.inline:
+                    self._uploads.spool.keep(self.part, _joined(self._chunks) if self._chunks else b"")
+                else:
+                    await self._write()
             await self._written()
 
     async def _start_at(self, offset: int) -> int:
-        if offset == 0:
-            return 0
+        begun = self.part.data
+        if offset == 0 or (self.inline and offset <= len(begun)):
+            self._chunks, self._gathered = ([begun[:offset]], offset) if offset else ([], 0)
+            self._hold(offset)
+            self._uploads.spool.keep(self.part, b"")
+            return offset
         self.inline = False  # its beginning is in the spool
-        here = await self._uploads.received(self.update_id)
+        here = await self._uploads.here(self.part)
         if offset > here:
             raise Unavailable(f"upload {self.update_id} goes on at {here}, not {offset}: query it")
         return offset
@@ -173,7 +189,7 @@ class Upload:
         self._chunks, self._gathered = [], 0
 
         def write() -> None:
-            self._uploads.blobs.write(self.update_id, offset, _joined(chunks))
+            self._uploads.blobs.write(self.name, offset, _joined(chunks))
             chunks.clear()
 
         return write
@@ -189,24 +205,32 @@ def _joined(chunks: list[bytes]) -> bytes:
 
 
 class Uploads:
-    """Lets uploads in and keeps count of them."""
+    """Lets uploads in and keeps count of them, and of what is left of those that were cut."""
 
-    def __init__(self, blobs: Blobs, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        blobs: Blobs,
+        limits: Limits = DEFAULT_LIMITS,
+        bytes_per_client: int = UPLOAD_BYTES_PER_CLIENT,
+    ) -> None:
         self.blobs, self.limits = blobs, limits
+        self.spool = Spool(bytes_per_client)
         self._threads = ThreadPoolExecutor(4, "anabranch-uploads")
-        self._open: dict[str, Upload] = {}
+        self._open: dict[tuple[str, str], Upload] = {}  # by client and task
         self._bytes = self._large = 0
-        self._trimmed_at = 0.0
+        self._trimmed_at, self._closed = 0.0, False
         # In memory, of all uploads.
         self.held_bytes = 0
         # Bytes of all chunks since the start, those of failed uploads too.
         self.bytes_total = 0
 
-    async def open(self, update_id: str, size_bytes: int, sha256: str) -> Upload:
-        """Let an upload in; an older stream of the same update gives way. Raises `Overloaded`."""
-        if (older := self._open.get(update_id)) is not None:
-            await older.supersede()
-            self._release(older)
+    async def open(self, key: UploadKey, size_bytes: int, sha256: str) -> Upload:
+        """Let an upload in; an older one of the same task gives way.
+
+        Raises `Overloaded`, and `TooLarge` where it is over the client's quota by itself.
+        """
+        self.spool.check_quota(key, size_bytes)
+        await self._supersede(key)
         while full := self._no_place(size_bytes):
             # While there are large ones, these are what fills it.
             rivals = [upload for upload in self._open.values() if upload.is_large or not self._large]
@@ -215,11 +239,24 @@ class Uploads:
                 raise Overloaded(full)
             self._release(last)
             await last.give_way()
-        upload = Upload(self, update_id, size_bytes, sha256)
-        self._open[update_id] = upload
+            await self._settle(last)
+        await self._supersede(key)  # who came meanwhile
+        part, other = self.spool.enter(key)
+        upload = self._open[key.task] = Upload(self, part, size_bytes, sha256)
+        part.coming = size_bytes
         self._bytes += size_bytes
         self._large += upload.is_large
+        if other is not None:
+            self._clear(other)
         return upload
+
+    async def _supersede(self, key: UploadKey) -> None:
+        while (older := self._open.get(key.task)) is not None:
+            if older.part.key != key:
+                self.spool.remove(older.part)
+            await older.supersede()
+            if self._release(older):
+                await self._settle(older)
 
     def _no_place(self, size_bytes: int) -> str:
         """Why an upload of so many bytes cannot be let in, or nothing."""
@@ -233,9 +270,14 @@ class Uploads:
         """An upload has ended, one way or the other; a cancelled call too leaves its spool in order."""
         await asyncio.shield(self._end(upload))
 
-    async def received(self, update_id: str) -> int:
-        """Bytes of an upload that are here and durable: where to go on."""
-        return await self.in_thread(lambda: self.blobs.received(update_id))
+    async def received(self, client_id: str, update_id: str) -> int:
+        """Bytes of a client's upload that are here: where to go on."""
+        part = self.spool.part(client_id, update_id)
+        return 0 if part is None else await self.here(part)
+
+    async def here(self, part: Part) -> int:
+        """Bytes of an upload that are here; those of a large one are durable."""
+        return len(part.data) or await self.in_thread(lambda: self.blobs.received(part.key.name))
 
     async def in_thread(self, work: Callable[[], T]) -> T:
         """Do what may wait for the disk, or take long, in a worker thread."""
@@ -247,18 +289,76 @@ class Uploads:
 
     def close(self) -> None:
         """Let the worker threads go."""
+        self._closed = True
         self._threads.shutdown()
+
+    # --- what is left of uploads -------------------------------------------------------------
+
+    async def find(self, tasks: Collection[tuple[str, str]]) -> None:
+        """Enter what an earlier server has left of uploads of these tasks, and remove the rest."""
+        now, found = time.time(), await self.in_thread(self.blobs.spooled)
+        for name, (size_bytes, changed_at) in found.items():
+            if (key := UploadKey.of(name)) is not None:
+                part, _ = self.spool.enter(key)
+                part.file_bytes, part.at = size_bytes, self.now() - max(0.0, now - changed_at)
+        await self.sweep(tasks)
+
+    def hear(self, effects: Sequence[Effect]) -> None:
+        """What there is of an update goes with its task, as soon as no stream is open."""
+        for effect in effects:
+            match effect:
+                case Decided(client_id, receipt):
+                    self._task_ended(client_id, receipt.task_id)
+                case LeaseEnded(task, end) if end is not LeaseEnd.EXPIRED:
+                    self._task_ended(task.client_id, task.task_id)
+
+    async def sweep(self, tasks: Collection[tuple[str, str]]) -> None:
+        """Remove what is of none of these tasks (by client and id), is too old, or is in no book."""
+        self.spool.keep_only(lambda p: p.key.task in tasks and self.now() - p.at < PART_AGE_S)
+        found = await self.in_thread(self.blobs.spooled)
+        known = {part.key.name for part in self.spool} | {u.name for u in self._open.values()}
+        for name in found.keys() - known:
+            await self.in_thread(partial(self.blobs.discard, name))
+
+    def _task_ended(self, client_id: str, task_id: str) -> None:
+        if (part := self.spool.of_task(client_id, task_id)) is not None:
+            self.spool.remove(part)
+            if not part.coming:
+                self._clear(part)
+
+    def _clear(self, part: Part) -> None:
+        """Have the file of a part removed, soon; should that fail a sweep will find it."""
+        if part.file_bytes and not self._closed:
+            self._threads.submit(self.blobs.discard, part.key.name)
 
     async def _end(self, upload: Upload) -> None:
         await upload.close()
         upload.forget()
-        self._release(upload)
+        if self._release(upload):
+            await self._settle(upload)
         if upload.size_bytes >= WRITE_BYTES and self.now() >= self._trimmed_at + TRIM_EVERY_S:
             self._trimmed_at = self.now()
             await self.in_thread(trim_heap)
 
-    def _release(self, upload: Upload) -> None:
-        if self._open.get(upload.update_id) is upload:
-            del self._open[upload.update_id]
-            self._bytes -= upload.size_bytes
-            self._large -= upload.is_large
+    async def _settle(self, upload: Upload) -> None:
+        """Note what a stream has left; nothing is left of the update of a task that has ended."""
+        part = upload.part
+        part.at = self.now()
+        if part.file_bytes or not upload.inline:
+            name = part.key.name
+            with contextlib.suppress(AnabranchError):  # a sweep comes again
+                if not part.wanted:
+                    await self.in_thread(partial(self.blobs.discard, name))
+                part.file_bytes = await self.in_thread(partial(self.blobs.spooled_bytes, name))
+        if part.wanted:
+            self.spool.tidy(part)
+
+    def _release(self, upload: Upload) -> bool:
+        """It has no place any more. False: it had none."""
+        if self._open.get(upload.part.key.task) is not upload:
+            return False
+        del self._open[upload.part.key.task]
+        upload.part.coming = 0
+        self._bytes -= upload.size_bytes
+        self._large -= upload.is_large
+        return True

@@ -122,7 +122,8 @@ class VersionRow:
 class Blobs(Protocol):
     """Uploads on their way, and the large payloads. Safe to use from several threads.
 
-    Ids and digests become file names, so each is checked: `InvalidUpdate` if it is malformed.
+    An `update_id` here is the name of an upload, of one id or up to three with a + between. It and digests
+    become file names, so each is checked: `InvalidUpdate` if it is malformed.
     """
 
     def received(self, update_id: str) -> int:
@@ -150,6 +151,14 @@ class Blobs(Protocol):
 
     def discard(self, update_id: str) -> None:
         """Forget an upload, if it is there."""
+        ...
+
+    def spooled(self) -> dict[str, tuple[int, float]]:
+        """What is left of uploads, by name: bytes, and when they last changed, in seconds since 1970."""
+        ...
+
+    def spooled_bytes(self, update_id: str) -> int:
+        """How much there is of an upload, durable or not."""
         ...
 
 

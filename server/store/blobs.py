@@ -1,9 +1,11 @@
 """Uploads and large payloads as files under the data directory.
 
-    spool/<update_id>.part   an upload on its way; it grows in place
-    spool/<update_id>.whole  a complete one, its digest checked; never written again
-    spool/*.tmp              one of the above, in the hands of the call that renamed it
-    blobs/ab/<sha256>        a payload, named by its content
+    spool/<name>.part    an upload on its way; it grows in place
+    spool/<name>.whole   a complete one, its digest checked; never written again
+    spool/*.tmp          one of the above, in the hands of the call that renamed it
+    blobs/ab/<sha256>    a payload, named by its content
+
+The name of an upload is made of ids, with a + between (`server/spool.py`).
 
 A part is flushed every `SYNC_BYTES`, so that the last flush is short and a resume loses little. A
 call that checks or keeps an upload takes it out of the others' reach first: no late chunk, and no
@@ -30,6 +32,7 @@ from anabranch.server.failpoints import reach
 from anabranch.server.store.files import (
     check_space,
     disk_errors,
+    free_bytes,
     make_folder,
     open_file,
     sync_file,
@@ -40,6 +43,8 @@ SYNC_BYTES = 16 * MIB
 ORPHAN_AGE_S = 3600.0  # a blob may wait for its entry this long
 PART_AGE_S = 24 * 3600.0  # a device may stay away this long before it starts its upload again
 
+BETWEEN, IDS_MAX = "+", 3  # of the name of an upload: what is in no id stands between its ids
+PART, WHOLE = ".part", ".whole"
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -51,6 +56,15 @@ def check_id(update_id: str, limits: Limits) -> None:
             f"update_id {update_id[:80]!r}: use 1 to {limits.id_chars_max} of A-Z a-z 0-9 . _ - "
             "and begin with a letter or digit"
         )
+
+
+def check_name(name: str, limits: Limits) -> None:
+    """Raises `InvalidUpdate` unless the name of an upload is of ids, up to three."""
+    ids = name.split(BETWEEN)
+    if len(ids) > IDS_MAX:
+        raise InvalidUpdate(f"upload {name[:80]!r} is named by more than {IDS_MAX} ids")
+    for one in ids:
+        check_id(one, limits)
 
 
 def check_digest(sha256: str) -> None:
@@ -175,6 +189,45 @@ class BlobStore:
         with self._lock:
             self._drop(update_id, self._part(update_id), self._whole(update_id))
 
+    def spooled(self) -> dict[str, tuple[int, float]]:
+        """What is left of uploads, by name: bytes, and when they last changed, in seconds since 1970."""
+        with disk_errors("looking at the spool"):
+            return {
+                path.stem: (status.st_size, status.st_mtime)
+                for path in self._spool.iterdir()
+                if path.suffix in (PART, WHOLE) and (status := _status(path)) is not None
+            }
+
+    def spooled_bytes(self, update_id: str) -> int:
+        """How much there is of an upload, durable or not."""
+        with disk_errors(f"looking at upload {update_id}"):
+            found = [_status(path) for path in (self._whole(update_id), self._part(update_id))]
+        return next((status.st_size for status in found if status is not None), 0)
+
+    def make_room(self) -> list[str]:
+        """Before anything is written: remove what nobody comes back for; returns the names.
+
+        Where the disk is below its watermark that is whatever has come of any upload: it will be sent again.
+        """
+        now = time.time()
+        with self._lock:
+            gone = [
+                name
+                for name, (_, changed_at) in self.spooled().items()
+                if BETWEEN not in name or changed_at < now - PART_AGE_S
+            ]
+            self._drop_all(gone)
+            if free_bytes(self._spool) >= self.limits.free_disk_bytes_min:
+                return gone
+            gone += (rest := list(self.spooled()))
+            self._drop_all(rest)
+        return gone
+
+    def _drop_all(self, names: list[str]) -> None:
+        with disk_errors("clearing the spool"):
+            for name in names:
+                self._drop(name, *(self._spool / f"{name}{suffix}" for suffix in (PART, WHOLE)))
+
     def _take(self, path: Path) -> Path | None:
         """Give a file a name that nobody else knows; None if it is not there."""
         taken = self._spool / f"{uuid.uuid4().hex}.tmp"
@@ -222,12 +275,12 @@ class BlobStore:
         return sorted(path.name for path in gone)
 
     def _part(self, update_id: str) -> Path:
-        check_id(update_id, self.limits)
-        return self._spool / f"{update_id}.part"
+        check_name(update_id, self.limits)
+        return self._spool / f"{update_id}{PART}"
 
     def _whole(self, update_id: str) -> Path:
-        check_id(update_id, self.limits)
-        return self._spool / f"{update_id}.whole"
+        check_name(update_id, self.limits)
+        return self._spool / f"{update_id}{WHOLE}"
 
 
 def _open_part(update_id: str, path: Path, offset: int) -> int:
@@ -258,6 +311,13 @@ def _map(path: Path) -> memoryview:
         return memoryview(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ))
     finally:
         os.close(descriptor)
+
+
+def _status(path: Path) -> os.stat_result | None:
+    """Of a file that may be gone in the meantime."""
+    with suppress(FileNotFoundError):
+        return path.lstat()
+    return None
 
 
 def _older(paths: Iterator[Path] | list[Path], age_s: float) -> list[Path]:

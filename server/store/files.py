@@ -6,7 +6,7 @@ import errno
 import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anabranch.core.errors import StoreError, StoreFull, StoreLocked
@@ -35,14 +35,18 @@ def disk_errors(doing: str) -> Iterator[None]:
 
 def check_space(folder: Path, free_bytes_min: int) -> None:
     """Raises `StoreFull` when the disk has fewer free bytes than the watermark, `DiskFailed`."""
-    with disk_errors("looking at the disk"):
-        disk = os.statvfs(folder)
-    free = disk.f_bavail * disk.f_frsize
-    if free < free_bytes_min:
+    if (free := free_bytes(folder)) < free_bytes_min:
         raise StoreFull(
             f"{folder} has {free} bytes free, under the watermark of {free_bytes_min} "
             "(free_disk_bytes_min): make room and it goes on by itself"
         )
+
+
+def free_bytes(folder: Path) -> int:
+    """Free bytes of the disk of a folder. Raises `DiskFailed`."""
+    with disk_errors("looking at the disk"):
+        disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 def make_folder(folder: Path) -> None:
@@ -93,8 +97,9 @@ class FolderLock:
             raise StoreLocked(
                 f"{folder} is in use by process {owner or 'unknown'}: stop it, or use another data_dir"
             ) from error
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, f"{os.getpid()}\n".encode())
+        with suppress(OSError):  # it is for a message only, and the disk may be full of what is yet to go
+            os.ftruncate(self._descriptor, 0)
+            os.write(self._descriptor, f"{os.getpid()}\n".encode())
 
     def release(self) -> None:
         """Let another process in."""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -22,7 +23,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
 from anabranch.server.store.base import Entry, Projection, Recovery, RunInfo, VersionRow
-from anabranch.server.store.blobs import check_bytes, check_digest, check_id
+from anabranch.server.store.blobs import check_bytes, check_digest, check_name
 from anabranch.server.store.ledger_rows import (
     ClientReader,
     capability_text,
@@ -49,12 +50,12 @@ class MemoryBlobs:
 
     def received(self, update_id: str) -> int:
         """Bytes of an upload that are here."""
-        check_id(update_id, self.limits)
+        check_name(update_id, self.limits)
         return len(self._parts.get(update_id, b""))
 
     def write(self, update_id: str, offset: int, chunk: bytes | memoryview) -> int:
         """Put a chunk at `offset`, dropping what lies after it. Raises `InvalidUpdate`, `TooLarge`."""
-        check_id(update_id, self.limits)
+        check_name(update_id, self.limits)
         with self._lock:
             part = self._parts.setdefault(update_id, bytearray())
             if not 0 <= offset <= len(part):
@@ -69,7 +70,7 @@ class MemoryBlobs:
 
     def seal(self, update_id: str, sha256: str) -> bytes:
         """The bytes of a whole upload, its digest checked. Raises `InvalidUpdate`."""
-        check_id(update_id, self.limits)
+        check_name(update_id, self.limits)
         check_digest(sha256)
         with self._lock:
             if update_id not in self._parts:
@@ -90,8 +91,16 @@ class MemoryBlobs:
 
     def discard(self, update_id: str) -> None:
         """Forget an upload, if it is there."""
-        check_id(update_id, self.limits)
+        check_name(update_id, self.limits)
         self._parts.pop(update_id, None)
+
+    def spooled(self) -> dict[str, tuple[int, float]]:
+        """What is left of uploads."""
+        return {name: (len(part), time.time()) for name, part in dict(self._parts).items()}
+
+    def spooled_bytes(self, update_id: str) -> int:
+        """How much there is of an upload."""
+        return self.received(update_id)
 
 
 @dataclass

@@ -87,16 +87,18 @@ class SqlStore:
         """Lock, bring the tables up to date, and enter the run or find it. See base.py for errors."""
         with disk_errors("making the data directory"):
             make_folder(self._data_dir)
-        check_space(self._data_dir, self._limits.free_disk_bytes_min)
         self._lock = FolderLock(self._data_dir)
         try:
+            self._blobs.prepare()
+            if gone := self._blobs.make_room():
+                log.info("removed what had come of %d uploads", len(gone))
+            check_space(self._data_dir, self._limits.free_disk_bytes_min)
             self._database.open(writes=True)
             with self._database.writing() as connection:
                 migrations.upgrade(connection)
                 self._database.lead(connection)
                 stored = self._enter(connection, info)
                 self._last_seq = connection.scalar(select(func.max(events.c.seq))) or 0
-            self._blobs.prepare()
             self._packs.prepare()
             self._snapshots.prepare()
             self._collect_garbage()

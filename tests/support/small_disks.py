@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,3 +19,19 @@ def own_disk(folder: Path, size: str) -> list[str]:
         pytest.skip("no user namespaces here")
     mount = f'mount -t tmpfs -o size={size} tmpfs {folder} && exec "$@"'
     return [*words, "sh", "-c", mount, "sh"]
+
+
+@contextmanager
+def kept_disk(folder: Path, size: str) -> Iterator[tuple[list[str], Path]]:
+    """Such a disk that outlives the programs on it: what puts them on it, and where it is for everybody."""
+    nsenter = shutil.which("nsenter")
+    if nsenter is None:
+        pytest.skip("no nsenter here")
+    words = [*own_disk(folder, size), "sh", "-c", "echo mounted && exec cat"]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdin is not None
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"mounted\n"
+        enter = [nsenter, "--user", "--mount", "--preserve-credentials", "--target", str(holder.pid)]
+        yield enter, Path(f"/proc/{holder.pid}/root") / folder.relative_to("/")
+        holder.stdin.close()
