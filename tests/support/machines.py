@@ -78,6 +78,7 @@ class Bench:
             examples=more.pop("examples", 1),
             delta=vector(*delta),
             submodel=more.pop("submodel", None),
+            local_steps=more.pop("local_steps", 0),
         )
         return self.do(ev.UpdateArrived(now, update, ev.Payload("00" * 32, 4 * update.delta.size), flaw))
 

@@ -176,6 +176,18 @@ def test_an_update_that_is_held_is_in_one_version_once() -> None:
     assert len(rolled_back.left_out) == 2
 
 
+def test_what_waits_to_be_mixed_is_mixed_with_the_model_that_it_started_from() -> None:
+    """Without b's there are a, d -> 1, and a in the cache, which started from 1: version 3 of the run."""
+    world = World("teasq", {"cache_size": 2, "concurrency_fraction": 1.0, "mode": "paper"}, {})
+    world.enrol()
+    world.play([(client, 0, 1.0) for client in "abdba"])
+    assert (world.engine.version, len(world.engine.pending)) == (2, 1)
+    world.roll_back(0, 0, "b")
+    world.play([("d", 0, 1.0)])
+    assert world.engine.version == 4
+    assert world.engine.vector[0] == pytest.approx(0.6 + 0.6), "0.4 w + 0.6 (w + 1), twice, from 0"
+
+
 def test_a_client_that_was_left_out_gets_no_more_tasks() -> None:
     world = rolled()
     refused = world.engine.refusal(ask_of("c", "new"), 2e4)

@@ -101,6 +101,25 @@ def test_an_old_cache_is_flushed() -> None:
     assert b.engine.vector.tolist() == [2.0] * 4
 
 
+def test_the_time_to_flush_counts_from_the_oldest() -> None:
+    b = bench(cache_size=3, flush_s=5.0)
+    b.work("a", "a1", now=1.0)
+    b.work("b", "b1", now=4.0)
+    assert b.engine.next_deadline() == 6.0
+    assert b.tick(5.9) == []
+    assert [e.version for e in b.tick(6.0) if isinstance(e, Published)] == [1]
+
+
+def test_a_rule_remembers_from_one_cache_to_the_next() -> None:
+    """The centre goes 1 towards (10, 0, 0, 0) at each version: 1, then 2."""
+    rule = {"rule": "centred_clipping", "radius": 1.0, "iterations": 1}
+    b = bench(cache_size=2, robust=rule)
+    for turn in range(2):
+        for client in "ab":
+            b.work(client, f"{client}{turn}", (10, 0, 0, 0))
+    assert b.engine.vector.tolist() == pytest.approx([3.0, 0.0, 0.0, 0.0])
+
+
 def test_an_update_over_the_bound_is_not_used() -> None:
     b = bench(cache_size=1, staleness_max=1)
     b.ask("a", "a1")

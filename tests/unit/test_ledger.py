@@ -1,0 +1,105 @@
+"""The engine's books of tasks, clients and receipts: what is kept, for how long, and for whom."""
+
+from __future__ import annotations
+
+from machines import Bench, decision
+
+from anabranch.core.effects import Granted, Published, Refused
+from anabranch.core.ledger import Ledger
+from anabranch.core.snapshot import restore, take_snapshot
+from anabranch.core.updates import Decision, Reason, Receipt, Verdict
+
+
+def receipt(update_id: str, task_id: str) -> Receipt:
+    return Receipt(update_id, task_id, 1, Decision(Verdict.HELD, 0, 1.0))
+
+
+def seed(bench: Bench, client: str, task: str) -> int:
+    (granted,) = bench.ask(client, task)
+    assert isinstance(granted, Granted)
+    return granted.task.seed
+
+
+def test_every_task_trains_with_a_seed_of_its_own_and_the_same_in_every_replay() -> None:
+    found = []
+    for _ in range(2):
+        bench = Bench(buffer_size=1)
+        bench.enrol("a", "b")
+        seeds = []
+        for n in range(6):
+            client, task = "ab"[n % 2], f"t{n}"
+            seeds.append(seed(bench, client, task))
+            bench.push(client, task)
+        found.append(seeds)
+    assert len(set(found[0])) == 6
+    assert found[0] == found[1]
+
+
+def test_a_strangers_flawed_update_costs_a_member_of_a_round_nothing() -> None:
+    bench = Bench("fedavg", clients_per_round=1, over_selection=1.0)
+    bench.enrol("member", "stranger")
+    bench.ask("member", "its")
+    told = decision(bench.push("stranger", "its", flaw="delta has 4 values that are not finite"))
+    assert told.verdict is Verdict.REJECTED
+    (refused,) = bench.ask("stranger", "place")
+    assert isinstance(refused, Refused), "the round is full as before"
+    effects = bench.push("member", "its", update_id="good")
+    assert decision(effects).verdict is Verdict.PUBLISHED
+    assert any(isinstance(e, Published) for e in effects)
+
+
+def test_the_speeds_of_devices_are_ranked_after_a_restore_as_before() -> None:
+    bench = Bench("fedasync", lease_s=100.0)
+    bench.enrol("fast", "middle", "slow")
+    for client, took_s in (("fast", 1.0), ("middle", 5.0), ("slow", 20.0)):
+        bench.ask(client, client, now=0.0)
+        bench.push(client, client, now=took_s, local_steps=1)
+    e = bench.engine
+    bench.engine = restore(take_snapshot(e), e.spec, e.strategy, e.settings)
+    ranks = [bench.engine.ledger.slowness(c) for c in ("fast", "middle", "slow")]
+    assert ranks == [0.0, 0.5, 1.0]
+
+
+def test_the_bound_on_staleness_is_the_last_that_is_taken() -> None:
+    for strategy, options in (
+        ("fedbuff", {"buffer_size": 1}),
+        ("teasq", {"cache_size": 1, "concurrency_fraction": 1.0, "kept": 1.0, "bits": 32}),
+    ):
+        bench = Bench(strategy, staleness_max=2, **options)
+        bench.enrol("late", "later", "fast")
+        bench.ask("late", "at 2")
+        bench.ask("later", "at 3")
+        bench.work("fast", "f0")
+        bench.work("fast", "f1")
+        told = decision(bench.push("late", "at 2"))
+        assert (told.verdict, told.staleness) == (Verdict.PUBLISHED, 2), strategy
+        told = decision(bench.push("later", "at 3"))
+        assert (told.verdict, told.reason, told.staleness) == (Verdict.REJECTED, Reason.STALE, 3), strategy
+
+
+def test_a_receipt_that_leaves_takes_no_answer_of_another_update_with_it() -> None:
+    ledger = Ledger(receipts_max=2)
+    ledger.file(receipt("a stranger's", "t"), answers_task=False)
+    ledger.file(receipt("its own", "t"), answers_task=True)
+    ledger.file(receipt("another", "t2"), answers_task=True)
+    assert list(ledger.receipts) == ["its own", "another"]
+    found = ledger.receipt_of_task("t")
+    assert found is not None
+    assert found.update_id == "its own"
+    ledger.file(receipt("one more", "t3"), answers_task=True)
+    assert ledger.receipt_of_task("t") is None, "its own has left, too"
+
+
+def test_what_is_over_leaves_nothing_in_the_indices() -> None:
+    bench = Bench(buffer_size=1, lease_s=5.0, lease_min_s=5.0)
+    for n in range(50):
+        client = f"c{n}"
+        bench.enrol(client)
+        bench.ask(client, client, now=float(n))
+        if n % 5:
+            bench.push(client, client, now=float(n))
+    bench.tick(1000.0)
+    for n in range(0, 50, 5):
+        bench.push(f"c{n}", f"c{n}", now=1001.0)  # late, and welcome
+    ledger = bench.engine.ledger
+    assert (ledger.tasks, dict(ledger.bases), ledger._by_client) == ({}, {}, {})

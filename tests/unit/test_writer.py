@@ -1,0 +1,137 @@
+"""The single writer under failures, and how it gathers: its queue, thread and books on a store in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desks import LIMITS, Desk, settings
+
+from anabranch.core import events as ev
+from anabranch.core.errors import StoreError, StoreFull, Unavailable
+from anabranch.core.updates import Capability
+from anabranch.server.store.memory import MemoryStore
+from anabranch.server.writer import RETRY_FULL_DISK_S, Writer
+
+WAIT_S = 600.0
+
+
+class Forward:
+    """A clock that is a day ahead of a desk's: every lease has ended."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._after = desk.now + 86_400.0 - time.monotonic()
+
+    def now(self) -> float:
+        return self._after + time.monotonic()
+
+
+class Watched(MemoryStore):
+    """Tells of every commit: how many events, and when; `before` may raise."""
+
+    def __init__(self) -> None:
+        super().__init__(LIMITS)
+        self.sizes: list[int] = []
+        self.times: list[float] = []
+        self.before: Callable[[], None] = lambda: None
+
+    def append(self, entries: Sequence[Any], *more: Any, **options: Any) -> Any:
+        self.sizes.append(len(entries))
+        self.times.append(time.monotonic())
+        self.before()
+        return super().append(entries, *more, **options)
+
+
+def writer_of(desk: Desk) -> Writer:
+    found = desk.found
+    clock: Any = Forward(desk)
+    limits = replace(LIMITS, commit_wait_s=WAIT_S)
+    seq = desk.books.seq
+    made = Writer(found.engine, desk.store, desk.models, clock, found.history, seq, limits=limits)
+    made.start()
+    return made
+
+
+def enrolled(number: int) -> ev.Enrolled:
+    return ev.Enrolled(1e12 + number, f"c{number}", Capability())
+
+
+def test_all_that_waits_for_a_writer_that_fails_is_told_so(tmp_path: Path) -> None:
+    store, at_work, go = Watched(), threading.Event(), threading.Event()
+    desk = Desk(store, tmp_path, settings())
+
+    def fail() -> None:
+        at_work.set()
+        assert go.wait(WAIT_S)
+        raise StoreError("the disk is gone")
+
+    async def run() -> list[Any]:
+        writer, store.before = writer_of(desk), fail
+        first = asyncio.create_task(writer.submit(enrolled(0)))
+        assert await asyncio.to_thread(at_work.wait, WAIT_S)
+        waiting = [asyncio.create_task(writer.submit(enrolled(n))) for n in range(1, 4)]
+        looking = asyncio.create_task(writer.look(lambda engine: engine.version))
+        await asyncio.sleep(0)
+        go.set()
+        calls = [first, *waiting, looking]
+        told = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), WAIT_S)
+        with pytest.raises(Unavailable, match="the disk is gone"):
+            await writer.submit(enrolled(9))
+        await writer.close()
+        return told
+
+    told = asyncio.run(run())
+    assert [type(answer) for answer in told] == [Unavailable] * 5
+    assert store.sizes == [1], "nothing is tried after it"
+
+
+def test_a_full_disk_is_given_time(tmp_path: Path) -> None:
+    """A lease that is over makes an event at once; the disk that has no room for it is not asked at once."""
+    store, thrice = Watched(), threading.Event()
+    desk = Desk(store, tmp_path, settings())
+    desk.enrol("a")
+    desk.ask("a", "t")
+    tried: list[float] = []
+
+    def full() -> None:
+        if len(store.times) >= 3:
+            thrice.set()
+        raise StoreFull("no room")
+
+    async def run() -> None:
+        store.times.clear()
+        store.before = full
+        writer = writer_of(desk)
+        assert await asyncio.to_thread(thrice.wait, WAIT_S)
+        tried.extend(store.times[:3])
+        store.before = lambda: None
+        await writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    pauses = [later - sooner for sooner, later in pairwise(tried)]
+    assert min(pauses) > 0.9 * RETRY_FULL_DISK_S
+
+
+def test_a_batch_waits_for_its_company(tmp_path: Path) -> None:
+    """Who was answered together asks together: a second batch of two waits for the third."""
+    store = Watched()
+    desk = Desk(store, tmp_path, settings())
+
+    async def run() -> None:
+        writer = writer_of(desk)
+        await asyncio.gather(*(writer.submit(enrolled(n)) for n in range(3)))
+        two = [asyncio.create_task(writer.submit(enrolled(n))) for n in (3, 4)]
+        for _ in range(100):  # the writer has every chance to begin without the third
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*two, writer.submit(enrolled(5)))
+        await writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert [size for size in store.sizes if size] == [3, 3]
