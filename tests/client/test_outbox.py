@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from power import disk
 
 from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
 from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreFull, TooLarge
@@ -36,6 +37,18 @@ def entry(update_id: str = "u-1", payload: bytes = b"\x00\n12345", **changes: ob
 def whole(of: UpdateEntry) -> bytes:
     """The bytes of an entry's file."""
     return b"".join(bytes(part) for part in of.to_bytes())
+
+
+def test_what_was_put_in_is_there_after_a_power_cut(tmp_path: Path) -> None:
+    """Its name too: a file that its folder on the disk does not have cannot be found."""
+    with disk(tmp_path) as ground:
+        box = Outbox(ground.folder / "box")
+        box.put(entry())
+        box.put(entry(update_id="u-2"))
+        ground.cut()
+        ground.unmount()
+        ground.mount()
+        assert sorted(Outbox(ground.folder / "box").pending()) == ["u-1", "u-2"]
 
 
 def test_what_was_put_in_comes_out_again_in_another_process(tmp_path: Path) -> None:

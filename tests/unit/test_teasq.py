@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from anabranch.core.updates import Capability, Reason, Update, Verdict
 from anabranch.strategies.compression_schedule import Schedule, Strength
 from anabranch.strategies.compression_search import Trial, search_compression
 from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.teasq import Teasq
 
 
 def bench(**options: Any) -> Bench:
@@ -127,6 +129,18 @@ def test_an_update_over_the_bound_is_not_used() -> None:
     b.work("c", "c1")
     found = decision(b.push("a", "a1", base=0))
     assert (found.verdict, found.reason, found.staleness) == (Verdict.REJECTED, Reason.STALE, 2)
+
+
+@pytest.mark.parametrize(("bound", "verdict"), [(1, Verdict.REJECTED), (2, Verdict.PUBLISHED)])
+def test_its_own_bound_is_the_last_that_is_taken(bound: int, verdict: Verdict) -> None:
+    b = bench(cache_size=1)
+    strategy = b.engine.strategy
+    assert isinstance(strategy, Teasq)
+    b.engine.strategy = replace(strategy, staleness_max=bound)
+    b.ask("a", "a1")
+    b.work("b", "b1")
+    b.work("c", "c1")
+    assert decision(b.push("a", "a1", base=0)).verdict is verdict
 
 
 def test_a_sparse_update_waits_sparse_and_counts_as_its_dense_one() -> None:
