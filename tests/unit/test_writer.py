@@ -94,23 +94,23 @@ def test_all_that_waits_for_a_writer_that_fails_is_told_so(tmp_path: Path) -> No
 
 def test_a_full_disk_is_given_time(tmp_path: Path) -> None:
     """A lease that is over makes an event at once; the disk that has no room for it is not asked at once."""
-    store, thrice = Watched(), threading.Event()
+    store, enough = Watched(), threading.Event()
     desk = Desk(store, tmp_path, settings())
     desk.enrol("a")
     desk.ask("a", "t")
     tried: list[float] = []
 
     def full() -> None:
-        if len(store.times) >= 3:
-            thrice.set()
+        if len(store.times) >= 4:
+            enough.set()
         raise StoreFull("no room")
 
     async def run() -> None:
         store.times.clear()
         store.before = full
         writer = writer_of(desk)
-        assert await asyncio.to_thread(thrice.wait, WAIT_S)
-        tried.extend(store.times[:3])
+        assert await asyncio.to_thread(enough.wait, WAIT_S)
+        tried.extend(store.times[1:4])  # the first is of the start itself
         store.before = lambda: None
         await writer.close()
 
@@ -134,4 +134,4 @@ def test_a_batch_waits_for_its_company(tmp_path: Path) -> None:
         await writer.close()
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
-    assert [size for size in store.sizes if size] == [3, 3]
+    assert [size for size in store.sizes if size][-2:] == [3, 3]
