@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
+from anabranch.core.effects import Refused
+from anabranch.core.events import TaskDropped
 from anabranch.core.guard import Guard
 from anabranch.core.ledger import Ledger
 from anabranch.core.settings import EngineSettings
@@ -41,17 +43,17 @@ def refusal_of(ask: Ask, context: Context, books: Books, ahead: int = 0) -> Refu
     if settings.admits_all:
         return None
     gone = [task for task in superseded(ask, books) if task.state is TaskState.LEASED]
-    # A device that asks anew with a task in hand keeps its place: nobody else would get it.
-    live = ledger.live + (0 if gone else ahead)
+    live = ledger.live - len(gone) + ahead
     others = len(ledger.live_of(ask.client_id)) - len(gone)
     if refusal := books.guard.refusal(ask.client_id, others, context.now, settings):
         return refusal
-    if settings.concurrency and live >= settings.concurrency and not gone:
+    # A device that asks anew with a task in hand keeps its place where nobody waits for it.
+    if settings.concurrency and live >= settings.concurrency and (ahead or not gone):
         return Refusal(Reason.AT_CAPACITY, f"{live} of {settings.concurrency} devices are in training")
     state = books.state
     for task in gone:
         state = books.strategy.on_lost(state, task, context)
-    return books.strategy.admit(state, ask, replace(context, live_tasks=live - len(gone)))
+    return books.strategy.admit(state, ask, replace(context, live_tasks=live))
 
 
 def superseded(ask: Ask, books: Books) -> list[Task]:
@@ -68,3 +70,17 @@ def superseded(ask: Ask, books: Books) -> list[Task]:
     mine = [*expired, *books.ledger.live_of(ask.client_id)]
     given_up = len(expired) if bounded else 0
     return mine[: max(given_up, held - settings.tasks_per_client + 1)]
+
+
+def given_up(refused: Refused, now: float, books: Books) -> TaskDropped | None:
+    """What frees the place of a device that asked anew with a task in hand, and is told to wait its turn."""
+    if refused.reason not in (Reason.AT_CAPACITY, Reason.LAPSED, Reason.TOO_FAST):
+        return None
+    live = (task for task in superseded(refused.ask, books) if task.state is TaskState.LEASED)
+    task = next(live, None)
+    return None if task is None else TaskDropped(now, task.client_id, task.task_id, "its device asked anew")
+
+
+def outstays(task: Task, now: float, settings: EngineSettings) -> bool:
+    """Whether a task has had its place for longer than one may while others wait."""
+    return 0 < settings.tenure_leases * task.lease_s <= now - task.granted_at

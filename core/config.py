@@ -157,7 +157,8 @@ class ServerTable:
     """`[server]`: where it listens, where it keeps its data, whom it lets in and how long for.
 
     `concurrency` caps the devices in training at a time (0: no cap). `staleness_max` rejects older
-    updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds. A device
+    updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds; it is
+    renewed for at most `tenure_leases` times its length while others wait for a place (0: no bound). A device
     whose task is `upload_now_versions` behind is advised to push what it has (0: never). Its updates on their
     way, and what has come of those that were cut, are `upload_bytes_per_client` at most. A `standby` waits
     while another server leads the run, and takes over from one that is silent for `leader_lease_s`.
@@ -173,6 +174,7 @@ class ServerTable:
     lease_min_s: float = 10.0
     lease_max_s: float = 3600.0
     tasks_per_client: int = 1
+    tenure_leases: float = 5.0
     upload_now_versions: int = 0
     upload_bytes_per_client: int = UPLOAD_BYTES_PER_CLIENT
     retry_after_min_s: float = 0.5

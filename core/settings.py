@@ -27,6 +27,7 @@ class EngineSettings:
     lease_min_s: float = 10.0
     lease_max_s: float = 3600.0
     tasks_per_client: int = 1
+    tenure_leases: float = 5.0
     retry_after_s: tuple[float, float] = (0.5, 2.0)
     versions_max: int = 0
     updates_max: int = 0
@@ -70,6 +71,7 @@ class EngineSettings:
             lease_min_s=server.lease_min_s,
             lease_max_s=server.lease_max_s,
             tasks_per_client=server.tasks_per_client,
+            tenure_leases=server.tenure_leases,
             retry_after_s=(server.retry_after_min_s, server.retry_after_max_s),
             versions_max=run.versions_max,
             updates_max=run.updates_max,

@@ -127,6 +127,7 @@ class Reason(StrEnum):
     RUN_FINISHED = "run_finished"
     PAUSED = "paused"
     AT_CAPACITY = "at_capacity"
+    LAPSED = "lapsed"
     NOT_SELECTED = "not_selected"
     UNKNOWN_CLIENT = "unknown_client"
     OVER_SHARE = "over_share"

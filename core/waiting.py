@@ -5,6 +5,10 @@ was refused and comes back in a second. So a place that is free belongs to the d
 longest. That one is not there at the moment, and the place stays empty until it is: so each is told to come
 back as soon as its turn may be near, the first in the line most often of all.
 
+A device that asks anew with a task in hand gives the task up, and has its turn like the others: it keeps the
+place only where there are enough for all who wait. One whose last tasks came to nothing waits longer
+(`lapses.py`), and while somebody waits no place is kept by renewals for ever (`server.tenure_leases`).
+
 Beside the engine, and no part of its state or its journal: a refusal changes nothing there, and after
 a restart the line forms again. Pure like the engine, driven by the same `now`, and bounded.
 
@@ -20,10 +24,12 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from anabranch.core.admission import outstays
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnded, Refused
 from anabranch.core.engine import Engine
+from anabranch.core.lapses import Lapses
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.updates import Ask, Reason
+from anabranch.core.updates import Ask, Reason, Task
 
 INTERVAL_WEIGHT = 0.1  # of the newest interval
 LATEST = 0.5  # of the time until a device's turn; the earliest moment of a window is at half of that
@@ -52,6 +58,8 @@ class WaitingLine:
         self._ends: list[tuple[float, int, str]] = []
         self._drawn = 0
         self._freed_at: float | None = None
+        self._lapses = Lapses(limits.waiting_max)
+        self._sound: set[int] = set()  # of the tickets, those of devices that have not lapsed
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -60,14 +68,20 @@ class WaitingLine:
         """Why this ask would get no task now, or None. Changes nothing of the engine."""
         self._forget(now)
         refused = engine.refusal(ask, now)
-        if refused is None and (ahead := self.ahead(ask.client_id)):
-            refused = engine.refusal(ask, now, ahead)
-            if refused is not None:
-                refused = replace(refused, detail=f"devices that have waited longer for a place: {ahead}")
+        if refused is None and ask.task_id in engine.ledger.tasks:
+            return None  # it has this very task
+        if refused is None or refused.reason is Reason.AT_CAPACITY:
+            refused = self._lapsed(engine, ask, now) or refused or self._behind(engine, ask, now)
         return None if refused is None else self._refused(refused, now)
+
+    def renews(self, engine: Engine, task: Task, now: float) -> bool:
+        """Whether a heartbeat may renew the lease of this task: not for ever, while others wait."""
+        return not (self._tickets and outstays(task, now, engine.settings))
 
     def heard(self, now: float, effects: Iterable[Effect]) -> None:
         """Take note of what an event has come to: places taken, places freed."""
+        effects = list(effects)
+        self._lapses.heard(now, effects)
         for effect in effects:
             match effect:
                 case Granted(task):
@@ -84,6 +98,18 @@ class WaitingLine:
 
     # --- the line ----------------------------------------------------------------------------
 
+    def _lapsed(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
+        """The refusal of a device whose last tasks came to nothing, while others wait."""
+        return self._lapses.refusal(engine, ask, now) if self._sound else None
+
+    def _behind(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
+        """The refusal of an ask for a place that is another's first."""
+        ahead = self.ahead(ask.client_id)
+        refused = engine.refusal(ask, now, ahead) if ahead else None
+        if refused is None:
+            return None
+        return replace(refused, detail=f"devices that have waited longer for a place: {ahead}")
+
     def _refused(self, refused: Refused, now: float) -> Refused:
         """The refusal with a window of its own, if it is for want of a place."""
         if refused.reason is Reason.AT_CAPACITY and self.interval_s is not None and self.waiting_max:
@@ -94,9 +120,13 @@ class WaitingLine:
         return refused
 
     def _join(self, refused: Refused, now: float) -> None:
-        """Keep the device's turn until it should be back; who is refused for another reason has none."""
+        """Keep the device's turn until it should be back; who is refused for another reason has none.
+
+        One of those who have enough places has its turn, but no place is kept for it meanwhile.
+        """
         client_id = refused.ask.client_id
-        if refused.reason is not Reason.AT_CAPACITY:
+        passed_over = refused.reason is Reason.LAPSED and not self._lapses.waits(client_id, now)
+        if refused.reason is not Reason.AT_CAPACITY and not passed_over:
             self._leave(client_id)
             return
         known = self._waiters.get(client_id)
@@ -104,8 +134,12 @@ class WaitingLine:
             return
         self._drawn += known is None
         ticket = self._drawn if known is None else known.ticket
-        if not self._is_awaited(ticket):
+        if passed_over:
+            self._pass_over(ticket)
+        elif not self._is_awaited(ticket):
             insort(self._tickets, ticket)
+        if client_id not in self._lapses:
+            self._sound.add(ticket)
         waiter = self._waiters[client_id] = Waiter(ticket, now + refused.retry_after_s[1] + GRACE_S)
         heapq.heappush(self._ends, (waiter.until, waiter.ticket, client_id))
         if len(self._ends) > 2 * self.waiting_max:  # somebody asks without end: keep what still counts
@@ -134,6 +168,7 @@ class WaitingLine:
                 self._leave(client_id)
 
     def _pass_over(self, ticket: int) -> None:
+        self._sound.discard(ticket)
         if self._is_awaited(ticket):
             del self._tickets[bisect_left(self._tickets, ticket)]
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.core import events as ev
-from anabranch.core.effects import Conflicting, Effect, Granted, Published
+from anabranch.core.admission import given_up
+from anabranch.core.effects import Conflicting, Effect, Granted, Published, Refused
 from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError, ConfigError, IdTaken, StoreFull, UnknownVersion
 from anabranch.core.journal import Record, to_record
@@ -80,6 +81,7 @@ class Call:
     effects: list[Effect] = field(default_factory=list)
     value: Any = None
     error: BaseException | None = None
+    refused: Refused | None = None  # the answer to an ask that gave a task up, which is then the event
 
     def settle(self) -> None:
         """Tell the caller, unless it went away."""
@@ -111,6 +113,7 @@ class Books:
         self.line = WaitingLine(limits)
         self.refold: Refolder | None = None
         self._projections: list[Projection] = []
+        self._coming: set[str] = set()  # the tasks of updates in the batch at hand
         self._every = every
         self._saved = saved
         self._not_before = 0.0
@@ -118,6 +121,7 @@ class Books:
     def commit(self, batch: Sequence[Call]) -> float | None:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
         reach("batch_taken")
+        self._coming = {c.event.update.task_id for c in batch if isinstance(c.event, ev.UpdateArrived)}
         orders = [call for call in batch if call.folding is not None]
         others = [call for call in batch if call.event is not None and call.folding is None]
         logged = [call for call in others if not self._answered(call)]
@@ -220,24 +224,39 @@ class Books:
             case ev.TaskDropped(client_id=client_id, task_id=task_id):
                 task = ledger.tasks.get(task_id)
                 return task is None or task.client_id != client_id
-            case ev.LeaseRenewed(client_id=client_id, task_id=task_id, progress=progress):
-                task = ledger.tasks.get(task_id)
-                held = task is not None and (task.client_id, task.state) == (client_id, TaskState.LEASED)
-                return not held or task is None or progress <= task.progress
+            case ev.LeaseRenewed():
+                return not self._renews(call.event)
             case ev.Returned():
                 return not ledger.live
             case ev.Quarantined(client_id=client_id, why=why):
                 return self.engine.guard.quarantined.get(client_id) == why
             case ev.Released(client_id=client_id):
                 return client_id not in self.engine.guard.quarantined
-            case ev.TaskAsked(now, ask):
-                refused = self.line.refusal(self.engine, ask, now)
-                call.effects = [refused] if refused else []
+            case ev.TaskAsked():
+                self._refuse(call, call.event)
             case ev.UpdateArrived(update=update):
                 known = ledger.receipts.get(update.update_id)
                 if known is not None:
                     self._repeat(call, known if known.sha256 else self._stored(update.update_id) or known)
         return bool(call.effects) or call.error is not None
+
+    def _renews(self, beat: ev.LeaseRenewed) -> bool:
+        """Whether a heartbeat is of any use."""
+        task = self.engine.ledger.tasks.get(beat.task_id)
+        if task is None or (task.client_id, task.state) != (beat.client_id, TaskState.LEASED):
+            return False
+        return beat.progress > task.progress and self.line.renews(self.engine, task, beat.now)
+
+    def _refuse(self, call: Call, asked: ev.TaskAsked) -> None:
+        """Answer an ask that gets no task now; that it gives another up is an event for the log."""
+        refused = self.line.refusal(self.engine, asked.ask, asked.now)
+        dropped = None if refused is None else given_up(refused, asked.now, self.engine)
+        if refused is None:
+            return
+        if dropped is None or dropped.task_id in self._coming:
+            call.effects = [refused]
+        else:
+            call.event, call.refused = dropped, refused
 
     def _log(self, calls: list[Call]) -> None:
         entries = [Entry(to_record(c.event), c.inline) for c in calls if c.event is not None]
@@ -267,7 +286,7 @@ class Books:
             return
         self.seq = call.seq = seq
         self.history.add(record)
-        call.effects = self.engine.handle(call.event)
+        call.effects = [*self.engine.handle(call.event), *([call.refused] if call.refused else [])]
         reach("handled")
         self.line.heard(call.event.now, call.effects)
         digests, links = {}, {}

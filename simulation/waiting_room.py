@@ -6,18 +6,23 @@ no event of its own in the queue. Whatever may make room (an update, a lost leas
 calls as many as there is room for: those that have waited longest, or the devices of the round. A called
 device asks as any other, one way to it and one way back later; meanwhile its place is kept.
 
-This is the live line for devices that come back at the very moment: the same order, no time lost.
+This is the live line for devices that come back at the very moment: the same order, no time lost. A device
+whose last tasks came to nothing asks again by itself while it has to wait for that (`core/lapses.py`).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Protocol
 
 from anabranch.core import events as ev
-from anabranch.core.effects import Refused
+from anabranch.core.admission import outstays
+from anabranch.core.effects import Effect, Refused
 from anabranch.core.engine import Engine
-from anabranch.core.updates import Ask, Reason
+from anabranch.core.lapses import Lapses
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.updates import Ask, Reason, Task
 
 MAKES_NO_ROOM = (ev.TaskAsked, ev.LeaseRenewed)
 FOR_NOW = (Reason.AT_CAPACITY, Reason.NOT_SELECTED)  # what waiting helps against
@@ -43,6 +48,8 @@ class WaitingRoom:
         self._engine = engine
         self._sleepers: OrderedDict[str, Sleeper] = OrderedDict()  # who has waited longest comes first
         self._called: set[str] = set()
+        self._sound: set[str] = set()  # of the sleepers, those that have not lapsed
+        self._lapses = Lapses(DEFAULT_LIMITS.waiting_max)
 
     def __len__(self) -> int:
         return len(self._sleepers)
@@ -52,6 +59,8 @@ class WaitingRoom:
         was_called = ask.client_id in self._called
         self._called.discard(ask.client_id)
         refused = self._engine.refusal(ask, now, 0 if was_called else len(self._called))
+        if refused is None and ask.task_id not in self._engine.ledger.tasks and self._sound:
+            refused = self._lapses.refusal(self._engine, ask, now)
         if refused is not None and was_called:
             self._call(now)
         return refused
@@ -62,23 +71,32 @@ class WaitingRoom:
         if refused.final or refused.reason not in FOR_NOW or (rounds and self._selected is None):
             return False
         self._sleepers[sleeper.client_id] = sleeper
+        if sleeper.client_id not in self._lapses:
+            self._sound.add(sleeper.client_id)
         return True
+
+    def renews(self, task: Task, now: float) -> bool:
+        """Whether a heartbeat may renew the lease of this task: not for ever, while others wait."""
+        return not (self._sleepers and outstays(task, now, self._engine.settings))
 
     def leave(self, client_id: str, now: float) -> None:
         """The device is out of reach: nobody waits for it."""
         self._sleepers.pop(client_id, None)
+        self._sound.discard(client_id)
         if client_id in self._called:
             self._called.discard(client_id)
             self._call(now)
 
-    def heard(self, event: ev.Event) -> None:
-        """An event was handled."""
+    def heard(self, event: ev.Event, effects: Sequence[Effect]) -> None:
+        """An event was handled, and came to this."""
+        self._lapses.heard(event.now, effects)
         if self._sleepers and not isinstance(event, MAKES_NO_ROOM):
             self._call(event.now)
 
     def clear(self) -> None:
         """Forget everybody."""
         self._sleepers.clear()
+        self._sound.clear()
         self._called.clear()
 
     @property
@@ -102,5 +120,6 @@ class WaitingRoom:
             return False
         if refused is None:
             self._called.add(client_id)
+        self._sound.discard(client_id)
         self._sleepers.pop(client_id).called()
         return True

@@ -17,6 +17,7 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
+from anabranch.core.admission import given_up
 from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.effects import (
     Decided,
@@ -106,6 +107,8 @@ class World:
         else:
             refused = self.line.refusal(self.engine, ask, self.clock.now)
         if refused is not None:
+            if dropped := given_up(refused, self.clock.now, self.engine):
+                self._handle(dropped)
             return refused
         effects = self._handle(ev.TaskAsked(self.clock.now, ask))
         granted = next(e for e in effects if isinstance(e, Granted))
@@ -157,9 +160,13 @@ class World:
         task = self.engine.ledger.tasks.get(task_id)
         if task is None or task.client_id != client_id:
             return False
-        if task.state is TaskState.LEASED:
+        if task.state is TaskState.LEASED and self._renews(task):
             self._handle(ev.LeaseRenewed(self.clock.now, client_id, task_id, progress))
         return True
+
+    def _renews(self, task: Task) -> bool:
+        now = self.clock.now
+        return self.line.renews(self.engine, task, now) if self.room is None else self.room.renews(task, now)
 
     def order(self, order: Order) -> list[Effect]:
         """What an operator wants; returns what came of it."""
@@ -206,7 +213,7 @@ class World:
         if self.room is None:
             self.line.heard(event.now, effects)
         else:
-            self.room.heard(event)
+            self.room.heard(event, effects)
         for effect in effects:
             self._record(effect, event)
         for observe in self.observers:

@@ -3,7 +3,7 @@
 | symbol   | name                 | meaning                                                        |
 |----------|----------------------|----------------------------------------------------------------|
 | N        | context.clients      | devices                                                        |
-| C        | concurrency_fraction | ceil(C N) devices train at a time                              |
+| C        | concurrency_fraction | ceil(C N) devices train at a time, unless `cap` says how many  |
 | gamma    | cache_fraction       | K = ceil(gamma N), unless `cache_size` says K                  |
 | n_c      | update.examples      | examples of device c                                           |
 | h_c      | update.base_version  | the version that device c started from                         |
@@ -31,7 +31,9 @@ count then, since a device may claim any number of examples.
 
 A device has one update of each base version in the cache, the newest. A cache that is not full is applied
 `flush_s` after its oldest update. An update of more than `staleness_max` versions is not used. A device
-that died gives its place back with its lease.
+that died gives its place back with its lease. Outside the paper's mode at least 4 devices train at a time,
+however small the fleet: where ceil(C N) is one, each device waits for all the others, and one that hangs
+holds all of them up for a lease.
 
 | mode   | server rule         | uplink                            | downlink                              |
 |--------|---------------------|-----------------------------------|---------------------------------------|
@@ -49,7 +51,7 @@ above: the cap, K, S, alpha_t, top-k before quantisation, both directions. Not r
 the quantiser, and the direction and steps of the schedule. Ours: all defaults; that the wire carries
 deltas in both modes (top-k of a model's own weights zeroes most of it, so in the paper mode the
 downlink is quantised only, unless `downlink_kept` says otherwise); the robust mode; the newest
-update for each version; the flush; the lease.
+update for each version; at least 4 devices at a time; the flush; the lease.
 """
 
 from __future__ import annotations
@@ -75,6 +77,7 @@ from anabranch.strategies.staleness import Staleness, make_staleness
 MODES = ("robust", "paper")
 PAPER_ALPHA = 0.6
 CLIP = 4.0
+FEW = 4  # devices that train at a time in a small fleet
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class Teasq(AsyncStrategy):
 
     mode: str = "robust"
     concurrency_fraction: float = 0.1
+    cap: int = 0
     cache_fraction: float = 0.1
     cache_size: int = 0
     alpha: float = 0.0
@@ -138,7 +142,7 @@ class Teasq(AsyncStrategy):
         for key in ("alpha", "feedback_decay"):
             if not 0 <= getattr(self, key) <= 1:
                 raise ConfigError(f"strategy.{key} must be in [0, 1], not {getattr(self, key)!r}")
-        for key in ("cache_size", "mu", "staleness_max", "flush_s"):
+        for key in ("cap", "cache_size", "mu", "staleness_max", "flush_s"):
             if getattr(self, key) < 0:
                 raise ConfigError(f"strategy.{key} must not be negative, not {getattr(self, key)!r}")
 
@@ -173,8 +177,9 @@ class Teasq(AsyncStrategy):
         return TeasqState()
 
     def admit(self, state: TeasqState, ask: Ask, context: Context) -> Refusal | None:
-        """As long as fewer than ceil(C N) devices are in training."""
-        cap = max(1, math.ceil(self.concurrency_fraction * len(context.clients)))
+        """As long as fewer devices than may be are in training."""
+        least = 1 if self.mode == "paper" else FEW
+        cap = self.cap or max(least, math.ceil(self.concurrency_fraction * len(context.clients)))
         if context.live_tasks < cap:
             return None
         return Refusal(Reason.AT_CAPACITY, f"{context.live_tasks} of {cap} devices are in training")

@@ -37,7 +37,7 @@ def granted(effects: Any) -> list[Granted]:
 
 
 def test_at_most_a_fraction_of_the_fleet_trains_and_a_lease_frees_its_place() -> None:
-    b = bench(concurrency_fraction=0.3, lease_s=10.0)  # ceil(0.3 * 4) = 2
+    b = bench(concurrency_fraction=0.3, mode="paper", lease_s=10.0)  # ceil(0.3 * 4) = 2
     assert granted(b.ask("a", "a1"))
     assert granted(b.ask("b", "b1"))
     (refused,) = b.ask("c", "c1")
@@ -51,10 +51,22 @@ def test_at_most_a_fraction_of_the_fleet_trains_and_a_lease_frees_its_place() ->
     assert granted(b.ask("d", "d2", now=12.0)), "the leases of a and c have expired"
 
 
-def test_one_device_trains_however_small_the_fraction() -> None:
-    b = bench(concurrency_fraction=0.01)
-    assert granted(b.ask("a", "a1"))
-    assert not granted(b.ask("b", "b1"))
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [({}, 4), ({"mode": "paper"}, 1), ({"cap": 2}, 2), ({"cap": 5, "mode": "paper"}, 5)],
+)
+def test_a_few_devices_train_however_small_the_fraction(options: dict[str, Any], places: int) -> None:
+    b = bench(concurrency_fraction=0.01, **options)
+    b.enrol("e", "f")
+    taken = [bool(granted(b.ask(client, f"{client}1"))) for client in "abcdef"]
+    assert taken == [n < places for n in range(6)]
+
+
+def test_a_fraction_of_a_large_fleet_is_more_than_a_few() -> None:
+    b = bench(concurrency_fraction=0.1)
+    names = [f"device-{n}" for n in range(47)]
+    b.enrol(*names)  # ceil(0.1 * 51) = 6
+    assert sum(bool(granted(b.ask(name, f"task-{name}"))) for name in names) == 6
 
 
 # --- the cache -----------------------------------------------------------------------------------

@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from machines import Bench
+from rooms import Room
 
-from anabranch.core.effects import Granted, Refused
-from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.effects import Refused
 from anabranch.core.snapshot import state_digest
-from anabranch.core.updates import Ask, Reason
-from anabranch.core.waiting import GRACE_S, KEPT_S, PACE_S_MAX, PACE_S_MIN, WaitingLine
+from anabranch.core.updates import Reason
+from anabranch.core.waiting import GRACE_S, KEPT_S, PACE_S_MAX, PACE_S_MIN
 
 NAMES = tuple("abcdef")
-
-
-class Room:
-    """An engine with a line before it, driven as the drivers do."""
-
-    def __init__(
-        self, places: int = 1, waiting_max: int = 100, strategy: str = "fedbuff", **options: Any
-    ) -> None:
-        options = {"concurrency": places, "retry_after_s": (0.5, 2.0), **options}
-        self.bench = Bench(strategy, **options)
-        self.line = WaitingLine(replace(DEFAULT_LIMITS, waiting_max=waiting_max))
-        self.bench.enrol(*NAMES)
-        self.tasks: dict[str, str] = {}
-        self.asked = 0
-
-    def ask(self, client: str, now: float) -> Granted | Refused:
-        """Apply for a task under a new id."""
-        self.asked += 1
-        task_id = f"t{self.asked}"
-        refused = self.line.refusal(self.bench.engine, Ask(client, task_id), now)
-        if refused is not None:
-            return refused
-        effects = self.bench.ask(client, task_id, now)
-        self.line.heard(now, effects)
-        (granted,) = (e for e in effects if isinstance(e, Granted))
-        self.tasks[client] = task_id
-        return granted
-
-    def push(self, client: str, now: float) -> None:
-        """Answer the client's task."""
-        self.line.heard(now, self.bench.push(client, self.tasks.pop(client), now=now))
-
-    def is_granted(self, client: str, now: float) -> bool:
-        """Ask, and say whether there was a task."""
-        return isinstance(self.ask(client, now), Granted)
 
 
 def test_who_has_waited_goes_before_who_has_just_pushed() -> None:
@@ -129,12 +90,14 @@ def test_the_engine_learns_nothing_of_those_who_wait() -> None:
     assert len(room.line) == 5
 
 
-def test_a_device_that_asks_anew_with_a_task_in_hand_keeps_its_place() -> None:
+def test_a_device_that_asks_anew_keeps_its_place_only_where_nobody_waits_for_it() -> None:
     room = Room()
     room.ask("a", 0.0)
-    room.ask("b", 1.0)
-    assert room.is_granted("a", 2.0)
-    assert not room.is_granted("b", 2.1)
+    assert room.is_granted("a", 1.0), "nobody waits"
+    assert not room.is_granted("b", 2.0)
+    assert not room.is_granted("a", 3.0), "b waits"
+    assert room.is_granted("b", 3.1)
+    assert room.bench.engine.ledger.live_of("a") == []
 
 
 def test_the_line_is_bounded() -> None:
@@ -190,7 +153,7 @@ def test_another_reason_is_not_a_turn() -> None:
 
 
 def test_the_cap_of_a_strategy_has_the_same_line() -> None:
-    room = Room(places=0, strategy="teasq", concurrency_fraction=0.1, kept=1.0, bits=32)  # ceil(0.1 * 6) = 1
+    room = Room(places=0, strategy="teasq", cap=1, kept=1.0, bits=32)
     assert room.is_granted("a", 0.0)
     assert not room.is_granted("b", 1.0)
     room.push("a", 2.0)

@@ -1,0 +1,190 @@
+"""Places that come to nothing, as lists of events: they cost their device its turn, and others nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rooms import Room, contest
+
+from anabranch.core.effects import Granted, Refused
+from anabranch.core.lapses import WAIT_S_MAX, Lapses
+from anabranch.core.updates import Ask, Reason
+
+LEASE_S, SHORT_S = 60.0, 16.0
+HONEST = tuple(f"honest-{n}" for n in range(10))
+HOSTILE = tuple(f"hostile-{n}" for n in range(5))
+
+
+def reason(answer: Granted | Refused) -> Reason | None:
+    return answer.reason if isinstance(answer, Refused) else None
+
+
+def lapse(room: Room, client: str, times: int, now: float) -> None:
+    """So many tasks of this client come to nothing; nobody waits meanwhile."""
+    for n in range(times):
+        assert room.is_granted(client, now + 0.001 * n)
+        room.drop(client, now + 0.001 * n)
+
+
+# --- whole fleets --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("every_s", [4.0, 1.25 * SHORT_S], ids=["crash loops", "leases that run out"])
+def test_devices_that_never_push_do_not_stop_the_others(every_s: float) -> None:
+    room = Room(places=5, lease_s=SHORT_S, names=(*HONEST, *HOSTILE))
+    done = contest(room, HONEST, dict.fromkeys(HOSTILE, every_s), until=120.0)
+    alone = contest(Room(places=5, lease_s=SHORT_S, names=HONEST), HONEST, {}, until=120.0)
+    assert sum(done.values()) > 0.6 * sum(alone.values())
+    assert min(done.values()) > 0.9 * max(done.values())
+
+
+def test_teasq_as_it_comes_goes_on_beside_a_device_that_crashes() -> None:
+    room = Room(places=0, strategy="teasq", names=(*HONEST[:8], "crashing"))
+    done = contest(room, HONEST[:8], {"crashing": 2.0}, until=60.0)
+    assert room.bench.engine.version > 100
+    assert min(done.values()) > 10
+
+
+def test_a_tenth_of_hostile_devices_starves_nobody() -> None:
+    honest = [f"honest-{n}" for n in range(50)]
+    hostile = {f"hostile-{n}": 1.25 * SHORT_S for n in range(6)}
+    room = Room(places=6, lease_s=SHORT_S, names=(*honest, *hostile))
+    done = contest(room, honest, hostile, until=150.0)
+    alone = contest(Room(places=6, lease_s=SHORT_S, names=honest), honest, {}, until=150.0)
+    assert sum(done.values()) > 0.7 * sum(alone.values())
+    jain = sum(done.values()) ** 2 / (len(done) * sum(n * n for n in done.values()))
+    assert jain > 0.98
+
+
+# --- one device ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("times", "leases"), [(1, 0), (2, 1), (3, 3), (4, 3), (50, 3)])
+def test_a_device_waits_longer_each_time_its_task_comes_to_nothing(times: int, leases: int) -> None:
+    room = Room(places=2, lease_s=LEASE_S)
+    lapse(room, "a", times, 0.0)
+    room.ask("b", 1.0)
+    room.ask("c", 1.0)
+    ends = 0.001 * (times - 1) + leases * LEASE_S
+    at = max(ends - 0.5, 1.1)
+    room.ask("d", at)  # somebody waits
+    if leases:
+        answer = room.ask("a", at)
+        assert isinstance(answer, Refused)
+        assert answer.reason is Reason.LAPSED
+        assert answer.detail.startswith(f"{times} of its tasks in a row came to nothing, and others wait")
+        assert 0 < answer.retry_after_s[0] < answer.retry_after_s[1] <= 60.0
+    room.ask("d", ends + 1.2)
+    assert reason(room.ask("a", ends + 1.2)) is Reason.AT_CAPACITY, "it stands in the line like the others"
+
+
+def test_the_longest_wait_is_bounded() -> None:
+    room = Room(places=1, lease_s=3000.0)
+    lapse(room, "a", 100, 0.0)
+    lapses = room.line._lapses
+    assert lapses.refusal(room.bench.engine, Ask("a", "next"), WAIT_S_MAX) is not None
+    assert lapses.refusal(room.bench.engine, Ask("a", "next"), WAIT_S_MAX + 1.0) is None
+
+
+def test_a_device_that_has_lapsed_gets_a_place_that_nobody_else_wants() -> None:
+    room = Room(places=1)
+    lapse(room, "a", 9, 0.0)
+    assert room.is_granted("a", 1.0)
+    room.drop("a", 2.0)
+    lapse(room, "b", 9, 3.0)
+    assert room.is_granted("b", 4.0)
+    assert reason(room.ask("a", 5.0)) is Reason.AT_CAPACITY, "devices of a kind stand in the line"
+    room.drop("b", 6.0)
+    assert room.is_granted("a", 6.0)
+
+
+def test_devices_that_have_lapsed_have_a_few_of_the_places_while_others_wait() -> None:
+    bad, good = [f"bad-{n}" for n in range(8)], [f"good-{n}" for n in range(20)]
+    room = Room(places=8, names=(*bad, *good))
+    for client in bad:
+        lapse(room, client, 1, 0.0)
+    for client in good:
+        room.ask(client, 1.0)  # eight of them have places, twelve wait
+    for round_s in (2.0, 3.0, 4.0, 5.0):
+        for client in bad:
+            room.ask(client, round_s)
+        for client in [c for c in good if c in room.tasks]:
+            room.push(client, round_s + 0.1)
+            room.ask(client, round_s + 0.1)
+        for client in [c for c in (*bad, *good) if c not in room.tasks]:
+            room.ask(client, round_s + 0.2)
+        assert sum(client in room.tasks for client in bad) <= 1
+        assert len(room.tasks) == 8, "no place stays empty"
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "after its lease"])
+def test_an_update_ends_the_row(late: bool) -> None:
+    room = Room(places=1, lease_s=10.0)
+    lapse(room, "a", 4, 0.0)
+    assert room.is_granted("a", 1.0)
+    task_id = room.tasks["a"]
+    if late:
+        room.tick(20.0)
+    room.line.heard(21.0, room.bench.push("a", task_id, now=21.0))
+    assert "a" not in room.line._lapses
+
+
+def test_a_flawed_update_does_not() -> None:
+    room = Room(places=1)
+    lapse(room, "a", 2, 0.0)
+    room.ask("a", 1.0)
+    room.line.heard(2.0, room.bench.push("a", room.tasks.pop("a"), flaw="not finite", now=2.0))
+    assert "a" in room.line._lapses
+
+
+def test_a_device_that_lost_its_answer_is_given_the_same_task() -> None:
+    room = Room(places=1)
+    lapse(room, "a", 3, 0.0)
+    granted = room.ask("a", 1.0)
+    assert isinstance(granted, Granted)
+    room.ask("b", 2.0)  # somebody waits
+    again = Ask("a", granted.task.task_id)
+    assert room.line.refusal(room.bench.engine, again, 3.0) is None
+    assert room.bench.ask("a", granted.task.task_id, 3.0) == [Granted(granted.task, again=True)]
+
+
+def test_a_round_that_ends_is_no_fault_of_those_who_were_in_it() -> None:
+    room = Room(places=0, strategy="fedavg", clients_per_round=1, over_selection=2.0, deadline_s=60.0)
+    clients = [c for c in "abcdef" if room.is_granted(c, 0.0)]
+    assert len(clients) == 2
+    room.push(clients[0], 1.0)
+    assert room.bench.engine.version == 1
+    assert clients[1] not in room.line._lapses
+
+
+def test_what_is_kept_of_devices_is_bounded() -> None:
+    room = Room(places=1)
+    room.line._lapses = lapses = Lapses(3)
+    for client in "abcdef":
+        lapse(room, client, 1, 0.0)
+    assert [c in lapses for c in "abcdef"] == [False] * 3 + [True] * 3
+
+
+# --- tenure --------------------------------------------------------------------------------------
+
+
+def beaten(tenure_leases: float, somebody_waits: bool) -> float:
+    """When the place is free of a device that beats every three seconds, a thousand at most."""
+    room: Any = Room(places=1, lease_s=10.0, tenure_leases=tenure_leases)
+    room.ask("a", 0.0)
+    for n in range(1, 334):
+        now = 3.0 * n
+        room.tick(now)
+        if "a" not in room.tasks:
+            return now
+        room.beat("a", float(n), now)
+        if somebody_waits:
+            room.ask("b", now)
+    return 1000.0
+
+
+def test_a_place_is_not_held_by_heartbeats_for_ever() -> None:
+    assert 50.0 < beaten(5.0, somebody_waits=True) <= 63.0
+    assert beaten(5.0, somebody_waits=False) == 1000.0
+    assert beaten(0.0, somebody_waits=True) == 1000.0
