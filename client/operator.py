@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -71,6 +71,7 @@ class RunStatus:
     created_at_s: float
     best_version: int | None
     best_accuracy: float | None
+    settings_changed: tuple[ChangedSetting, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what counts since the run began and what since the server started also by that."""
@@ -114,6 +115,30 @@ class ClientStanding:
     last_seen_s: float | None
     online: bool
     versions_behind: int | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ChangedSetting:
+    """A setting (`table.key`) of the run that has another value since `at_s`; `by` whom, in words."""
+
+    path: str
+    value: Any
+    was: Any
+    by: str
+    at_s: float
+
+
+@dataclass(frozen=True)
+class SettingsAnswer:
+    """What was changed; `finished` says why the run has ended, `reopened` that it had and goes on."""
+
+    changes: tuple[ChangedSetting, ...]
+    finished: str
+    reopened: bool
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -188,6 +213,7 @@ class OperatorClient:
             created_at_s=s.created_at_s,
             best_version=s.best_version if s.HasField("best_version") else None,
             best_accuracy=s.best_accuracy if s.HasField("best_version") else None,
+            settings_changed=_changes(s.settings_changed),
         )
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[PublishedVersion]:
@@ -253,6 +279,12 @@ class OperatorClient:
             done = self._stub.Rollback(request, timeout=ROLLBACK_S)
         return done.version, done.updates_left_out
 
+    def set_settings(self, values: Mapping[str, Any]) -> SettingsAnswer:
+        """Change settings of the run, `table.key` -> value. Raises `ConfigError`: then none is changed."""
+        request = operators.SetSettingsRequest(values_json=json.dumps(dict(values)))
+        done = self._call(self._stub.SetSettings, request)
+        return SettingsAnswer(_changes(done.changes), done.finished, done.reopened)
+
     def report_metrics(self, version: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a version."""
         request = operators.ReportMetricsRequest(version=version, metrics=metrics)
@@ -302,6 +334,12 @@ class OperatorClient:
     def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
         with self._errors():
             return method(request, timeout=CONTROL_S)
+
+
+def _changes(found: Iterable[operators.SettingChange]) -> tuple[ChangedSetting, ...]:
+    return tuple(
+        ChangedSetting(c.path, json.loads(c.value_json), json.loads(c.was_json), c.by, c.at_s) for c in found
+    )
 
 
 def operator_wallet(folder: Path | None) -> Wallet | None:

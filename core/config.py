@@ -12,7 +12,7 @@ import math
 import types
 import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
 from anabranch.core.chains import AUTO
@@ -298,18 +298,6 @@ LATER = ("model",)
 
 # Settings by which runs of releases that did not know them were as these values make them.
 BEFORE = {"run": {"rejections_max": 0}}
-# Settings of a run's history whose defaults were others once.
-CHANGED_DEFAULTS = ("run.rejections_max", "robust.flaws_max")
-
-
-def as_started(stored: Config, given: Config) -> Config:
-    """A configuration for a stored run: where nobody says otherwise it has the defaults of its start."""
-    for path in CHANGED_DEFAULTS:
-        if path not in given.sources:
-            table, key = path.split(".")
-            kept = replace(getattr(given, table), **{key: getattr(getattr(stored, table), key)})
-            given = replace(given, **{table: kept})
-    return given
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
@@ -351,14 +339,17 @@ def build(cls: type[T], values: Mapping[str, Any], table: str) -> T:
     return cls(**{k: _typed(v, hints[k], f"{table}.{k}") for k, v in values.items()})
 
 
-def parse_override(text: str) -> tuple[str, str, Any]:
-    """`table.key=value` as (table, key, value); the value is read as TOML, or else as a string."""
+def parse_override(text: str, option: str = "--set ") -> tuple[str, str, Any]:
+    """`table.key=value` as (table, key, value); the value is read as TOML, or else as a string.
+
+    Raises `ConfigError`, which shows how to write it after `option`.
+    """
     import tomllib
 
     path, equals, raw = text.partition("=")
     table, dot, key = path.strip().partition(".")
     if not (equals and dot and key):
-        raise ConfigError(f"--set {text!r}: write table.key=value, for example --set run.seed=1")
+        raise ConfigError(f"{option}{text!r}: write table.key=value, for example {option}run.updates_max=1")
     try:
         value = tomllib.loads(f"value = {raw.strip()}")["value"]
     except tomllib.TOMLDecodeError:

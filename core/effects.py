@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from anabranch.core.params import Vector
 from anabranch.core.updates import Ask, Reason, Receipt, Task
@@ -114,6 +115,29 @@ class RolledBackTo:
     left_out: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class SettingChange:
+    """A setting (`table.key`) has this value since `at`, and had another before; `by` whom, in words."""
+
+    path: str
+    value: Any
+    was: Any
+    by: str
+    at: float
+
+
+@dataclass(frozen=True)
+class SettingsSet:
+    """Settings of the run were changed."""
+
+    changes: tuple[SettingChange, ...]
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """The run had ended, and goes on: a larger budget was set."""
+
+
 Effect = (
     Granted
     | Refused
@@ -125,6 +149,8 @@ Effect = (
     | Barred
     | Unbarred
     | RolledBackTo
+    | SettingsSet
+    | Reopened
 )
 
 # --- the device's ----------------------------------------------------------------------------

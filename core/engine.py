@@ -11,7 +11,6 @@ decides what its paper decides.
 
 from __future__ import annotations
 
-import heapq
 from dataclasses import replace
 
 from anabranch.core import events as ev
@@ -19,6 +18,8 @@ from anabranch.core.admission import refusal_of, superseded
 from anabranch.core.broadcast import Broadcast, BroadcastState
 from anabranch.core.buffers import Buffers
 from anabranch.core.chains import chain_for
+from anabranch.core.changes import Changes
+from anabranch.core.deadlines import Deadlines
 from anabranch.core.effects import (
     Barred,
     Decided,
@@ -29,6 +30,7 @@ from anabranch.core.effects import (
     LeaseEnded,
     Published,
     Refused,
+    Reopened,
     RolledBackTo,
     Unbarred,
 )
@@ -61,25 +63,23 @@ class Engine:
         self.spec = spec
         self.strategy = strategy
         self.settings = settings
+        self.changes = Changes()
         self.version = 0
         self.vector: Vector = vector.astype(spec.vector_dtype, copy=True)
         self.state: State = strategy.init(self.vector)
         # With a lossy downlink the bases come from it, without one from the history.
         self.broadcast = broadcast
         self.broadcast_state: BroadcastState = None if broadcast is None else broadcast.init(self.vector)
-        # Without a planner every task is of the whole model.
         self.planner = planner
         self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
         self.buffers = Buffers(spec, settings.buffers, self.vector)
         self.history: dict[int, Vector] = {}
         self.ledger = Ledger(settings.receipts_max)
         self.guard = Guard()
-        self.clip = strategy.clip if isinstance(settings.clip, str) else settings.clip
         self.pending: list[str] = []
         self.counters = Counters()
-        self.paused = False
-        self.finished = ""
-        self._deadlines: list[tuple[float, str]] = []
+        self.paused, self.finished = False, ""
+        self.deadlines = Deadlines(self.ledger)
 
     # --- the machine -------------------------------------------------------------------------
 
@@ -114,11 +114,8 @@ class Engine:
 
     def next_deadline(self) -> float | None:
         """When a `Ticked` event is due: the earliest lease end or timer of the strategy."""
-        while self._deadlines and not self._is_due(*self._deadlines[0]):
-            heapq.heappop(self._deadlines)
-        lease = self._deadlines[0][0] if self._deadlines else None
         timer = None if self.finished else self.strategy.timer(self.state)
-        known = [t for t in (lease, timer) if t is not None]
+        known = [t for t in (self.deadlines.earliest(), timer) if t is not None]
         return min(known) if known else None
 
     def receipt(self, update_id: str, task_id: str) -> Receipt | None:
@@ -133,7 +130,7 @@ class Engine:
             return [refused]
         if task := self.ledger.tasks.get(ask.task_id):
             return [Granted(task, again=True)]
-        effects = self._make_room(ask, now)
+        effects = [e for t in superseded(ask, self) for e in self._lose(t, LeaseEnd.SUPERSEDED, now)]
         plan = self.strategy.plan(self.state, ask, self.settings.local, self._context(now))
         self.state = plan.state
         submodel = self._submodel(ask)
@@ -154,14 +151,11 @@ class Engine:
         self.counters.granted += 1
         self.guard.granted(ask.client_id, now, self.settings)
         self.ledger.open(task)
-        heapq.heappush(self._deadlines, (task.expires_at, task.task_id))
+        self.deadlines.add(task)
         return [*effects, Granted(task)]
 
-    def _make_room(self, ask: Ask, now: float) -> list[Effect]:
-        return [e for task in superseded(ask, self) for e in self._lose(task, LeaseEnd.SUPERSEDED, now)]
-
     def _submodel(self, ask: Ask) -> Submodel | None:
-        """The part of the model that the next task is of."""
+        """The part of the model that the next task is of; without a planner the whole."""
         if self.planner is None:
             return None
         seed = seed_of(self.settings.seed, "submodel", ask.client_id, self.counters.granted)
@@ -250,7 +244,20 @@ class Engine:
             case ev.Returned(now):
                 for task in self.ledger.leased():
                     self._extend(task, now)
+            case ev.SettingsChanged():
+                return self._set(event)
         return []
+
+    def _set(self, event: ev.SettingsChanged) -> list[Effect]:
+        """Go by other settings from now on: a run ends by them, or goes on after its end."""
+        had_ended = bool(self.finished)
+        self.changes, self.settings, told = self.changes.take(event, self.settings)
+        ended = self._ended()
+        if not had_ended:
+            return [told, *ended]
+        if not ended:
+            self.state = self.strategy.reopened(self.state, self.ledger.holders)
+        return [told] if ended else [told, Reopened()]
 
     def _quarantined(self, client_id: str, why: str, now: float) -> list[Effect]:
         """No task for this client any more; those that it has end."""
@@ -284,9 +291,9 @@ class Engine:
         return []
 
     def _extend(self, task: Task, now: float) -> None:
-        expires_at = max(task.expires_at, now + task.lease_s)
-        self.ledger.replace(replace(task, expires_at=expires_at))
-        heapq.heappush(self._deadlines, (expires_at, task.task_id))
+        task = replace(task, expires_at=max(task.expires_at, now + task.lease_s))
+        self.ledger.replace(task)
+        self.deadlines.add(task)
 
     def _dropped(self, event: ev.TaskDropped) -> list[Effect]:
         task = self.ledger.tasks.get(event.task_id)
@@ -299,20 +306,13 @@ class Engine:
         return [*told, *self._flawed(event.client_id, Reason.INVALID, event.why, event.now), *self._ended()]
 
     def _ticked(self, now: float) -> list[Effect]:
-        effects: list[Effect] = []
-        while self._deadlines and self._deadlines[0][0] <= now:
-            expires_at, task_id = heapq.heappop(self._deadlines)
-            if self._is_due(expires_at, task_id):
-                effects += self._lose(self.ledger.tasks[task_id], LeaseEnd.EXPIRED, now)
+        ended = self.deadlines.ended(now)
+        effects = [e for task in ended for e in self._lose(task, LeaseEnd.EXPIRED, now)]
         timer = None if self.finished else self.strategy.timer(self.state)
         if timer is not None and timer <= now:
             step = self.strategy.on_timer(self.state, self._donated(), self._context(now))
             effects += self._take(step, []) if step else []
         return [*effects, *self._after(effects, now)]
-
-    def _is_due(self, expires_at: float, task_id: str) -> bool:
-        task = self.ledger.tasks.get(task_id)
-        return task is not None and task.state is TaskState.LEASED and task.expires_at == expires_at
 
     def _lose(self, task: Task, end: LeaseEnd, now: float) -> list[Effect]:
         """End a lease without an update; an expired task is remembered for a late one."""

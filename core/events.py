@@ -5,8 +5,9 @@ The first group is the server's (`Engine.handle`), the second the device's (`Ses
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from anabranch.core.updates import Ask, Capability, Decision, Task, Update
 
@@ -153,6 +154,19 @@ class RolledBack:
     fold: Engine | None = field(default=None, compare=False, repr=False)
 
 
+@dataclass(frozen=True)
+class SettingsChanged:
+    """Settings of the run (`settable.py`) have other `values` from now on, by `table.key`.
+
+    `by`: who has done it, in words. `at_start`: the files and flags of a server's start say so.
+    """
+
+    now: float
+    values: Mapping[str, Any]
+    by: str
+    at_start: bool = False
+
+
 Event = (
     Enrolled
     | TaskAsked
@@ -166,6 +180,7 @@ Event = (
     | Quarantined
     | Released
     | RolledBack
+    | SettingsChanged
 )
 
 # --- the device's ----------------------------------------------------------------------------

@@ -36,6 +36,7 @@ _PLAIN: dict[str, type[Any]] = {
     "resumed": ev.Resumed,
     "quarantined": ev.Quarantined,
     "released": ev.Released,
+    "settings_changed": ev.SettingsChanged,
 }
 _KIND = {cls: kind for kind, cls in _PLAIN.items()}
 

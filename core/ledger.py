@@ -172,6 +172,11 @@ class Ledger:
         """All live tasks."""
         return [t for t in self.tasks.values() if t.state is TaskState.LEASED]
 
+    @property
+    def holders(self) -> set[str]:
+        """The clients that have a live task."""
+        return {t.client_id for t in self.leased()}
+
     def live_of(self, client_id: str) -> list[Task]:
         """The client's live tasks, oldest first."""
         return [t for t in self._of(client_id) if t.state is TaskState.LEASED]

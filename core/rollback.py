@@ -11,8 +11,9 @@ clients that the rollback is `without`; with `everyone`, whoever it is of. So se
 
 In the fold versions have other numbers than they had, because fewer updates make fewer versions; an update's
 base is the version of the fold in which its task was granted. Nothing is decided anew that was decided once:
-who got a task, which part of the model it was of, what was too late. Rounds cannot be folded anew, since
-their cohorts were drawn for the versions that there were.
+who got a task, which part of the model it was of, what was too late. Settings
+that were changed while the run went on hold from their place in the log on, and stay. Rounds cannot be folded
+anew, since their cohorts were drawn for the versions that there were.
 """
 
 from __future__ import annotations
@@ -144,8 +145,15 @@ class Folding:
                 fold.handle(from_record(record, fold.spec, load_delta))
             case "asked" if task_id in counting or task_id in open_tasks:
                 fold.handle(from_record(record, fold.spec, load_delta))
+            case "settings_changed":
+                fold.handle(self._settings(record))
             case "update" if task_id in counting and counting[task_id].seq == place:
                 fold.handle(self._update(record, place))
+
+    def _settings(self, record: Record) -> ev.Event:
+        """A change of settings as the fold takes it: without what bounds tasks."""
+        values = {p: v for p, v in record["values"].items() if p.partition(".")[2] not in UNBOUNDED}
+        return from_record({**record, "values": values}, self._fold.spec, self._refolder.load_delta)
 
     def _update(self, record: Record, place: int) -> ev.Event:
         """An update as the fold takes it: of its task's base."""

@@ -44,6 +44,7 @@ class EngineSettings:
     flaws_max: int = 0
     rejections_max: int = 0
     buffers: str = "average"
+    upload_now_versions: int = 0
 
     def lease_of(self, task_s_ewma: float | None) -> float:
         """Seconds of the lease of a client with this mean task time, None where that is not known."""
@@ -93,4 +94,5 @@ class EngineSettings:
             flaws_max=robust.flaws_max,
             rejections_max=run.rejections_max,
             buffers=config.model.buffers,
+            upload_now_versions=server.upload_now_versions,
         )

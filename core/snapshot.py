@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy as copying
 import hashlib
-import heapq
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -23,11 +22,13 @@ import numpy.typing as npt
 
 from anabranch.core.arrays import to_bytes
 from anabranch.core.broadcast import Broadcast
+from anabranch.core.changes import Changes
 from anabranch.core.engine import Engine
 from anabranch.core.guard import Guard
 from anabranch.core.ledger import ClientRecord, Counters
 from anabranch.core.params import ParamSpec
 from anabranch.core.planner import Planner
+from anabranch.core.settable import in_force
 from anabranch.core.settings import EngineSettings
 from anabranch.core.strategy import Strategy
 from anabranch.core.submodels import Coordinates, Submodel, UnitMap, submodel_from_json
@@ -122,6 +123,8 @@ def _state(engine: Engine) -> tuple[dict[str, Any], dict[str, Array]]:
     }
     if engine.buffers:
         meta["buffers"] = _pack(engine.buffers.to_state(), "buffers", arrays)
+    if engine.changes:  # as it was before there were such
+        meta["changes"] = engine.changes.to_json()
     return meta, arrays
 
 
@@ -152,6 +155,8 @@ def restore(
     meta, rows = snapshot.meta, snapshot.rows
     arrays = {name: a.copy() for name, a in snapshot.arrays.items() if name != "vector"}
     engine = Engine(spec, strategy, settings, snapshot.arrays["vector"], broadcast, planner)
+    engine.changes = Changes.from_json(meta["changes"]) if "changes" in meta else Changes()
+    engine.settings = in_force(settings, engine.changes.values)
     engine.version = meta["version"]
     engine.paused, engine.finished = meta["paused"], meta["finished"]
     engine.pending = list(meta["pending"])
@@ -170,8 +175,7 @@ def restore(
         tasks=[_task(_unpack(t, arrays), spec) for t in meta["tasks"]],
         receipts=_receipts(meta) if rows is None else rows.receipts,
     )
-    engine._deadlines = [(t.expires_at, t.task_id) for t in engine.ledger.tasks.values()]
-    heapq.heapify(engine._deadlines)
+    engine.deadlines.restore(engine.ledger.tasks.values())
     return engine
 
 

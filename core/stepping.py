@@ -15,7 +15,7 @@ from anabranch.core.updates import Update, Verdict
 
 
 class Books(Protocol):
-    """What the engine has on record. `clip`: in median lengths, 0 cuts nothing."""
+    """What the engine has on record."""
 
     spec: ParamSpec
     strategy: Strategy
@@ -23,9 +23,6 @@ class Books(Protocol):
     state: State
     buffers: Buffers
     guard: Guard
-
-    @property
-    def clip(self) -> float: ...  # noqa: D102
 
 
 def stepped(update: Update, context: Context, books: Books, vector: Vector) -> Step:
@@ -36,8 +33,11 @@ def stepped(update: Update, context: Context, books: Books, vector: Vector) -> S
     reached, length, detail = None, None, ""
     if books.buffers:
         update, reached = books.buffers.given(update, vector, context.base)
-    if books.clip:
-        cut = clipped(update, books.spec, books.guard.lengths, books.clip)
+    clip = books.settings.clip
+    if isinstance(clip, str):  # left to the strategy
+        clip = books.strategy.clip
+    if clip:
+        cut = clipped(update, books.spec, books.guard.lengths, clip)
         update, length, detail = cut.update, cut.length, cut.detail
     step = books.strategy.step(books.state, vector, update, context)
     if step.decision is None or step.decision.verdict is Verdict.REJECTED:

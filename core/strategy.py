@@ -135,6 +135,10 @@ class Strategy(Protocol):
         """The state in which every version has a number that is higher by `versions`."""
         ...
 
+    def reopened(self, state: State, training: Collection[str]) -> State:
+        """The run goes on after its end, in which no lost task was told; these clients have a task."""
+        ...
+
     def downlink(self, version: int) -> str:
         """The codec of a version's way to the devices, where `[downlink] codec` leaves that to us."""
         ...
@@ -186,6 +190,10 @@ class AsyncStrategy:
 
     def shifted(self, state: State, versions: int) -> State:
         """The state knows no versions."""
+        return state
+
+    def reopened(self, state: State, training: Collection[str]) -> State:
+        """Nobody waits for a lost task."""
         return state
 
     def downlink(self, version: int) -> str:

@@ -31,7 +31,7 @@ from anabranch.reports.page import (
 from anabranch.reports.plots import Series, plot
 from anabranch.reports.result import Point, Result
 from anabranch.reports.scales import Axis
-from anabranch.reports.settings import PLACES, all_settings, changed, simulate_command
+from anabranch.reports.settings import PLACES, all_settings, changed, setting_text, simulate_command
 from anabranch.reports.text import (
     NOTHING,
     bytes_text,
@@ -197,7 +197,23 @@ def _config_card(r: Result) -> str:
     told = {k: v for k, v in changed(r.config).items() if k not in PLACES}
     caption = "The settings that are not as they are by default, and those of the strategy."
     whole = fold("All settings", settings_table(all_settings(r.config)))
-    return card("Settings", settings_table(told) + whole, caption)
+    return card("Settings", settings_table(told) + _changes(r) + whole, caption)
+
+
+def _changes(r: Result) -> str:
+    """What was changed while the run went on, if anything was."""
+    rows = [
+        [
+            f"<code>{safe(c.path)}</code>",
+            f"<code>{safe(setting_text(c.was))}</code>",
+            f"<code>{safe(setting_text(c.value))}</code>",
+            safe(c.by),
+            safe(duration_text(c.time_s)),
+        ]
+        for c in r.settings_changed
+    ]
+    head = ("setting", "from", "to", "by", "at")
+    return f"<h3>changed while the run went on</h3>{table(head, rows)}" if rows else ""
 
 
 def _origin_card(r: Result) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -14,13 +14,23 @@ from typing import Any, NamedTuple, Self, TextIO
 
 import numpy as np
 
+from anabranch.core.effects import SettingChange
 from anabranch.core.errors import DataError
 from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel, UnitMap
 from anabranch.core.updates import Decision, Verdict
 from anabranch.reports.coverage_tally import Coverages
 from anabranch.reports.origin import here, started_now
-from anabranch.reports.result import ClientShare, CompressionStep, Kind, Point, Result, Staleness, Status
+from anabranch.reports.result import (
+    ChangedSetting,
+    ClientShare,
+    CompressionStep,
+    Kind,
+    Point,
+    Result,
+    Staleness,
+    Status,
+)
 
 EVENTS_FILE = "events.jsonl"
 
@@ -89,6 +99,7 @@ class Recorder:
     _given_up: str = field(default="", init=False)
     _measured: dict[int, Measured] = field(default_factory=dict, init=False)
     _ended_by: str = field(default="", init=False)
+    _settings: list[ChangedSetting] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         self._stream: TextIO | None = None
@@ -138,6 +149,19 @@ class Recorder:
         """A budget was used up, or the run was given up."""
         self._ended_by, self._given_up = why, why if given_up else ""
         self.note(now, "finished", why=why)
+
+    def set(self, now: float, changes: Iterable[SettingChange]) -> None:
+        """Settings of the run were changed."""
+        found = [ChangedSetting(c.path, c.value, c.was, c.by, now) for c in changes]
+        self._settings += found
+        for change in found:
+            data = {"path": change.path, "value": change.value, "was": change.was, "by": change.by}
+            self._emit(now, "settings_changed", data)
+
+    def reopened(self, now: float) -> None:
+        """The run had ended, and goes on."""
+        self._ended_by = self._given_up = ""
+        self.note(now, "reopened")
 
     def decided(
         self,
@@ -216,9 +240,7 @@ class Recorder:
     ) -> Result:
         """What was recorded so far. `wall_s` is real time, in simulations too; `why` says what ended it."""
         history = tuple(self._point(v) for v in sorted(self._measured))
-        target, spec = self.target_accuracy, self.spec
-        known = [p.accuracy for p in history if p.accuracy is not None]
-        reached = next((p for p in history if p.accuracy is not None and 0 < target <= p.accuracy), None)
+        spec, reached = self.spec, self._reached(history)
         return Result(
             strategy=self.strategy,
             workload=self.workload,
@@ -234,8 +256,8 @@ class Recorder:
             compression=tuple(self._compression),
             coverage=self._coverage.coverages(),
             final_accuracy=history[-1].accuracy if history else None,
-            best_accuracy=max(known, default=None),
-            target_accuracy=target,
+            best_accuracy=max((p.accuracy for p in history if p.accuracy is not None), default=None),
+            target_accuracy=self.target_accuracy,
             time_to_target_s=reached.time_s if reached else None,
             bytes_to_target=reached.uplink_bytes + reached.downlink_bytes if reached else None,
             staleness=summarise(self._staleness),
@@ -256,7 +278,13 @@ class Recorder:
             host=here(),
             parameters=0 if spec is None else spec.elements,
             model_bytes=0 if spec is None else spec.size_bytes,
+            settings_changed=tuple(self._settings),
         )
+
+    def _reached(self, history: Iterable[Point]) -> Point | None:
+        """The first to have the target's accuracy, if there is a target."""
+        rated = ((p, p.accuracy) for p in history if p.accuracy is not None)
+        return next((p for p, accuracy in rated if 0 < self.target_accuracy <= accuracy), None)
 
     def _tally(self, client: str) -> _Tally:
         return self._clients.setdefault(client, _Tally())

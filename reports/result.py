@@ -76,6 +76,17 @@ class CompressionStep:
 
 
 @dataclass(frozen=True)
+class ChangedSetting:
+    """A setting (`table.key`) got another value while the run went on, at `time_s`; `by` whom, in words."""
+
+    path: str
+    value: Any
+    was: Any
+    by: str
+    time_s: float
+
+
+@dataclass(frozen=True)
 class Coverage:
     """Which of a group's units the applied updates trained.
 
@@ -109,7 +120,8 @@ class Result:
 
     An `interrupted` run did not come to its end, and `why` says what ended it. `started_at` (ISO 8601, with
     its zone) and `host` are of the machine that wrote this; `parameters` and `model_bytes` are the model's,
-    buffers included. All of them are empty where they are not known.
+    buffers included. All of them are empty where they are not known. `config` is what the run was started
+    with, and `settings_changed` what became of that, in order.
     """
 
     strategy: str
@@ -148,6 +160,7 @@ class Result:
     host: str = ""
     parameters: int = 0
     model_bytes: int = 0
+    settings_changed: tuple[ChangedSetting, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in the order of the fields."""

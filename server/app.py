@@ -18,14 +18,16 @@ from functools import partial
 from pathlib import Path
 
 from anabranch.compress.broadcast import downlink_at
+from anabranch.core import events as ev
 from anabranch.core.clock import EventClock, Seconds
-from anabranch.core.config import Config, as_started
-from anabranch.core.effects import Effect, Finished
+from anabranch.core.config import Config
+from anabranch.core.effects import Effect
 from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.objections import tasks_of_use
 from anabranch.core.params import Tensors
+from anabranch.core.settable import as_started
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.server.books import Every
 from anabranch.server.chronicle import Chronicle, Standing
@@ -89,13 +91,15 @@ async def serve(
     store: Store | None = None,
     waiting: Callable[[str], None] | None = None,
     ended: Callable[[Ended], None] | None = None,
+    reopened: Callable[[], None] | None = None,
     wall: Seconds = time.time,
 ) -> int:
     """Serve a run until SIGTERM, SIGINT or `stop`; returns the exit code, 0 after a clean drain.
 
     `ready` is called once both ports take calls; `waiting` before, with the reason, where another server
-    leads the run and this one is a standby; `ended` after it, once the run is over. `store` replaces the one
-    that `[server]` names. `wall` is the machine's clock: certificates go by it, the run's time does not.
+    leads the run and this one is a standby; `ended` after it, once the run is over, and `reopened` if it then
+    goes on. `store` replaces the one that `[server]` names. `wall` is the machine's clock: certificates go by
+    it, the run's time does not.
     An address that other machines reach is served with mutual TLS, by the authority in
     `identity.folder`; `insecure` serves it in the clear.
     Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
@@ -123,10 +127,10 @@ async def serve(
                 authority = None if identity is None else identity.authority
                 restored = read_restored(Path(table.data_dir), store, recovered.info, authority)
                 async with _live(store, recovered, config, frozen, limits, identity, wall) as run:
-                    run.restored, run.presence = restored, Presence(config.server.lease_s)
+                    run.restored = restored
                     await run.writer.look_store(partial(_rate, run.models))
                     tenure.watch(run.writer)
-                    await _serve(run, recovered, ready, ended, stop, insecure)
+                    await _serve(run, recovered, ready, (ended, reopened), stop, insecure)
     except AnabranchError as error:
         if (reason := await tenure.reason(error)) is error:
             raise
@@ -170,20 +174,30 @@ async def _serve(
     run: LiveRun,
     recovered: Recovered,
     ready: Callable[[ServerInfo], None] | None,
-    ended: Callable[[Ended], None] | None,
+    over: tuple[Callable[[Ended], None] | None, Callable[[], None] | None],
     stop: asyncio.Event,
     insecure: bool,
 ) -> None:
-    """Open the ports until it is time to stop. Raises what has stopped the writer."""
+    """Open the ports until it is time to stop. Raises what has stopped the writer.
+
+    `over`: who is told that the run has ended, and who that it goes on.
+    """
+    if recovered.said:
+        said = ev.SettingsChanged(run.writer.now(), recovered.said, recovered.said_by, at_start=True)
+        await run.writer.submit(said)
     ports = Ports(run, insecure)
     await ports.open()
     if ready is not None:
         ready(_info(ports, recovered, run.identity))
-    await _first(stop, run.writer.stopped, run.ended)
-    if run.ended.is_set():
-        if ended is not None:
-            ended(Ended(recovered.engine.finished, run.models.best is not None))
-        await _first(stop, run.writer.stopped)
+    ended, reopened = over
+    while not (stop.is_set() or run.writer.stopped.is_set()):
+        await _first(stop, run.writer.stopped, run.ended)
+        if run.ended.is_set():
+            if ended is not None:
+                ended(Ended(recovered.engine.finished, run.models.best is not None))
+            await _first(stop, run.writer.stopped, run.going_on)
+            if reopened is not None and run.going_on.is_set():
+                reopened()
     await _drain(run, ports)
     if run.identity is not None:
         check_register(Path(run.config.server.data_dir), run.identity.authority)
@@ -215,16 +229,15 @@ async def _live(
         feed.tell(seq, now, effects)
         chronicle.tell(seq, now, effects)
         uploads.hear(effects)
-        if any(isinstance(effect, Finished) for effect in effects):
-            run.ended.set()
+        run.hear(effects)
 
     writer.listener = listen
     intake = Intake(spec, recovered.info.run_id, writer, uploads)
     run = LiveRun(
         recovered.info, config, spec, writer, models, uploads, intake, feed, clock.now(), identity, limits
     )
-    if recovered.engine.finished:
-        run.ended.set()
+    run.presence = Presence(recovered.engine.settings.lease_s)
+    run.set_over(bool(recovered.engine.finished))
     writer.start()
     chores = [asyncio.create_task(chore) for chore in (_keep(chronicle, writer), _sweep(uploads, writer))]
     try:

@@ -12,6 +12,7 @@ of: `versions 120 to 180`. What lasts is said again after pauses that double.
 | devices that starve | warning | first after `STARVING_S` without a task                              |
 | quarantine          | warning | each                                                                 |
 | the run's end       | info    | once; warning where the run was given up                             |
+| settings changed    | info    | each, and that the run goes on where it had ended                     |
 
 All times are those of events, in seconds; nothing here reads a clock.
 """
@@ -34,6 +35,8 @@ from anabranch.core.effects import (
     LeaseEnded,
     Published,
     Refused,
+    Reopened,
+    SettingsSet,
 )
 from anabranch.core.engine import Engine
 from anabranch.core.updates import FLAWS, Reason, Verdict
@@ -168,9 +171,8 @@ class Chronicle:
                     lost = self._lost.setdefault("diverged" if diverged else end.value, _Gathered())
                     lost.clients[task.client_id] += 1
                     lost.detail = diverged
-                case Barred(client_id, why):
-                    self._waits.pop(client_id, None)
-                    _say(logging.WARNING, f"{client_id} is in quarantine: {why}", client=client_id, why=why)
+                case Barred() | SettingsSet() | Reopened():
+                    self._ordered(effect)
                 case Finished():
                     ended = effect
         self._gathered(now)
@@ -217,6 +219,19 @@ class Chronicle:
         known, why = self._waits.get(client_id), f"{refused.reason}: {refused.detail}"
         self._waits[client_id] = _Wait(now if known is None else known.since, now, why)
         self._busy(now)
+
+    def _ordered(self, effect: Effect) -> None:
+        """What operators do, or the guard in their place."""
+        match effect:
+            case Barred(client_id, why):
+                self._waits.pop(client_id, None)
+                _say(logging.WARNING, f"{client_id} is in quarantine: {why}", client=client_id, why=why)
+            case SettingsSet(changes):
+                said = ", ".join(f"{c.path} = {c.value!r} (was {c.was!r})" for c in changes)
+                values = {c.path: c.value for c in changes}
+                _say(logging.INFO, f"{said}, set by {changes[0].by}", by=changes[0].by, settings=values)
+            case Reopened():
+                _say(logging.INFO, "the run had ended, and goes on: start its devices again")
 
     def _busy(self, now: float) -> None:
         if self._busy_since is None:

@@ -17,7 +17,9 @@ from anabranch.core.effects import (
     LeaseEnded,
     Published,
     Refused,
+    Reopened,
     RolledBackTo,
+    SettingsSet,
     Unbarred,
 )
 
@@ -111,6 +113,13 @@ def _happening(seq: int, now: float, effect: Effect) -> Happening | None:
             return Happening(seq, now, "lease_ended", task.client_id, task.base_version, data)
         case Finished(why=why):
             return Happening(seq, now, "finished", "", 0, {"why": why})
+        case _:
+            return _ordered(seq, now, effect)
+
+
+def _ordered(seq: int, now: float, effect: Effect) -> Happening | None:
+    """What operators do, or the guard in their place."""
+    match effect:
         case Barred(client_id=client_id, why=why):
             return Happening(seq, now, "quarantined", client_id, 0, {"why": why})
         case Unbarred(client_id=client_id):
@@ -118,5 +127,10 @@ def _happening(seq: int, now: float, effect: Effect) -> Happening | None:
         case RolledBackTo(version=version, to_version=to_version, left_out=left_out):
             data = {"to_version": to_version, "updates_left_out": len(left_out)}
             return Happening(seq, now, "rolled_back", "", version, data)
+        case SettingsSet(changes=changes):
+            values = {c.path: c.value for c in changes}
+            return Happening(seq, now, "settings_changed", "", 0, {"by": changes[0].by, **values})
+        case Reopened():
+            return Happening(seq, now, "reopened", "", 0, {})
         case _:
             return None

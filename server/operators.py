@@ -16,7 +16,7 @@ from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.arrays import plain_tensors
-from anabranch.core.effects import RolledBackTo
+from anabranch.core.effects import Reopened, RolledBackTo, SettingsSet
 from anabranch.core.engine import Engine
 from anabranch.core.errors import UnknownVersion
 from anabranch.core.ledger import ClientRecord
@@ -29,6 +29,7 @@ from anabranch.server.intake import checked_metrics
 from anabranch.server.models import Wanted
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
+from anabranch.server.setting import change_to_proto, read_settings
 from anabranch.server.store.base import Store, VersionRow
 
 log = logging.getLogger(__name__)
@@ -127,6 +128,20 @@ class Operators(OperatorsServicer):
         log.info("rolled back to version %d by %s", request.to_version, caller)
         return operators.RollbackResponse(version=done.version, updates_left_out=len(done.left_out))
 
+    @answers
+    async def SetSettings(
+        self, request: operators.SetSettingsRequest, caller: Caller
+    ) -> operators.SetSettingsResponse:
+        """Change settings of the run."""
+        values = read_settings(request.values_json, self.run.config)
+        event = ev.SettingsChanged(self.run.writer.now(), values, str(caller))
+        effects = (await self.run.writer.submit(event)).effects
+        return operators.SetSettingsResponse(
+            changes=[change_to_proto(c) for e in effects if isinstance(e, SettingsSet) for c in e.changes],
+            finished=self.run.writer.engine.finished,
+            reopened=any(isinstance(e, Reopened) for e in effects),
+        )
+
     @streams
     async def Export(
         self, request: operators.ExportRequest, caller: Caller
@@ -200,6 +215,7 @@ class Operators(OperatorsServicer):
             manifest=manifest_to_proto(run.spec),
             config_json=json.dumps(run.config.to_json()),
             quarantined=engine.guard.quarantined,
+            settings_changed=[change_to_proto(change) for _, change in sorted(engine.changes.made.items())],
         )
 
     def _best(self) -> int:

@@ -12,7 +12,7 @@ class Presence:
     """For the event loop's thread. `silence_s`: who has said nothing for longer is not online."""
 
     def __init__(self, silence_s: float) -> None:
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         self._seen_at: dict[str, float] = {}
         self._given: dict[str, int] = {}
 
@@ -30,7 +30,7 @@ class Presence:
 
     def is_online(self, client_id: str, now: float) -> bool:
         """Whether it has called within the silence that is allowed."""
-        return client_id in self._seen_at and now - self._seen_at[client_id] <= self._silence_s
+        return client_id in self._seen_at and now - self._seen_at[client_id] <= self.silence_s
 
     def online(self, clients: Collection[str], now: float) -> int:
         """How many of these are."""

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
-from anabranch.core.clock import Seconds
-from anabranch.core.config import Config, as_started
+from anabranch.core.changes import Said
+from anabranch.core.clock import EventClock, Seconds
+from anabranch.core.config import Config
 from anabranch.core.effects import Effect, Published
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, ReplayMismatch
@@ -21,6 +24,14 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Delta, ParamSpec, digest
 from anabranch.core.ranges import ELASTIC
 from anabranch.core.rollback import Refolder
+from anabranch.core.settable import (
+    as_started,
+    differences,
+    typed,
+    value_in_force,
+    why_fixed,
+    with_values,
+)
 from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import Snapshot, restore
 from anabranch.core.strategy import Strategy
@@ -51,6 +62,9 @@ class Recovered:
     replayed: int
     took_s: float
     history: History
+    # What the files and flags of this start say otherwise than those of the last one, and which do.
+    said: Mapping[str, Any]
+    said_by: str
 
 
 def make_engine(
@@ -79,21 +93,22 @@ def _check_elastic(config: Config, strategy: Strategy) -> None:
 
 def recover(
     store: Store,
-    config: Config,
+    given: Config,
     manifest: Manifest,
     limits: Limits = DEFAULT_LIMITS,
     wall: Seconds = time.time,
+    waited_s: float | None = None,
 ) -> Recovered:
-    """Enter a new run, or find the stored one and replay it.
+    """Enter a new run, or find the stored one and replay it. `waited_s`: as a standby, with these settings.
 
-    Raises `ConfigError` where the run was started with other settings, `ManifestMismatch`,
-    `ReplayMismatch` where a version is not the one on record, and the errors of the store.
+    Raises `ConfigError` where the run was started with other settings that may not change,
+    `ManifestMismatch`, `ReplayMismatch` where a version is not the one on record, and the store's errors.
     """
     began = time.perf_counter()
-    info = store.start(_new_run(config, manifest, wall()))
+    info = store.start(_new_run(given, manifest, wall()))
     stored = Config.from_json(info.config)
-    config = as_started(stored, config)
-    _check_same(stored, config, limits)
+    _check_same(stored, given)
+    config = as_started(stored, given)
     found = store.load()
     engine = make_engine(config, manifest, found.snapshot, limits)
     engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)
@@ -113,9 +128,29 @@ def recover(
             projections = []
     if projections:
         store.append((), projections)
+    now = EventClock(last_now, wall, time.monotonic).now()
+    said = _said(stored, given, engine, math.inf if waited_s is None else now - waited_s)
     took_s = time.perf_counter() - began
     log.info("recovered version=%d replayed=%d took=%.3fs", engine.version, replayed, took_s)
-    return Recovered(info, engine, seq, last_now, saved, replayed, took_s, history)
+    place = (seq, last_now, saved, replayed, took_s, history)
+    return Recovered(info, engine, *place, said, _sources(given, said))
+
+
+def _said(stored: Config, given: Config, engine: Engine, read_at: float) -> Mapping[str, Any]:
+    """What a start has said that is new. Raises `ConfigError` where the run cannot have it."""
+    said = Said.of(stored, given, engine.changes, read_at)
+    for path, value in said.passed_over.items():
+        stays = value_in_force(engine.settings, path)
+        change = engine.changes.made.get(path)
+        by = f", as set by {change.by}" if change is not None else ""
+        log.info("%s stays %r%s: %r is what was said before", path, stays, by, value)
+    typed(with_values(as_started(stored, given), engine.changes.values), said.new, "this start")
+    return said.new
+
+
+def _sources(given: Config, said: Mapping[str, Any]) -> str:
+    sources = dict.fromkeys(given.sources.get(path, "its settings") for path in said)
+    return f"the server's start ({', '.join(sources)})"
 
 
 def replay(
@@ -196,27 +231,10 @@ def _new_run(config: Config, manifest: Manifest, now: float) -> RunInfo:
     )
 
 
-def _check_same(stored: Config, config: Config, limits: Limits) -> None:
-    """The history of a run is a function of its settings, so they are fixed at its start."""
-    for path, was, now in [
-        ("strategy.name", stored.strategy.name, config.strategy.name),
-        ("downlink.codec", stored.downlink.codec, config.downlink.codec),
-        *_differences("strategy", dict(stored.strategy.params), dict(config.strategy.params)),
-        *_differences("submodel", vars(stored.submodel), vars(config.submodel)),
-        *_differences("robust", vars(stored.robust), vars(config.robust)),
-        *_differences(
-            "setting", vars(EngineSettings.of(stored, limits)), vars(EngineSettings.of(config, limits))
-        ),
-    ]:
-        if was != now:
-            raise ConfigError(
-                f"{path} is {now!r}, but this run was started with {was!r}: keep that, "
-                "or start another run with another server.data_dir"
-            )
-
-
-def _differences(
-    table: str, stored: dict[str, object], given: dict[str, object]
-) -> list[tuple[str, object, object]]:
-    names = sorted({*stored, *given})
-    return [(f"{table}.{n}", stored.get(n), given.get(n)) for n in names]
+def _check_same(stored: Config, given: Config) -> None:
+    """The history of a run is a function of these settings, so they are fixed at its start."""
+    for path, was, now in differences(stored, given):
+        raise ConfigError(
+            f"{path} is {now!r}, but this run was started with {was!r}, and {why_fixed(path)}: keep that, "
+            "or start another run with another server.data_dir"
+        )

@@ -75,8 +75,9 @@ class Devices(DevicesServicer):
         said = capability_from_proto(request.capability)
         capability = replace(said, codecs=known_stages(said.codecs))  # of others nothing is ever asked
         await run.writer.submit(ev.Enrolled(run.writer.now(), client_id, capability))
-        tables = {t: v for t, v in run.config.to_json().items() if t in DEVICE_TABLES}
-        tables["server"] = {"tasks_per_client": run.config.server.tasks_per_client}
+        config = run.config
+        tables = {t: v for t, v in config.to_json().items() if t in DEVICE_TABLES}
+        tables["server"] = {"tasks_per_client": config.server.tasks_per_client}
         return devices.EnrolResponse(
             run=run.info.name,
             run_id=run.info.run_id,
@@ -176,8 +177,8 @@ class Devices(DevicesServicer):
         elif not held:
             detail = "the task is not wanted any more"
             notices.append(devices.Notice(kind=devices.NOTICE_KIND_CANCEL, task_id=task_id, detail=detail))
-        elif (
-            task is not None and 0 < self.run.config.server.upload_now_versions <= version - task.base_version
+        elif task is not None and 0 < writer.engine.settings.upload_now_versions <= (
+            version - task.base_version
         ):
             detail = f"version {version} is served, the task is of version {task.base_version}"
             notices.append(

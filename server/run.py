@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from anabranch.core.config import Config, ServerTable
+from anabranch.core.effects import Effect, Finished, Reopened, SettingsSet
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec
+from anabranch.core.settable import with_values
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
 from anabranch.server.models import Models
@@ -32,7 +35,8 @@ class LiveRun:
     """One run being served. Bytes are counted since the process started."""
 
     info: RunInfo
-    config: Config
+    # What the process was given, with the settings that may change as the run was started with.
+    given: Config
     spec: ParamSpec
     writer: Writer
     models: Models
@@ -44,10 +48,30 @@ class LiveRun:
     identity: ServerIdentity | None
     limits: Limits = field(default=DEFAULT_LIMITS)
     draining: bool = False
-    # Set once the run is over.
+    # One of them is set: whether the run is over.
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    going_on: asyncio.Event = field(default_factory=asyncio.Event)
     presence: Presence = field(default_factory=lambda: Presence(ServerTable.lease_s))
     # Where it came from a backup, as its operator has said.
     restored: Restored | None = None
     sent_to_devices: Sent = field(default_factory=Sent)
     sent_to_observers: Sent = field(default_factory=Sent)
+
+    @property
+    def config(self) -> Config:
+        """The settings in force."""
+        return with_values(self.given, self.writer.engine.changes.values)
+
+    def hear(self, effects: Sequence[Effect]) -> None:
+        """Take note of what an event has come to."""
+        for effect in effects:
+            if isinstance(effect, Finished | Reopened):
+                self.set_over(isinstance(effect, Finished))
+            elif isinstance(effect, SettingsSet):
+                self.presence.silence_s = self.writer.engine.settings.lease_s
+
+    def set_over(self, over: bool) -> None:
+        """The run has ended, or goes on."""
+        now, before = (self.ended, self.going_on) if over else (self.going_on, self.ended)
+        now.set()
+        before.clear()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -78,7 +79,7 @@ def check_standby(table: ServerTable, store: Store) -> None:
 
 
 async def await_turn(
-    begin: Callable[[], Recovered],
+    begin: Callable[[float | None], Recovered],
     config: Config,
     ports: StandbyPorts,
     stop: asyncio.Event,
@@ -86,14 +87,16 @@ async def await_turn(
 ) -> tuple[Config, Recovered] | None:
     """What `begin` returns, once no other server leads, and the addresses of the ports that were waited on.
 
+    It is told for how many seconds this process has waited, None where it has not.
+
     Anything but a standby does not wait: raises `Led`. None: `stop` came first.
     """
     try:
-        return config, await asyncio.to_thread(begin)
+        return config, await asyncio.to_thread(begin, None)
     except Led as led:
         if not config.server.standby:
             raise
-        why = str(led)
+        why, began = str(led), time.monotonic()
     await ports.open()
     table = replace(config.server, address=ports.address, admin_address=ports.admin_address)
     try:
@@ -102,7 +105,7 @@ async def await_turn(
             waiting(why)
         while not stop.is_set():
             with contextlib.suppress(Led):  # `begin` waits for the lock itself, a little
-                recovered = await asyncio.to_thread(begin)
+                recovered = await asyncio.to_thread(begin, time.monotonic() - began)
                 log.info("this server leads now")
                 return replace(config, server=table), recovered
     finally:

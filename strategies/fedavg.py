@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -140,6 +141,11 @@ class FedAvg(AsyncStrategy):
         if task.base_version != context.version:
             return state
         return replace(state, members=[c for c in state.members if c != task.client_id])
+
+    def reopened(self, state: FedAvgState, training: Collection[str]) -> FedAvgState:
+        """The places of those who were lost in the meantime are free again."""
+        there = {*state.answered, *training}
+        return replace(state, members=[c for c in state.members if c in there])
 
     def timer(self, state: FedAvgState) -> float | None:
         """The deadline."""

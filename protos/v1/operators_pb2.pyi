@@ -84,6 +84,7 @@ class GetStatusResponse(_message.Message):
     CREATED_AT_S_FIELD_NUMBER: _builtins.int
     BEST_VERSION_FIELD_NUMBER: _builtins.int
     BEST_ACCURACY_FIELD_NUMBER: _builtins.int
+    SETTINGS_CHANGED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     run_id: _builtins.str
     strategy: _builtins.str
@@ -120,6 +121,10 @@ class GetStatusResponse(_message.Message):
     def quarantined(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Clients in quarantine, with why."""
 
+    @_builtins.property
+    def settings_changed(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettingChange]:
+        """The newest change of each setting that was changed while the run went on; `config_json` has them all."""
+
     def __init__(
         self,
         *,
@@ -149,16 +154,100 @@ class GetStatusResponse(_message.Message):
         created_at_s: _builtins.float = ...,
         best_version: _builtins.int | None = ...,
         best_accuracy: _builtins.float = ...,
+        settings_changed: _abc.Iterable[Global___SettingChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "settings_changed", b"settings_changed", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_version) -> _WhichOneofReturnType__best_version | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class SettingChange(_message.Message):
+    """A setting of the run has another value since a moment, and was changed by somebody."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    VALUE_JSON_FIELD_NUMBER: _builtins.int
+    WAS_JSON_FIELD_NUMBER: _builtins.int
+    BY_FIELD_NUMBER: _builtins.int
+    AT_S_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """`table.key`."""
+    value_json: _builtins.str
+    """JSON."""
+    was_json: _builtins.str
+    by: _builtins.str
+    at_s: _builtins.float
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        value_json: _builtins.str = ...,
+        was_json: _builtins.str = ...,
+        by: _builtins.str = ...,
+        at_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["at_s", b"at_s", "by", b"by", "path", b"path", "value_json", b"value_json", "was_json", b"was_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SettingChange: _TypeAlias = SettingChange  # noqa: Y015
+
+@_typing.final
+class SetSettingsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VALUES_JSON_FIELD_NUMBER: _builtins.int
+    values_json: _builtins.str
+    """A JSON object: `table.key` -> value. All of them, or none."""
+    def __init__(
+        self,
+        *,
+        values_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["values_json", b"values_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetSettingsRequest: _TypeAlias = SetSettingsRequest  # noqa: Y015
+
+@_typing.final
+class SetSettingsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CHANGES_FIELD_NUMBER: _builtins.int
+    FINISHED_FIELD_NUMBER: _builtins.int
+    REOPENED_FIELD_NUMBER: _builtins.int
+    finished: _builtins.str
+    """Why the run has ended; empty while it goes on."""
+    reopened: _builtins.bool
+    """It had ended, and goes on."""
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettingChange]: ...
+    def __init__(
+        self,
+        *,
+        changes: _abc.Iterable[Global___SettingChange] | None = ...,
+        finished: _builtins.str = ...,
+        reopened: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "finished", b"finished", "reopened", b"reopened"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SetSettingsResponse: _TypeAlias = SetSettingsResponse  # noqa: Y015
 
 @_typing.final
 class ListVersionsRequest(_message.Message):
@@ -626,7 +715,7 @@ class WatchResponse(_message.Message):
     at_s: _builtins.float
     kind: _builtins.str
     """"granted", "refused", "decided", "published", "lease_ended", "evaluated", "finished",
-    "quarantined", "released", "rolled_back"
+    "quarantined", "released", "rolled_back", "settings_changed", "reopened"
     """
     client_id: _builtins.str
     version: _builtins.int

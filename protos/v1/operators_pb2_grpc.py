@@ -74,6 +74,11 @@ class OperatorsStub:
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackRequest.SerializeToString,
                 response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackResponse.FromString,
                 _registered_method=True)
+        self.SetSettings = channel.unary_unary(
+                '/anabranch.v1.Operators/SetSettings',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.SetSettingsRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.SetSettingsResponse.FromString,
+                _registered_method=True)
         self.Export = channel.unary_stream(
                 '/anabranch.v1.Operators/Export',
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ExportRequest.SerializeToString,
@@ -146,6 +151,13 @@ class OperatorsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetSettings(self, request, context):
+        """Other values for settings of the run, as long as it can have them.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Export(self, request, context):
         """A version as a safetensors file, in chunks.
         """
@@ -209,6 +221,11 @@ def add_OperatorsServicer_to_server(servicer, server):
                     servicer.Rollback,
                     request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackRequest.FromString,
                     response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackResponse.SerializeToString,
+            ),
+            'SetSettings': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetSettings,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.SetSettingsRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.SetSettingsResponse.SerializeToString,
             ),
             'Export': grpc.unary_stream_rpc_method_handler(
                     servicer.Export,
@@ -442,6 +459,33 @@ class Operators:
             '/anabranch.v1.Operators/Rollback',
             anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackRequest.SerializeToString,
             anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetSettings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.Operators/SetSettings',
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.SetSettingsRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.SetSettingsResponse.FromString,
             options,
             channel_credentials,
             insecure,

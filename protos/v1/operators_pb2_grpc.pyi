@@ -44,6 +44,8 @@ class OperatorsStub:
     Release: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]
     Rollback: _grpc.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]
     """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
+    SetSettings: _grpc.UnaryUnaryMultiCallable[_operators_pb2.SetSettingsRequest, _operators_pb2.SetSettingsResponse]
+    """Other values for settings of the run, as long as it can have them."""
     Export: _grpc.UnaryStreamMultiCallable[_operators_pb2.ExportRequest, _operators_pb2.ExportResponse]
     """A version as a safetensors file, in chunks."""
     Watch: _grpc.UnaryStreamMultiCallable[_operators_pb2.WatchRequest, _operators_pb2.WatchResponse]
@@ -67,6 +69,8 @@ class OperatorsAsyncStub(OperatorsStub):
     Release: _aio.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]  # type: ignore[assignment]
     Rollback: _aio.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]  # type: ignore[assignment]
     """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
+    SetSettings: _aio.UnaryUnaryMultiCallable[_operators_pb2.SetSettingsRequest, _operators_pb2.SetSettingsResponse]  # type: ignore[assignment]
+    """Other values for settings of the run, as long as it can have them."""
     Export: _aio.UnaryStreamMultiCallable[_operators_pb2.ExportRequest, _operators_pb2.ExportResponse]  # type: ignore[assignment]
     """A version as a safetensors file, in chunks."""
     Watch: _aio.UnaryStreamMultiCallable[_operators_pb2.WatchRequest, _operators_pb2.WatchResponse]  # type: ignore[assignment]
@@ -135,6 +139,14 @@ class OperatorsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operators_pb2.RollbackResponse, _abc.Awaitable[_operators_pb2.RollbackResponse]]:
         """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
+
+    @_abc_1.abstractmethod
+    def SetSettings(
+        self,
+        request: _operators_pb2.SetSettingsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operators_pb2.SetSettingsResponse, _abc.Awaitable[_operators_pb2.SetSettingsResponse]]:
+        """Other values for settings of the run, as long as it can have them."""
 
     @_abc_1.abstractmethod
     def Export(

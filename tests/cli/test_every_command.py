@@ -136,6 +136,7 @@ OPERATORS: dict[str, Call] = {
     "admin quarantine": lambda p, _: ["device-9", "--why", "a test", *p.operator],
     "admin release": lambda p, _: ["device-9", *p.operator],
     "admin rollback": lambda p, _: ["--to", 2, "--without", "device-1", *p.operator],
+    "admin set": lambda p, _: ["server.lease_s=50", "run.rejections_max=90", *p.operator],
     "admin export": lambda p, _: ["out.safetensors", *p.operator],
     "admin watch": lambda p, _: ["--after", 1, *p.operator],
 }

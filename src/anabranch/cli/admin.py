@@ -13,8 +13,10 @@ from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
 from anabranch.cli.output import Output
 from anabranch.cli.restoring import attest_restore
+from anabranch.core.config import parse_override
 from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.identity.certificates import time_text
+from anabranch.reports.settings import setting_text
 from anabranch.reports.text import NOTHING, bytes_text, count_text, duration_text, percent_text
 
 if TYPE_CHECKING:
@@ -68,12 +70,17 @@ def status(server: OperatorClient, output: Output) -> None:
     up = f"{bytes_text(s.uplink_bytes)} up ({bytes_text(s.uplink_bytes_raw)} raw)"
     down = f"{bytes_text(s.downlink_bytes)} down ({bytes_text(s.downlink_bytes_full_equivalent)} raw)"
     began, up_for = time_text(s.created_at_s), duration_text(s.uptime_s)
+    changed = (
+        f"{c.path} = {setting_text(c.value)} (was {setting_text(c.was)}), set by {c.by}, {time_text(c.at_s)}"
+        for c in s.settings_changed
+    )
     lines = [
         f"{s.run} ({s.strategy}): version {count_text(s.version)}, {state}",
         f"  now: {s.clients_online} of {s.clients} clients online, {s.live_tasks} in training",
         f"  since the run began ({began}): {updates}, {s.leases_lost} leases lost",
         f"  since the server started ({up_for} ago): {up}, {down}, {s.updates_duplicate} resent",
         *(f"  in quarantine: {client} ({why})" for client, why in sorted(s.quarantined.items())),
+        *(f"  {change}" for change in changed),
     ]
     if s.best_version is not None:
         lines.append(f"  best of those held: version {s.best_version}, {percent_text(s.best_accuracy)}")
@@ -176,6 +183,29 @@ def rollback(
     version, left_out = server.rollback(to, without or (), everyone)
     found = {"version": version, "updates_left_out": left_out}
     output.result(found, f"version {version}, without {left_out} updates")
+
+
+@admin_app.command("set")
+@operates
+def set_settings(
+    server: OperatorClient,
+    output: Output,
+    settings: Annotated[
+        list[str], typer.Argument(help="Settings of the run; all or none.", metavar="TABLE.KEY=VALUE...")
+    ],
+) -> None:
+    """Change settings of the run while it goes on: budgets, leases, rates, bounds, local training.
+
+    A run that had ended goes on where its budget is larger now; its devices are to be started again.
+    """
+    given = [parse_override(text, "") for text in settings]
+    done = server.set_settings({f"{table}.{key}": value for table, key, value in given})
+    lines = [f"{c.path} = {setting_text(c.value)} (was {setting_text(c.was)})" for c in done.changes]
+    if done.reopened:
+        lines.append("the run had ended, and goes on: start its devices again")
+    elif done.finished:
+        lines.append(f"it does not go on: {done.finished}")
+    output.result(done.to_json(), "\n".join(lines))
 
 
 @admin_app.command()

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -142,10 +143,8 @@ def server(
         raise ConfigError(f"{model} is a model of {manifest.app}, not of {flower}: name another --model DIR")
 
     voice = _ServerVoice(output, settings, insecure)
-    serving = serve(
-        settings, manifest, ready=voice.ready, insecure=insecure, waiting=voice.waiting, ended=voice.ended
-    )
-    code = asyncio.run(serving)
+    told = partial(serve, waiting=voice.waiting, ended=voice.ended, reopened=voice.reopened)
+    code = asyncio.run(told(settings, manifest, ready=voice.ready, insecure=insecure))
     voice.drained()
     raise typer.Exit(code)
 
@@ -285,6 +284,11 @@ class _ServerVoice:
         which = "the best version" if end.rated else "it"
         text = f"{end.why}; this server serves the last version until Ctrl-C. To take {which} out:"
         self.output.event("ended", with_commands(text, commands), why=end.why, next=commands)
+
+    def reopened(self) -> None:
+        self.over = False
+        text = "the run had ended, and goes on: its budget is larger now; start its devices again"
+        self.output.event("reopened", text)
 
     def drained(self) -> None:
         if self.over:

@@ -17,7 +17,16 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core.chains import RAW
-from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnded, Published
+from anabranch.core.effects import (
+    Decided,
+    Effect,
+    Finished,
+    Granted,
+    LeaseEnded,
+    Published,
+    Reopened,
+    SettingsSet,
+)
 from anabranch.core.engine import Engine
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
@@ -101,7 +110,8 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
             recorder.evaluated(wall_s, version, values)
         recorder.started_at = "" if start is None else moment(start)
         models.write(folder, spec.frozen(initial))
-        ended = bool(engine.finished) or not (config.run.versions_max or config.run.updates_max)
+        endless = not (engine.settings.versions_max or engine.settings.updates_max)
+        ended = bool(engine.finished) or endless
         status: Status = "finished" if ended else "interrupted"
         why = "" if ended else "the server was stopped before the end"
         return recorder.result(digest(engine.vector), journal.sha256(), wall_s, status, why)
@@ -174,6 +184,10 @@ class _Teller:
                     )
                 case Finished(why, given_up):
                     self._recorder.finished(now, why, given_up)
+                case SettingsSet(changes):
+                    self._recorder.set(now, changes)
+                case Reopened():
+                    self._recorder.reopened(now)
 
     def _granted(self, now: float, task: Task, holds: int | None) -> None:
         recorder, engine, version = self._recorder, self._engine, task.base_version

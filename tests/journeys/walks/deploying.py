@@ -2,7 +2,7 @@
 
 from signal import SIGCONT, SIGINT, SIGKILL, SIGSTOP
 
-from walking import End, Left, Send, Wait, Walk, Write, also, starts, types
+from walking import End, Left, Send, Wait, Walk, Write, also, also_starts, starts, types
 
 DOCKER = "docker/test.sh types it"
 RUN = """
@@ -78,4 +78,68 @@ FAILOVER = Walk(
     ),
 )
 
-WALKS = (FIVE_COMMANDS, FAILOVER)
+SHORT = """
+[run]
+workload = "synthetic"
+updates_max = 4
+[strategy]
+name = "fedbuff"
+buffer_size = 2
+"""
+FILE = "anabranch server run.toml --model model"
+ON_FLAG = "anabranch server run.toml --model model --updates"
+CLIENT = "anabranch client synthetic --id device-0"
+ENDED = "4 updates answered"
+
+GOES_ON = Walk(
+    "a run goes on",
+    page="docs/deploying.md",
+    quick=True,
+    steps=(
+        Write("run.toml", SHORT),
+        also("anabranch init synthetic --out model"),
+        also_starts(FILE, until="serving"),
+        also(CLIENT, says=ENDED),
+        Wait(FILE, says="the run ended after 4 updates, its budget"),
+        # Larger by an operator's word.
+        types(
+            "anabranch admin set",
+            fills={
+                "run.updates_max=2000": "run.updates_max=8",
+                "robust.tasks_per_minute=2": "robust.flaws_max=3",
+            },
+            says="goes on: start its devices again",
+        ),
+        Wait(FILE, says="the run had ended, and goes on"),
+        also(CLIENT, says=ENDED),
+        also(
+            "anabranch admin set run.updates_max=6", says="it does not go on: the run ended after 8 updates"
+        ),
+        also("anabranch admin set run.updates_max=8"),
+        also(
+            "anabranch admin set run.seed=3", ends=2, says="run.seed cannot be changed in a run: every draw"
+        ),
+        also("anabranch admin set run.update_max=9", ends=2, says="did you mean 'run.updates_max'"),
+        also(
+            "anabranch admin status", says=r"run.updates_max = 8 \(was 6\), set by somebody on this machine"
+        ),
+        End(FILE, by=SIGINT, says="drained"),
+        # Its file says what it said before; then it says otherwise.
+        also_starts(FILE, name="again", until="serving"),
+        also("anabranch admin status", says="ended after 8 updates"),
+        End("again", by=SIGINT, says="drained"),
+        starts(ON_FLAG, name="larger", fills={"2000": "12"}, until="serving"),
+        also(
+            "anabranch admin status",
+            says=r"run.updates_max = 12 \(was 8\), set by .* start \(--updates\)",
+        ),
+        also(CLIENT, says=ENDED),
+        End("larger", by=SIGINT, says="the run ended after 12 updates, its budget"),
+        also(f"{FILE} --set run.seed=3", ends=2, says="run.seed is 3, but this run was started with 0"),
+        also("anabranch verify anabranch-data", says="sound"),
+        also("anabranch report anabranch-data --out report", says="12"),
+        also("anabranch replay report", says="replayed 6 versions, digests equal"),
+    ),
+)
+
+WALKS = (FIVE_COMMANDS, FAILOVER, GOES_ON)

@@ -1,0 +1,34 @@
+"""Settings of the run as operators send and see them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from anabranch.core.config import Config
+from anabranch.core.effects import SettingChange
+from anabranch.core.errors import ConfigError
+from anabranch.core.settable import typed
+from anabranch.protos.v1 import operators_pb2 as operators
+
+
+def read_settings(values_json: str, config: Config) -> dict[str, Any]:
+    """The values that somebody wants, of a run that has `config`. Raises `ConfigError`."""
+    try:
+        values = json.loads(values_json)
+    except ValueError:
+        values = None
+    if not isinstance(values, dict) or not values:
+        raise ConfigError("values_json must be a JSON object of table.key and value, with one at least")
+    return typed(config, values, "this call")
+
+
+def change_to_proto(change: SettingChange) -> operators.SettingChange:
+    """A change on the wire."""
+    return operators.SettingChange(
+        path=change.path,
+        value_json=json.dumps(change.value),
+        was_json=json.dumps(change.was),
+        by=change.by,
+        at_s=change.at,
+    )
