@@ -26,6 +26,7 @@ from pathlib import Path
 from anabranch.client.records import sync_folder
 from anabranch.core.errors import ConfigError, StoreCorrupt, TooLarge, disk_error
 from anabranch.core.limits import OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
+from anabranch.identity.files import make_private_folder, private, tighten
 from anabranch.protos.convert import checked_id
 from anabranch.protos.v1.model_pb2 import SubmodelMap
 
@@ -117,7 +118,8 @@ class Outbox:
         self._folder, self._bounds = folder, bounds or OutboxBounds()
         self._lock = threading.Lock()  # of the list of the files
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder)
+            tighten(*folder.iterdir())
             for path in folder.glob(f"*{UNFINISHED}"):
                 path.unlink()
         except OSError as error:
@@ -141,7 +143,7 @@ class Outbox:
         path = self._path(entry.update_id)
         unfinished = path.with_suffix(UNFINISHED)
         try:
-            with unfinished.open("wb") as file:
+            with open(unfinished, "wb", opener=private) as file:
                 file.write(head)
                 file.write(payload)
                 file.flush()

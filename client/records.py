@@ -22,6 +22,7 @@ from safetensors.numpy import save
 
 from anabranch.core.arrays import plain_tensors, to_bytes
 from anabranch.core.errors import disk_error
+from anabranch.identity.files import make_private_folder, private
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +47,8 @@ def write_record(path: Path, record: Record, durable: bool) -> None:
     facts = json.dumps({**record.facts, "sha256": _digest(arrays, record.facts)})
     unfinished = path.with_suffix(UNFINISHED)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with unfinished.open("wb") as file:
+        make_private_folder(path.parent)
+        with open(unfinished, "wb", opener=private) as file:
             file.write(save(arrays, {"facts": facts}))
             file.flush()
             if durable:

@@ -12,10 +12,13 @@ from pathlib import Path
 from anabranch.client.records import SUFFIX
 from anabranch.core.errors import ConfigError, StoreLocked, disk_error
 from anabranch.core.rng import unique_id
+from anabranch.identity.files import private, tighten
 from anabranch.protos.convert import checked_id
 
 # In a device's folder, what belongs to the versions of a run.
 OUTBOX, MEMORY, KEPT, HELD = "outbox", "memory", "kept", f"held{SUFFIX}"
+
+OURS = (OUTBOX, MEMORY, KEPT, HELD, "client_id", "lock")
 
 UNNAMED = Path("anabranch-device")  # the folder of a device without a name
 NAMED = Path("anabranch-devices")  # in it: those of others, by their names
@@ -55,7 +58,8 @@ def _keep_id(state_dir: Path, client_id: str) -> str:
         if known := _kept_id(state_dir):
             return known
         unfinished = state_dir / "client_id.tmp"
-        unfinished.write_text(client_id + "\n", encoding="utf-8")
+        with open(unfinished, "w", encoding="utf-8", opener=private) as file:
+            file.write(client_id + "\n")
         unfinished.replace(state_dir / "client_id")
     return client_id
 
@@ -70,9 +74,14 @@ def usable(state_dir: Path) -> Iterator[None]:
 
 
 def make_state_dir(state_dir: Path) -> None:
-    """Make it, for its owner alone: results tell of the data behind them. Raises `StoreError`."""
+    """A folder for its owner alone, though it was there: results tell of the data behind them.
+
+    Raises `StoreError`.
+    """
     with usable(state_dir):
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        known = [state_dir / name for name in OURS]
+        tighten(state_dir, *known, *(path for folder in known for path in folder.glob("*")))
 
 
 def fresh_seed() -> int:
@@ -102,7 +111,7 @@ def locked(state_dir: Path) -> Iterator[None]:
     """Inside, the folder is this process's own. Raises `StoreLocked`. A crash frees it."""
     make_state_dir(state_dir)
     with usable(state_dir):
-        file = (state_dir / "lock").open("w")
+        file = open(state_dir / "lock", "w", opener=private)  # noqa: SIM115 - closed below
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

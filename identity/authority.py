@@ -37,7 +37,7 @@ from anabranch.identity.certificates import (
     requested_key,
     times_text,
 )
-from anabranch.identity.files import make_private_folder, write_private
+from anabranch.identity.files import make_private_folder, tighten, write_private
 from anabranch.identity.register import Basis, Member, Register
 from anabranch.identity.signatures import sign
 
@@ -84,6 +84,12 @@ class Authority:
         """The authority in a folder. Raises `ConfigError` where there is none, or it is damaged."""
         if not authority_exists(folder):
             raise ConfigError(f"{folder} has no authority: {FIX}")
+        tighten(
+            folder,
+            folder / KEY,
+            folder / CERTIFICATE,
+            *(folder / f"{REGISTER}{end}" for end in ("", "-wal", "-shm")),
+        )
         try:
             key = read_key((folder / KEY).read_bytes(), str(folder / KEY))
             certificate = read_certificate((folder / CERTIFICATE).read_bytes(), str(folder / CERTIFICATE))

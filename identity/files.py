@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import logging
 import os
+import stat
 from pathlib import Path
 
 from anabranch.core.errors import ConfigError, disk_error
 
-FOLDER_MODE, FILE_MODE = 0o700, 0o600
+log = logging.getLogger(__name__)
+
+FOLDER_MODE, FILE_MODE, OTHERS = 0o700, 0o600, 0o077
 
 
 def make_private_folder(folder: Path) -> None:
-    """Make a folder for its owner alone, with its parents. Raises `StoreError`."""
+    """Make a folder for its owner alone, with its parents, or make it so. Raises `StoreError`."""
     try:
-        folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+        for missing in reversed([path for path in (folder, *folder.parents) if not path.exists()]):
+            missing.mkdir(mode=FOLDER_MODE, exist_ok=True)
+        tighten(folder)
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
     except OSError as error:
         raise disk_error(folder, error) from error
+
+
+def tighten(*paths: Path) -> None:
+    """Take everybody else's rights from files and folders that are there; say so where that is not ours."""
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError):
+            if not path.is_symlink() and (mode := stat.S_IMODE(path.stat().st_mode)) & OTHERS:
+                try:
+                    path.chmod(mode & ~OTHERS)
+                except PermissionError:
+                    log.warning("%s is open to others, and of another owner: chmod go= %s", path, path)
+
+
+def tighten_tree(folder: Path) -> None:
+    """The same for a folder with all that is in it, unless the folder keeps everybody out by itself."""
+    if stat.S_IMODE(folder.stat().st_mode) & OTHERS:
+        tighten(folder, *folder.rglob("*"))
+
+
+def private(path: str, flags: int) -> int:
+    """For the `opener` of `open`: a file for its owner alone."""
+    return os.open(path, flags, FILE_MODE)
 
 
 def write_private(path: Path, data: bytes, replace: bool = True) -> None:

@@ -31,7 +31,7 @@ from anabranch.identity.certificates import (
     time_text,
     times_text,
 )
-from anabranch.identity.files import make_private_folder, write_private
+from anabranch.identity.files import make_private_folder, tighten, write_private
 from anabranch.identity.signatures import sign
 
 IDENTITY, JOINING = "identity.pem", "joining.pem"
@@ -115,6 +115,7 @@ def read_wallet(folder: Path) -> Wallet | None:
     path = folder / IDENTITY
     if not path.exists():
         return None
+    tighten(folder, path)
     try:
         key, _, rest = path.read_bytes().partition(END_KEY)
     except OSError as error:

@@ -26,6 +26,7 @@ from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.units import UnitGroup
+from anabranch.identity.files import make_private_folder, tighten
 from anabranch.server.store.files import disk_errors, sync_file, sync_folder
 
 FORMAT = 1
@@ -113,14 +114,17 @@ def keep_manifest(folder: Path, manifest: Manifest) -> None:
     One that is there stays. One that cannot be read is replaced. Raises `StoreFull`, `DiskFailed`.
     """
     if _is_kept(folder, manifest):
+        tighten(folder, *folder.iterdir())
         return
     temporary = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
     with disk_errors("keeping the manifest"):
         spec = manifest.spec
+        make_private_folder(temporary)
         write_manifest(temporary, manifest.app, manifest.tensors, spec.groups, spec.buffers)
         for path in (temporary / INITIAL, temporary / MANIFEST):
+            tighten(path)
             sync_file(path)
         sync_folder(temporary)
         temporary.rename(folder)

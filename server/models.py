@@ -28,6 +28,7 @@ from anabranch.core.errors import UnknownVersion
 from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel, UnitMap
 from anabranch.core.updates import Task
+from anabranch.identity.files import make_private_folder, private, tighten
 
 _NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})\.bin\Z")
 # Vectors up to this size get the digest of every version on record, larger ones that of snapshots only:
@@ -88,7 +89,8 @@ class Models:
         self._folder, self._codec_at = folder, codec_at
         self._payloads = Payloads(spec, frozen)
         self._executor = ThreadPoolExecutor(1, "anabranch-models")
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(folder)
+        tighten(folder.parent, *folder.iterdir())
         self._files: dict[Wanted, Future[ModelFile]] = {}
         self._published_at: dict[int, float] = {}
         # The best version that is here, and its accuracy.
@@ -204,7 +206,8 @@ class Models:
         start = "" if made.from_version is None else f"from{made.from_version}-"
         form = wanted.form if wanted.submodel is None else f"part-{_name(wanted.submodel)}"
         path = self._folder / f"v{wanted.version}-{start}{form}-{sha256}.bin"
-        path.write_bytes(made.data)
+        with open(path, "wb", opener=private) as file:
+            file.write(made.data)
         return ModelFile(
             wanted.version,
             path,

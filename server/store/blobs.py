@@ -34,6 +34,7 @@ from anabranch.server.store.files import (
     disk_errors,
     free_bytes,
     make_folder,
+    make_own_folder,
     open_file,
     sync_file,
     sync_folder,
@@ -93,8 +94,8 @@ class BlobStore:
     def prepare(self) -> None:
         """Make the folders, and remove what a crash left half done. Raises `StoreFull`, `DiskFailed`."""
         with disk_errors("making the data directory"):
-            make_folder(self._spool)
-            make_folder(self._blobs)
+            make_own_folder(self._spool)
+            make_own_folder(self._blobs)
             for path in self._spool.glob("*.tmp"):
                 path.unlink()
 

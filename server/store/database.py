@@ -21,6 +21,7 @@ from sqlalchemy.pool import NullPool
 
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked, StoreUnreachable
 from anabranch.core.secrets import masked
+from anabranch.identity.files import tighten
 from anabranch.server.store import leader
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.files import open_file
@@ -159,6 +160,7 @@ class Database:
         path = Path(str(self.url.database)).absolute()
         if writes:
             os.close(open_file(path, os.O_RDWR | os.O_CREAT))  # so that it is its owner's alone
+            tighten(path, *(path.with_name(f"{path.name}{end}") for end in ("-wal", "-shm")))
 
         def connect() -> sqlite3.Connection:
             address = f"file:{quote(str(path))}?mode={'rw' if writes else 'ro'}"

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from anabranch.core.errors import StoreError, StoreFull, StoreLocked
+from anabranch.identity.files import tighten, tighten_tree
 from anabranch.server.store.base import DiskFailed
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
@@ -50,11 +51,19 @@ def free_bytes(folder: Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """A folder for its owner alone, with its name durable in the folder above it."""
+    """A folder for its owner alone, though it was there, with its name durable in the folder above it."""
     missing = [p for p in (folder, *folder.parents) if not p.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
         sync_folder(path.parent)
+    tighten(folder)
+
+
+def make_own_folder(folder: Path) -> None:
+    """Such a folder, of which everything in it is ours."""
+    if folder.exists():
+        tighten_tree(folder)
+    make_folder(folder)
 
 
 def open_file(path: Path, flags: int) -> int:
@@ -87,6 +96,7 @@ class FolderLock:
         path = folder / "lock"
         with disk_errors("locking the data directory"):
             self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
+            tighten(path)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:

@@ -16,7 +16,7 @@ from typing import Any
 
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import MIB
-from anabranch.server.store.files import disk_errors, make_folder, open_file, sync_folder
+from anabranch.server.store.files import disk_errors, make_own_folder, open_file, sync_folder
 
 PACK_BYTES = 256 * MIB  # a pack is closed when it is this large
 
@@ -40,7 +40,7 @@ class Packs:
     def prepare(self) -> None:
         """Make the folder. Raises `StoreFull`, `DiskFailed`."""
         with disk_errors("making the data directory"):
-            make_folder(self.folder)
+            make_own_folder(self.folder)
             self._number = max((int(path.stem) for path in self.folder.glob("*.pack")), default=0)
 
     def write(self, payloads: Sequence[bytes]) -> list[Place]:

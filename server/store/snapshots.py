@@ -23,7 +23,7 @@ from anabranch.core.arrays import plain_tensors, to_bytes
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import Limits
 from anabranch.core.snapshot import APART, FORMAT, Snapshot
-from anabranch.server.store.files import check_space, disk_errors, make_folder, open_file, sync_folder
+from anabranch.server.store.files import check_space, disk_errors, make_own_folder, open_file, sync_folder
 
 META = "$meta"
 _DTYPES = {
@@ -45,7 +45,7 @@ class SnapshotFiles:
     def prepare(self) -> None:
         """Make the folder, and remove what a crash left half written."""
         with disk_errors("making the data directory"):
-            make_folder(self.folder)
+            make_own_folder(self.folder)
             for path in (*self.folder.glob("*.tmp"), *self.folder.glob(".tmp*")):
                 path.unlink()
 
