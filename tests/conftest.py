@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -15,6 +16,10 @@ settings.load_profile("anabranch")
 
 # PostgreSQL is started by a fork, and gRPC's own handlers of a fork may abort the child before it gets there.
 os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
+
+# A shell starts what it puts into the background with Ctrl-C ignored, and children inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
