@@ -176,6 +176,10 @@ class StoreCorrupt(StoreError):
     """A digest does not match what was written."""
 
 
+class LogLost(StoreError):
+    """The log ends before an event that was acknowledged, or is not the one that was."""
+
+
 class StoreNewer(StoreError):
     """The database is of a newer revision than this program."""
 
@@ -236,6 +240,7 @@ OUTCOMES: dict[type[AnabranchError], Outcome] = {
     LeadershipLost: Outcome("UNAVAILABLE", 35, retryable=True),
     StoreUnreachable: Outcome("UNAVAILABLE", 36),
     StoreError: Outcome("INTERNAL", 37),
+    LogLost: Outcome("DATA_LOSS", 38),
     ReplayMismatch: Outcome("DATA_LOSS", 40),
     Diverged: Outcome("FAILED_PRECONDITION", 41),
     NotAuthenticated: Outcome("UNAUTHENTICATED", 50),

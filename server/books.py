@@ -266,8 +266,11 @@ class Books:
             for call in calls:
                 call.error = full
             return
+        before = self.seq
         for call, seq, entry in zip(calls, seqs, entries, strict=True):
             self._apply(call, seq, entry.record)
+        if self.seq > before:
+            self.store.acknowledge(self.history.mark(self.seq))
         self.models.retain(self.engine.ledger.bases)
         self.models.retain_parts(self.engine.ledger.tasks)
         self._save_if_due(calls)

@@ -23,6 +23,7 @@ POINTS = (
     "rows_written",  # so are the event and the update; nothing is committed
     "committed",  # the log has it, the engine has not
     "handled",  # the engine has folded it
+    "marked",  # how far the log has come is on the disk a second time
     "answers_ready",  # the whole batch is handled; nobody has heard of it
     "answered",  # the acknowledgements are on their way
     "snapshot_written",  # the file of a snapshot is on the disk

@@ -6,23 +6,38 @@ import hashlib
 
 from anabranch.core.journal import Record, line
 from anabranch.identity.heads import first_head, next_head
-from anabranch.server.store.base import Link, RunInfo, Store
+from anabranch.server.store.base import Link, Mark, RunInfo, Store
 
 HEADS_KEPT = 4096  # the newest are at hand, older ones are in the store
 
 
 class History:
-    """Give it every event of the log, in order, and tell it of every version. Hashes are hex."""
+    """Of a run at a version, 0 unless told otherwise; then `head` is that version's, hex.
 
-    def __init__(self, head: str, version: int = 0) -> None:
+    Give it every event of the log, in order, and tell it of every version.
+    """
+
+    def __init__(self, info: RunInfo, version: int = 0, head: str = "") -> None:
+        fixed = {"config": info.config, "initial_sha256": info.initial_sha256, "layout": info.layout}
+        fixed["run_id"] = self._run_id = info.run_id
+        # A history may be taken up from a version's head, which does not show what the run's row says now.
+        self._origin = first_head({**fixed, "created_at": info.created_at})
         self.version = version
-        self._heads = {version: head}
+        self._heads = {version: head or first_head(fixed)}
         self._lines = hashlib.sha256()
 
     @property
     def head(self) -> str:
         """The newest version's."""
         return self._heads[self.version]
+
+    def mark(self, seq: int) -> Mark:
+        """How far the log has come, with event `seq` as the last one.
+
+        Its head is of what the run is fixed by, and of every event, those after the newest version as well.
+        """
+        head = next_head(next_head(self._origin, bytes.fromhex(self.head)), self._lines.digest())
+        return Mark(self._run_id, seq, head)
 
     def head_of(self, version: int) -> str | None:
         """A version's head, None where it is not at hand."""
@@ -43,12 +58,6 @@ class History:
         return Link(link.hex(), head)
 
 
-def new_history(info: RunInfo) -> History:
-    """The chain of a run at version 0."""
-    run = {"config": info.config, "initial_sha256": info.initial_sha256, "layout": info.layout}
-    return History(first_head({**run, "run_id": info.run_id}))
-
-
 def history_at(store: Store, info: RunInfo, version: int, seq: int) -> History:
     """The chain when event `seq` was the last and `version` the newest.
 
@@ -56,9 +65,9 @@ def history_at(store: Store, info: RunInfo, version: int, seq: int) -> History:
     """
     row = next(iter(store.versions(after=version - 1, limit=1)), None) if version else None
     if row is not None and row.head is not None:
-        history, start, published = History(row.head, version), row.seq, {}
+        history, start, published = History(info, version, row.head), row.seq, {}
     else:
-        history, start = new_history(info), 0
+        history, start = History(info), 0
         rows = store.versions(limit=version) if version else []
         published = {row.seq: row.version for row in rows}
     for number, record in store.records(start):

@@ -18,7 +18,7 @@ from anabranch.core.clock import EventClock, Seconds
 from anabranch.core.config import Config
 from anabranch.core.effects import Effect, Published
 from anabranch.core.engine import Engine
-from anabranch.core.errors import ConfigError, ReplayMismatch
+from anabranch.core.errors import ConfigError, LogLost, ReplayMismatch
 from anabranch.core.journal import Record, from_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Delta, ParamSpec, digest
@@ -41,7 +41,7 @@ from anabranch.server.history import History, history_at
 from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
-from anabranch.server.store.base import Link, Projection, RunInfo, Store, VersionRow
+from anabranch.server.store.base import Link, Mark, Projection, RunInfo, Store, VersionRow
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 
@@ -102,7 +102,8 @@ def recover(
     """Enter a new run, or find the stored one and replay it. `waited_s`: as a standby, with these settings.
 
     Raises `ConfigError` where the run was started with other settings that may not change,
-    `ManifestMismatch`, `ReplayMismatch` where a version is not the one on record, and the store's errors.
+    `ManifestMismatch`, `ReplayMismatch` where a version is not the one on record, `LogLost` where the log is
+    not the one that was acknowledged, and the store's errors.
     """
     began = time.perf_counter()
     info = store.start(_new_run(given, manifest, wall()))
@@ -114,7 +115,8 @@ def recover(
     engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)
     saved = Saved(found.applied_through_seq, engine.version, engine.counters.applied)
     seq, last_now, replayed = found.applied_through_seq, max(info.created_at, found.taken_at), 0
-    history = history_at(store, info, engine.version, seq)
+    history, mark = history_at(store, info, engine.version, seq), store.mark()
+    check_mark(mark, history, seq)
     known = {row.version: row for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
     fresh = partial(make_engine, config, manifest, None, limits)
@@ -122,12 +124,14 @@ def recover(
         last_now, replayed = record["now"], replayed + 1
         digests = check_versions(effects, known)
         links = check_links(history, record, effects, known)
+        check_mark(mark, history, seq)
         projections.append(Projection(seq, last_now, effects, digests, links))
         if len(projections) >= PROJECTIONS_AT_ONCE:
             store.append((), projections)
             projections = []
     if projections:
         store.append((), projections)
+    store.acknowledge(history.mark(seq))
     now = EventClock(last_now, wall, time.monotonic).now()
     said = _said(stored, given, engine, math.inf if waited_s is None else now - waited_s)
     took_s = time.perf_counter() - began
@@ -178,6 +182,18 @@ def refolder(store: Store, spec: ParamSpec, fresh: Callable[[], Engine]) -> Refo
         return decode(payload, store.payload(payload), spec, submodel)
 
     return Refolder(fresh, store.records, load, store.receipt)
+
+
+def check_mark(mark: Mark | None, history: History, seq: int) -> None:
+    """Raises `LogLost` if the log up to event `seq`, where the mark is, is not the one that was acknowledged.
+
+    A mark of before the newest snapshot is a server's that has not led since: `verify` gets to it.
+    """
+    if mark is not None and mark.seq == seq and history.mark(seq) != mark:
+        raise LogLost(
+            f"the run's row, or the log up to event {seq}, is not what was acknowledged (`anabranch verify` "
+            "says more): restore a backup, or go on from here after `anabranch admin attest-restore`"
+        )
 
 
 def check_links(

@@ -56,12 +56,13 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
         info, _ = stored_run(store, data_dir)
         version, seq = _newest(store)
         head = history_at(store, info, version, seq).head
+        made = Restored(info.run_id, version, head, time.time_ns() // 1_000_000, "")
+        if authority is not None:
+            made = replace(made, signature=authority.sign(made.message).hex())
+        write_private(data_dir / FILE, json.dumps(asdict(made), indent=1).encode())
+        store.disown()  # last: a log that ends too early is refused until the devices will be told
     finally:
         store.close()
-    made = Restored(info.run_id, version, head, time.time_ns() // 1_000_000, "")
-    if authority is not None:
-        made = replace(made, signature=authority.sign(made.message).hex())
-    write_private(data_dir / FILE, json.dumps(asdict(made), indent=1).encode())
     return made
 
 

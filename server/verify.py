@@ -9,14 +9,14 @@ from pathlib import Path
 
 from anabranch.core.config import Config
 from anabranch.core.engine import Engine
-from anabranch.core.errors import AnabranchError, DataError, FolderMissing, ReplayMismatch
+from anabranch.core.errors import AnabranchError, DataError, FolderMissing, LogLost, ReplayMismatch
 from anabranch.core.invariants import violations
 from anabranch.core.params import digest
 from anabranch.core.snapshot import Snapshot, restore, state_digest
-from anabranch.server.history import History, new_history
+from anabranch.server.history import History
 from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
 from anabranch.server.proofs import Proofs, read_authorities
-from anabranch.server.recovery import check_links, check_versions, make_engine, replay
+from anabranch.server.recovery import check_links, check_mark, check_versions, make_engine, replay
 from anabranch.server.store.base import RunInfo, Store
 from anabranch.server.store.factory import open_store
 
@@ -61,7 +61,7 @@ def verify(data_dir: Path, database: str = "", ca_sha256: str = "") -> VerifyRep
         problems = [*store.problems(), *_first_weights(info, manifest)]
         proofs, events = Proofs(info.run_id, read_authorities(data_dir), ca_sha256), 0
         try:
-            for seq, found in _replayed(store, engine, fresh, proofs, new_history(info)):
+            for seq, found in _replayed(store, engine, fresh, proofs, History(info)):
                 events = seq
                 problems += found
         except AnabranchError as error:
@@ -90,14 +90,15 @@ def _replayed(
     store: Store, engine: Engine, fresh: Callable[[], Engine], proofs: Proofs, history: History
 ) -> Iterator[tuple[int, list[str]]]:
     """Every event's number with what is wrong after it."""
-    recovery = store.load()
+    recovery, mark = store.load(), store.mark()
     known = {row.version: row for row in store.versions(limit=1 << 31)}
     for seq, record, effects in replay(engine, store, store.records(), fresh):
         found = [] if (unproved := proofs.problem(record)) is None else [unproved]
         try:
             check_versions(effects, known)
             check_links(history, record, effects, known)
-        except ReplayMismatch as error:
+            check_mark(mark, history, seq)
+        except (LogLost, ReplayMismatch) as error:
             found.append(str(error))
         if recovery.snapshot is not None and seq == recovery.applied_through_seq:
             found += _snapshot_differs(recovery.snapshot, engine)

@@ -17,7 +17,10 @@ Laws:
    write raises `DiskFailed`: nobody can know what is on the disk, so the process must end (abort,
    never try again) and recover.
 
-6. Where servers share a store, one leads. What any other tries to write raises `LeadershipLost`, and nothing
+6. What `acknowledge` was told is kept apart from the log, so that the log cannot lose it as well. A log that
+   ends before it, or before a snapshot, raises `LogLost` at `start` and `load`, and is left as it is.
+
+7. Where servers share a store, one leads. What any other tries to write raises `LeadershipLost`, and nothing
    of it is stored, whatever that server was told before.
 
 Until `start`, a store only reads, and takes no lock: enough for `verify`. A store is used by one
@@ -85,6 +88,18 @@ class Projection:
     digests: Mapping[int, str] = field(default_factory=dict)
     # Of every version that was published.
     links: Mapping[int, Link] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far the log of a run had come when it was last acknowledged: its last event, and all up to there.
+
+    `head`: `History.tip`, hex.
+    """
+
+    run_id: str
+    seq: int
+    head: str
 
 
 @dataclass(frozen=True)
@@ -182,8 +197,8 @@ class Store(Protocol):
     def start(self, info: RunInfo) -> RunInfo:
         """Enter a new run, or find the one that is there: returns the stored info.
 
-        Raises `StoreNewer`, `StoreLocked`, `Led`, `StoreCorrupt`, and `ManifestMismatch` if the layout
-        or the initial weights differ from the stored run's.
+        Raises `StoreNewer`, `StoreLocked`, `Led`, `StoreCorrupt`, `LogLost`, and `ManifestMismatch` if the
+        layout or the initial weights differ from the stored run's.
         """
         ...
 
@@ -197,6 +212,18 @@ class Store(Protocol):
 
     def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
         """Make events durable, and write the projections of earlier ones. Raises `StoreFull`."""
+        ...
+
+    def mark(self) -> Mark | None:
+        """What `acknowledge` was told last, if anything. Raises `StoreCorrupt`."""
+        ...
+
+    def acknowledge(self, mark: Mark) -> None:
+        """Remember, durably, that the log has come so far: before anybody hears it. Raises `DiskFailed`."""
+        ...
+
+    def disown(self) -> None:
+        """Forget what `acknowledge` was told: an operator has said that the run goes on from where it is."""
         ...
 
     def payload(self, reference: Payload) -> bytes | memoryview:

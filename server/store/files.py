@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from anabranch.core.errors import StoreError, StoreFull, StoreLocked
+from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked
 from anabranch.identity.files import tighten, tighten_tree
 from anabranch.server.store.base import DiskFailed
 
@@ -32,6 +32,15 @@ def disk_errors(doing: str) -> Iterator[None]:
         if error.errno in _MISPLACED:
             raise StoreError(f"{doing}: {error}; check data_dir, its owner and what lies in it") from error
         raise DiskFailed(f"{doing}: {error}; what is on the disk is unknown, restart to recover") from error
+
+
+@contextmanager
+def stored_values(where: str) -> Iterator[None]:
+    """What was read from a store and makes no sense was damaged there: `StoreCorrupt`."""
+    try:
+        yield
+    except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+        raise StoreCorrupt(f"{where} cannot be read: {error!r}; restore a backup") from error
 
 
 def check_space(folder: Path, free_bytes_min: int) -> None:

@@ -22,7 +22,7 @@ from anabranch.core.journal import Record, line
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
-from anabranch.server.store.base import Entry, Projection, Recovery, RunInfo, VersionRow
+from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import check_bytes, check_digest, check_name
 from anabranch.server.store.ledger_rows import (
     ClientReader,
@@ -152,6 +152,7 @@ class _Books:
     """Everything that survives `close`."""
 
     info: RunInfo | None = None
+    mark: Mark | None = None
     lines: list[str] = field(default_factory=list)
     updates: dict[str, Record] = field(default_factory=dict)
     receipts: dict[str, Receipt] = field(default_factory=dict)
@@ -239,6 +240,18 @@ class MemoryStore:
         for v, sha256 in projection.digests.items():
             if v in versions and versions[v].sha256 is None:
                 versions[v] = replace(versions[v], sha256=sha256)
+
+    def mark(self) -> Mark | None:
+        """What `acknowledge` was told last."""
+        return self.books.mark
+
+    def acknowledge(self, mark: Mark) -> None:
+        """Remember it as long as all the rest."""
+        self.books.mark = mark
+
+    def disown(self) -> None:
+        """Forget what `acknowledge` was told."""
+        self.books.mark = None
 
     def payload(self, reference: Payload) -> bytes:
         """The bytes of an update. Raises `StoreCorrupt`."""

@@ -9,7 +9,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
@@ -83,6 +83,23 @@ class SnapshotFiles:
                 f"snapshot {name} is of format {found}, this program reads {FORMAT} and {APART}"
             )
         return Snapshot(meta, tensors)
+
+    def others(self, named: set[str]) -> list[str]:
+        """The digests of the files that are none of these."""
+        return sorted(path.stem for path in self.folder.glob("*.safetensors") if path.stem not in named)
+
+    def version_of(self, sha256: str) -> int | None:
+        """The version of a snapshot, None if it cannot be read."""
+        try:
+            return int(self.read(sha256).meta["version"])
+        except StoreCorrupt:
+            return None
+
+    def set_aside(self, digests: Iterable[str]) -> None:
+        """Take files out of use, and keep them."""
+        with disk_errors("setting snapshots aside"):
+            for path in map(self.path, digests):
+                path.rename(path.with_suffix(".lost"))
 
     def remove_all_but(self, kept: set[str]) -> None:
         """Remove the files that no row names any more: after the commit that superseded them."""

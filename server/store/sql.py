@@ -14,7 +14,7 @@ from pathlib import Path
 
 from sqlalchemy import URL, Connection, delete, exists, func, insert, or_, select
 
-from anabranch.core.errors import StoreCorrupt, StoreError
+from anabranch.core.errors import LogLost, StoreCorrupt, StoreError
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
@@ -22,12 +22,14 @@ from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
 from anabranch.server.failpoints import reach
 from anabranch.server.store import migrations, rows, schema
-from anabranch.server.store.base import Entry, Projection, Recovery, RunInfo, VersionRow
+from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots
 from anabranch.server.store.database import Database
-from anabranch.server.store.files import FolderLock, check_space, disk_errors, make_folder
+from anabranch.server.store.ending import check_files, check_mark, check_snapshots, files_ahead, log_end
+from anabranch.server.store.files import FolderLock, check_space, disk_errors, make_folder, stored_values
 from anabranch.server.store.ledger_rows import clear_rows, read_rows, write_rows
+from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.packs import Packs, Place, read_payload
 from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert, write_projections
@@ -54,7 +56,7 @@ class SqlStore:
         self._data_dir, self._limits = data_dir, limits
         shared = not base.is_sqlite
         self._blobs = ChunkedBlobs(base, data_dir, limits) if shared else BlobStore(data_dir, limits)
-        self._packs = Packs(data_dir)
+        self._packs, self._marks = Packs(data_dir), MarkFile(data_dir)
         self._snapshots = (
             ChunkedSnapshots(base, data_dir, limits) if shared else SnapshotFiles(data_dir, limits)
         )
@@ -77,11 +79,11 @@ class SqlStore:
         """The run that is stored, if there is one. Raises `StoreNewer`."""
         if not self._database.exists():
             return None
-        with self._database.transaction() as connection:
+        with self._reading() as connection:
             if migrations.current_revision(connection) is None:
                 return None
             row = connection.execute(select(runs)).mappings().first()
-        return None if row is None else rows.info_of(dict(row))
+            return None if row is None else rows.info_of(dict(row))
 
     def start(self, info: RunInfo) -> RunInfo:
         """Lock, bring the tables up to date, and enter the run or find it. See base.py for errors."""
@@ -93,12 +95,16 @@ class SqlStore:
             if gone := self._blobs.make_room():
                 log.info("removed what had come of %d uploads", len(gone))
             check_space(self._data_dir, self._limits.free_disk_bytes_min)
+            if self._database.is_sqlite:  # a writer drops what it cannot read of SQLite's own log
+                self._check_whole()
             self._database.open(writes=True)
             with self._database.writing() as connection:
                 migrations.upgrade(connection)
                 self._database.lead(connection)
                 stored = self._enter(connection, info)
-                self._last_seq = connection.scalar(select(func.max(events.c.seq))) or 0
+                self._last_seq = log_end(connection)
+            if not self._database.is_sqlite:  # only now nobody else writes
+                self._check_whole()
             self._packs.prepare()
             self._snapshots.prepare()
             self._collect_garbage()
@@ -119,6 +125,7 @@ class SqlStore:
         """Flush and let go of files and locks."""
         self._database.close()
         self._packs.close()
+        self._marks.close()
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -131,6 +138,18 @@ class SqlStore:
         stored = rows.info_of(dict(row))
         rows.check_same_run(stored, info, self._database.name)
         return stored
+
+    def _check_whole(self) -> None:
+        """Raises `LogLost` where the log ends before what is known to have been in it. Writes nothing."""
+        name, end, mark = self._database.name, 0, self.mark()
+        if self.info() is not None:
+            with self._reading() as connection:
+                end = log_end(connection)
+                check_mark(mark, end, name)
+                check_snapshots(connection, end, name)
+                if self._database.is_sqlite:
+                    check_files(connection, self._snapshots, name)
+        check_mark(mark, end, name)
 
     def _collect_garbage(self) -> None:
         with self._database.writing() as connection:
@@ -202,6 +221,25 @@ class SqlStore:
             if not self._blobs.exists(record["payload"]["sha256"]):
                 raise StoreError(f"the payload of update {record['update_id']!r} is no blob: adopt it first")
 
+    def mark(self) -> Mark | None:
+        """What `acknowledge` was told last; None where that was of another database than this one."""
+        found = self._marks.read()
+        if found is None or self._database.is_sqlite:
+            return found
+        info = self.info()
+        return found if info is not None and info.run_id == found.run_id else None
+
+    def acknowledge(self, mark: Mark) -> None:
+        """Remember, durably, that the log had come so far."""
+        self._marks.write(mark)
+        reach("marked")
+
+    def disown(self) -> None:
+        """Forget what `acknowledge` was told. Snapshots of lost versions are set aside, none is removed."""
+        with self._reading() as connection:
+            self._snapshots.set_aside(files_ahead(connection, self._snapshots))
+        self._marks.remove()
+
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
         """The log after an event."""
         return self._after(after)
@@ -213,10 +251,14 @@ class SqlStore:
             with self._reading() as connection:
                 page = connection.execute(ordered.where(events.c.seq > seq)).all()
             for row in page:
-                yield row.seq, json.loads(row.record)
+                seq += 1
+                if row.seq != seq:
+                    raise StoreCorrupt(f"event {seq} is not in the log, event {row.seq} is: restore a backup")
+                with stored_values(f"event {seq} of the log"):
+                    record = json.loads(row.record)
+                yield seq, record
             if len(page) < PAGE:
                 return
-            seq = page[-1].seq
 
     # --- look-ups ----------------------------------------------------------------------------
 
@@ -224,7 +266,7 @@ class SqlStore:
     def _reading(self) -> Iterator[Connection]:
         if not self._database.exists():
             raise StoreError(f"{self._database.name} does not exist: check data_dir")
-        with self._database.transaction() as connection:
+        with stored_values(self._database.name), self._database.transaction() as connection:
             yield connection
 
     def payload(self, reference: Payload) -> bytes | memoryview:
@@ -241,7 +283,7 @@ class SqlStore:
         with self._reading() as connection:
             query = select(updates).where(updates.c.update_id == update_id, updates.c.verdict.is_not(None))
             row = connection.execute(query).mappings().first()
-        return None if row is None else rows.receipt_of(dict(row))
+            return None if row is None else rows.receipt_of(dict(row))
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:
         """Published versions above `after`, in order."""
@@ -278,8 +320,13 @@ class SqlStore:
 
     def problems(self) -> list[str]:
         """Every broken invariant of the stored data, in words. Reads only."""
+        found = []
+        try:
+            self._check_whole()
+        except LogLost as lost:
+            found.append(str(lost))
         with self._reading() as connection:
-            return find_problems(connection, self._blobs, self._packs, self._snapshots)
+            return [*found, *find_problems(connection, self._blobs, self._packs, self._snapshots)]
 
     # --- snapshots ---------------------------------------------------------------------------
 
@@ -311,6 +358,7 @@ class SqlStore:
         with self._reading() as connection:
             newest_first = select(snapshots).order_by(snapshots.c.applied_through_seq.desc())
             known = connection.execute(newest_first).all()
+            check_snapshots(connection, log_end(connection), self._database.name)
         for row in known:
             try:
                 snapshot = self._snapshots.read(row.sha256)

@@ -1,0 +1,54 @@
+"""Whether the log reaches as far as it is known to have: by the mark beside it, and by the snapshots."""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, func, select
+
+from anabranch.core.errors import LogLost
+from anabranch.server.store.base import Mark
+from anabranch.server.store.schema import events, model_versions, snapshots
+from anabranch.server.store.snapshots import SnapshotFiles
+
+ATTEST = (
+    "nothing was changed: restore a backup or, to go on without what is lost, "
+    "say so with `anabranch admin attest-restore`"
+)
+
+
+def log_end(connection: Connection) -> int:
+    """The last event in the log, 0 where there is none."""
+    return connection.scalar(select(func.max(events.c.seq))) or 0
+
+
+def check_mark(mark: Mark | None, end: int, name: str) -> None:
+    """Raises `LogLost` where the log ends before the mark."""
+    if mark is not None and mark.seq > end:
+        raise LogLost(
+            f"{name}: the log ends at event {end}, but was acknowledged up to event {mark.seq}: "
+            f"{mark.seq - end} events are lost, and the updates among them; {ATTEST}"
+        )
+
+
+def check_snapshots(connection: Connection, end: int, name: str) -> None:
+    """Raises `LogLost` where a snapshot has folded events that the log does not have."""
+    folded = connection.scalar(select(func.max(snapshots.c.applied_through_seq))) or 0
+    if folded > end:
+        raise LogLost(
+            f"{name}: the log ends at event {end}, but a snapshot is of event {folded}: restore a backup"
+        )
+
+
+def files_ahead(connection: Connection, files: SnapshotFiles) -> list[str]:
+    """The digests of snapshots' files of versions that the log has not published.
+
+    A crash may leave a file that no row names, but its version is in the log before the file is written.
+    """
+    newest = connection.scalar(select(func.max(model_versions.c.version))) or 0
+    named = set(connection.scalars(select(snapshots.c.sha256)))
+    return [sha256 for sha256 in files.others(named) if (files.version_of(sha256) or 0) > newest]
+
+
+def check_files(connection: Connection, files: SnapshotFiles, name: str) -> None:
+    """Raises `LogLost` where there is a snapshot of a version that the log has not published."""
+    for sha256 in files_ahead(connection, files):
+        raise LogLost(f"{name}: {files.path(sha256)} is of a version that the log does not have; {ATTEST}")

@@ -1,0 +1,117 @@
+"""How far the log had come when it was last acknowledged: `acknowledged`, a file of its own beside the data.
+
+SQLite ends its log where a checksum fails, and takes what follows for a write that the power cut off. So it
+cannot tell a commit that nobody heard of from one that was acknowledged and then damaged. This file can: it
+is written after each commit, before anybody hears of it, and a log that does not reach it has lost something.
+
+It is written in place, into two slots in turns, each a block of the disk with a digest of its own: a write
+that is cut off spoils one slot, and the other one has what was acknowledged before. Nothing was acknowledged
+of the one that is spoiled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from anabranch.core.errors import StoreCorrupt, StoreFull
+from anabranch.server.store.base import DiskFailed, Mark
+from anabranch.server.store.files import disk_errors, open_file, sync_folder
+
+FILE = "acknowledged"
+SLOT_BYTES = 4096
+SLOTS = 2
+
+
+class MarkFile:
+    """See the module. For one thread at a time, the writer's."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self.path = data_dir / FILE
+        self._descriptor: int | None = None
+        self._slot = 0
+
+    def read(self) -> Mark | None:
+        """The newest mark, None where there is no file. Raises `StoreCorrupt` where no slot is whole."""
+        try:
+            data = self._bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreCorrupt(f"{self.path} cannot be read ({error}): {_FIX}") from error
+        marks = [_mark(data[n * SLOT_BYTES : (n + 1) * SLOT_BYTES]) for n in range(SLOTS)]
+        if len(data) != SLOTS * SLOT_BYTES or not any(marks):
+            raise StoreCorrupt(f"{self.path} is damaged, and says how far the log had come: {_FIX}")
+        newest = max(range(SLOTS), key=lambda n: -1 if (mark := marks[n]) is None else mark.seq)
+        self._slot = (newest + 1) % SLOTS
+        return marks[newest]
+
+    def write(self, mark: Mark) -> None:
+        """Make a mark durable, with one flush. Raises `DiskFailed`: the log is ahead of it already."""
+        try:
+            with disk_errors(f"writing {self.path}"):
+                if self._descriptor is None:
+                    self._open(mark)
+                assert self._descriptor is not None
+                os.pwrite(self._descriptor, _slot(mark), self._slot * SLOT_BYTES)
+                os.fdatasync(self._descriptor)
+        except StoreFull as full:
+            raise DiskFailed(f"{full}; restart to recover") from full
+        self._slot = (self._slot + 1) % SLOTS
+
+    def remove(self) -> None:
+        """Forget how far the log had come: it is the operator's word that it goes on from where it ends."""
+        self.close()
+        with disk_errors(f"removing {self.path}"):
+            self.path.unlink(missing_ok=True)
+            sync_folder(self.path.parent)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self, mark: Mark) -> None:
+        """Open the file; where there is none, make one with all its blocks, whole or not at all."""
+        with suppress(FileNotFoundError):
+            self._descriptor = open_file(self.path, os.O_RDWR)
+            return
+        unfinished = self.path.with_name(f"{FILE}.tmp")
+        unfinished.unlink(missing_ok=True)
+        self._descriptor = descriptor = open_file(unfinished, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        os.pwrite(descriptor, SLOTS * _slot(mark), 0)
+        os.fsync(descriptor)
+        unfinished.rename(self.path)
+        sync_folder(self.path.parent)
+
+    def _bytes(self) -> bytes:
+        descriptor = open_file(self.path, os.O_RDONLY)
+        try:
+            return os.pread(descriptor, SLOTS * SLOT_BYTES + 1, 0)
+        finally:
+            os.close(descriptor)
+
+
+_FIX = (
+    "if the data are whole otherwise (`anabranch verify`), say so with `anabranch admin attest-restore`, "
+    "else restore a backup"
+)
+
+
+def _slot(mark: Mark) -> bytes:
+    text = json.dumps(asdict(mark), sort_keys=True)
+    lines = f"{text}\n{hashlib.sha256(text.encode()).hexdigest()}\n".encode()
+    return lines.ljust(SLOT_BYTES)
+
+
+def _mark(slot: bytes) -> Mark | None:
+    """The mark in a slot, None if it is not whole."""
+    text, _, rest = slot.partition(b"\n")
+    if rest.partition(b"\n")[0] != hashlib.sha256(text).hexdigest().encode():
+        return None
+    return Mark(**json.loads(text))

@@ -1,0 +1,75 @@
+"""The file beside the log that says how far it had come."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anabranch.core.errors import StoreCorrupt
+from anabranch.server.store.base import Mark
+from anabranch.server.store.mark import FILE, SLOT_BYTES, SLOTS, MarkFile
+
+
+def mark(seq: int) -> Mark:
+    return Mark("run-1", seq, f"{seq:064x}")
+
+
+def written(folder: Path, *seqs: int) -> Path:
+    """The file, after these were written, by two processes in turns."""
+    for seq in seqs:
+        marks = MarkFile(folder)
+        marks.read()
+        marks.write(mark(seq))
+        marks.close()
+    return folder / FILE
+
+
+def test_the_newest_mark_is_read(tmp_path: Path) -> None:
+    assert MarkFile(tmp_path).read() is None
+    marks = MarkFile(tmp_path)
+    for seq in (3, 4, 9, 10, 11):
+        marks.write(mark(seq))
+        assert MarkFile(tmp_path).read() == mark(seq)
+    marks.close()
+    path = written(tmp_path, 12, 20)
+    assert MarkFile(tmp_path).read() == mark(20)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_size == SLOTS * SLOT_BYTES  # nothing is ever added to it
+
+
+@pytest.mark.parametrize("kept", [80, 90, 110, 150])
+def test_a_write_that_is_cut_off_leaves_what_was_acknowledged_before(kept: int, tmp_path: Path) -> None:
+    path = written(tmp_path, 5, 6)
+    before = path.read_bytes()
+    after = written(tmp_path, 7).read_bytes()
+    (slot,) = [n for n in range(SLOTS) if _slot(before, n) != _slot(after, n)]
+    torn = _slot(after, slot)[:kept] + _slot(before, slot)[kept:]
+    path.write_bytes(before[: slot * SLOT_BYTES] + torn + before[(slot + 1) * SLOT_BYTES :])
+    assert torn not in (_slot(before, slot), _slot(after, slot))
+    assert MarkFile(tmp_path).read() == mark(6)
+    written(tmp_path, 8)  # the spoiled slot is the next to be written
+    assert MarkFile(tmp_path).read() == mark(8)
+    assert _slot(path.read_bytes(), 1 - slot) == _slot(before, 1 - slot)
+
+
+@pytest.mark.parametrize("length", [0, 1, SLOT_BYTES, SLOTS * SLOT_BYTES - 1, SLOTS * SLOT_BYTES + 1])
+def test_a_file_of_another_length_is_damaged(length: int, tmp_path: Path) -> None:
+    path = written(tmp_path, 5)
+    path.write_bytes(path.read_bytes().ljust(length)[:length])
+    with pytest.raises(StoreCorrupt, match="attest-restore"):
+        MarkFile(tmp_path).read()
+
+
+def test_a_file_without_a_whole_slot_is_damaged(tmp_path: Path) -> None:
+    path = written(tmp_path, 5, 6)
+    data = bytearray(path.read_bytes())
+    for slot in range(SLOTS):
+        data[slot * SLOT_BYTES + 20] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(StoreCorrupt, match="is damaged"):
+        MarkFile(tmp_path).read()
+
+
+def _slot(data: bytes, number: int) -> bytes:
+    return data[number * SLOT_BYTES : (number + 1) * SLOT_BYTES]
