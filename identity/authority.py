@@ -176,8 +176,11 @@ class Authority:
 
         `NotAuthenticated` where it will not count again, `ClocksDisagree` where by another clock it may.
         """
+        self.check_as(peer, self._register.standing(peer.serial))
+
+    def check_as(self, peer: Peer, standing: str) -> None:
+        """`check`, of a certificate whose standing in the register is known."""
         who, now = f"the certificate of {peer.kind} {peer.name!r}", self._now()
-        standing = self._register.standing(peer.serial)
         if standing != "good":
             raise NotAuthenticated(f"{who} is {standing}: join again with a new token")
         if not peer.not_before <= now < peer.not_after:

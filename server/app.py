@@ -138,7 +138,7 @@ async def serve(
     finally:
         store.close()
         if identity is not None:
-            identity.authority.close()
+            identity.close()
     log.info("drained")
     return 0
 

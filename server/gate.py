@@ -11,25 +11,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from anabranch.core.errors import NotAuthenticated, NotPermitted
-from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import Kind, Peer, peer_of
+from anabranch.server.members import Members
 
 
 @dataclass(frozen=True)
 class Caller:
     """Who calls, from which `address` (as gRPC writes it).
 
-    Without TLS there is neither `peer` nor `authority`, and a caller is whoever it says.
+    Without TLS there is neither `peer` nor `members`, and a caller is whoever it says.
     """
 
     peer: Peer | None = None
     address: str = ""
-    authority: Authority | None = field(default=None, repr=False, compare=False)
+    members: Members | None = field(default=None, repr=False, compare=False)
 
-    def check_still(self) -> None:
+    async def check_still(self) -> None:
         """Raises `NotAuthenticated` once the certificate has expired or was revoked."""
-        if self.authority is not None and self.peer is not None:
-            self.authority.check(self.peer)
+        if self.members is not None and self.peer is not None:
+            await self.members.check(self.peer)
 
     def check_name(self, client_id: str) -> None:
         """Raises `NotPermitted` unless the caller is this device: nobody speaks for another."""
@@ -47,21 +47,21 @@ class Caller:
 
 
 class Gate:
-    """Of one port. Without an `authority` it is not guarded; else these `kinds` may pass."""
+    """Of one port. Without `members` it is not guarded; else these `kinds` of them may pass."""
 
-    def __init__(self, authority: Authority | None = None, kinds: Collection[Kind] = ()) -> None:
-        self._authority, self._kinds = authority, frozenset(kinds)
+    def __init__(self, members: Members | None = None, kinds: Collection[Kind] = ()) -> None:
+        self._members, self._kinds = members, frozenset(kinds)
 
-    def caller(self, context: Any) -> Caller:
+    async def caller(self, context: Any) -> Caller:
         """Who makes this call. Raises `NotAuthenticated`, `NotPermitted`."""
-        if self._authority is None:
+        if self._members is None:
             return Caller(address=context.peer())
         shown = context.auth_context().get("x509_pem_cert")
         if not shown:  # the handshake has seen to it: this port would be misconfigured
             raise NotAuthenticated("no certificate was shown: join first")
         peer = peer_of(bytes(shown[0]))
-        caller = Caller(peer, context.peer(), self._authority)
-        caller.check_still()
+        caller = Caller(peer, context.peer(), self._members)
+        await caller.check_still()
         if peer.kind not in self._kinds:
             raise NotPermitted(f"this port is not for {peer.kind}s: {peer.name!r} may not call it")
         return caller

@@ -200,7 +200,7 @@ class Intake:
         except TimeoutError:
             raise Unavailable("the upload came too slowly and was cut: query it and go on") from None
         try:
-            caller.check_still()  # an upload may take long
+            await caller.check_still()  # an upload may take long
             async with self._decoding:
                 return await self._decide(header, upload)
         finally:
@@ -233,11 +233,11 @@ class Intake:
 
     def _proof(self, header: Header, signature: bytes, caller: Caller) -> ev.Proof | None:
         """What is kept of the device's signature, checked. Raises `InvalidSignature`."""
-        if caller.peer is None or caller.authority is None:
+        if caller.peer is None or caller.members is None:
             return None
         record = to_record(ev.UpdateArrived(0.0, header.update, header.payload))
         check_signature(caller.peer.key, signature, update_message(self.run_id, record))
-        return make_proof(caller.peer.certificate, signature, caller.authority.now())
+        return make_proof(caller.peer.certificate, signature, caller.members.authority.now())
 
     async def _known(self, header: Header) -> Verdict | None:
         """The verdict if there is one already. Raises `UnknownTask` where there can never be one.

@@ -16,11 +16,11 @@ from collections import OrderedDict
 
 from anabranch.core.errors import NotAuthenticated, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import certificate_der
 from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningServicer
 from anabranch.server.gate import Caller, Gate
+from anabranch.server.members import Members
 from anabranch.server.rpc_errors import answers
 
 log = logging.getLogger(__name__)
@@ -73,9 +73,9 @@ def source_of(peer: str) -> str:
 class Joining(JoiningServicer):
     """See protos/v1/identity.proto for what each call means."""
 
-    def __init__(self, authority: Authority, life_s: float, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, members: Members, life_s: float, limits: Limits = DEFAULT_LIMITS) -> None:
         self.gate = Gate()  # the token is all that a caller has
-        self._authority, self._life_s = authority, life_s
+        self._members, self._life_s = members, life_s
         self._failures = Failures(limits.join_failures_per_minute)
 
     @answers
@@ -83,7 +83,7 @@ class Joining(JoiningServicer):
         self, request: identity.GetAuthorityRequest, caller: Caller
     ) -> identity.GetAuthorityResponse:
         """The authority's certificate."""
-        return identity.GetAuthorityResponse(certificate=certificate_der(self._authority.certificate))
+        return identity.GetAuthorityResponse(certificate=certificate_der(self._members.authority.certificate))
 
     @answers
     async def Join(self, request: identity.JoinRequest, caller: Caller) -> identity.JoinResponse:
@@ -91,9 +91,8 @@ class Joining(JoiningServicer):
         source, clock = source_of(caller.address), asyncio.get_running_loop().time
         if wait_s := self._failures.wait_s(source, clock()):
             raise Overloaded("too many joins from there have failed: wait", (wait_s, 2 * wait_s))
-        admit = self._authority.admit
         try:
-            name, made = await asyncio.to_thread(admit, request.token, request.signing_request, self._life_s)
+            name, made = await self._members.admit(request.token, request.signing_request, self._life_s)
         except NotAuthenticated as error:
             self._failures.add(source, clock())
             log.warning("a join from %s was refused: %s", source, error)

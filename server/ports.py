@@ -146,7 +146,7 @@ class Ports:
             options=list((dict(options(limits, STRANGERS_MAX)) | of_strangers).items()),
             maximum_concurrent_rpcs=limits.joins_at_once_max,
         )
-        joining = Joining(identity.authority, self._config.identity.certificate_s, limits)
+        joining = Joining(identity.members, self._config.identity.certificate_s, limits)
         add_JoiningServicer_to_server(joining, server)
         return await self._start(server, join_address(self._config), identity, clients=False)
 
@@ -180,4 +180,4 @@ class Ports:
 
 
 def _gate(identity: ServerIdentity | None, kinds: Collection[Kind]) -> Gate:
-    return Gate() if identity is None else Gate(identity.authority, kinds)
+    return Gate() if identity is None else Gate(identity.members, kinds)

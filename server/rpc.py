@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import json
 import os
@@ -217,8 +216,7 @@ class Devices(DevicesServicer):
         identity = self.run.identity
         if identity is None or caller.peer is None:
             raise ConfigError("nobody has a certificate on this port: there is none to renew")
-        renew = identity.authority.renew
-        made = await asyncio.to_thread(renew, caller.peer, request.signing_request, identity.life_s)
+        made = await identity.members.renew(caller.peer, request.signing_request, identity.life_s)
         return devices.RenewCertificateResponse(certificate=certificate_der(made))
 
     # --- parts of answers --------------------------------------------------------------------

@@ -59,7 +59,7 @@ def answers(
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> Response:
         try:
-            return await method(self, request, self.gate.caller(context))
+            return await method(self, request, await self.gate.caller(context))
         except aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the last line of defence of a call
@@ -76,9 +76,9 @@ def streams(
     @functools.wraps(method)
     async def handler(self: Servicer, request: Request, context: Context) -> AsyncIterator[Response]:
         try:
-            caller = self.gate.caller(context)
+            caller = await self.gate.caller(context)
             async for response in method(self, request, caller):
-                caller.check_still()
+                await caller.check_still()
                 yield response
         except aio.AbortError:
             raise

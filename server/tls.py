@@ -27,6 +27,7 @@ from anabranch.identity.certificates import (
     renewal_due,
 )
 from anabranch.identity.signatures import sign
+from anabranch.server.members import Members
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +74,22 @@ class ServerIdentity:
 
     def __init__(self, authority: Authority, life_s: float) -> None:
         self.authority, self.life_s = authority, life_s
+        self._members: Members | None = None
         self._lock = threading.Lock()  # gRPC asks from threads of its own
         self._shown: Shown | None = None
+
+    @property
+    def members(self) -> Members:
+        """Who may call; opened when a port is."""
+        if self._members is None:
+            self._members = Members(self.authority)
+        return self._members
+
+    def close(self) -> None:
+        """Let go of the authority and its register."""
+        if self._members is not None:
+            self._members.close()
+        self.authority.close()
 
     def configuration(self) -> grpc.ServerCertificateConfiguration:
         """The certificate of the moment, for a handshake."""

@@ -1,0 +1,115 @@
+"""Another process holds the members' register locked: who is in notices nothing, who wants in waits."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import grpc
+import pytest
+from guarded import Federation, issued
+from wire import CALL_S
+
+from anabranch.client.joining import join
+from anabranch.core.errors import StoreError
+from anabranch.identity.authority import DAY_S, REGISTER, Authority
+from anabranch.identity.certificates import Kind
+from anabranch.identity.standings import Standings
+
+LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN EXCLUSIVE")
+connection.execute("UPDATE changes SET count = count + 1")
+print("locked", flush=True)
+sys.stdin.read()
+connection.execute("COMMIT")
+"""
+
+
+@contextmanager
+def locked(register: Path) -> Iterator[None]:
+    """Another process writes there and takes its time."""
+    command = [sys.executable, "-c", LOCK, str(register)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "locked\n"
+        yield
+        process.communicate()
+
+
+def test_who_is_in_is_answered_while_the_register_is_locked(guarded: Federation) -> None:
+    known = [guarded.joined(f"device-{n}") for n in range(3)]
+    devices = [guarded.device(wallet) for wallet in known]
+    token = guarded.authority.invite("late", DAY_S)
+    devices[0].enrol()  # with it the register is looked at
+    happened: list[str] = []
+
+    def come_late() -> None:
+        join(guarded.folder / "late", guarded.join_address, token, guarded.authority.sha256)
+        happened.append("joined")
+
+    late = threading.Thread(target=come_late)
+    with locked(guarded.folder / "ca" / REGISTER):
+        late.start()
+        for device in devices:  # two of them for the first time
+            device.enrol()
+            device.work()
+            happened.append("worked")
+        assert late.is_alive()
+    late.join(CALL_S)
+    assert happened == ["worked"] * 3 + ["joined"]
+
+
+def test_a_revocation_counts_although_the_register_is_locked_after_it(guarded: Federation) -> None:
+    good, bad = (guarded.device(guarded.joined(name)) for name in ("good", "bad"))
+    good.enrol()
+    bad.enrol()
+    guarded.authority.revoke("bad")
+    answered: list[str] = []
+
+    def call(device: object) -> None:
+        try:
+            device.enrol()  # type: ignore[attr-defined]
+            answered.append("in")
+        except grpc.RpcError as error:
+            answered.append(error.code().name)
+
+    with locked(guarded.folder / "ca" / REGISTER):
+        thread = threading.Thread(target=call, args=(bad,))
+        thread.start()
+        assert guarded.served.exit_code is None
+    thread.join(CALL_S)
+    assert answered == ["UNAUTHENTICATED"]
+    good.enrol()
+
+
+def test_what_was_read_holds_until_somebody_commits(authority: Authority, tmp_path: Path) -> None:
+    register = authority.folder / REGISTER
+    first, second = (issued(authority, Kind.DEVICE, n, tmp_path / n).peer.serial for n in ("a", "b"))
+    with closing(Standings(register)) as standings:
+        standings.read_ahead(0.0)
+        with locked(register):
+            assert standings.of([first, second, "1f"]) == {first: "good", second: "good", "1f": None}
+        assert standings.of(["1f"]) == {"1f": "unknown"}  # it has committed, and the rest is looked up again
+        assert standings.behind == 0
+        authority.revoke("a")
+        with locked(register):  # a commit that was not looked at: nobody is known any more
+            assert standings.of([first, second]) == {first: None, second: None}
+        assert standings.of([first]) == {first: "revoked"}
+        third = issued(authority, Kind.DEVICE, "c", tmp_path / "c").peer.serial
+        assert standings.of([third, second]) == {third: "good", second: "good"}
+
+
+def test_a_register_without_its_table_says_so(authority: Authority) -> None:
+    register = authority.folder / REGISTER
+    with closing(Standings(register)) as standings:
+        with closing(sqlite3.connect(register)) as connection:
+            connection.execute("DROP TABLE certificates")
+        with pytest.raises(StoreError, match="cannot be read"):
+            standings.of(["1f"])
