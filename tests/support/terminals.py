@@ -18,7 +18,6 @@ from pathlib import Path
 import psutil
 
 MARK = "JOURNEY"  # in the environment of all that a person has started, however far from the terminal
-AT_A_PROMPT = ("env", "--default-signal=INT,QUIT")  # ignored in what was started in the background
 STEP_S = 0.1
 SHOWN_LINES = 60  # of what a command printed, where something is wrong
 NAMESPACES = (("--net", "--mount"), ("--user", "--map-root-user", "--net", "--mount"))
@@ -32,7 +31,7 @@ class Terminal:
         self._log = log
         with log.open("wb") as out:
             self._process = subprocess.Popen(
-                [*machine.enter, *AT_A_PROMPT, "-C", str(folder), "bash", "-c", text],
+                [*machine.enter, "env", "-C", str(folder), "bash", "-c", text],
                 env=machine.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
