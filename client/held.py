@@ -5,20 +5,24 @@ After a restart the version that is on the disk need not be fetched again.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
 from anabranch.client.lease import OnEvent
+from anabranch.client.messages import GrantedTask
 from anabranch.client.records import Record, read_record, write_record
 from anabranch.client.state import HELD
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.compress.model import full_bytes
-from anabranch.core.errors import InvalidUpdate, TooLarge
+from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownVersion
 from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Task
+
+log = logging.getLogger(__name__)
 
 VECTOR, FROZEN = "vector", "frozen/"
 
@@ -26,7 +30,7 @@ VECTOR, FROZEN = "vector", "frozen/"
 def keep_model(state_dir: Path, model: BaseModel, run_id: str, spec: ParamSpec) -> None:
     """Write the model in the place of an older one. It is a cache, so nothing waits for the disk."""
     frozen = {f"{FROZEN}{name}": array for name, array in model.frozen.items()}
-    facts = {"version": model.version, "run_id": run_id, "layout_hash": spec.layout_hash}
+    facts = {"version": model.version, "head": model.head, "run_id": run_id, "layout_hash": spec.layout_hash}
     write_record(state_dir / HELD, Record({VECTOR: model.vector, **frozen}, facts), durable=False)
 
 
@@ -39,7 +43,8 @@ def kept_model(state_dir: Path, run_id: str, spec: ParamSpec) -> BaseModel | Non
     # An earlier release kept a number as a row of one: such a model is fetched anew.
     if any(t.shape != frozen[t.name].shape for t in spec.tensors if not t.aggregated):
         return None
-    return BaseModel(int(record.facts["version"]), record.arrays[VECTOR], frozen)
+    head = str(record.facts.get("head", ""))  # an earlier release knew none: such a model is fetched anew
+    return BaseModel(int(record.facts["version"]), record.arrays[VECTOR], frozen, head=head)
 
 
 class HeldModels:
@@ -71,10 +76,20 @@ class HeldModels:
         self._run_id = run_id
 
     def get(self, task: Task) -> BaseModel:
-        """What a task starts from. Raises the errors of `Transport.fetch`, `InvalidUpdate` and `TooLarge`."""
+        """What a task starts from. Raises the errors of `Transport.fetch`, `InvalidUpdate` and `TooLarge`.
+
+        A number alone is no name: where the run was restored from a backup, what is held may be a lost
+        version of the same number, and is fetched anew. `UnknownVersion` where what comes is not the task's.
+        """
+        head = task.base_head if isinstance(task, GrantedTask) else ""
         if self._whole is not None and self._whole.version == task.base_version:
-            return self._whole
+            if head in ("", self._whole.head):
+                return self._whole
+            log.warning("version %d is another one now: it is fetched anew", task.base_version)
+            self._whole = None
         model = self._fetched(task.base_version, task.submodel)
+        if head and model.head != head:
+            raise UnknownVersion(f"version {task.base_version} is another one than the task's by now")
         self._summary.downlink_bytes_full_equivalent += full_bytes(self._local.spec)
         if model.submodel is None:
             self._whole = model

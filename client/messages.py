@@ -23,6 +23,13 @@ class Enrolment:
     version: int
 
 
+@dataclass(frozen=True)
+class GrantedTask(Task):
+    """A task and the head (hex) of the version that it starts from: see `BaseModel.head`."""
+
+    base_head: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class FetchedModel:
     """A published version, encoded, its digest checked.
@@ -30,7 +37,7 @@ class FetchedModel:
     `modified` is False when there is none above the one asked about: `data` is empty then. `final`:
     the run has ended, and `version` is its last. `from_version`: the payload leads from that one.
     `vector_sha256` (hex) is the digest of the decoded vector, empty where the payload's own says as much.
-    `part_only`: it is a model of the wanted sub-model's shapes.
+    `part_only`: it is a model of the wanted sub-model's shapes. `head`: see `BaseModel`.
     """
 
     version: int
@@ -42,6 +49,7 @@ class FetchedModel:
     from_version: int | None = None
     vector_sha256: str = ""
     part_only: bool = False
+    head: str = ""
 
 
 @dataclass(frozen=True)

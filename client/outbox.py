@@ -38,7 +38,10 @@ FORMAT = 2
 
 @dataclass(frozen=True, eq=False)
 class UpdateEntry:
-    """The result of a task as it travels: the header, and the encoded delta of `values` coordinates."""
+    """The result of a task as it travels: the header, and the encoded delta of `values` coordinates.
+
+    `base_head` (hex) names the version that it was trained from, where that is known: see `BaseModel`.
+    """
 
     update_id: str
     task_id: str
@@ -51,6 +54,7 @@ class UpdateEntry:
     values: int
     submodel: SubmodelMap | None = field(default=None, repr=False)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    base_head: str = ""
 
     @cached_property
     def sha256(self) -> str:
@@ -71,6 +75,7 @@ class UpdateEntry:
             "values": self.values,
             "submodel": None if self.submodel is None else self.submodel.SerializeToString().hex(),
             "metrics": dict(self.metrics),
+            **({"base_head": self.base_head} if self.base_head else {}),
             "size_bytes": len(self.payload),
             "sha256": self.sha256,
         }

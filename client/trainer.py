@@ -46,13 +46,15 @@ SMALL_MODEL_VALUES = 1_000_000
 class BaseModel:
     """A decoded version: `vector` (spec.size,), and the tensors that are not aggregated.
 
-    With a `submodel` the vector is that part of it, (submodel.size,).
+    With a `submodel` the vector is that part of it, (submodel.size,). `head` (hex) names the version with all
+    that led to it: after a restore another one may have its number. Empty where it is not known.
     """
 
     version: int
     vector: Vector
     frozen: Mapping[str, npt.NDArray[Any]]
     submodel: UnitMap | None = None
+    head: str = ""
 
     def part(self, submodel: Submodel | None) -> Vector:
         """What is trained in a task of this sub-model: its own tensors' values, or the whole vector."""
@@ -179,9 +181,9 @@ class LocalTrainer:
         if fetched.vector_sha256 and digest(vector) != fetched.vector_sha256:
             raise InvalidUpdate(f"version {fetched.version} does not decode to what the server has")
         if frozen is not None:
-            return BaseModel(fetched.version, vector, frozen, part)
+            return BaseModel(fetched.version, vector, frozen, part, fetched.head)
         assert held is not None, "what leads from a version needs it"
-        return BaseModel(fetched.version, vector, held.frozen)
+        return BaseModel(fetched.version, vector, held.frozen, head=fetched.head)
 
     def train(
         self,

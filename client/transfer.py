@@ -51,6 +51,7 @@ class Download:
             from_version=head.from_version if head.HasField("from_version") else None,
             vector_sha256=head.vector_sha256.hex(),
             part_only=head.part_only,
+            head=head.head.hex(),
         )
 
 
@@ -99,6 +100,7 @@ def update_messages(
             metrics=entry.metrics,
             signature=signature,
             next=next_ask,
+            base_head=bytes.fromhex(entry.base_head),
         )
     )
     view = memoryview(entry.payload)

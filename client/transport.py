@@ -19,11 +19,12 @@ from anabranch.client.channel import (
     StallGuard,
     stream_deadline_s,
 )
-from anabranch.client.history import HistoryRestored, SeenHistory
+from anabranch.client.history import SeenHistory
 from anabranch.client.link import Link
 from anabranch.client.messages import (
     Enrolment,
     FetchedModel,
+    GrantedTask,
     HeartbeatAnswer,
     Notice,
     NoticeKind,
@@ -130,7 +131,6 @@ class GrpcTransport:
         # An operator's papers serve several observers at a time: each has a memory of its own.
         folder = wallet.folder if wallet is not None and wallet.peer.kind is Kind.DEVICE else None
         self._history = None if wallet is None else SeenHistory(wallet.authority, folder)
-        self._heads: dict[int, bytes] = {}  # of the version that was fetched last, where it has come
         self._partial: Download | None = None
         self._partial_for: tuple[int | None, Submodel | None] = (None, None)
 
@@ -185,8 +185,8 @@ class GrpcTransport:
         if answer.WhichOneof("answer") == "task":
             if answer.task.task_id != ask.task_id:
                 raise InvalidUpdate(f"asked for task {ask.task_id!r}, was given {answer.task.task_id!r}")
-            self._check_base(answer.task, ask)
-            return convert.task_from_proto(answer.task, self.client_id, spec)
+            task = convert.task_from_proto(answer.task, self.client_id, spec)
+            return GrantedTask(**vars(task), base_head=answer.task.base_head.hex())
         refusal = answer.refusal
         known = refusal.reason in {r.value for r in Reason}
         return Refused(
@@ -196,12 +196,6 @@ class GrpcTransport:
             (refusal.retry_after.earliest_s, refusal.retry_after.latest_s),
             refusal.final,
         )
-
-    def _check_base(self, task: devices.Task, ask: Ask) -> None:
-        """Raises `HistoryRestored` where the version that the device holds may be a lost one."""
-        held = ask.holds_version == task.base_version
-        if held and task.base_head and self._heads.get(task.base_version) != task.base_head:
-            raise HistoryRestored(f"the run was restored, and version {task.base_version} may be another now")
 
     def fetch(
         self,
@@ -364,7 +358,6 @@ class GrpcTransport:
         model = done.finished()
         if self._history is not None:
             self._history.check(done.header, self._links)
-        self._heads = {done.version: done.header.head}
         return model
 
     def _links(self, after: int, to: int) -> bytes:

@@ -81,7 +81,8 @@ class Work:
             self._emulate(began + entry.local_steps * self._step_s(task), task.task_id)
             took_s = self._bell.now() - began
             trained_s = entry.metrics.get(TRAIN_S, took_s)
-            entry = replace(entry, metrics={**entry.metrics, TRAIN_S: trained_s})
+            metrics = {**entry.metrics, TRAIN_S: trained_s}
+            entry = replace(entry, metrics=metrics, base_head=self._start_model.head)
             self._await_room(entry, task.task_id)
         except Cancelled:
             return False
@@ -93,7 +94,6 @@ class Work:
             self._memories.put(order.update_id, pending, self.run_id, layout_hash)
         with self._kept.beside(order.update_id, self._local.kept, self.run_id):
             self._outbox.put(entry)
-        metrics = dict(entry.metrics)
         self._tell("trained", task=task.task_id, steps=entry.local_steps, took_s=took_s, metrics=metrics)
         return True
 

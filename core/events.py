@@ -83,13 +83,17 @@ class Proof:
 
 @dataclass(frozen=True)
 class UpdateArrived:
-    """A complete update. With a `flaw` (what the validation found) the delta is empty."""
+    """A complete update. With a `flaw` (what the validation found) the delta is empty.
+
+    `other_base`: it was trained from another model than this run's of the same number.
+    """
 
     now: float
     update: Update
     payload: Payload
     flaw: str = ""
     proof: Proof | None = None
+    other_base: bool = False
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,7 @@ def _update_record(event: ev.UpdateArrived) -> Record:
         "payload": dict(vars(event.payload)),
         "flaw": event.flaw,
         **proof,
+        **({"other_base": True} if event.other_base else {}),
     }
 
 
@@ -144,7 +145,10 @@ def _update_event(data: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Up
     now, flaw, payload = data.pop("now"), data.pop("flaw"), ev.Payload(**data.pop("payload"))
     signed = data.pop("proof", None)
     proof = None if signed is None else ev.Proof(**signed)
+    other_base = data.pop("other_base", False)
     found = data.pop("submodel")
     submodel = None if found is None else submodel_from_json(found, spec)
     delta = np.empty(0, np.float32) if flaw else load_delta(payload, submodel)
-    return ev.UpdateArrived(now, Update(delta=delta, submodel=submodel, **data), payload, flaw, proof)
+    return ev.UpdateArrived(
+        now, Update(delta=delta, submodel=submodel, **data), payload, flaw, proof, other_base
+    )

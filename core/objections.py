@@ -40,9 +40,8 @@ def objection(event: ev.UpdateArrived, task: Task | None, context: Context, book
     if staleness < 0:
         detail = f"base_version {update.base_version} is ahead of version {books.version}"
         return no(Reason.FUTURE_BASE, detail)
-    if update.base_version != task.base_version:
-        detail = f"the task's base_version is {task.base_version}, not {update.base_version}"
-        return no(Reason.WRONG_BASE, detail)
+    if wrong := _wrong_base(event, task):
+        return no(*wrong)
     if update.submodel is not None and not books.strategy.supports_submodels:
         return no(Reason.NO_SUBMODELS, f"strategy {books.strategy.name!r} takes whole models only")
     if update.submodel != task.submodel and not books.settings.any_submodel:
@@ -68,6 +67,16 @@ def repeated(event: ev.UpdateArrived, known: Receipt) -> Decided | Conflicting:
     if why := known.conflict(update.client_id, update.task_id, event.payload.sha256):
         return Conflicting(update.client_id, update.update_id, why)
     return Decided(update.client_id, known, update.examples, duplicate=True)
+
+
+def _wrong_base(event: ev.UpdateArrived, task: Task) -> tuple[Reason, str] | None:
+    """Why the update was not trained from what its task starts from, or None."""
+    base = event.update.base_version
+    if base != task.base_version:
+        return Reason.WRONG_BASE, f"the task's base_version is {task.base_version}, not {base}"
+    if event.other_base:
+        return Reason.OTHER_BASE, f"it was trained from a version {base} of another history, which is lost"
+    return None
 
 
 def _no_task(update: Update, task: Task | None, books: Books) -> tuple[Reason, str]:

@@ -117,6 +117,7 @@ class Reason(StrEnum):
     STALE = "stale"
     FUTURE_BASE = "future_base"
     WRONG_BASE = "wrong_base"
+    OTHER_BASE = "other_base"
     BASE_GONE = "base_gone"
     DUPLICATE_TASK = "duplicate_task"
     UNKNOWN_TASK = "unknown_task"

@@ -29,16 +29,17 @@ ROOT = Path(__file__).resolve().parents[1]
 LAYOUT = '[["weight", [1, 3], "float32"], ["bias", [1], "float32"], ["seen", [1], "int64"]]'
 MANIFEST = hashlib.sha256(LAYOUT.encode()).digest()
 DEVICE = "device-1"
-# What a repetition may say otherwise: times, texts for people, the run's id, and the settings, which grow.
+# What a repetition may say otherwise: times, texts for people, the run's id, the heads, which come
+# of them, and the settings, which grow.
 VARIES = {
     "AskTaskResponse": ["server_time_s"],
     "Decision": ["detail"],
     "EnrolResponse": ["run_id", "config_json", "server_time_s"],
     "HeartbeatResponse": ["expires_at_s", "server_time_s"],
-    "ModelHeader": ["published_at_s"],
+    "ModelHeader": ["head", "published_at_s"],
     "Notice": ["detail"],
     "Refusal": ["detail"],
-    "Task": ["expires_at_s"],
+    "Task": ["base_head", "expires_at_s"],
 }
 DELTAS = {
     "update-1": [0.25, 0.5, -0.125, 1.0],

@@ -64,6 +64,7 @@ class Header:
     payload: ev.Payload
     proof: ev.Proof | None = None
     ask: Ask | None = None
+    base_head: str = ""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,8 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
     values = 0 if submodel is None else submodel.size
     sha256 = checked_digest(part.sha256, "parts[0].sha256")
     payload = ev.Payload(sha256, size_bytes, part.encoding.codec, values)
-    return Header(update, payload, ask=_read_ask(message, spec, limits))
+    base_head = checked_digest(message.base_head, "base_head") if message.base_head else ""
+    return Header(update, payload, ask=_read_ask(message, spec, limits), base_head=base_head)
 
 
 def _read_ask(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits) -> Ask | None:
@@ -297,8 +299,9 @@ class Intake:
                 checked = await self.uploads.in_thread(lambda: self._checked(header, upload))
         finally:
             self.writer.coming -= 1
+        other_base = await self._is_of_other_base(header)
         event = ev.UpdateArrived(
-            self.writer.now(), checked.update, header.payload, checked.flaw, header.proof
+            self.writer.now(), checked.update, header.payload, checked.flaw, header.proof, other_base
         )
         reach("update_checked")
         answer, asked = await self._submitted(event, checked, header.ask)
@@ -308,6 +311,13 @@ class Intake:
         if not decided.duplicate:
             self.bytes_raw += raw_bytes
         return Verdict(decided.receipt, decided.duplicate, answer.seq or 0, header.ask, asked)
+
+    async def _is_of_other_base(self, header: Header) -> bool:
+        """Whether it was trained from a version of a history that was lost, if its device says from which."""
+        if not header.base_head:
+            return False
+        known = await self.writer.head_of(header.update.base_version)
+        return known is not None and known != header.base_head
 
     async def _submitted(
         self, event: ev.UpdateArrived, checked: Checked, ask: Ask | None

@@ -235,11 +235,11 @@ class Devices(DevicesServicer):
             self.run.presence.seen(client_id, self.run.writer.now())
 
     async def _sign(self, header: devices.ModelHeader, caller: Caller) -> None:
-        """Vouch for a model, and for the history that led to it, to who has a certificate."""
+        """Name a model by its head. To who has a certificate, vouch for it and the history that led to it."""
         run, version = self.run, header.version
         if run.restored is not None:
             header.restored.CopyFrom(run.restored.to_proto())
-            header.head = bytes.fromhex(await self._head(version))
+        header.head = bytes.fromhex(await run.writer.head_of(version) or "")
         if caller.peer is None:
             return
         assert run.identity is not None, "a caller with a certificate came through a guarded port"
@@ -257,11 +257,7 @@ class Devices(DevicesServicer):
 
     async def _head(self, version: int) -> str:
         """A version's head, hex. Raises `UnknownVersion`."""
-        writer = self.run.writer
-        head = writer.history.head_of(version)
-        if head is None:
-            rows = await writer.look_store(lambda store: store.versions(version - 1, 1))
-            head = rows[0].head if rows else None
+        head = await self.run.writer.head_of(version)
         if head is None:
             raise UnknownVersion(f"version {version} is of before its history was kept: fetch the newest")
         return head
@@ -305,8 +301,7 @@ class Devices(DevicesServicer):
             return self._refusal(Refused(ask, Reason.BASE_GONE, str(gone), self._retry_s()))
         self.run.presence.given(task.client_id, task.base_version)
         proto = task_to_proto(task, _part(file))
-        if self.run.restored is not None:
-            proto.base_head = bytes.fromhex(await self._head(task.base_version))
+        proto.base_head = bytes.fromhex(await self.run.writer.head_of(task.base_version) or "")
         return devices.AskTaskResponse(task=proto, server_time_s=self.run.writer.now())
 
     def _wanted(

@@ -143,6 +143,13 @@ class Writer:
         value: T = await self._enqueue(Call(None, look=question))
         return value
 
+    async def head_of(self, version: int) -> str | None:
+        """A version's head, hex: its name, of which its number is a part. None where there is none."""
+        if (head := self.history.head_of(version)) is not None:
+            return head
+        rows = await self.look_store(lambda store: store.versions(version - 1, 1))
+        return rows[0].head if rows and rows[0].version == version else None
+
     async def look_store(self, question: Callable[[Store], T]) -> T:
         """Ask the store something, in turn with the events."""
         books = self._books

@@ -221,7 +221,7 @@ class Task(_message.Message):
     lease_s: _builtins.float
     expires_at_s: _builtins.float
     base_head: _builtins.bytes
-    """Where the run was restored from a backup, the head of base_version: its number alone may be a lost one's."""
+    """The head of base_version: where the run was restored from a backup its number alone may be a lost one's."""
     @_builtins.property
     def local(self) -> _model_pb2.LocalPlan: ...
     @_builtins.property
@@ -411,7 +411,7 @@ class ModelHeader(_message.Message):
     part_only: _builtins.bool
     """The payload is a model of the wanted sub-model's shapes, not the whole."""
     run_id: _builtins.str
-    """Over a guarded port, what the server vouches for: docs/protocol.md, "History"."""
+    """Over a guarded port, what the server vouches for: docs/protocol.md, "History". The head comes in any case."""
     head: _builtins.bytes
     signature: _builtins.bytes
     certificate: _builtins.bytes
@@ -547,6 +547,7 @@ class UpdateHeader(_message.Message):
     METRICS_FIELD_NUMBER: _builtins.int
     NEXT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
+    BASE_HEAD_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
     update_id: _builtins.str
@@ -558,6 +559,8 @@ class UpdateHeader(_message.Message):
     local_steps: _builtins.int
     signature: _builtins.bytes
     """By the key of the device's certificate: docs/protocol.md, "Signatures"."""
+    base_head: _builtins.bytes
+    """The head of what it was trained from, where the device knows it: Task.base_head."""
     @_builtins.property
     def submodel(self) -> _model_pb2.SubmodelMap: ...
     @_builtins.property
@@ -585,10 +588,11 @@ class UpdateHeader(_message.Message):
         metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         next: Global___AskTaskRequest | None = ...,
         signature: _builtins.bytes = ...,
+        base_head: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "submodel", b"submodel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "mode_epoch", b"mode_epoch", "next", b"next", "parts", b"parts", "signature", b"signature", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_head", b"base_head", "base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "mode_epoch", b"mode_epoch", "next", b"next", "parts", b"parts", "signature", b"signature", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

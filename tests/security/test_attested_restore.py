@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,17 +15,31 @@ from typing import Any
 import numpy as np
 import pytest
 from commands import anabranch, answer, serving
+from federations import BASE, first_weights
 from guarded import TENSORS, Federation, federation
 from server_process import free_port
 from wire import Served, server_config
 
+from anabranch.client.agent import Agent
+from anabranch.client.held import VECTOR, HeldModels
 from anabranch.client.history import HistoryRestored, SeenHistory
+from anabranch.client.records import read_record
+from anabranch.client.state import HELD
+from anabranch.client.summary import AgentSummary
+from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import GrpcTransport
+from anabranch.core.config import ClientTable
 from anabranch.core.errors import ConfigError, HistoryMismatch
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.params import digest
 from anabranch.core.updates import Ask, Capability, Task
 from anabranch.identity.authority import Authority
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.restored import FILE, attest
+from anabranch.server.store.factory import open_store
+from anabranch.server.verify import verify
+from anabranch.workloads.app import Shard
+from anabranch.workloads.synthetic import Synthetic
 
 RUN = """
 [run]
@@ -160,42 +175,98 @@ def manifest(tmp_path: Path) -> Manifest:
     return write_manifest(tmp_path / "model", "test", TENSORS)
 
 
-def test_nobody_trains_from_a_lost_version_of_the_same_number(tmp_path: Path, manifest: Manifest) -> None:
-    """Without an authority, so that nothing is signed and nothing remembered: numbers alone are no proof."""
-    config = server_config(tmp_path / "data")
-    spec = manifest.spec
+@pytest.mark.parametrize("attested", [True, False])
+def test_nobody_trains_from_a_lost_version_of_the_same_number(attested: bool, tmp_path: Path) -> None:
+    """In the clear nothing is signed, and no history remembered: what is held is known by its head."""
+    manifest, port = write_manifest(tmp_path / "model", "test", first_weights()), free_port()
+    config = server_config(tmp_path / "data", server={"address": f"127.0.0.1:{port}"})
     with Served(config, manifest) as served:
         pushes(served, 1)
     shutil.copytree(tmp_path / "data", tmp_path / "backup")
-    port = free_port()
-    config = server_config(tmp_path / "data", server={"address": f"127.0.0.1:{port}"})
-    with GrpcTransport(f"127.0.0.1:{port}", "device-1", reconnect_max_s=0.2) as transport:
+    with Device(port, tmp_path / "device") as device:
         with Served(config, manifest) as served:
             pushes(served, 1)
-            transport.enrol(Capability())
-            lost = transport.fetch(spec.layout_hash, 2)
+            assert device.starts_from("task-0") == (2, 2.0)
         shutil.rmtree(tmp_path / "data")
         shutil.copytree(tmp_path / "backup", tmp_path / "data")
-        attest(tmp_path / "data", "", None)
+        if attested:
+            attest(tmp_path / "data", "", None)
         with Served(config, manifest) as served:
             pushes(served, 1, 5.0)
-            transport.enrol(Capability())
-            with pytest.raises(HistoryRestored, match="version 2 may be another"):
-                granted(transport, Ask("device-1", "task-1", 2), manifest)
-            task = granted(transport, Ask("device-1", "task-2", None), manifest)
-            found = transport.fetch(spec.layout_hash, task.base_version)
-            assert (found.version, lost.version) == (2, 2)
-            assert found.data != lost.data
-            assert np.frombuffer(found.data, np.float32).tolist() == [6.0] * 8
-            again = granted(transport, Ask("device-1", "task-3", 2), manifest)  # it has this one
-            assert again.base_version == 2
+            assert device.starts_from("task-1") == (2, 6.0)
+            assert device.fetches == 2
+            assert device.starts_from("task-2") == (2, 6.0)
+            assert device.fetches == 2  # it has this one
+    with Device(port, tmp_path / "device") as device, Served(config, manifest):
+        assert device.starts_from("task-3") == (2, 6.0)
+        assert device.fetches == 0  # it was on its disk
 
 
-def granted(transport: GrpcTransport, ask: Ask, manifest: Manifest) -> Task:
-    """The task that is granted."""
-    answer = transport.ask(ask, manifest.spec)
-    assert isinstance(answer, Task), answer
-    return answer
+def test_an_update_from_a_lost_version_is_refused_by_its_name(tmp_path: Path, manifest: Manifest) -> None:
+    config = server_config(tmp_path / "data")
+    with Served(config, manifest) as served:
+        device = served.device()
+        device.work()
+        task = device.task()
+        assert task.base_head == device.fetch()[0].head != b""
+        lost = device.answer(task, 64.0, base_head=bytes(32)).decision
+        assert (lost.verdict, lost.reason) == ("rejected", "other_base")
+        assert "of another history, which is lost" in lost.detail
+        task = device.task()
+        assert device.answer(task, 2.0, base_head=task.base_head).decision.verdict == "published"
+        assert device.answer(device.task(), 4.0).decision.verdict == "published"  # who knows of no names
+        assert served.model().tolist() == [7.0] * 8
+    assert verify(tmp_path / "data").problems == ()
+
+
+def test_a_device_that_holds_a_lost_version_finds_out_at_the_grant(tmp_path: Path) -> None:
+    """Over mutual TLS, with no word of the authority: it ends before it has trained."""
+    with federation(tmp_path, first_weights(), DEFAULT_LIMITS, time.time, **BASE) as guarded:
+        wallet, other = guarded.joined("device-1"), guarded.joined("device-2")
+
+        def agent(name: str, wallet: Any) -> Agent:
+            shard, folder = Shard("train", 0, 4), tmp_path / name
+            return Agent(Synthetic(), guarded.transport(wallet), name, shard, folder, tasks_max=2)
+
+        back_up(guarded, tmp_path / "backup")
+        with started_again(guarded):
+            assert agent("device-1", wallet).run().answered == 2  # it holds version 1, and has its head
+        take_back(guarded, tmp_path / "backup")
+        with started_again(guarded):
+            works(guarded, other, 1, 64.0)
+            with pytest.raises(HistoryMismatch, match="version 1 has another history"):
+                agent("device-1", wallet).run()
+            assert guarded.operators(guarded.operator()).status().updates_applied == 1
+
+
+class Device:
+    """A device's models, over the network."""
+
+    def __init__(self, port: int, folder: Path) -> None:
+        self._transport = GrpcTransport(f"127.0.0.1:{port}", "device-1", reconnect_max_s=0.2)
+        self._local, self.fetches = LocalTrainer(Synthetic(), ClientTable()), 0
+        parts = (folder, time.monotonic, AgentSummary("device-1"), self._hear)
+        self._models = HeldModels(self._local, self._transport, *parts)
+        folder.mkdir(exist_ok=True)
+
+    def __enter__(self) -> Device:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._transport.close()
+
+    def _hear(self, kind: str, **_: Any) -> None:
+        self.fetches += kind == "fetched"
+
+    def starts_from(self, task_id: str) -> tuple[int, float]:
+        """The version that a task starts from, and by how much its model is above the first weights."""
+        spec = self._local.spec
+        self._models.join(self._transport.enrol(Capability()).run_id)
+        task = self._transport.ask(Ask("device-1", task_id, self._models.version), spec)
+        assert isinstance(task, Task), task
+        above = self._models.get(task).vector - spec.flatten(first_weights())
+        assert np.ptp(above) < 1e-5
+        return task.base_version, round(float(above.mean()), 3)
 
 
 def pushes(served: Served, times: int, value: float = 1.0) -> None:
@@ -249,3 +320,46 @@ def test_devices_go_on_by_themselves_after_a_restore(guarded: bool, tmp_path: Pa
     assert ("discarded, and the device goes on" in (tmp_path / "device.log").read_text()) == guarded
     found = answer(anabranch(tmp_path, "verify", "data", "--json"))
     assert (found["problems"], found["version"]) == ([], 12)
+
+
+def test_older_data_are_put_back_and_nobody_says_so(tmp_path: Path) -> None:
+    """The same numbers name other models then; a device that holds one of the lost ones fetches anew."""
+    (tmp_path / "run.toml").write_text(RUN)
+    answer(anabranch(tmp_path, "init", "synthetic", "--out", "model", "--json"))
+    address = f"127.0.0.1:{free_port()}"
+    start = ["run.toml", "--model", "model", "--address", address, "--admin-address", "127.0.0.1:0"]
+    start += ["--data-dir", "data"]
+
+    def work(name: str, tasks: int) -> list[dict[str, Any]]:
+        command = ["client", "synthetic", "--server", address, "--id", name, "--state-dir", name]
+        done = anabranch(tmp_path, *command, "--tasks-max", tasks, "--json")
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    with serving(tmp_path, *start):
+        pass
+    shutil.copytree(tmp_path / "data", tmp_path / "backup")
+    with serving(tmp_path, *start):
+        work("device-1", 2)
+    lost = held_by(tmp_path, "device-1")
+    shutil.rmtree(tmp_path / "data")
+    (tmp_path / "backup").rename(tmp_path / "data")
+    with serving(tmp_path, *start):
+        work("device-2", 1)
+        said = work("device-1", 1)
+    granted, pushed = (next(s for s in said if s["kind"] == kind) for kind in ("granted", "pushed"))
+    assert (granted["base_version"], pushed["verdict"], pushed["version"]) == (1, "published", 2)
+    store = open_store("", tmp_path / "data")
+    (first,) = store.versions(limit=1)
+    store.close()
+    now = held_by(tmp_path, "device-1")
+    assert (lost.version, now.version, first.version) == (1, 1, 1)
+    assert digest(lost.vector) != first.sha256
+    assert digest(now.vector) == first.sha256
+
+
+def held_by(folder: Path, name: str) -> BaseModel:
+    """The model that is on a device's disk, whatever its run."""
+    record = read_record(folder / name / HELD)
+    assert record is not None
+    return BaseModel(int(record.facts["version"]), record.arrays[VECTOR], {})
