@@ -3,7 +3,7 @@
 One file for each update, `<update_id>.update`:
 
     line 1   SHA-256 of line 2, hex
-    line 2   header as JSON, with the size and the SHA-256 of the payload
+    line 2   header as JSON, with the size and the SHA-256 of the payload, and its number in the outbox
     then     payload
 
 A file is written under another name, flushed to the disk, then renamed; so after a crash at any moment
@@ -61,8 +61,8 @@ class UpdateEntry:
         """SHA-256 (hex) of the payload."""
         return hashlib.sha256(self.payload).hexdigest()
 
-    def to_bytes(self) -> tuple[bytes, bytes | memoryview]:
-        """The two lines before the payload, and the payload."""
+    def to_bytes(self, number: int = 0) -> tuple[bytes, bytes | memoryview]:
+        """The two lines before the payload, and the payload; `number`: its place in an outbox, from 1."""
         header = {
             "format": FORMAT,
             "update_id": self.update_id,
@@ -78,13 +78,14 @@ class UpdateEntry:
             **({"base_head": self.base_head} if self.base_head else {}),
             "size_bytes": len(self.payload),
             "sha256": self.sha256,
+            "number": number,
         }
         line = json.dumps(header, separators=(",", ":")).encode()
         return hashlib.sha256(line).hexdigest().encode() + b"\n" + line + b"\n", self.payload
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> UpdateEntry:
-        """The inverse of `to_bytes`. Raises `StoreCorrupt` for anything but the very same bytes."""
+    def from_bytes(cls, data: bytes) -> tuple[UpdateEntry, int]:
+        """The inverse of `to_bytes`, and the number. Raises `StoreCorrupt` for any but the same bytes."""
         first = data.find(b"\n")
         second = data.find(b"\n", first + 1)
         digest, line, payload = data[:first], data[first + 1 : second], memoryview(data)[second + 1 :]
@@ -93,11 +94,11 @@ class UpdateEntry:
         header = json.loads(line)
         if header.pop("format") != FORMAT:
             raise StoreCorrupt("it is of another format")
-        size, sha256 = header.pop("size_bytes"), header.pop("sha256")
+        size, sha256, number = header.pop("size_bytes"), header.pop("sha256"), header.pop("number", 0)
         entry = cls(**header | {"submodel": _submodel(header["submodel"])}, payload=payload)
         if len(payload) != size or entry.sha256 != sha256:
             raise StoreCorrupt(f"the payload is damaged: {len(payload)} of {size} bytes")
-        return entry
+        return entry, number
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class Outbox:
 
     def __init__(self, folder: Path, bounds: OutboxBounds | None = None) -> None:
         self._folder, self._bounds = folder, bounds or OutboxBounds()
-        self._lock = threading.Lock()  # of the list of the files
+        self._lock = threading.Lock()  # of the list of the files, and of their numbers
         try:
             make_private_folder(folder)
             tighten(*folder.iterdir())
@@ -129,9 +130,12 @@ class Outbox:
                 path.unlink()
         except OSError as error:
             raise disk_error(folder, error) from error
+        # Entries are numbered as they come: the clock may have been set back between two. Those of older
+        # releases have no number, and come first, by the time of their files.
+        self._numbers: dict[str, int] = {}
         for update_id in self.pending():
             try:
-                self.load(update_id)
+                self._numbers[update_id] = self._load(update_id)[1]
             except StoreCorrupt as error:
                 log.warning("outbox: dropped: %s", error)
                 self.remove(update_id)
@@ -144,7 +148,8 @@ class Outbox:
         """Make an entry durable. Raises `StoreFull`, and `TooLarge` when it can never fit."""
         size = self._size_of(entry)
         self._make_room(size)
-        head, payload = entry.to_bytes()
+        number = self._number(entry)
+        head, payload = entry.to_bytes(number)
         path = self._path(entry.update_id)
         unfinished = path.with_suffix(UNFINISHED)
         try:
@@ -153,6 +158,8 @@ class Outbox:
                 file.write(payload)
                 file.flush()
                 os.fsync(file.fileno())
+            with self._lock:
+                self._numbers[entry.update_id] = number
             unfinished.replace(path)
             sync_folder(self._folder)
         except OSError as error:
@@ -161,15 +168,18 @@ class Outbox:
 
     def load(self, update_id: str) -> UpdateEntry:
         """An entry, its digests checked. Raises `StoreCorrupt` when it is torn or not there."""
+        return self._load(update_id)[0]
+
+    def _load(self, update_id: str) -> tuple[UpdateEntry, int]:
         try:
-            entry = UpdateEntry.from_bytes(self._path(update_id).read_bytes())
+            entry, number = UpdateEntry.from_bytes(self._path(update_id).read_bytes())
         except FileNotFoundError as error:
             raise StoreCorrupt(f"outbox entry {update_id}: there is none") from error
         except StoreCorrupt as error:
             raise StoreCorrupt(f"outbox entry {update_id}: {error}") from error
         if entry.update_id != update_id:
             raise StoreCorrupt(f"outbox entry {update_id}: it holds update {entry.update_id}")
-        return entry
+        return entry, number
 
     def pending(self) -> list[str]:
         """The update ids, oldest first."""
@@ -179,18 +189,28 @@ class Outbox:
         """The server has answered. Harmless to repeat."""
         with self._lock:
             self._path(update_id).unlink(missing_ok=True)
+            self._numbers.pop(update_id, None)
 
     def _path(self, update_id: str) -> Path:
         return self._folder / f"{checked_id(update_id, 'update_id')}{SUFFIX}"
 
     def _files(self) -> list[tuple[int, int, Path]]:
-        """(time written in ns, size in bytes, path) of each entry, oldest first."""
+        """(place, size in bytes, path) of each entry, oldest first."""
         with self._lock:
             found = [(path.stat(), path) for path in self._folder.glob(f"*{SUFFIX}")]
-        return sorted((stat.st_mtime_ns, stat.st_size, path) for stat, path in found)
+            numbers = dict(self._numbers)
+        ordered = sorted(
+            (numbers.get(path.stem, 0), stat.st_mtime_ns, stat.st_size, path) for stat, path in found
+        )
+        return [(place, size, path) for place, (_, _, size, path) in enumerate(ordered)]
+
+    def _number(self, entry: UpdateEntry) -> int:
+        """Its number in the outbox: its own, or the next."""
+        with self._lock:
+            return self._numbers.get(entry.update_id) or 1 + max(self._numbers.values(), default=0)
 
     def _size_of(self, entry: UpdateEntry) -> int:
-        size = sum(map(len, entry.to_bytes()))
+        size = sum(map(len, entry.to_bytes(self._number(entry))))
         if size > self._bounds.bytes_max:
             raise TooLarge(f"update of {size} bytes is over the outbox's cap of {self._bounds.bytes_max}")
         return size
@@ -204,7 +224,7 @@ class Outbox:
         while files and not self._fits(files, size):
             _, _, oldest = files.pop(0)
             log.warning("outbox: full: dropped the oldest entry, %s", oldest.stem)
-            oldest.unlink(missing_ok=True)
+            self.remove(oldest.stem)
 
 
 def _submodel(packed: str | None) -> SubmodelMap | None:

@@ -6,6 +6,7 @@ Health on the first two, reflection on the operators'.
 from __future__ import annotations
 
 import contextlib
+import logging
 import resource
 from collections.abc import Collection
 from typing import Any
@@ -29,6 +30,8 @@ from anabranch.server.rpc import Devices
 from anabranch.server.run import LiveRun
 from anabranch.server.tls import ServerIdentity, join_address, uses_tls
 from anabranch.server.unreadable import ReadsRequests
+
+log = logging.getLogger(__name__)
 
 # What a probe may ask for: the process, its life, its readiness to aggregate.
 HEALTH_NAMES = ("", "liveness", "aggregator")
@@ -75,7 +78,15 @@ def connections_within(most: int) -> int:
         with contextlib.suppress(ValueError, OSError):  # some systems have a lower limit of their own
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - FILES_KEPT))
+    if soft == resource.RLIM_INFINITY or soft - FILES_KEPT >= most:
+        return most
+    left = max(1, soft - FILES_KEPT)
+    log.warning(
+        "this process may have %d files open, so at most %d devices may be connected at a time, not %d: "
+        "raise the hard limit (ulimit -Hn, or LimitNOFILE of systemd) to %d",
+        *(soft, left, most, most + FILES_KEPT),
+    )
+    return left
 
 
 class Ports:

@@ -6,9 +6,11 @@ connection does both; readers in other processes open the file read-only.
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sqlite3
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +28,11 @@ from anabranch.server.store import leader
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.store.files import open_file
 
+log = logging.getLogger(__name__)
+
+BEGIN_WRITING = "BEGIN IMMEDIATE"
 BUSY_TIMEOUT_MS = 5_000
+LOCKED_S_MAX = 60.0  # so long another process's write lock on SQLite is waited for, a backup's perhaps
 # A database that is cut off is noticed by this, unless the address says otherwise.
 POSTGRESQL = {
     "connect_timeout": 10,
@@ -173,9 +179,25 @@ class Database:
             return raw
 
         engine = create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True)
-        begin = "BEGIN IMMEDIATE" if writes else "BEGIN"
-        event.listen(engine, "begin", lambda connection: connection.exec_driver_sql(begin))
+        event.listen(engine, "begin", self._begin_writing if writes else _begin_reading)
         return engine
+
+    def _begin_writing(self, connection: Connection) -> None:
+        """Begin with the write lock. Who has it is waited for, but not for ever."""
+        raw: Any = connection.connection.dbapi_connection
+        latest, told = time.monotonic() + LOCKED_S_MAX, False
+        while time.monotonic() < latest:
+            try:
+                raw.execute(BEGIN_WRITING)
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF not in _LOCKED:
+                    break
+            else:
+                return
+            if not told:
+                log.warning("another process has locked %s: waiting, %.0f s at most", self.name, LOCKED_S_MAX)
+                told = True
+        connection.exec_driver_sql(BEGIN_WRITING)  # whatever it says now is said as an error of the database
 
     def _postgresql(self) -> Engine:
         arguments = {name: value for name, value in POSTGRESQL.items() if name not in self.url.query}
@@ -197,6 +219,10 @@ class Database:
         if self._writes and doing == "using":
             return DiskFailed(f"{why}; what was written is unknown, restart to recover")
         return StoreError(why)
+
+
+def _begin_reading(connection: Connection) -> None:
+    connection.exec_driver_sql("BEGIN")
 
 
 def _first_line(error: DBAPIError) -> str:

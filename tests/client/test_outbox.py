@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import logging
 import os
 from pathlib import Path
@@ -75,8 +76,27 @@ def test_the_oldest_comes_first(tmp_path: Path) -> None:
     box = Outbox(tmp_path)
     for age, update_id in enumerate(["u-9", "u-1", "u-5"]):
         box.put(entry(update_id))
-        os.utime(tmp_path / f"{update_id}.update", ns=(age, age))
+        os.utime(tmp_path / f"{update_id}.update", ns=(-age, -age))  # the clock is set back, and again
     assert box.pending() == ["u-9", "u-1", "u-5"]
+    again = Outbox(tmp_path)
+    assert again.pending() == ["u-9", "u-1", "u-5"]
+    again.remove("u-9")
+    again.put(entry("u-0"))
+    assert Outbox(tmp_path).pending() == ["u-1", "u-5", "u-0"]
+
+
+def test_entries_of_older_releases_come_first_by_their_time(tmp_path: Path) -> None:
+    Outbox(tmp_path).put(entry("u-3"))
+    for age, update_id in enumerate(["u-2", "u-1"], start=1):
+        path = tmp_path / f"{update_id}.update"
+        _, line, payload = whole(entry(update_id)).split(b"\n", 2)
+        line = line.replace(b',"number":0', b"")
+        path.write_bytes(b"\n".join((hashlib.sha256(line).hexdigest().encode(), line, payload)))
+        os.utime(path, ns=(age, age))
+    box = Outbox(tmp_path)
+    assert box.pending() == ["u-2", "u-1", "u-3"]
+    box.put(entry("u-4"))
+    assert box.pending() == ["u-2", "u-1", "u-3", "u-4"]
 
 
 # --- crashes -------------------------------------------------------------------------------------

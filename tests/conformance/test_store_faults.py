@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sqlite3
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,7 +14,8 @@ import pytest
 from sqlalchemy import text
 from stores import INFO, LIMITS, Backend, History, logged, update
 
-from anabranch.core.errors import StoreError, StoreFull, StoreLocked
+from anabranch.core.errors import StoreError, StoreFull, StoreLocked, outcome_of
+from anabranch.server.store import database
 from anabranch.server.store.base import DiskFailed, Entry, Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
@@ -61,6 +64,44 @@ def test_two_writers_are_one_too_many(on_disk: Backend) -> None:
     reader.close()
     first.close()
     on_disk.start().close()
+
+
+class Letting(logging.Handler):
+    """Lets go of a lock as soon as the log says that somebody waits for it."""
+
+    def __init__(self, holder: sqlite3.Connection) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self._holder = holder
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Each line."""
+        self.said.append(record.getMessage())
+        self._holder.rollback()
+
+
+def test_another_process_lock_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(database, "BUSY_TIMEOUT_MS", 50)
+    store = open_store("", tmp_path, LIMITS)
+    store.start(INFO)
+    holder = sqlite3.connect(tmp_path / "anabranch.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    letting = Letting(holder)
+    database.log.addHandler(letting)
+    try:
+        assert store.append([update(1)]) == [1]
+    finally:
+        database.log.removeHandler(letting)
+    (said,) = letting.said
+    assert "another process has locked sqlite:///" in said
+    holder.execute("BEGIN IMMEDIATE")
+    monkeypatch.setattr(database, "LOCKED_S_MAX", 0.2)
+    with pytest.raises(StoreLocked, match="another process writes there: stop it") as raised:
+        store.append([update(2)])
+    assert outcome_of(raised.value).exit_code == 33
+    holder.close()
+    assert store.append([update(2)]) == [2]
+    store.close()
 
 
 def test_two_writers_with_one_database_are_too_many(postgresql_url: str, tmp_path: Path) -> None:

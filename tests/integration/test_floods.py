@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import socket
 import threading
 import time
@@ -76,6 +77,22 @@ def test_connections_are_counted_and_those_that_say_nothing_are_closed(tmp_path:
 def test_connections_leave_files_for_the_store() -> None:
     assert connections_within(1) == 1
     assert connections_within(10**9) > FILES_KEPT
+
+
+def test_few_open_files_are_said_with_what_they_allow(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    allowed = [(256, 1024)]
+    monkeypatch.setattr(resource, "getrlimit", lambda _: allowed[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: allowed.append(limits))
+    assert connections_within(10_000) == 1024 - FILES_KEPT
+    assert allowed[-1] == (1024, 1024)
+    assert f"1024 files open, so at most {1024 - FILES_KEPT} devices may be connected" in caplog.text
+    assert str(10_000 + FILES_KEPT) in caplog.text
+    caplog.clear()
+    allowed.append((65_536, 65_536))
+    assert connections_within(10_000) == 10_000
+    assert caplog.text == ""
 
 
 METHODS = [

@@ -33,6 +33,7 @@ from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Vers
 from anabranch.core.config import Config
 from anabranch.core.errors import AppError, ConfigError, FolderMissing
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
+from anabranch.core.text import visible
 from anabranch.reports.text import count_text, percent_text
 
 if TYPE_CHECKING:
@@ -270,7 +271,9 @@ class _ServerVoice:
 
     def ready(self, info: ServerInfo) -> None:
         self.admin_address = info.admin_address
-        text = f"serving {self.settings.run.name} on {info.address}, operators on {info.admin_address}"
+        text = (
+            f"serving {visible(self.settings.run.name)} on {info.address}, operators on {info.admin_address}"
+        )
         if info.join_address:
             text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
         self.output.event("serving", text, **asdict(info))

@@ -18,6 +18,7 @@ from rich.logging import RichHandler
 from anabranch.cli.output import json_line
 from anabranch.core.errors import ConfigError
 from anabranch.core.secrets import masked_text
+from anabranch.core.text import LAYOUT, visible
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -51,7 +52,7 @@ class _JsonLines(_Lines):
 
 def _mask_secrets(record: logging.LogRecord) -> bool:
     """A filter that lets everything through, but for passwords."""
-    record.msg, record.args = masked_text(record.getMessage()), None
+    record.msg, record.args = visible(masked_text(record.getMessage()), LAYOUT), None
     if record.exc_info:
         record.exc_text = masked_text(logging.Formatter().formatException(record.exc_info))
     return True

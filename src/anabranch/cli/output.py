@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from anabranch.core.text import LAYOUT, visible
+
 PLAIN_EVERY_S = 2.0
 
 
@@ -28,11 +30,12 @@ class Output:
     def say(self, text: str) -> None:
         """A line for people; programs are not bothered with it."""
         if not self.as_json:
-            self.console.print(text, soft_wrap=True, markup=False)
+            self.console.print(visible(text, LAYOUT), soft_wrap=True, markup=False)
 
     def warn(self, text: str) -> None:
         """A line for people that is no answer: on stderr, whoever reads stdout."""
-        Console(stderr=True, highlight=False).print(text, style="yellow", soft_wrap=True, markup=False)
+        console = Console(stderr=True, highlight=False)
+        console.print(visible(text, LAYOUT), style="yellow", soft_wrap=True, markup=False)
 
     def event(self, kind: str, text: str = "", /, **data: Any) -> None:
         """Something that happened: a JSON line for programs, `text` for people.
@@ -55,11 +58,11 @@ class Output:
         """A table for people."""
         if self.as_json:
             return
-        table = Table(title=title, title_justify="left", header_style="bold")
+        table = Table(title=visible(title), title_justify="left", header_style="bold")
         for number, column in enumerate(columns):
             table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
         for row in rows:
-            table.add_row(*row)
+            table.add_row(*(visible(cell, LAYOUT) for cell in row))
         self.console.print(table, markup=False)
 
     def _json(self, data: Mapping[str, Any]) -> None:
@@ -100,7 +103,7 @@ class Ticker:
         self._shown = text, data
         self._first.set()
         if self._live is not None:
-            self._live.update(text)
+            self._live.update(visible(text, LAYOUT))
 
     def _print(self) -> None:
         self._first.wait()

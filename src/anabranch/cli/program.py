@@ -26,6 +26,7 @@ from anabranch.cli.simulate import simulate
 from anabranch.core.errors import NO_SPACE, AnabranchError, ConfigError, StoreError, disk_error, outcome_of
 from anabranch.core.extras import how_to_install
 from anabranch.core.secrets import masked_text
+from anabranch.core.text import LAYOUT, visible
 
 
 class _Commands(TyperGroup):
@@ -113,7 +114,8 @@ def _said(error: AnabranchError) -> int:
     text = masked_text(str(error))
     if "--json" in sys.argv:
         sys.stdout.write(json_line({"kind": "error", "error": type(error).__name__, "detail": text}))
-    Console(stderr=True, highlight=False).print(f"error: {text}", style="red", markup=False, soft_wrap=True)
+    console, line = Console(stderr=True, highlight=False), visible(f"error: {text}", LAYOUT)
+    console.print(line, style="red", markup=False, soft_wrap=True)
     return outcome_of(error).exit_code
 
 
