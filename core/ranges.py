@@ -8,6 +8,7 @@ from typing import Any
 
 from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
+from anabranch.core.retention import Keep
 from anabranch.core.robust import RULES
 
 Tables = Mapping[str, Any]  # by name, as the fields of `Config`
@@ -99,6 +100,7 @@ def check_ranges(tables: Tables) -> None:
     _check_no_negatives(tables)
     _check_fleet(tables["fleet"], tables["run"])
     _check_relations(tables)
+    Keep.of(tables["server"].keep)
     tables["robust"].check()
     _check_push(tables)
 

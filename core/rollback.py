@@ -9,6 +9,10 @@ An update counts unless it was told `rejected`, or is left out. It is left out b
 its place in the log is after the event that published v and before the rollback, and if it is of one of the
 clients that the rollback is `without`; with `everyone`, whoever it is of. So several rollbacks add up.
 
+A log that is not kept whole begins with a snapshot (`retention.py`), and then so does the fold: what the
+snapshot has folded counts, and no version before it can be gone back to. Tasks that were open then are as if
+they had just been granted.
+
 In the fold versions have other numbers than they had, because fewer updates make fewer versions; an update's
 base is the version of the fold in which its task was granted. Nothing is decided anew that was decided once:
 who got a task, which part of the model it was of, what was too late. Settings
@@ -27,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from anabranch.core import events as ev
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.journal import LoadDelta, Record, from_record
-from anabranch.core.updates import Receipt, Verdict
+from anabranch.core.updates import Receipt, TaskState, Verdict
 
 if TYPE_CHECKING:
     from anabranch.core.engine import Engine
@@ -63,14 +67,16 @@ class _Counting:
 class Refolder:
     """Makes the state of a rollback.
 
-    `fresh` makes the engine of version 0; `records` gives the log after a place, as (seq, record), the first
-    seq being 1; `receipt` is what an update was told, where the engine has forgotten it.
+    `fresh` makes the engine with which the log begins, that of version 0 if it is whole, and `begins` is the
+    last event that it has folded; `records` gives the log after a place, as (seq, record), with seq from 1;
+    `receipt` is what an update was told, where the engine has forgotten it.
     """
 
     fresh: Callable[[], Engine]
     records: Callable[[int], Numbered]
     load_delta: LoadDelta
     receipt: Callable[[str], Receipt | None] = lambda _: None
+    begins: Callable[[], int] = lambda: 0
 
     def __call__(self, event: ev.RolledBack, seq: int, engine: Engine) -> ev.RolledBack:
         """The event with its state; `seq` is its place in the log, `engine` the one it is for.
@@ -94,7 +100,8 @@ class Folding:
         self._fold = refolder.fresh()
         self._fold.settings = replace(self._fold.settings, **UNBOUNDED)
         self._fold.planner = None  # updates say what they cover
-        self._seq, self._others = 0, 0
+        self._begins = refolder.begins()
+        self._seq, self._others = self._begins, 0
         # Who has a task now may answer it before the end.
         self._steps = self._up_to(seq, set(engine.ledger.tasks))
 
@@ -124,10 +131,21 @@ class Folding:
                 counting = _without(counting, record["to_seq"], record["without"], record["everyone"])
             yield
         counting = _without(counting, self._event.to_seq, self._event.without, self._event.everyone)
+        if self._seq == self._begins:
+            self._keep_open({*counting, *open_tasks})
         for place, record in self._records(seq):
             self._take(place, record, counting, open_tasks)
             yield
         self._seq = max(self._seq, seq)
+
+    def _keep_open(self, wanted: Collection[str]) -> None:
+        """Of the tasks that the fold began with: those that are answered in the end stay open until then."""
+        ledger = self._fold.ledger
+        for task in list(ledger.tasks.values()):
+            if task.task_id in wanted:
+                ledger.replace(replace(task, state=TaskState.LEASED, expires_at=math.inf))
+            else:
+                ledger.close(task)
 
     def _records(self, seq: int) -> Iterator[tuple[int, Record]]:
         for place, record in self._refolder.records(self._seq):

@@ -27,7 +27,9 @@ from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.objections import tasks_of_use
 from anabranch.core.params import Tensors
+from anabranch.core.retention import Keep
 from anabranch.core.settable import as_started
+from anabranch.core.snapshot import Snapshot
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.server.books import Every
 from anabranch.server.chronicle import Chronicle, Standing
@@ -146,9 +148,9 @@ async def serve(
 def _rate(models: Models, store: Store) -> None:
     """What followers have reported of the versions that are still here."""
     for version in sorted(models.exact()):
-        row = next(iter(store.versions(version - 1, 1)), None) if version else None
-        if row is not None and "accuracy" in row.metrics:
-            models.rate(row.version, row.metrics["accuracy"])
+        accuracy = store.metrics(version).get("accuracy")
+        if accuracy is not None:
+            models.rate(version, accuracy)
 
 
 def _identity(config: Config, insecure: bool, wall: Seconds) -> ServerIdentity | None:
@@ -276,13 +278,13 @@ def _writer(
 ) -> Writer:
     server, engine = config.server, recovered.engine
     place = (recovered.history, recovered.seq, recovered.saved)
-    writer = Writer(engine, store, models, clock, *place, every_of(config), limits)
+    writer = Writer(engine, store, models, clock, *place, every_of(config), limits, Keep.of(server.keep))
     kept = kept_manifest(Path(server.data_dir))
 
-    def fresh() -> Engine:
-        return make_engine(config, read_manifest(kept, limits), None, limits)
+    def begin(snapshot: Snapshot | None) -> Engine:
+        return make_engine(config, read_manifest(kept, limits), snapshot, limits)
 
-    writer.fold_by(refolder(store, engine.spec, fresh))
+    writer.fold_by(refolder(store, engine.spec, begin))
     return writer
 
 

@@ -22,6 +22,7 @@ from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.objections import repeated
 from anabranch.core.params import digest
+from anabranch.core.retention import ALL, Keep
 from anabranch.core.rollback import Folding, Refolder
 from anabranch.core.snapshot import take_changes
 from anabranch.core.updates import Receipt, Task, TaskState
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 
 # A snapshot holds everybody up: the next one waits until it would take at most a part in so many of the time.
 SAVING_SHARE = 20
+TRIMMED_AT_ONCE = 1_000  # events, with every batch while there are any to drop
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,7 @@ class Books:
         saved: Saved,
         history: History,
         limits: Limits = DEFAULT_LIMITS,
+        keep: Keep = ALL,
     ) -> None:
         self.engine, self.store, self.models, self.history = engine, store, models, history
         self.seq = seq
@@ -117,6 +120,7 @@ class Books:
         self._every = every
         self._saved = saved
         self._not_before = 0.0
+        self._keep_log, self._trims = keep, False
 
     def commit(self, batch: Sequence[Call]) -> float | None:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
@@ -156,8 +160,9 @@ class Books:
         # The projections of all that the snapshot covers come first: nobody would write them after it.
         self._projections.append(Projection(self.seq, now, (), digests))
         self.project()
-        self.store.save_snapshot(take_changes(engine), self.seq, now)
+        self.store.save_snapshot(take_changes(engine), self.seq, now, self._keep_log)
         engine.ledger.track(saved=True)
+        self._trims = not self._keep_log.is_all
         self._saved = Saved(self.seq, engine.version, engine.counters.applied)
         ended = time.perf_counter()
         self._not_before = ended + SAVING_SHARE * (ended - began)
@@ -167,10 +172,21 @@ class Books:
         assert self.refold is not None, "this writer was not told how to fold the log"
         self.project()
         self._check_rollback(event)
-        version = event.to_version
-        (row,) = self.store.versions(version - 1, 1) if version else (None,)
-        event = replace(event, to_seq=0 if row is None else row.seq)
+        event = replace(event, to_seq=self._published_at(event.to_version))
         return Folding(self.refold, event, self.seq, self.engine)
+
+    def _published_at(self, version: int) -> int:
+        """The event that published a version. Raises `UnknownVersion` where the log begins after it."""
+        begin = self.store.first()
+        row = next(iter(self.store.versions(version - 1, 1)), None) if version else None
+        seq = row.seq if row is not None and row.version == version else 0
+        if begin.snapshot is not None and seq < begin.applied_through_seq:
+            first = begin.snapshot.meta["version"] + 1
+            raise UnknownVersion(
+                f"version {version} cannot be gone back to: the log begins with event "
+                f"{begin.applied_through_seq + 1} (server.keep), so from version {first} on"
+            )
+        return seq
 
     def _roll_back(self, call: Call) -> None:
         """Log a rollback once its state is known, and write a snapshot: it took the whole log to make."""
@@ -274,6 +290,15 @@ class Books:
         self.models.retain(self.engine.ledger.bases)
         self.models.retain_parts(self.engine.ledger.tasks)
         self._save_if_due(calls)
+        if self._trims:
+            self._trim()
+
+    def _trim(self) -> None:
+        """Drop a piece of what need not be kept of the log."""
+        try:
+            self._trims = self.store.trim(TRIMMED_AT_ONCE) > 0
+        except StoreFull as full:  # there is no room to make room: a later batch tries again
+            log.warning("nothing was dropped of the log: %s", full)
 
     def _append(self, entries: list[Entry]) -> list[int | None]:
         if not entries and not self._projections:

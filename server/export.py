@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anabranch.core.config import Config
+from anabranch.core.errors import DataError
 from anabranch.core.events import Payload
 from anabranch.reports.journal_files import JournalWriter
 from anabranch.server.store.factory import open_store
@@ -23,13 +24,20 @@ class Exported:
 
 
 def export_run(data_dir: Path, database: str, folder: Path) -> Exported:
-    """Write the journal of a server's run into `folder`. Raises `DataError` where there is no run.
+    """Write the journal of a server's run into `folder`.
+
+    Raises `DataError` where there is no run, or its log does not begin with its first event.
 
     A flawed update has no payload: nothing was computed from its bytes.
     """
     store = open_store(database, data_dir)
     try:
         info, manifest = stored_run(store, data_dir)
+        if begins := store.first().applied_through_seq:
+            raise DataError(
+                f"{data_dir} has the log from event {begins + 1} on (server.keep), reports are of all of it: "
+                "`anabranch verify` proves what is here"
+            )
         config, events = Config.from_json(info.config), 0
         with JournalWriter(folder, manifest.spec, manifest.tensors, config) as journal:
             for events, record in store.records():  # noqa: B007 - the last one is their number

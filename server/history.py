@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 
 from anabranch.core.journal import Record, line
-from anabranch.identity.heads import first_head, next_head
+from anabranch.identity.heads import first_head, follow_links, next_head
 from anabranch.server.store.base import Link, Mark, RunInfo, Store
 
 HEADS_KEPT = 4096  # the newest are at hand, older ones are in the store
@@ -56,6 +56,17 @@ class History:
         if len(self._heads) > HEADS_KEPT:
             del self._heads[next(iter(self._heads))]
         return Link(link.hex(), head)
+
+
+def head_at(store: Store, version: int) -> str | None:
+    """A version's head, whether the log still has it or not; None for those of before there was a chain."""
+    row = next(iter(store.versions(after=version - 1, limit=1)), None) if version else None
+    if row is not None and row.version == version:
+        return row.head
+    links, info = store.links(0, version), store.info()
+    if len(links) < version or info is None:
+        return None
+    return follow_links(History(info).head, bytes.fromhex("".join(links)))
 
 
 def history_at(store: Store, info: RunInfo, version: int, seq: int) -> History:

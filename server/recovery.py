@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 PROJECTIONS_AT_ONCE = 256
 
+Begin = Callable[[Snapshot | None], Engine]
+
 
 @dataclass(frozen=True)
 class Recovered:
@@ -119,8 +121,8 @@ def recover(
     check_mark(mark, history, seq)
     known = {row.version: row for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
-    fresh = partial(make_engine, config, manifest, None, limits)
-    for seq, record, effects in replay(engine, store, found.tail, fresh):
+    begin = partial(make_engine, config, manifest, limits=limits)
+    for seq, record, effects in replay(engine, store, found.tail, begin):
         last_now, replayed = record["now"], replayed + 1
         digests = check_versions(effects, known)
         links = check_links(history, record, effects, known)
@@ -158,13 +160,13 @@ def _sources(given: Config, said: Mapping[str, Any]) -> str:
 
 
 def replay(
-    engine: Engine, store: Store, tail: Iterator[tuple[int, Record]], fresh: Callable[[], Engine]
+    engine: Engine, store: Store, tail: Iterator[tuple[int, Record]], begin: Begin
 ) -> Iterator[tuple[int, Record, list[Effect]]]:
-    """Feed logged events to the engine; `fresh` makes the one of version 0.
+    """Feed logged events to the engine; `begin` makes one of a snapshot, or of version 0.
 
     Raises `ReplayMismatch` where an event cannot be read.
     """
-    refold = refolder(store, engine.spec, fresh)
+    refold = refolder(store, engine.spec, begin)
     for seq, record in tail:
         try:
             event = from_record(record, engine.spec, refold.load_delta)
@@ -175,13 +177,19 @@ def replay(
         yield seq, record, engine.handle(event)
 
 
-def refolder(store: Store, spec: ParamSpec, fresh: Callable[[], Engine]) -> Refolder:
-    """What makes the states of rollbacks, of a store's log."""
+def refolder(store: Store, spec: ParamSpec, begin: Begin) -> Refolder:
+    """What makes the states of rollbacks, of a store's log, from where that begins."""
+
+    def fresh() -> Engine:
+        return begin(store.first().snapshot)
+
+    def begins() -> int:
+        return store.first().applied_through_seq
 
     def load(payload: ev.Payload, submodel: Submodel | None) -> Delta:
         return decode(payload, store.payload(payload), spec, submodel)
 
-    return Refolder(fresh, store.records, load, store.receipt)
+    return Refolder(fresh, store.records, load, store.receipt, begins)
 
 
 def check_mark(mark: Mark | None, history: History, seq: int) -> None:

@@ -19,7 +19,7 @@ from anabranch.identity.files import write_private
 from anabranch.identity.heads import restored_message
 from anabranch.identity.signatures import check_signature
 from anabranch.protos.v1 import devices_pb2 as devices
-from anabranch.server.history import history_at
+from anabranch.server.history import head_at, history_at
 from anabranch.server.store.base import RunInfo, Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import stored_run
@@ -79,8 +79,7 @@ def read_restored(
         raise ConfigError(f"{path} is damaged ({error}): {AGAIN}") from error
     if found.run_id != info.run_id:
         raise ConfigError(f"{path} is of another run: remove it")
-    row = next(iter(store.versions(found.version - 1, 1)), None) if found.version else None
-    if found.version and (row is None or row.head != found.head):
+    if found.version and head_at(store, found.version) != found.head:
         raise ConfigError(f"{path} is of a history that was lost since: {AGAIN}")
     if authority is not None:
         try:

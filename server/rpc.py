@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 from collections.abc import AsyncIterator, Sequence
@@ -204,9 +203,8 @@ class Devices(DevicesServicer):
         """Links of the chain of versions, in order."""
         after = request.after_version
         limit = min(max(0, request.to_version - after), LINKS_MAX)
-        rows = await self.run.writer.look_store(lambda store: store.versions(after, limit)) if limit else []
-        links = list(itertools.takewhile(bool, (row.link for row in rows)))
-        return devices.GetLinksResponse(links=b"".join(bytes.fromhex(link) for link in links if link))
+        links = await self.run.writer.look_store(lambda store: store.links(after, limit)) if limit else []
+        return devices.GetLinksResponse(links=bytes.fromhex("".join(links)))
 
     @answers
     async def RenewCertificate(

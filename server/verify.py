@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,11 +13,11 @@ from anabranch.core.errors import AnabranchError, DataError, FolderMissing, LogL
 from anabranch.core.invariants import violations
 from anabranch.core.params import digest
 from anabranch.core.snapshot import Snapshot, restore, state_digest
-from anabranch.server.history import History
+from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
 from anabranch.server.proofs import Proofs, read_authorities
-from anabranch.server.recovery import check_links, check_mark, check_versions, make_engine, replay
-from anabranch.server.store.base import RunInfo, Store
+from anabranch.server.recovery import Begin, check_links, check_mark, check_versions, make_engine, replay
+from anabranch.server.store.base import Recovery, RunInfo, Store
 from anabranch.server.store.factory import open_store
 
 
@@ -25,7 +25,8 @@ from anabranch.server.store.factory import open_store
 class VerifyReport:
     """What was found. `problems` in words, empty when all is sound; digests are SHA-256 in hex.
 
-    `signed`: how many of the updates carry a signature, which was checked.
+    `signed`: how many of the updates carry a signature, which was checked. `proved_from`: the event
+    before the first that was replayed, 0 where the log is whole.
     """
 
     problems: tuple[str, ...]
@@ -36,6 +37,7 @@ class VerifyReport:
     model_sha256: str
     state_sha256: str
     signed: int = 0
+    proved_from: int = 0
 
 
 def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
@@ -49,19 +51,23 @@ def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
 
 
 def verify(data_dir: Path, database: str = "", ca_sha256: str = "") -> VerifyReport:
-    """Check a server's data, from the first event to the last. Raises `DataError` where there is none.
+    """Check a server's data, from the first event that is kept to the last.
+
+    Raises `DataError` where there is none, `StoreCorrupt` where it is not known how it began.
 
     With `ca_sha256` every update must be signed by a device of that authority.
     """
     store = open_store(database, data_dir)
     try:
         info, manifest = stored_run(store, data_dir)
-        fresh = partial(make_engine, Config.from_json(info.config), manifest)
-        engine = fresh()
+        begin = partial(make_engine, Config.from_json(info.config), manifest)
+        first = store.first()
+        engine, events = begin(first.snapshot), first.applied_through_seq
         problems = [*store.problems(), *_first_weights(info, manifest)]
-        proofs, events = Proofs(info.run_id, read_authorities(data_dir), ca_sha256), 0
+        proofs = Proofs(info.run_id, read_authorities(data_dir), ca_sha256)
+        history = history_at(store, info, engine.version, events)
         try:
-            for seq, found in _replayed(store, engine, fresh, proofs, History(info)):
+            for seq, found in _replayed(store, engine, first, begin, proofs, history):
                 events = seq
                 problems += found
         except AnabranchError as error:
@@ -77,6 +83,7 @@ def verify(data_dir: Path, database: str = "", ca_sha256: str = "") -> VerifyRep
         model_sha256=digest(engine.vector),
         state_sha256=state_digest(engine),
         signed=proofs.signed,
+        proved_from=first.applied_through_seq,
     )
 
 
@@ -87,12 +94,12 @@ def _first_weights(info: RunInfo, manifest: Manifest) -> list[str]:
 
 
 def _replayed(
-    store: Store, engine: Engine, fresh: Callable[[], Engine], proofs: Proofs, history: History
+    store: Store, engine: Engine, first: Recovery, begin: Begin, proofs: Proofs, history: History
 ) -> Iterator[tuple[int, list[str]]]:
     """Every event's number with what is wrong after it."""
     recovery, mark = store.load(), store.mark()
     known = {row.version: row for row in store.versions(limit=1 << 31)}
-    for seq, record, effects in replay(engine, store, store.records(), fresh):
+    for seq, record, effects in replay(engine, store, first.tail, begin):
         found = [] if (unproved := proofs.problem(record)) is None else [unproved]
         try:
             check_versions(effects, known)

@@ -21,10 +21,11 @@ from anabranch.core.effects import Effect
 from anabranch.core.engine import Engine
 from anabranch.core.errors import Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.retention import ALL, Keep
 from anabranch.core.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call, Every, Saved
 from anabranch.server.failpoints import reach
-from anabranch.server.history import History
+from anabranch.server.history import History, head_at
 from anabranch.server.models import Models
 from anabranch.server.store.base import Store
 
@@ -56,8 +57,11 @@ class Writer:
         saved: Saved | None = None,
         every: Every | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        keep: Keep = ALL,
     ) -> None:
-        self._books = Books(engine, store, models, every or Every(), seq, saved or Saved(), history, limits)
+        self._books = Books(
+            engine, store, models, every or Every(), seq, saved or Saved(), history, limits, keep
+        )
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
@@ -147,8 +151,7 @@ class Writer:
         """A version's head, hex: its name, of which its number is a part. None where there is none."""
         if (head := self.history.head_of(version)) is not None:
             return head
-        rows = await self.look_store(lambda store: store.versions(version - 1, 1))
-        return rows[0].head if rows and rows[0].version == version else None
+        return await self.look_store(lambda store: head_at(store, version))
 
     async def look_store(self, question: Callable[[Store], T]) -> T:
         """Ask the store something, in turn with the events."""

@@ -19,7 +19,8 @@ Laws:
 
 6. What `acknowledge` was told is kept apart from the log, so that the log cannot lose it as well. A log that
    ends before it, or before a snapshot, raises `LogLost` at `start` and `load`, and is left as it is.
-
+7. A log need not begin with its first event (`trim`); then it begins with a snapshot (`first`). What goes by
+   that is behind the newest two snapshots, and never counts as missing.
 7. Where servers share a store, one leads. What any other tries to write raises `LeadershipLost`, and nothing
    of it is stored, whatever that server was told before.
 
@@ -37,6 +38,7 @@ from anabranch.core.effects import Effect
 from anabranch.core.errors import StoreError, StoreLocked
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
+from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
 
@@ -234,8 +236,10 @@ class Store(Protocol):
         """What was decided of an update, from the projections."""
         ...
 
-    def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:
-        """Write a snapshot durably; keeps the newest three. Raises `StoreFull`.
+    def save_snapshot(
+        self, snapshot: Snapshot, applied_through_seq: int, at: float, keep: Keep = ALL
+    ) -> None:
+        """Write a snapshot durably; keeps the newest three, and those that `keep` needs. Raises `StoreFull`.
 
         Where it has `rows`, those that changed since the snapshot before, they are written with it; `load`
         gives back all of them.
@@ -245,24 +249,52 @@ class Store(Protocol):
         """
         ...
 
+    def trim(self, events_max: int) -> int:
+        """Drop so many of the oldest events that the newest snapshot's `keep` does not ask for.
+
+        Returns how many were dropped: call it again while there are any. Raises `StoreFull`.
+        """
+        ...
+
     def load(self) -> Recovery:
-        """The newest good snapshot and the events after it."""
+        """The newest good snapshot and the events after it.
+
+        Raises `StoreCorrupt` where none is good and the log does not begin with its first event.
+        """
+        ...
+
+    def first(self) -> Recovery:
+        """Where the log begins: no snapshot, or the oldest good one, and the events after it."""
         ...
 
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
-        """The log after an event: the whole of it unless told otherwise."""
+        """The log after an event: all that is kept of it unless told otherwise."""
         ...
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:
         """Published versions above `after`, in order."""
         ...
 
+    def links(self, after: int, limit: int) -> list[str]:
+        """Links (hex) of the versions above `after`, in order, up to the first that has none.
+
+        Those of versions that are in the log no more as well.
+        """
+        ...
+
+    def metrics(self, version: int) -> Mapping[str, float]:
+        """What was reported of a version, whether the log still has it or not."""
+        ...
+
     def add_metrics(self, version: int, metrics: Mapping[str, float], at: float) -> None:
         """Metrics of a version; a later value of a name replaces the earlier."""
         ...
 
-    def problems(self) -> list[str]:
-        """Every broken invariant of the stored data, in words. Reads only."""
+    def problems(self, after: int = 0) -> list[str]:
+        """Every broken invariant of the stored data, in words. Reads only.
+
+        Payloads are looked at from after this event on.
+        """
         ...
 
     def close(self) -> None:

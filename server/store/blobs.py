@@ -42,6 +42,7 @@ from anabranch.server.store.files import (
 
 SYNC_BYTES = 16 * MIB
 ORPHAN_AGE_S = 3600.0  # a blob may wait for its entry this long
+ADOPTED_S = 60.0  # a blob that has its entry by then, or never
 PART_AGE_S = 24 * 3600.0  # a device may stay away this long before it starts its upload again
 
 BETWEEN, IDS_MAX = "+", 3  # of the name of an upload: what is in no id stands between its ids
@@ -274,6 +275,17 @@ class BlobStore:
             for folder in {path.parent for path in gone}:
                 sync_folder(folder)
         return sorted(path.name for path in gone)
+
+    def remove(self, payloads: set[str]) -> set[str]:
+        """Remove blobs that no entry names; returns those that it is too early for: one may be on its way."""
+        with disk_errors("removing old payloads"):
+            here = [path for sha256 in payloads if (path := self.path(sha256)).exists()]
+            gone = _older(here, ADOPTED_S)
+            for path in gone:
+                path.unlink(missing_ok=True)
+            for folder in {path.parent for path in gone}:
+                sync_folder(folder)
+        return {path.name for path in here} - {path.name for path in gone}
 
     def _part(self, update_id: str) -> Path:
         check_name(update_id, self.limits)

@@ -18,7 +18,7 @@ from sqlalchemy import Select, delete, exists, select
 
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import MIB, Limits
-from anabranch.server.store.blobs import ORPHAN_AGE_S, BlobStore, check_digest
+from anabranch.server.store.blobs import ADOPTED_S, ORPHAN_AGE_S, BlobStore, check_digest
 from anabranch.server.store.database import Database
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.schema import chunks, updates
@@ -95,6 +95,17 @@ class ChunkedBlobs(BlobStore):
             orphans = set(connection.scalars(select(c.sha256).where(*old).distinct()))
             connection.execute(delete(chunks).where(*old))
         return sorted({*gone, *orphans})
+
+    def remove(self, payloads: set[str]) -> set[str]:
+        """Remove payloads that no entry names; returns those that it is too early for."""
+        if not payloads:
+            return set()
+        c = chunks.c
+        old = (c.kind == PAYLOAD, c.sha256.in_(payloads), c.at < time.time() - ADOPTED_S)
+        with self._database.writing() as connection:
+            connection.execute(delete(chunks).where(*old))
+            left = select(c.sha256).where(c.kind == PAYLOAD, c.sha256.in_(payloads)).distinct()
+            return set(connection.scalars(left))
 
     def _keep(self, taken: Path, sha256: str) -> None:
         self._chunks.put(taken, sha256)

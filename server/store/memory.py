@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 from safetensors.numpy import load, save
@@ -20,6 +20,7 @@ from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreError, Store
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record, line
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.retention import ALL, Keep, Taken, kept
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
 from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
@@ -33,8 +34,6 @@ from anabranch.server.store.ledger_rows import (
     whole,
 )
 from anabranch.server.store.rows import check_same_run, metric_rows, update_id_of
-
-SNAPSHOTS_KEPT = 3
 
 log = logging.getLogger(__name__)
 
@@ -153,13 +152,19 @@ class _Books:
 
     info: RunInfo | None = None
     mark: Mark | None = None
-    lines: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)  # of the events after the first `dropped`
+    dropped: int = 0
+    links: list[str] = field(default_factory=list)  # of the versions that were dropped
     updates: dict[str, Record] = field(default_factory=dict)
     receipts: dict[str, Receipt] = field(default_factory=dict)
     versions: dict[int, VersionRow] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     snapshots: list[_Kept] = field(default_factory=list)
     rows: _Rows = field(default_factory=_Rows)
+
+    @property
+    def last(self) -> int:
+        return self.dropped + len(self.lines)
 
 
 class MemoryStore:
@@ -170,6 +175,7 @@ class MemoryStore:
         self.events_max = events_max
         self.books = _Books()
         self._started = False
+        self._begin = 0  # the event that the log may begin with
 
     def info(self) -> RunInfo | None:
         """The run that is held, if there is one."""
@@ -199,7 +205,7 @@ class MemoryStore:
         books = self.books
         if not self._started:
             raise StoreError("the store is open for reading only: call start() before writing")
-        if self.events_max and len(books.lines) + len(entries) > self.events_max:
+        if self.events_max and books.last + len(entries) > self.events_max:
             raise StoreFull(f"the store holds {self.events_max} events at most")
         for entry in entries:
             self._check_blob(entry)
@@ -216,7 +222,7 @@ class MemoryStore:
             if entry.inline is not None:
                 self.blobs.payloads[entry.record["payload"]["sha256"]] = entry.inline
         books.lines.append(line(entry.record))
-        return len(books.lines)
+        return books.last
 
     def _check_blob(self, entry: Entry) -> None:
         if update_id_of(entry) is None or entry.inline is not None or entry.record["flaw"]:
@@ -266,25 +272,73 @@ class MemoryStore:
         """What was decided of an update."""
         return self.books.receipts.get(update_id)
 
-    def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:
-        """Keep a copy; keeps the newest three."""
+    def save_snapshot(
+        self, snapshot: Snapshot, applied_through_seq: int, at: float, keep: Keep = ALL
+    ) -> None:
+        """Keep a copy; keeps the newest three, and what `keep` needs."""
         meta = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
         data = save({**plain_tensors(snapshot.arrays), "$meta": meta})
-        kept = [k for k in self.books.snapshots if k.seq != applied_through_seq]
-        sha256 = hashlib.sha256(data).hexdigest()
-        self.books.rows.write(snapshot, applied_through_seq)
-        kept.append(_Kept(applied_through_seq, snapshot.meta["version"], sha256, data, at))
-        self.books.snapshots = sorted(kept, key=lambda k: k.seq)[-SNAPSHOTS_KEPT:]
+        books, sha256 = self.books, hashlib.sha256(data).hexdigest()
+        found = [k for k in books.snapshots if k.seq != applied_through_seq]
+        books.rows.write(snapshot, applied_through_seq)
+        found.append(_Kept(applied_through_seq, snapshot.meta["version"], sha256, data, at))
+        marks = {Taken(k.seq, k.version, k.at): k for k in sorted(found, key=lambda k: k.seq)}
+        rollbacks = [
+            seq for seq, record in self._after(min(m.seq for m in marks)) if record["kind"] == "rolled_back"
+        ]
+        wanted = kept(list(marks), keep, bool(books.dropped), max(rollbacks, default=0))
+        if wanted.base is not None and (row := books.versions.get(wanted.base.version)) is not None:
+            self._begin = row.seq
+        books.snapshots = [marks[mark] for mark in wanted.marks]
+
+    def trim(self, events_max: int) -> int:
+        """Drop so many of the events that need not be kept; returns how many were."""
+        books = self.books
+        count = max(0, min(events_max, self._begin - 1 - books.dropped))
+        last = books.dropped + count
+        for text in books.lines[:count]:
+            if (record := json.loads(text))["kind"] == "update":
+                books.receipts.pop(record["update_id"], None)
+                del books.updates[record["update_id"]]
+        del books.lines[:count]
+        books.dropped = last
+        for version in [v for v, row in books.versions.items() if row.seq <= last]:
+            books.links.append(books.versions.pop(version).link or "")
+        named = {record["payload"]["sha256"] for record in books.updates.values()}
+        if count:
+            self.blobs.payloads = {k: v for k, v in self.blobs.payloads.items() if k in named}
+        return count
+
+    def links(self, after: int, limit: int) -> list[str]:
+        """Links of the versions above `after`, in order and without a gap; of versions that are gone too."""
+        books = self.books
+        newer = [books.versions[v].link or "" for v in sorted(books.versions)]
+        return list(islice(takewhile(bool, [*books.links, *newer][after:]), limit))
+
+    def metrics(self, version: int) -> dict[str, float]:
+        """What was reported of a version, whether the log still has it or not."""
+        return dict(self.books.metrics.get(version, {}))
 
     def load(self) -> Recovery:
         """The newest good snapshot and the events after it."""
-        for kept in reversed(self.books.snapshots):
-            if hashlib.sha256(kept.data).hexdigest() == kept.sha256:
-                arrays = {name: array.copy() for name, array in load(kept.data).items()}
+        return self._recovery(self.books.snapshots[::-1])
+
+    def first(self) -> Recovery:
+        """Where the log begins."""
+        return (
+            self._recovery(self.books.snapshots) if self.books.dropped else Recovery(None, 0, self._after(0))
+        )
+
+    def _recovery(self, snapshots: Sequence[_Kept]) -> Recovery:
+        for found in snapshots:
+            if hashlib.sha256(found.data).hexdigest() == found.sha256:
+                arrays = {name: array.copy() for name, array in load(found.data).items()}
                 meta = json.loads(arrays.pop("$meta").tobytes())
-                snapshot = self.books.rows.read(Snapshot(meta, arrays), kept.seq)
-                return Recovery(snapshot, kept.seq, self._after(kept.seq), kept.at)
-            log.warning("snapshot %d is damaged: going back to the one before", kept.seq)
+                snapshot = self.books.rows.read(Snapshot(meta, arrays), found.seq)
+                return Recovery(snapshot, found.seq, self._after(found.seq), found.at)
+            log.warning("snapshot %d is damaged: going on without it", found.seq)
+        if self.books.dropped:
+            raise StoreCorrupt("no snapshot can be read, and the log does not begin with its first event")
         return Recovery(None, 0, self._after(0))
 
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
@@ -292,9 +346,10 @@ class MemoryStore:
         return self._after(after)
 
     def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
-        while seq < len(self.books.lines):
+        seq = max(seq, self.books.dropped)
+        while seq < self.books.last:
             seq += 1
-            yield seq, json.loads(self.books.lines[seq - 1])
+            yield seq, json.loads(self.books.lines[seq - self.books.dropped - 1])
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:
         """Published versions above `after`, in order."""
@@ -310,7 +365,7 @@ class MemoryStore:
         mine = self.books.metrics.setdefault(version, {})
         mine |= {row["name"]: row["value"] for row in metric_rows(version, metrics, at)}
 
-    def problems(self) -> list[str]:
+    def problems(self, after: int = 0) -> list[str]:  # noqa: ARG002
         """Every broken invariant that a look at the books can tell, in words."""
         books, found = self.books, []
         for update_id, record in books.updates.items():
@@ -322,7 +377,8 @@ class MemoryStore:
                 found.append(f"update {update_id!r}: {error}")
         damaged = [k for k in books.snapshots if hashlib.sha256(k.data).hexdigest() != k.sha256]
         found += [f"snapshot {k.seq} does not have its SHA-256" for k in damaged]
-        if sorted(books.versions) != list(range(1, len(books.versions) + 1)):
+        first = min(books.versions, default=1)
+        if sorted(books.versions) != list(range(first, len(books.versions) + first)):
             found.append("some versions are missing")
         return found
 

@@ -71,6 +71,16 @@ class Packs:
             raise StoreCorrupt(f"payload {sha256} has the SHA-256 {found}: restore it from a backup")
         return data
 
+    def remove_before(self, first: int | None) -> None:
+        """Remove the packs before the first that a row names; none of them is written any more."""
+        with disk_errors("removing old payloads"):
+            end = self._number if first is None else min(first, self._number)
+            gone = [path for path in self.folder.glob("*.pack") if int(path.stem) < end]
+            for path in gone:
+                path.unlink()
+            if gone:
+                sync_folder(self.folder)
+
     def close(self) -> None:
         """Write no more into the pack at hand."""
         if self._descriptor is not None:

@@ -82,6 +82,7 @@ leases = Table(
     ),
 )
 Index("ix_leases_client_id", leases.c.client_id)
+Index("ix_leases_ended_at", leases.c.ended_at)
 
 # `payload` has small payloads; larger ones lie in a pack, or are files of their own, named by `sha256`.
 # `received` is durable but not yet decided, `held` is folded into a buffer, `applied` is in version
@@ -137,8 +138,17 @@ model_versions = Table(
     Column("head", Text),
 )
 
-# The newest three. `sha256` names the file, whose bytes hold the state after event
-# `applied_through_seq`.
+# Of versions that the log does not have any more: their links in the chain, 32 bytes each.
+old_links = Table(
+    "old_links",
+    metadata,
+    Column("first", Big, primary_key=True, autoincrement=False),
+    Column("last", Big, nullable=False),
+    Column("links", LargeBinary, nullable=False),
+)
+
+# The newest three; where the log is not kept whole, the one that it begins with and the next such as well.
+# `sha256` names the file, whose bytes hold the state after event `applied_through_seq`.
 snapshots = Table(
     "snapshots",
     metadata,

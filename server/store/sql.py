@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice, takewhile
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, delete, exists, func, insert, or_, select
@@ -18,6 +19,7 @@ from anabranch.core.errors import LogLost, StoreCorrupt, StoreError
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
+from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
 from anabranch.server.failpoints import reach
@@ -35,9 +37,10 @@ from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert, write_projections
 from anabranch.server.store.schema import clients, events, model_versions, runs, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
+from anabranch.server.store.trimming import begins_late, first_event, old_links_after, retained, trim, unnamed
 
-SNAPSHOTS_KEPT = 3
 ROW_BYTES_MAX = 64 * KIB  # larger payloads go into a pack beside SQLite: a database writes them twice
+BEGINS_LATE = "does not begin with its first event (server.keep): restore a backup"
 PAGE = 500  # events read at a time
 
 log = logging.getLogger(__name__)
@@ -62,6 +65,8 @@ class SqlStore:
         )
         self._lock: FolderLock | None = None
         self._last_seq = 0
+        self._begin = 0  # the event that the log may begin with
+        self._dropped: set[str] = set()  # payloads of events that are gone, which are files still
 
     @property
     def blobs(self) -> BlobStore:
@@ -241,8 +246,10 @@ class SqlStore:
         self._marks.remove()
 
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
-        """The log after an event."""
-        return self._after(after)
+        """The log after an event, as far as it is kept."""
+        with self._reading() as connection:
+            begin = first_event(connection) - 1 if begins_late(connection) else 0
+        yield from self._after(max(after, begin))
 
     def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
         """Events above `seq`, a page at a time: no cursor stays open while others write."""
@@ -313,25 +320,51 @@ class SqlStore:
             for row in found
         ]
 
+    def links(self, after: int, limit: int) -> list[str]:
+        """Links of the versions above `after`, in order and without a gap; of versions that are gone too."""
+        v = model_versions.c
+        with self._reading() as connection:
+            found = list(islice(old_links_after(connection, after, limit), limit))
+            newer = select(v.version, v.link).where(v.version > after + len(found)).order_by(v.version)
+            more = connection.execute(newer.limit(limit - len(found))).all()
+        begun = takewhile(
+            lambda of: of[1].version == of[0] and of[1].link, enumerate(more, after + len(found) + 1)
+        )
+        return [*found, *(row.link for _, row in begun)]
+
+    def metrics(self, version: int) -> dict[str, float]:
+        """What was reported of a version, whether the log still has it or not."""
+        m = schema.metrics.c
+        with self._reading() as connection:
+            return {
+                row.name: row.value
+                for row in connection.execute(select(m.name, m.value).where(m.version == version))
+            }
+
     def add_metrics(self, version: int, metrics: Mapping[str, float], at: float) -> None:
         """Metrics of a version; a later value replaces the earlier. Values not finite are left out."""
         with self._database.writing() as connection:
             upsert(connection, schema.metrics, rows.metric_rows(version, metrics, at))
 
-    def problems(self) -> list[str]:
-        """Every broken invariant of the stored data, in words. Reads only."""
+    def problems(self, after: int = 0) -> list[str]:
+        """Every broken invariant of the stored data, in words; payloads only of later updates. Reads only."""
         found = []
         try:
             self._check_whole()
         except LogLost as lost:
             found.append(str(lost))
         with self._reading() as connection:
-            return [*found, *find_problems(connection, self._blobs, self._packs, self._snapshots)]
+            return [
+                *found,
+                *find_problems(connection, self._blobs, self._packs, self._snapshots, after),
+            ]
 
     # --- snapshots ---------------------------------------------------------------------------
 
-    def save_snapshot(self, snapshot: Snapshot, applied_through_seq: int, at: float) -> None:
-        """Write a snapshot durably; keeps the newest three. Raises `StoreFull`."""
+    def save_snapshot(
+        self, snapshot: Snapshot, applied_through_seq: int, at: float, keep: Keep = ALL
+    ) -> None:
+        """Write a snapshot durably; keeps the newest three, and what `keep` needs. Raises `StoreFull`."""
         sha256 = self._snapshots.write(snapshot)
         reach("snapshot_written")
         row = {
@@ -340,24 +373,50 @@ class SqlStore:
             "sha256": sha256,
             "created_at": at,
         }
-        newest = select(snapshots).order_by(snapshots.c.applied_through_seq.desc()).limit(SNAPSHOTS_KEPT)
+        s = snapshots.c
         with self._database.writing() as connection:
-            before = connection.scalar(select(func.min(snapshots.c.applied_through_seq))) or 0
+            before = connection.scalar(select(func.min(s.applied_through_seq))) or 0
             upsert(connection, snapshots, [row])
             write_rows(connection, snapshot, applied_through_seq)
-            kept = connection.execute(newest).all()
-            oldest = kept[-1].applied_through_seq
-            connection.execute(delete(snapshots).where(snapshots.c.applied_through_seq < oldest))
-            clear_rows(connection, snapshot, before, oldest)
+            wanted, begin = retained(connection, keep)
+            seqs = [mark.seq for mark in wanted.marks]
+            connection.execute(delete(snapshots).where(s.applied_through_seq.not_in(seqs)))
+            clear_rows(connection, snapshot, before, seqs[0])
+            kept = set(connection.scalars(select(s.sha256)))
+        self._begin = max(self._begin, begin)
         reach("snapshot_named")
-        self._snapshots.remove_all_but({k.sha256 for k in kept})
+        self._snapshots.remove_all_but(kept)
         reach("snapshots_cleared")
+
+    def trim(self, events_max: int) -> int:
+        """Drop so many of the events that need not be kept; returns how many were."""
+        if not self._begin:
+            return 0
+        with self._database.writing() as connection:
+            piece = trim(connection, self._begin, events_max)
+            self._dropped |= piece.payloads
+            gone = unnamed(connection, self._dropped)
+            first_pack = connection.scalar(select(func.min(updates.c.pack)))
+        self._begin = self._begin if piece.events else 0
+        self._dropped = self._blobs.remove(gone)
+        self._packs.remove_before(first_pack)
+        return piece.events
 
     def load(self) -> Recovery:
         """The newest good snapshot and the events after it."""
+        return self._recovery(newest_first=True)
+
+    def first(self) -> Recovery:
+        """Where the log begins."""
         with self._reading() as connection:
-            newest_first = select(snapshots).order_by(snapshots.c.applied_through_seq.desc())
-            known = connection.execute(newest_first).all()
+            late = begins_late(connection)
+        return self._recovery(newest_first=False) if late else Recovery(None, 0, self._after(0))
+
+    def _recovery(self, newest_first: bool) -> Recovery:
+        with self._reading() as connection:
+            seq = snapshots.c.applied_through_seq
+            known = connection.execute(select(snapshots).order_by(seq.desc() if newest_first else seq)).all()
+            late = begins_late(connection)
             check_snapshots(connection, log_end(connection), self._database.name)
         for row in known:
             try:
@@ -365,8 +424,10 @@ class SqlStore:
                 with self._reading() as connection:
                     snapshot = read_rows(connection, snapshot, row.applied_through_seq)
             except StoreCorrupt as error:
-                log.warning("%s: going back to the one before", error)
+                log.warning("%s: going %s", error, "back to the one before" if newest_first else "on")
                 continue
             seq = row.applied_through_seq
             return Recovery(snapshot, seq, self._after(seq), row.created_at)
+        if late:
+            raise StoreCorrupt(f"{self._database.name}: no snapshot can be read, and the log {BEGINS_LATE}")
         return Recovery(None, 0, self._after(0))

@@ -16,6 +16,7 @@ from anabranch.core.effects import Decided, Effect, Granted
 from anabranch.core.errors import StoreError
 from anabranch.core.limits import Limits
 from anabranch.core.params import ParamSpec
+from anabranch.core.retention import Keep
 from anabranch.core.snapshot import state_digest
 from anabranch.core.updates import Ask, Capability, Task, Update
 from anabranch.server.app import every_of
@@ -46,8 +47,12 @@ class Desk:
         engine = self.found.engine
         self.models = Models(data_dir / "models", engine.spec, {})
         place = (self.found.seq, self.found.saved, self.found.history)
-        self.books = Books(engine, store, self.models, every_of(config), *place, limits)
-        self.books.refold = refolder(store, engine.spec, partial(make_engine, config, manifest, None, limits))
+        self.books = Books(
+            engine, store, self.models, every_of(config), *place, limits, Keep.of(config.server.keep)
+        )
+        self.books.refold = refolder(
+            store, engine.spec, partial(make_engine, config, manifest, limits=limits)
+        )
         self.now = self.found.last_now
 
     @property

@@ -124,9 +124,10 @@ def verify(
         raise StoreCorrupt(
             f"{data_dir}: {len(found.problems)} problems:\n" + "\n".join(f"- {p}" for p in found.problems)
         )
+    since = f" from event {found.proved_from + 1} on, where the log begins," if found.proved_from else ""
     output.say(
         f"{data_dir}: sound. Version {found.version}, {found.updates} updates ({found.signed} signed), "
-        "replayed to the same digest\n"
+        f"replayed{since} to the same digest\n"
         f"  state {found.state_sha256}"
     )
 

@@ -1,0 +1,126 @@
+"""Drops what a log has behind its base (`core.retention`), a bounded piece at a time.
+
+What goes: events, updates with their payloads, leases that had ended, and versions. What stays of a version
+is its link in the chain of hashes, 32 bytes, so that a device that was away since then can follow the chain,
+and its metrics. The event that published the base's version stays as well: the chain goes on from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, select
+
+from anabranch.core.retention import Keep, Kept, Taken, kept
+from anabranch.identity.heads import HASH_BYTES
+from anabranch.server.store.projections import upsert
+from anabranch.server.store.rows import Row
+from anabranch.server.store.schema import (
+    events,
+    leases,
+    model_versions,
+    old_links,
+    snapshots,
+    updates,
+)
+
+LINKS_IN_ROW = 4096
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What was dropped: so many events, and payloads in files of their own, by their SHA-256."""
+
+    events: int = 0
+    payloads: frozenset[str] = frozenset()
+
+
+def begins_late(connection: Connection) -> bool:
+    """Whether the log begins with a snapshot, the oldest one, instead of its first event."""
+    return (
+        first_event(connection) > 1
+        and connection.execute(select(old_links.c.first).limit(1)).first() is not None
+    )
+
+
+def first_event(connection: Connection) -> int:
+    """The first event that is here."""
+    return connection.scalar(select(func.min(events.c.seq))) or 1
+
+
+def retained(connection: Connection, keep: Keep) -> tuple[Kept, int]:
+    """Which snapshots to keep, and the event that the log may begin with, 0 if it stays as it is."""
+    s, e = snapshots.c, events.c
+    found = connection.execute(select(snapshots).order_by(s.applied_through_seq)).all()
+    marks = [Taken(row.applied_through_seq, row.version, row.created_at) for row in found]
+    has_base, rolled_back = begins_late(connection), 0
+    if not keep.is_all:
+        rollbacks = select(func.max(e.seq)).where(e.kind == "rolled_back", e.seq > marks[0].seq)
+        rolled_back = connection.scalar(rollbacks) or 0
+    wanted = kept(marks, keep, has_base, rolled_back)
+    if wanted.base is None:
+        return wanted, 0
+    v = model_versions.c
+    published = select(v.applied_through_seq, v.head).where(v.version == wanted.base.version)
+    row = connection.execute(published).one_or_none()
+    if row is None or row.head is None:  # of before there was a chain: it could not go on from here
+        return kept(marks, Keep(), has_base), 0
+    return wanted, row.applied_through_seq
+
+
+def trim(connection: Connection, before: int, events_max: int) -> Piece:
+    """Drop so many of the events before one, with all that hangs on them."""
+    e, u, v = events.c, updates.c, model_versions.c
+    oldest = select(e.seq, e.at).where(e.seq < before).order_by(e.seq).limit(events_max)
+    page = connection.execute(oldest).all()
+    if not page:
+        return Piece()
+    last = page[-1]
+    files = select(u.sha256).where(u.seq <= last.seq, u.payload.is_(None), u.pack.is_(None), ~u.flawed)
+    payloads = frozenset(connection.scalars(files))
+    connection.execute(delete(updates).where(u.seq <= last.seq))
+    gone = select(v.version, v.link).where(v.applied_through_seq <= last.seq).order_by(v.version)
+    _keep_links(connection, [(row.version, row.link) for row in connection.execute(gone)])
+    connection.execute(delete(model_versions).where(v.applied_through_seq <= last.seq))
+    connection.execute(delete(leases).where(leases.c.state != "leased", leases.c.ended_at <= last.at))
+    connection.execute(delete(events).where(e.seq <= last.seq))
+    return Piece(len(page), payloads)
+
+
+def old_links_after(connection: Connection, version: int, limit: int) -> Iterator[str]:
+    """Links of versions that were dropped, above this one, in hex, in order and without a gap."""
+    o = old_links.c
+    rows = select(old_links).where(o.last > version).order_by(o.first)
+    for row in connection.execute(rows.limit(limit // LINKS_IN_ROW + 2)):
+        if row.first > version + 1:
+            return
+        for number in range(version + 1, row.last + 1):
+            start = (number - row.first) * HASH_BYTES
+            yield row.links[start : start + HASH_BYTES].hex()
+        version = row.last
+
+
+def unnamed(connection: Connection, payloads: set[str]) -> set[str]:
+    """Those of these payloads that no update in the log has as a file."""
+    u = updates.c
+    named = select(u.sha256).where(u.sha256.in_(payloads), u.payload.is_(None), u.pack.is_(None), ~u.flawed)
+    return payloads - set(connection.scalars(named))
+
+
+def _keep_links(connection: Connection, gone: list[tuple[int, str | None]]) -> None:
+    """Put links to those that were kept before; a version without one is of before there was a chain."""
+    newest = connection.execute(select(old_links).order_by(old_links.c.first.desc()).limit(1)).one_or_none()
+    first, data = (1, b"") if newest is None else (newest.first, newest.links)
+    # There is a row as soon as anything was dropped: a log that lacks events without one is damaged.
+    rows: list[Row] = [{"first": first, "last": first + len(data) // HASH_BYTES - 1, "links": data}]
+    for version, link in gone:
+        if link is None:
+            continue
+        if version != first + len(data) // HASH_BYTES or len(data) >= LINKS_IN_ROW * HASH_BYTES:
+            first, data = version, b""
+        data += bytes.fromhex(link)
+        if rows and rows[-1]["first"] == first:
+            rows.pop()
+        rows.append({"first": first, "last": version, "links": data})
+    upsert(connection, old_links, rows)

@@ -1,0 +1,291 @@
+"""What a log need not keep goes, behind the interface of the store, and everything else goes on."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from desks import Desk, settings
+from sqlalchemy import func, select
+from stores import LIMITS, Backend
+
+from anabranch.core import events as ev
+from anabranch.core.errors import DataError, StoreCorrupt, UnknownVersion
+from anabranch.core.updates import Reason, Verdict
+from anabranch.server.books import Call
+from anabranch.server.export import export_run
+from anabranch.server.history import head_at
+from anabranch.server.store import schema
+from anabranch.server.store.base import Store
+from anabranch.server.store.blobs import ADOPTED_S
+from anabranch.server.store.memory import MemoryStore
+from anabranch.server.store.sql import SqlStore
+from anabranch.server.verify import verify
+
+FEW = replace(LIMITS, receipts_max=50)
+
+
+def keeping(what: str, every: int = 2) -> Any:
+    return settings(server={"snapshot_every_versions": every, "keep": what})
+
+
+class Place:
+    """A data folder of a kind of store, whose server is stopped and started."""
+
+    def __init__(self, backend: Backend, folder: Path) -> None:
+        self.backend, self.folder = backend, folder
+
+    def open(self, keep: str = "versions:4") -> Desk:
+        desk = Desk(self.backend.open(FEW), self.folder, keeping(keep), FEW)
+        desk.books._not_before = float("-inf")
+        return desk
+
+
+@pytest.fixture
+def place(backend: Backend, tmp_path: Path) -> Place:
+    return Place(backend, tmp_path / "data")
+
+
+def busy(desk: Desk, updates: int, first: int = 0) -> None:
+    """Updates, with a snapshot whenever one is due, however long the last one took."""
+    for number in range(first, first + updates):
+        desk.books._not_before = float("-inf")
+        desk.work(1, first=number)
+
+
+def seqs(store: Store) -> list[int]:
+    return [seq for seq, _ in store.records()]
+
+
+def test_what_is_behind_goes_and_a_restart_is_the_same(place: Place) -> None:
+    desk = place.open()
+    busy(desk, 60)
+    assert desk.books.engine.version == 30
+    begin = desk.store.first()
+    assert begin.snapshot is not None
+    base = begin.snapshot.meta["version"]
+    assert 30 - 12 <= base <= 30 - 4
+    kept = seqs(desk.store)
+    assert kept == list(range(kept[0], desk.books.seq + 1))
+    assert len(kept) < 40
+    assert [row.version for row in desk.store.versions()] == list(range(base, 31))
+    assert desk.store.problems() == []
+    before = desk.digest
+    desk.drop()
+    again = place.open()
+    assert again.digest == before
+    assert again.books.history.head == desk.books.history.head
+    again.drop()
+
+
+def test_the_same_run_with_the_whole_log_has_the_same_model_and_heads(place: Place, tmp_path: Path) -> None:
+    """Only what is kept differs: versions, digests and verdicts are those of the whole log."""
+    kept, whole = place.open(), Desk(MemoryStore(FEW), tmp_path / "whole", keeping("all"), FEW)
+    for desk in (kept, whole):
+        busy(desk, 30)
+    assert kept.books.engine.counters == whole.books.engine.counters
+    assert (kept.books.engine.vector == whole.books.engine.vector).all()
+    assert len(seqs(kept.store)) < len(seqs(whole.store)) == whole.books.seq == kept.books.seq
+    for desk in (kept, whole):
+        desk.drop()
+
+
+def test_every_link_of_the_chain_stays(place: Place) -> None:
+    """A device that was away since version 3 follows the chain to the newest one."""
+    desk = place.open()
+    heads = {}
+    for number in range(40):
+        busy(desk, 1, first=number)
+        heads[desk.books.history.version] = desk.books.history.head
+    assert desk.store.versions()[0].version > 3
+    assert len(desk.store.links(0, 1000)) == 20
+    assert desk.store.links(3, 5) == desk.store.links(0, 1000)[3:8]
+    assert desk.store.links(19, 5) == desk.store.links(0, 1000)[19:]
+    assert desk.store.links(20, 5) == []
+    for version, head in heads.items():
+        assert head_at(desk.store, version) == head
+    desk.drop()
+
+
+def test_the_newest_two_snapshots_have_their_tails(place: Place) -> None:
+    desk = place.open("versions:1")
+    busy(desk, 40)
+    before = desk.digest
+    desk.drop()
+    place.backend.damage("snapshot")
+    again = place.open("versions:1")
+    assert again.found.replayed > 0
+    assert again.digest == before
+    again.drop()
+
+
+def test_a_shortened_log_without_a_good_snapshot_is_corrupt(on_disk: Backend, tmp_path: Path) -> None:
+    """It is never taken for a run that has only just begun."""
+    place = Place(on_disk, tmp_path / "data")
+    desk = place.open()
+    busy(desk, 40)
+    desk.drop()
+    for sha256 in on_disk.snapshots():
+        on_disk.lose(sha256)
+    with pytest.raises(StoreCorrupt, match="no snapshot can be read"):
+        place.open()
+
+
+def test_a_resent_update_and_an_open_task_from_behind_the_log(place: Place) -> None:
+    desk = place.open()
+    desk.enrol("early")
+    desk.enrol("slow")
+    slow, early = desk.ask("slow", "slow-task"), desk.ask("early", "early-task")
+    answered = desk.push(early, 0.5).receipt
+    busy(desk, 30)
+    assert desk.books.seq > seqs(desk.store)[0] > 5
+    assert desk.store.receipt("u-early-task") is None, "its row is behind the log"
+    again = desk.push(early, 0.5)
+    assert (again.receipt, again.duplicate) == (answered, True)
+    late = desk.push(slow, 0.25).receipt.decision
+    assert late.verdict is not Verdict.REJECTED
+    assert late.staleness >= 15
+    busy(desk, 60, first=30)
+    applied, before = desk.books.engine.counters.applied, desk.books.engine.vector.copy()
+    forgotten = desk.push(early, 0.5).receipt.decision
+    assert (forgotten.verdict, forgotten.reason) == (Verdict.REJECTED, Reason.UNKNOWN_TASK)
+    assert desk.books.engine.counters.applied == applied
+    assert (desk.books.engine.vector == before).all()
+    assert desk.store.problems() == []
+    desk.drop()
+
+
+def test_a_rollback_goes_back_as_far_as_the_log(place: Place, tmp_path: Path) -> None:
+    """To a version that is kept: the model is that of the same rollback over the whole log."""
+    kept, whole = place.open(), Desk(MemoryStore(FEW), tmp_path / "whole", keeping("all"), FEW)
+    for desk in (kept, whole):
+        busy(desk, 40)
+        back_to(desk, 18, "c1")
+        busy(desk, 1, first=40)
+    assert (kept.books.engine.vector == whole.books.engine.vector).all()
+    assert kept.books.engine.version == whole.books.engine.version
+    assert kept.books.engine.pending == whole.books.engine.pending
+    assert kept.store.first().snapshot is not None
+    assert whole.store.first().snapshot is None
+    before = kept.digest
+    kept.drop()
+    whole.drop()
+    again = place.open()
+    assert again.digest == before
+    with pytest.raises(UnknownVersion, match=r"version 2 cannot be gone back to: the log begins with event"):
+        back_to(again, 2, "c1")
+    busy(again, 40, first=41)
+    assert seqs(again.store)[0] > again.found.seq, "the log has left the rollback behind"
+    before = again.digest
+    again.drop()
+    last = place.open()
+    assert last.digest == before
+    last.drop()
+
+
+def back_to(desk: Desk, version: int, without: str) -> None:
+    order = ev.RolledBack(desk.tick(), version, 0, (without,))
+    folding = desk.books.begin_rollback(order)
+    call = Call(order, folding=folding)
+    desk.books.commit([call])
+    assert call.error is None, call.error
+    desk.tell(ev.Released(desk.tick(), without))
+
+
+def test_the_setting_may_change(place: Place) -> None:
+    desk = place.open("all")
+    busy(desk, 30)
+    assert seqs(desk.store)[0] == 1
+    desk.drop()
+    desk = place.open("versions:4")
+    busy(desk, 30, first=30)
+    begin = seqs(desk.store)[0]
+    assert begin > 1
+    desk.drop()
+    desk = place.open("all")
+    busy(desk, 30, first=60)
+    assert seqs(desk.store)[0] == begin
+    before = desk.digest
+    assert desk.store.problems() == []
+    desk.drop()
+    desk = place.open("days:1")
+    assert desk.digest == before
+    desk.now += 3 * 86_400.0
+    busy(desk, 12, first=90)
+    desk.now += 3 * 86_400.0
+    busy(desk, 12, first=110)
+    assert seqs(desk.store)[0] > begin
+    desk.drop()
+
+
+def test_verify_proves_from_where_the_log_begins(on_disk: Backend, tmp_path: Path) -> None:
+    place = Place(on_disk, tmp_path / "data")
+    desk = place.open()
+    busy(desk, 50)
+    begin, digest = desk.store.first(), desk.digest
+    desk.close()
+    database = "" if on_disk.kind == "sqlite" else on_disk.database
+    found = verify(place.folder, database)
+    assert (found.problems, found.state_sha256, found.version) == ((), digest, 25)
+    assert found.proved_from == begin.applied_through_seq > 0
+    with pytest.raises(
+        DataError, match=rf"has the log from event {found.proved_from + 1} on \(server\.keep\)"
+    ):
+        export_run(place.folder, database, tmp_path / "run")
+
+
+def test_payloads_in_files_and_packs_go_too(tmp_path: Path) -> None:
+    """Blobs once they are old enough to be nobody's that is on its way, packs when no row names one."""
+    place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
+    desk = place.open()
+    for number in range(40):
+        busy(desk, 1, first=number)
+        blob = place.folder / "blobs" / f"{number:02x}" / (f"{number:02x}" * 32)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        blob.write_bytes(b"x")
+        os.utime(blob, (1.0, 1.0)) if number else None
+    store = desk.store
+    assert isinstance(store, SqlStore)
+    names = {f"{number:02x}" * 32 for number in range(40)}
+    assert store.blobs.remove(names) == {"00" * 32}, f"adopted less than {ADOPTED_S:.0f} s ago"
+    assert len(list((place.folder / "blobs").glob("*/*"))) == 1
+    desk.drop()
+
+
+@pytest.mark.parametrize(
+    "updates",
+    [600, pytest.param(10_000, marks=pytest.mark.prove), pytest.param(100_000, marks=pytest.mark.prove)],
+)
+def test_disk_and_restart_are_flat(tmp_path: Path, updates: int) -> None:
+    """Rows, bytes and the events of a restart are those of the retention, whatever came before."""
+    place = Place(Backend("sqlite", "", tmp_path / "data"), tmp_path / "data")
+    found = []
+    for part in range(3):
+        desk = place.open("versions:20")
+        assert desk.found.replayed <= 30
+        busy(desk, updates // 3, first=part * updates)
+        rows = rows_of(desk.store)
+        assert desk.store.problems() == []
+        desk.drop()
+        found.append((rows, sum(path.stat().st_size for path in place.folder.rglob("*") if path.is_file())))
+    for rows, size in found:
+        assert rows["events"] <= 2 * (2 * 20 + 3 * 2) * 2 + 20
+        assert rows["updates"] <= 2 * (2 * 20 + 3 * 2) + 10
+        assert rows["leases"] <= rows["events"]
+        assert rows["model_versions"] <= 2 * 20 + 3 * 2 + 2
+        assert rows["snapshots"] <= 5
+        assert rows["receipts"] <= 50 + 2 * (2 * 20 + 3 * 2)
+        assert size < 40 * updates + (1 << 20), "but for 32 bytes a version"
+
+
+def rows_of(store: Store) -> dict[str, int]:
+    """How many rows each table has."""
+    assert isinstance(store, SqlStore)
+    with store._database.transaction() as connection:
+        return {
+            table.name: connection.scalar(select(func.count()).select_from(table)) or 0
+            for table in schema.metadata.sorted_tables
+        }
