@@ -62,6 +62,7 @@ class Follower:
         neighbours: Neighbours | None = None,
         on_failure: Callable[[AnabranchError], None] | None = None,
         on_answer: Callable[[], None] | None = None,
+        on_end: Callable[[], None] | None = None,
         bell: Bell | None = None,
         kept: Keepsake | None = None,
     ) -> None:
@@ -70,6 +71,7 @@ class Follower:
         self._every, self._poll_s = every, poll_s
         self._on_failure = on_failure or (lambda _: None)
         self._on_answer = on_answer or (lambda: None)
+        self._on_end = on_end or (lambda: None)
         self._bell = bell or Bell(time.monotonic)
         self._seed = fresh_seed()
         self._local = LocalTrainer(app, self._settings, threads, neighbours=neighbours)
@@ -99,7 +101,10 @@ class Follower:
             if model.modified:
                 seen = model.version
                 yield self._measured(model)
-            if self._once or (model.final and seen == model.version):
+            over = model.final and seen == model.version
+            if over:
+                self._on_end()
+            if over or self._once:
                 return
             if not model.modified:
                 self._bell.rest(self._poll_s)

@@ -317,10 +317,11 @@ class OperatorClient:
             unfinished.unlink(missing_ok=True)
         return exported
 
-    def watch(self, after_seq: int = 0) -> Iterator[WatchedEvent]:
-        """What happens, as it happens, from the cursor on (0: from now on); ends with the server."""
+    def watch(self, after_seq: int | None = None) -> Iterator[WatchedEvent]:
+        """What happens, as it happens, after the cursor (None: from now on); ends with the server."""
         with self._errors():
-            stream = self._stub.Watch(operators.WatchRequest(after_seq=after_seq))
+            request = operators.WatchRequest(after_seq=after_seq or 0, all_kept=after_seq is not None)
+            stream = self._stub.Watch(request)
             try:
                 for e in stream:
                     data = json.loads(e.data_json or "{}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -170,13 +170,13 @@ def device_wallet(options: ClientOptions) -> Wallet | None:
     return known
 
 
-def follow(options: FollowerOptions) -> Iterator[Measurement]:
+def follow(options: FollowerOptions, on_end: Callable[[], None] | None = None) -> Iterator[Measurement]:
     """Measure a run's versions as they come, once its server is there. See `Follower`."""
     with suppress(Interrupted):
-        yield from _follow(options)
+        yield from _follow(options, on_end)
 
 
-def _follow(options: FollowerOptions) -> Iterator[Measurement]:
+def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iterator[Measurement]:
     app = load_app(options.app, options.data_path)
     wallet = operator_wallet(options.identity)
     if wallet is None:
@@ -206,6 +206,7 @@ def _follow(options: FollowerOptions) -> Iterator[Measurement]:
             neighbours=None if options.threads else stack.enter_context(Neighbours()),
             on_failure=waiting.failed,
             on_answer=waiting.answered,
+            on_end=on_end,
             kept=None if options.state_dir is None else own_buffers(options.state_dir),
         )
 

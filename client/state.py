@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from anabranch.client.records import SUFFIX
-from anabranch.core.errors import ConfigError, StoreLocked, disk_error
+from anabranch.core.errors import ConfigError, InvalidUpdate, StoreLocked, disk_error
 from anabranch.core.rng import unique_id
 from anabranch.identity.files import private, tighten
 from anabranch.protos.convert import checked_id
@@ -31,15 +31,25 @@ def state_dir_of(client_id: str) -> Path:
     """
     if not client_id or client_id == _kept_id(UNNAMED):
         return UNNAMED
-    return NAMED / checked_id(client_id, "--id")
+    return NAMED / checked_name(client_id)
+
+
+def checked_name(given: str) -> str:
+    """A device's name as its user gives it. Raises `ConfigError`."""
+    try:
+        return checked_id(given, "--id")
+    except InvalidUpdate as error:
+        raise ConfigError(str(error)) from None
 
 
 def device_id(state_dir: Path, given: str = "") -> str:
     """The device's id: `given`, or the one kept in the folder, or a new one; it is kept from then on.
 
-    Raises `ConfigError` when the folder belongs to another device, `StoreError` when it cannot be used.
+    Raises `ConfigError` when the folder belongs to another device or `given` is no name, `StoreError` when
+    the folder cannot be used.
     """
-    known = _kept_id(state_dir) or _keep_id(state_dir, given or f"device-{fresh_id()[:8]}")
+    named = checked_name(given) if given else f"device-{fresh_id()[:8]}"
+    known = _kept_id(state_dir) or _keep_id(state_dir, named)
     if given and given != known:
         raise ConfigError(f"{state_dir} belongs to device {known!r}, not {given!r}: use a folder for each")
     return checked_id(known, "client_id")

@@ -27,7 +27,7 @@ SETTABLE = (
     *("client.learning_rate", "client.momentum", "client.weight_decay"),
 )
 
-RULE = "what the updates that wait were gathered for; the versions so far were made by it"
+RULE = "the versions so far were made by that rule, and updates wait for it"
 PROCESS = "it is of the server's process: start the server again with another value"
 JOINING = "devices read it when they join: start the server again with another value, and then the devices"
 SIMULATED = "only simulations read it"
@@ -69,7 +69,7 @@ def check_settable(paths: Iterable[str]) -> None:
         table, _, key = path.partition(".")
         known = table in TABLES and (table == "strategy" or key in TABLES[table].__dataclass_fields__)
         if not known or not key:
-            near = difflib.get_close_matches(path, SETTABLE, n=1, cutoff=0.4)
+            near = difflib.get_close_matches(path, SETTABLE, n=1, cutoff=0.7)
             hint = f"did you mean {near[0]!r}?" if near else "docs/configuration.md has them"
             raise ConfigError(f"there is no setting {path!r}: {hint}")
         if why := why_fixed(path):

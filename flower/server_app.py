@@ -48,7 +48,7 @@ from anabranch.reports.html import write_report  # noqa: E402
 from anabranch.reports.journal_files import JOURNAL, JournalReader  # noqa: E402
 from anabranch.reports.models import FINAL, write_model  # noqa: E402
 from anabranch.reports.origin import reason  # noqa: E402
-from anabranch.reports.recorder import EVENTS_FILE, Recorder  # noqa: E402
+from anabranch.reports.recorder import Recorder  # noqa: E402
 from anabranch.reports.result import Result, Status  # noqa: E402
 from anabranch.reports.text import percent_text  # noqa: E402
 from anabranch.strategies.registry import strategy_of  # noqa: E402
@@ -135,7 +135,7 @@ def run(grid: Grid, context: Context, options: Options) -> Result:
     train, evaluate = (
         Said.from_json(getattr(config.flower, w), f"flower.{w}") for w in ("train", "evaluate")
     )
-    with Logbook(folder, config, initial) as logbook, _recorder(config, folder) as recorder:
+    with Logbook(folder, config, initial) as logbook, Recorder.of(config, folder) as recorder:
         recorder.spec = logbook.spec
         clock = EventClock(time.time(), time.time, time.monotonic)
         grid_run = GridRun(grid, config, logbook, recorder, train, evaluate, clock.now)
@@ -211,18 +211,6 @@ def _by_a_node(grid: Grid, message: Message) -> Message:
     message.metadata.dst_node_id = node_ids[0]
     (reply,) = grid.send_and_receive([message])
     return reply
-
-
-def _recorder(config: Config, folder: Path) -> Recorder:
-    return Recorder(
-        strategy=config.strategy.name,
-        workload=config.run.workload,
-        seed=config.run.seed,
-        target_accuracy=config.run.target_accuracy,
-        config=config.to_json(),
-        kind="live",
-        events_path=folder / EVENTS_FILE,
-    )
 
 
 def unflattened(keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,14 @@ from anabranch.reports.page import (
 from anabranch.reports.plots import Series, plot
 from anabranch.reports.result import Point, Result
 from anabranch.reports.scales import Axis
-from anabranch.reports.settings import PLACES, all_settings, changed, setting_text, simulate_command
+from anabranch.reports.settings import (
+    PLACES,
+    all_settings,
+    changed,
+    serve_commands,
+    setting_text,
+    simulate_command,
+)
 from anabranch.reports.text import (
     NOTHING,
     bytes_text,
@@ -234,7 +241,11 @@ def _origin_card(r: Result) -> str:
 
 
 def _command(r: Result) -> str:
-    """How to have the same run again, where a command has it."""
-    if r.kind != "simulated" or dict(r.config.get("run", {})).get("workload") != r.workload:
+    """How to have the same run again, or one like it, where commands have it: Flower's runs are Flower's."""
+    if dict(r.config.get("run", {})).get("workload") != r.workload:
         return ""
-    return f"<h3>the same run again</h3><pre>{safe(simulate_command(r.config))}</pre>"
+    if r.kind == "simulated":
+        return f"<h3>the same run again</h3><pre>{safe(simulate_command(r.config))}</pre>"
+    if "server" not in r.config or dict(r.config.get("flower", {})).get("train"):
+        return ""
+    return f"<h3>a run like it</h3><pre>{safe(serve_commands(r.config))}</pre>"

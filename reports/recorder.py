@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self, TextIO
 
 import numpy as np
 
+from anabranch.core.config import Config
 from anabranch.core.effects import SettingChange
 from anabranch.core.errors import DataError
 from anabranch.core.params import ParamSpec
@@ -100,6 +101,20 @@ class Recorder:
     _measured: dict[int, Measured] = field(default_factory=dict, init=False)
     _ended_by: str = field(default="", init=False)
     _settings: list[ChangedSetting] = field(default_factory=list, init=False)
+
+    @classmethod
+    def of(cls, config: Config, folder: Path, spec: ParamSpec | None = None) -> Recorder:
+        """That of a live run of this configuration, which streams its events into `folder`."""
+        return cls(
+            strategy=config.strategy.name,
+            workload=config.run.workload,
+            seed=config.run.seed,
+            target_accuracy=config.run.target_accuracy,
+            config=config.to_json(),
+            kind="live",
+            events_path=folder / EVENTS_FILE,
+            spec=spec,
+        )
 
     def __post_init__(self) -> None:
         self._stream: TextIO | None = None

@@ -83,9 +83,18 @@ def label_text(key: str, value: object) -> str:
 
 def simulate_command(config: Mapping[str, Any]) -> str:
     """The command that simulates the same again, whatever file and flags the settings came from."""
+    return " ".join(["anabranch simulate", *_sets(config)])
+
+
+def serve_commands(config: Mapping[str, Any]) -> str:
+    """The commands that serve a run of the same settings; its devices are what they were."""
+    app = shlex.quote(str(config["run"]["workload"]))
+    return f"anabranch init {app}\n" + " ".join(["anabranch server", *_sets(config, but="run.workload")])
+
+
+def _sets(config: Mapping[str, Any], but: str = "") -> list[str]:
     needed = {k: v for k, v in changed(config).items() if k not in PLACES or k.startswith("run.")}
-    sets = [f"--set {shlex.quote(f'{k}={_word(v)}')}" for k, v in needed.items()]
-    return " ".join(["anabranch simulate", *sets])
+    return [f"--set {shlex.quote(f'{k}={_word(v)}')}" for k, v in needed.items() if k != but]
 
 
 def _word(value: object) -> str:

@@ -64,12 +64,12 @@ class Feed:
         self._closed = True
         self._wake()
 
-    async def follow(self, after_seq: int) -> AsyncIterator[Happening]:
-        """Everything after a cursor that is still kept, then what comes; from now on with 0.
+    async def follow(self, after_seq: int | None) -> AsyncIterator[Happening]:
+        """Everything after a cursor that is still kept, then what comes; from now on with None.
 
         Whoever reads too slowly misses what is no longer kept.
         """
-        place = self._total if after_seq == 0 else self._total - len(self._kept)
+        place = self._total if after_seq is None else self._total - len(self._kept)
         while not self._closed:
             place = max(place, self._total - len(self._kept))
             if place == self._total:
@@ -77,7 +77,7 @@ class Feed:
                 continue
             happening = self._kept[place - self._total]
             place += 1
-            if happening.seq > after_seq:
+            if after_seq is None or happening.seq > after_seq:
                 yield happening
 
     def _wake(self) -> None:

@@ -162,7 +162,8 @@ class Operators(OperatorsServicer):
         self, request: operators.WatchRequest, caller: Caller
     ) -> AsyncIterator[operators.WatchResponse]:
         """What happens, as it happens."""
-        async for happening in self.run.feed.follow(request.after_seq):
+        all_kept = request.all_kept or request.after_seq > 0
+        async for happening in self.run.feed.follow(request.after_seq if all_kept else None):
             yield operators.WatchResponse(
                 seq=happening.seq,
                 at_s=happening.at_s,

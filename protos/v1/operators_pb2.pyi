@@ -686,16 +686,20 @@ class WatchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     AFTER_SEQ_FIELD_NUMBER: _builtins.int
+    ALL_KEPT_FIELD_NUMBER: _builtins.int
     after_seq: _builtins.int
-    """0 for what happens from now on."""
+    """0 for what happens from now on, unless `all_kept`."""
+    all_kept: _builtins.bool
+    """Begin as far back as is kept."""
     def __init__(
         self,
         *,
         after_seq: _builtins.int = ...,
+        all_kept: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_seq", b"after_seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_seq", b"after_seq", "all_kept", b"all_kept"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

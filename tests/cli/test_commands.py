@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from commands import RUN
 from safetensors.numpy import load_file, save_file
 
 from anabranch.core.errors import (
@@ -22,21 +23,6 @@ from anabranch.core.errors import (
     Unavailable,
 )
 from anabranch.server.manifest import INITIAL
-
-RUN = """
-[run]
-name = "small"
-workload = "synthetic"
-seed = 3
-target_accuracy = 0.3
-updates_max = 24
-[fleet]
-clients = 4
-examples_per_client = 40
-[strategy]
-name = "fedbuff"
-buffer_size = 3
-"""
 
 
 def anabranch(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

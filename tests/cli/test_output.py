@@ -20,3 +20,16 @@ def test_a_figure_that_is_none_is_null(capsys: pytest.CaptureFixture[str]) -> No
         "more": {"list": [None, good], "path": "a"},
         "n": 1,
     }
+
+
+def test_a_narrow_terminal_breaks_no_word_of_a_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    columns = ["client", "taken", "rejected", "flaws", "shortened", "quarantine", "last seen", "behind"]
+    why = "sent 10 updates in a row that cannot be used"
+    row = ["greenhouse-device-17", "1", "2", "3", "4", why, "2026-11-22 01:09:23 UTC", "1,234"]
+    Output().table("", columns, [row])
+    shown = capsys.readouterr().out.split()
+    for word in (*columns[:6], *row[0].split(), *why.split(), "2026-11-22", "01:09:23"):
+        assert word in shown, word

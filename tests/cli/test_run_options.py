@@ -5,26 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from commands import anabranch, answer, serving
+from commands import RUN, anabranch, answer, serving
 
 from anabranch.cli.configuration import is_config, run_name
 from anabranch.core.errors import OUTCOMES, ConfigError, ManifestMismatch
 from anabranch.reports.journal_files import JournalReader
 
-RUN = """
-[run]
-name = "small"
-workload = "synthetic"
-seed = 3
-target_accuracy = 0.3
-updates_max = 24
-[fleet]
-clients = 4
-examples_per_client = 40
-[strategy]
-name = "fedbuff"
-buffer_size = 3
-"""
 OPTIONS = ("--updates", 24, "--clients", 4, "--seed", 3, "--target", 0.3, "--strategy", "fedbuff")
 SETS = ("--set", "fleet.examples_per_client=40", "--set", "strategy.buffer_size=3", "--set", "run.name=small")
 

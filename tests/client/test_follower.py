@@ -85,6 +85,14 @@ def test_it_measures_every_version_to_the_last() -> None:
     assert versions(Publisher(5)) == [0, 1, 2, 3, 4, 5]
 
 
+def test_it_says_that_the_run_has_ended() -> None:
+    ends: list[str] = []
+    assert versions(Publisher(2), on_end=lambda: ends.append("over")) == [0, 1, 2]
+    assert ends == ["over"]
+    versions(Publisher(2), once=True, on_end=lambda: ends.append("too early"))
+    assert ends == ["over"]
+
+
 def test_it_skips_what_is_overtaken() -> None:
     assert versions(Publisher(5, together=2)) == [0, 2, 4, 5]
 

@@ -8,7 +8,7 @@ import pytest
 
 from anabranch.client.state import device_id, locked, state_dir_of
 from anabranch.client.trainer import numbered_shard
-from anabranch.core.errors import InvalidUpdate, StoreLocked
+from anabranch.core.errors import ConfigError, StoreLocked
 
 
 @pytest.mark.parametrize(
@@ -35,8 +35,11 @@ def test_a_name_has_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.Monk
     made_up = device_id(state_dir_of(""))
     assert state_dir_of(made_up) == Path("anabranch-device"), "its state is there already"
     assert device_id(state_dir_of(made_up), made_up) == made_up
-    with pytest.raises(InvalidUpdate, match="--id must be"):
-        state_dir_of("../elsewhere")
+    for name in ("../elsewhere", "a b"):
+        with pytest.raises(ConfigError, match="--id must be"):
+            state_dir_of(name)
+        with pytest.raises(ConfigError, match="--id must be"):
+            device_id(tmp_path / "given", name)
 
 
 def test_two_of_one_folder_are_told_apart(tmp_path: Path) -> None:

@@ -196,6 +196,17 @@ def test_the_report_and_the_folder_know_it(tmp_path: Path, manifest: Manifest) -
     assert Result.read(folder) == result
     page = report_html(result)
     assert "somebody on this machine" in page
+    assert "anabranch init digits\nanabranch server --set " in page, "how to serve such a run again"
     assert '"settings_changed"' in (folder / "events.jsonl").read_text()
     assert replay_run(folder).matches
     assert report_html(replace(result, settings_changed=())) != page
+
+
+def test_a_watch_after_0_has_all_that_is_kept(tmp_path: Path, manifest: Manifest) -> None:
+    with Served(config(tmp_path), manifest) as served:
+        served.device().work()
+        with operator(served) as client:
+            kinds = iter(client.watch(after_seq=0))
+            assert [next(kinds).kind for _ in range(3)] == ["granted", "decided", "published"]
+            client.set_settings({"server.lease_s": 9.0})
+            assert next(kinds).kind == "settings_changed", "and then what comes"

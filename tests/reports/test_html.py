@@ -163,7 +163,10 @@ def test_only_settings_that_differ_are_shown_and_the_others_folded(record: Calla
     assert "1,234 parameters and buffers, 4.94 kB" in page
     command = "anabranch simulate --set run.workload=synthetic --set run.updates_max=60 --set fleet.clients=3"
     assert f"<pre>{command} --set strategy.name=fedbuff</pre>" in page
-    assert "<pre>" not in report_html(replace(result, kind="live"))
+    like_it = "anabranch init synthetic\nanabranch server --set run.updates_max=60 --set fleet.clients=3"
+    assert f"<pre>{like_it} --set strategy.name=fedbuff</pre>" in report_html(replace(result, kind="live"))
+    of_flower = {**told.to_json(), "flower": {"train": {"arrays": "arrays"}}}
+    assert "<pre>" not in report_html(replace(result, kind="live", config=of_flower))
 
 
 def test_hostile_names_stay_text(record: Callable[..., Result]) -> None:

@@ -11,6 +11,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+# A small run, as a file of settings.
+RUN = """
+[run]
+name = "small"
+workload = "synthetic"
+seed = 3
+target_accuracy = 0.3
+updates_max = 24
+[fleet]
+clients = 4
+examples_per_client = 40
+[strategy]
+name = "fedbuff"
+buffer_size = 3
+"""
+
 
 def anabranch(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""

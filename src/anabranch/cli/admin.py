@@ -236,8 +236,9 @@ def watch(
     server: OperatorClient,
     output: Output,
     after: Annotated[
-        int, typer.Option(help="Begin after this number, as far back as is kept; 0: from now on.", min=0)
-    ] = 0,
+        int | None,
+        typer.Option(help="Begin after this number, as far back as is kept; without it: from now on.", min=0),
+    ] = None,
 ) -> None:
     """Print what happens, as it happens, until the server stops or Ctrl-C."""
     for e in server.watch(after):

@@ -75,13 +75,18 @@ def init(
     _tell_model(Output(as_json), out, app, spec, trainer.whole_because, settings.model.buffers)
 
 
+def _layer(name: str) -> str:
+    """What a layer is called: one without a name of its own has its place for it."""
+    return f"layer {name}" if name.rpartition(".")[2].isdecimal() else name
+
+
 def _tell_model(
     output: Output, out: Path, app: str, spec: ParamSpec, whole_because: str, policy: str
 ) -> None:
     """What was written, what a sub-model may leave out, and what becomes of buffers."""
     parameters = sum(t.size for t in spec.tensors)
     units = [{"name": group.name, "units": group.size} for group in spec.groups]
-    layers = ", ".join(f"{group.size} of {group.name}" for group in spec.groups)
+    layers = ", ".join(f"{group.size} of {_layer(group.name)}" for group in spec.groups)
     lines = [f"{out}: {count_text(parameters)} parameters in {len(spec.tensors)} tensors"]
     if spec.buffers:
         numbers = count_text(spec.buffer_places.size)

@@ -251,7 +251,7 @@ def evaluate(
         insecure=insecure,
         state_dir=state_dir,
     )
-    for measured in follow(options):
+    for measured in follow(options, lambda: output.say("the run has ended: that was its last version")):
         row = {"version": measured.version, **measured.metrics}
         if out is not None:
             with out.open("a", encoding="utf-8") as lines:

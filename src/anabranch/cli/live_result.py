@@ -41,7 +41,7 @@ from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.models import BEST, FINAL, Best, write_model
 from anabranch.reports.origin import moment
-from anabranch.reports.recorder import EVENTS_FILE, Recorder
+from anabranch.reports.recorder import Recorder
 from anabranch.reports.result import RESULT_FILE, Result, Status
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
@@ -85,7 +85,7 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
         return Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast, planner)
 
     engine = fresh()
-    recorder = _recorder(journal, folder)
+    recorder = Recorder.of(config, folder, spec)
     models = _Models(metrics, engine)
     with recorder, journal.open_payloads() as payloads:
 
@@ -115,20 +115,6 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
         status: Status = "finished" if ended else "interrupted"
         why = "" if ended else "the server was stopped before the end"
         return recorder.result(digest(engine.vector), journal.sha256(), wall_s, status, why)
-
-
-def _recorder(journal: JournalReader, folder: Path) -> Recorder:
-    config = journal.config
-    return Recorder(
-        strategy=config.strategy.name,
-        workload=config.run.workload,
-        seed=config.run.seed,
-        target_accuracy=config.run.target_accuracy,
-        config=config.to_json(),
-        kind="live",
-        events_path=folder / EVENTS_FILE,
-        spec=journal.spec,
-    )
 
 
 class _Models:

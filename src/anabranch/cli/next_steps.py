@@ -62,8 +62,8 @@ def with_state(folder: Path, ended: bool) -> str:
     where = shlex.quote(str(folder))
     if ended:
         return (
-            f"{where} is not needed any more: keep it to take part in the next run as the same device,"
-            " or delete it"
+            f"{where} is not needed any more: keep it to take part as the same device in the next run, or in"
+            " this one if it goes on, or delete it"
         )
     return (
         f"start it again and it goes on: {where} has what is not sent yet, and who it is;"

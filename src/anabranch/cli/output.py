@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.live import Live
@@ -18,6 +18,7 @@ from rich.table import Table
 from anabranch.core.text import LAYOUT, visible
 
 PLAIN_EVERY_S = 2.0
+UNBROKEN_CHARS_MAX = 40  # of a word in a table: a digest may be broken, a name may not
 
 
 class Output:
@@ -59,11 +60,18 @@ class Output:
         if self.as_json:
             return
         table = Table(title=visible(title), title_justify="left", header_style="bold")
+        cells = [[visible(cell, LAYOUT) for cell in row] for row in rows]
         for number, column in enumerate(columns):
-            table.add_column(column, justify="left" if number == 0 else "right", overflow="fold")
-        for row in rows:
-            table.add_row(*(visible(cell, LAYOUT) for cell in row))
-        self.console.print(table, markup=False)
+            words = " ".join([column, *(row[number] for row in cells)]).split()
+            longest = min(max(map(len, words), default=1), UNBROKEN_CHARS_MAX)
+            side: Literal["left", "right"] = "left" if number == 0 else "right"
+            table.add_column(column, justify=side, overflow="fold", min_width=longest)
+        for row in cells:
+            table.add_row(*row)
+        needed = self.console.measure(table, options=self.console.options.update(width=1 << 16)).minimum
+        if needed > self.console.width:  # a line that the terminal wraps can be read, a broken word cannot
+            table.width = needed
+        self.console.print(table, markup=False, crop=False)
 
     def _json(self, data: Mapping[str, Any]) -> None:
         sys.stdout.write(json_line(data))

@@ -5,7 +5,7 @@ from signal import SIGINT, SIGKILL
 from walking import End, Left, Walk, also_starts, starts, types
 
 SERVER = "anabranch server --flower"
-DEVICES = [f"anabranch client --flower flower-quickstart-numpy --shard {index}/2" for index in range(2)]
+DEVICES = [f"anabranch client --flower flower-quickstart-numpy --id device-{index}" for index in range(2)]
 EVALUATOR = "anabranch evaluate --flower"
 
 # The one that `flwr run` would start if none listened, but it gives it 15 seconds, on however busy a machine.
