@@ -32,6 +32,7 @@ from anabranch.core.settable import as_started
 from anabranch.core.snapshot import Snapshot
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.server.books import Every
+from anabranch.server.calls import Calls
 from anabranch.server.chronicle import Chronicle, Standing
 from anabranch.server.clock import run_clock
 from anabranch.server.feed import Feed
@@ -234,10 +235,11 @@ async def _live(
         run.hear(effects)
 
     writer.listener = listen
-    intake = Intake(spec, recovered.info.run_id, writer, uploads)
+    intake = Intake(spec, recovered.info.run_id, writer, uploads, Calls(limits))
     run = LiveRun(
         recovered.info, config, spec, writer, models, uploads, intake, feed, clock.now(), identity, limits
     )
+    run.calls = intake.calls
     run.presence = Presence(recovered.engine.settings.lease_s)
     run.set_over(bool(recovered.engine.finished))
     writer.start()

@@ -17,11 +17,12 @@ from anabranch.core import events as ev
 from anabranch.core.admission import given_up
 from anabranch.core.effects import Conflicting, Effect, Granted, Published, Refused
 from anabranch.core.engine import Engine
-from anabranch.core.errors import AnabranchError, ConfigError, IdTaken, StoreFull, UnknownVersion
+from anabranch.core.errors import AnabranchError, ConfigError, IdTaken, Overloaded, StoreFull, UnknownVersion
 from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.objections import repeated
 from anabranch.core.params import digest
+from anabranch.core.rates import Rates
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.rollback import Folding, Refolder
 from anabranch.core.snapshot import take_changes
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 # A snapshot holds everybody up: the next one waits until it would take at most a part in so many of the time.
 SAVING_SHARE = 20
 TRIMMED_AT_ONCE = 1_000  # events, with every batch while there are any to drop
+BEATS_PER_LEASE = 10  # renewals that the log has at the most; a device sends three
 
 
 @dataclass(frozen=True)
@@ -117,6 +119,8 @@ class Books:
         self.refold: Refolder | None = None
         self._projections: list[Projection] = []
         self._coming: set[str] = set()  # the tasks of updates in the batch at hand
+        self._beaten: set[str] = set()  # the tasks whose leases are renewed in it
+        self._capabilities = Rates(limits.capabilities_per_hour / 60, limits.capabilities_per_hour)
         self._every = every
         self._saved = saved
         self._not_before = 0.0
@@ -125,6 +129,7 @@ class Books:
     def commit(self, batch: Sequence[Call]) -> float | None:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
         reach("batch_taken")
+        self._beaten = set()
         self._coming = {c.event.update.task_id for c in batch if isinstance(c.event, ev.UpdateArrived)}
         orders = [call for call in batch if call.folding is not None]
         others = [call for call in batch if call.event is not None and call.folding is None]
@@ -234,9 +239,8 @@ class Books:
         """Answer an event that changes nothing, without the journal."""
         ledger = self.engine.ledger
         match call.event:
-            case ev.Enrolled(client_id=client_id, capability=capability):
-                client = ledger.clients.get(client_id)
-                return client is not None and client.capability == capability
+            case ev.Enrolled():
+                return self._is_known(call, call.event)
             case ev.TaskDropped(client_id=client_id, task_id=task_id):
                 task = ledger.tasks.get(task_id)
                 return task is None or task.client_id != client_id
@@ -244,10 +248,11 @@ class Books:
                 return not self._renews(call.event)
             case ev.Returned():
                 return not ledger.live
-            case ev.Quarantined(client_id=client_id, why=why):
-                return self.engine.guard.quarantined.get(client_id) == why
-            case ev.Released(client_id=client_id):
-                return client_id not in self.engine.guard.quarantined
+            case ev.Paused() | ev.Resumed():
+                return self.engine.paused == isinstance(call.event, ev.Paused)
+            case ev.Quarantined() | ev.Released():
+                why = call.event.why if isinstance(call.event, ev.Quarantined) else None
+                return self.engine.guard.quarantined.get(call.event.client_id) == why
             case ev.TaskAsked():
                 self._refuse(call, call.event)
             case ev.UpdateArrived(update=update):
@@ -261,7 +266,25 @@ class Books:
         task = self.engine.ledger.tasks.get(beat.task_id)
         if task is None or (task.client_id, task.state) != (beat.client_id, TaskState.LEASED):
             return False
-        return beat.progress > task.progress and self.line.renews(self.engine, task, beat.now)
+        if beat.progress <= task.progress or beat.task_id in self._beaten:
+            return False
+        more_s = beat.now + task.lease_s - task.expires_at
+        hardly = task.progress and more_s < task.lease_s / BEATS_PER_LEASE
+        if hardly or not self.line.renews(self.engine, task, beat.now):
+            return False
+        self._beaten.add(beat.task_id)
+        return True
+
+    def _is_known(self, call: Call, said: ev.Enrolled) -> bool:
+        """Answer who says nothing new of itself, and who says something new without end."""
+        client = self.engine.ledger.clients.get(said.client_id)
+        if client is None or client.capability == said.capability:
+            return client is not None
+        wait_s = self._capabilities.take(said.client_id, said.now)
+        if wait_s:
+            why = f"{said.client_id!r} enrols with another capability too often: wait"
+            call.error = Overloaded(why, (wait_s, 2 * wait_s))
+        return call.error is not None
 
     def _refuse(self, call: Call, asked: ev.TaskAsked) -> None:
         """Answer an ask that gets no task now; that it gives another up is an event for the log."""

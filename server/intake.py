@@ -37,6 +37,7 @@ from anabranch.protos.convert import (
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.server.books import Answer
+from anabranch.server.calls import Calls
 from anabranch.server.failpoints import reach
 from anabranch.server.gate import Caller
 from anabranch.server.spool import UploadKey
@@ -173,8 +174,9 @@ def _chunk(request: devices.PushUpdateRequest) -> tuple[int, bytes]:
 class Intake:
     """Takes in the pushes of one run."""
 
-    def __init__(self, spec: ParamSpec, run_id: str, writer: Writer, uploads: Uploads) -> None:
+    def __init__(self, spec: ParamSpec, run_id: str, writer: Writer, uploads: Uploads, calls: Calls) -> None:
         self.spec, self.run_id, self.writer, self.uploads = spec, run_id, writer, uploads
+        self.calls = calls
         self._limits = uploads.limits
         # What the updates that were decided would have been without compression, since the start.
         self.bytes_raw = 0
@@ -230,6 +232,7 @@ class Intake:
                 break
             header = read_header(first.header, self.spec, self._limits)
             caller.check_name(header.update.client_id)
+            self.calls.take("PushUpdate", header.update.client_id, caller)
             return replace(header, proof=self._proof(header, first.header.signature, caller))
         raise InvalidUpdate("the first message of a push must be its header")
 

@@ -12,10 +12,10 @@ import asyncio
 import ipaddress
 import logging
 import re
-from collections import OrderedDict
 
 from anabranch.core.errors import NotAuthenticated, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.rates import Rates
 from anabranch.identity.certificates import certificate_der
 from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningServicer
@@ -25,35 +25,7 @@ from anabranch.server.rpc_errors import answers
 
 log = logging.getLogger(__name__)
 
-SOURCES_KEPT = 4096
 IPV6_PREFIX = 64  # one customer has that many addresses
-
-
-class Failures:
-    """How often each source has failed to join: a leaky bucket that loses `per_minute` a minute.
-
-    The `SOURCES_KEPT` that failed last are remembered, so its size is bounded whoever calls.
-    """
-
-    def __init__(self, per_minute: float) -> None:
-        self._per_minute = per_minute
-        self._levels: OrderedDict[str, tuple[float, float]] = OrderedDict()  # (failures, when)
-
-    def wait_s(self, source: str, now: float) -> float:
-        """For how long a source is not listened to, in seconds; 0: it is."""
-        over = self._level(source, now) - self._per_minute + 1
-        return max(0.0, over * 60 / self._per_minute)
-
-    def add(self, source: str, now: float) -> None:
-        """A source has failed."""
-        self._levels[source] = (self._level(source, now) + 1, now)
-        self._levels.move_to_end(source)
-        if len(self._levels) > SOURCES_KEPT:
-            self._levels.popitem(last=False)
-
-    def _level(self, source: str, now: float) -> float:
-        level, when = self._levels.get(source, (0.0, now))
-        return max(0.0, level - max(0.0, now - when) * self._per_minute / 60)
 
 
 def source_of(peer: str) -> str:
@@ -76,7 +48,7 @@ class Joining(JoiningServicer):
     def __init__(self, members: Members, life_s: float, limits: Limits = DEFAULT_LIMITS) -> None:
         self.gate = Gate()  # the token is all that a caller has
         self._members, self._life_s = members, life_s
-        self._failures = Failures(limits.join_failures_per_minute)
+        self._failures = Rates(limits.join_failures_per_minute, limits.join_failures_per_minute)
 
     @answers
     async def GetAuthority(

@@ -56,7 +56,7 @@ class Devices(DevicesServicer):
     @answers
     async def Enrol(self, request: devices.EnrolRequest, caller: Caller) -> devices.EnrolResponse:
         """Make a device known."""
-        run, client_id = self.run, self._client(request.client_id, caller)
+        run, client_id = self.run, self._client("Enrol", request.client_id, caller)
         if request.protocol_version != PROTOCOL_VERSION:
             raise ConfigError(
                 f"protocol_version {request.protocol_version} is not spoken here, {PROTOCOL_VERSION} is: "
@@ -90,6 +90,7 @@ class Devices(DevicesServicer):
         """Grant or refuse a task."""
         ask = read_ask(request, self.run.spec, self.run.limits)
         caller.check_name(ask.client_id)
+        self.run.calls.take("AskTask", ask.client_id, caller)
         return await self._answer_to(ask)
 
     @streams
@@ -98,6 +99,7 @@ class Devices(DevicesServicer):
     ) -> AsyncIterator[devices.FetchModelResponse]:
         """Stream a model from an offset on, to a device or an observer."""
         caller.check_observer(request.client_id)
+        self.run.calls.take("FetchModel", request.client_id, caller)
         check_manifest(request.manifest_sha256, self.run.spec)
         checked_codecs(request.codecs, "codecs")  # before the writer's thread looks at them
         if request.part_id:
@@ -148,7 +150,7 @@ class Devices(DevicesServicer):
         self, request: devices.QueryUploadRequest, caller: Caller
     ) -> devices.QueryUploadResponse:
         """Where an upload stands."""
-        client_id = self._client(request.client_id, caller)
+        client_id = self._client("QueryUpload", request.client_id, caller)
         update_id = self._id(request.update_id, "update_id")
         if (verdict := await self.run.intake.verdict(client_id, update_id)) is not None:
             return devices.QueryUploadResponse(verdict=_push_response(verdict))
@@ -160,7 +162,8 @@ class Devices(DevicesServicer):
     async def Heartbeat(self, request: devices.HeartbeatRequest, caller: Caller) -> devices.HeartbeatResponse:
         """Renew a lease and tell the device what it should know."""
         writer = self.run.writer
-        client_id, task_id = self._client(request.client_id, caller), self._id(request.task_id, "task_id")
+        client_id = self._client("Heartbeat", request.client_id, caller)
+        task_id = self._id(request.task_id, "task_id")
         if not 0 <= request.progress < float("inf"):
             raise InvalidUpdate(f"progress must be a finite number, 0 or more, not {request.progress!r}")
         await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress))
@@ -192,15 +195,17 @@ class Devices(DevicesServicer):
     @answers
     async def DropTask(self, request: devices.DropTaskRequest, caller: Caller) -> devices.DropTaskResponse:
         """Take a task back."""
-        client_id, task_id = self._client(request.client_id, caller), self._id(request.task_id, "task_id")
+        client_id = self._client("DropTask", request.client_id, caller)
+        task_id = self._id(request.task_id, "task_id")
         why = request.why[:WHY_CHARS_MAX]
         now, diverged = self.run.writer.now(), request.diverged
         await self.run.writer.submit(ev.TaskDropped(now, client_id, task_id, why, diverged))
         return devices.DropTaskResponse()
 
     @answers
-    async def GetLinks(self, request: devices.GetLinksRequest, _: Caller) -> devices.GetLinksResponse:
+    async def GetLinks(self, request: devices.GetLinksRequest, caller: Caller) -> devices.GetLinksResponse:
         """Links of the chain of versions, in order."""
+        self.run.calls.take("GetLinks", "", caller)
         after = request.after_version
         limit = min(max(0, request.to_version - after), LINKS_MAX)
         links = await self.run.writer.look_store(lambda store: store.links(after, limit)) if limit else []
@@ -214,6 +219,7 @@ class Devices(DevicesServicer):
         identity = self.run.identity
         if identity is None or caller.peer is None:
             raise ConfigError("nobody has a certificate on this port: there is none to renew")
+        self.run.calls.take("RenewCertificate", "", caller)
         made = await identity.members.renew(caller.peer, request.signing_request, identity.life_s)
         return devices.RenewCertificateResponse(certificate=certificate_der(made))
 
@@ -222,9 +228,10 @@ class Devices(DevicesServicer):
     def _id(self, text: str, name: str) -> str:
         return checked_id(text, name, self.run.limits)
 
-    def _client(self, client_id: str, caller: Caller) -> str:
-        """The id of the device that calls. Raises `InvalidUpdate`, `NotPermitted` for another's."""
+    def _client(self, call: str, client_id: str, caller: Caller) -> str:
+        """The id of the device that calls. Raises `InvalidUpdate`, `NotPermitted`, `Overloaded`."""
         caller.check_name(self._id(client_id, "client_id"))
+        self.run.calls.take(call, client_id, caller)
         self._seen(client_id)
         return client_id
 

@@ -11,6 +11,7 @@ from anabranch.core.effects import Effect, Finished, Reopened, SettingsSet
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec
 from anabranch.core.settable import with_values
+from anabranch.server.calls import Calls
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
 from anabranch.server.models import Models
@@ -47,6 +48,7 @@ class LiveRun:
     # Where every caller must be known; None on loopback or with --insecure.
     identity: ServerIdentity | None
     limits: Limits = field(default=DEFAULT_LIMITS)
+    calls: Calls = field(default_factory=Calls)
     draining: bool = False
     # One of them is set: whether the run is over.
     ended: asyncio.Event = field(default_factory=asyncio.Event)

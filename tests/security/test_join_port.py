@@ -18,11 +18,12 @@ from anabranch.client.channel import error_of, secure_channel
 from anabranch.client.joining import join
 from anabranch.core.errors import AnabranchError, NotAuthenticated, Overloaded
 from anabranch.core.limits import KIB, Limits
+from anabranch.core.rates import KEPT, Rates
 from anabranch.identity.authority import DAY_S
 from anabranch.identity.certificates import Kind, new_key, signing_request
 from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningStub
-from anabranch.server.joining import SOURCES_KEPT, Failures, source_of
+from anabranch.server.joining import source_of
 
 JOIN = "/anabranch.v1.Joining/Join"
 
@@ -86,7 +87,7 @@ def test_who_calls_and_sends_nothing_is_cut_off(tmp_path: Path) -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 100)), max_size=200))
 def test_a_source_may_fail_so_often_in_any_minute_and_twice_that(attempts: list[tuple[int, float]]) -> None:
-    failures, now, heard = Failures(10.0), 0.0, []
+    failures, now, heard = Rates(10.0, 10.0), 0.0, []
     for source, passed in attempts:
         now += passed
         if not failures.wait_s(str(source), now):
@@ -99,10 +100,10 @@ def test_a_source_may_fail_so_often_in_any_minute_and_twice_that(attempts: list[
 
 
 def test_the_memory_of_strangers_is_bounded() -> None:
-    failures = Failures(1.0)
-    for n in range(2 * SOURCES_KEPT):
+    failures = Rates(1.0, 1.0)
+    for n in range(2 * KEPT):
         failures.add(str(n), float(n))
-    assert len(failures._levels) == SOURCES_KEPT
+    assert len(failures._levels) == KEPT
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,137 @@
+"""How often one client may call, and how much of that the log has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from wire import CALL_S, Device, Served, server_config
+
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.protos.convert import PROTOCOL_VERSION
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.store.factory import open_store
+
+AT_ONCE = 20
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Manifest:
+    """A model of four values."""
+    return write_manifest(tmp_path / "small", "test", {"w": np.zeros(4, np.float32)})
+
+
+def refused(call: Callable[[], Any]) -> tuple[float, float]:
+    """The window of a call that is refused for now."""
+    with pytest.raises(grpc.RpcError) as raised:
+        call()
+    error: Any = raised.value
+    told = dict(error.trailing_metadata())
+    assert (error.code().name, told["anabranch-error"]) == ("RESOURCE_EXHAUSTED", "Overloaded")
+    earliest, latest = map(float, told["retry-after-s"].split(","))
+    return earliest, latest
+
+
+def logged(data_dir: Path, kind: str) -> list[Any]:
+    store = open_store("", data_dir)
+    try:
+        return [record for _, record in store.records() if record["kind"] == kind]
+    finally:
+        store.close()
+
+
+def enrol(device: Device, examples: int) -> Any:
+    request = devices.EnrolRequest(
+        client_id=device.client_id,
+        protocol_version=PROTOCOL_VERSION,
+        capability=devices.Capability(examples=examples, codecs=["raw"]),
+    )
+    return device.stub.Enrol(request, timeout=CALL_S)
+
+
+def pushes(device: Device) -> Callable[[], Any]:
+    """The same update again and again: a repeated one counts as a call as well."""
+    task, delta = device.task(), np.ones(4, np.float32)
+    return lambda: device.push(task, delta, "update-1")
+
+
+CALLS: dict[str, Callable[[Device], Callable[[], Any]]] = {
+    "Enrol": lambda device: device.enrol,
+    "AskTask": lambda device: lambda: device.ask("task-1"),
+    "FetchModel": lambda device: device.fetch,
+    "PushUpdate": pushes,
+    "QueryUpload": lambda device: lambda: device.query("update-1"),
+    "Heartbeat": lambda device: lambda: device.heartbeat("task-1"),
+    "DropTask": lambda device: (
+        lambda: device.stub.DropTask(
+            devices.DropTaskRequest(client_id=device.client_id, task_id="task-1"), timeout=CALL_S
+        )
+    ),
+    "GetLinks": lambda device: (
+        lambda: device.stub.GetLinks(devices.GetLinksRequest(after_version=0, to_version=1), timeout=CALL_S)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_client_that_calls_without_end_is_told_to_wait(name: str, tmp_path: Path, small: Manifest) -> None:
+    # So few a minute that no machine is slow enough for another one to come.
+    limits: Limits = replace(DEFAULT_LIMITS, calls_per_minute=float(AT_ONCE))
+    with Served(server_config(tmp_path / "data"), small, limits) as served:
+        device, honest = served.device("device-1"), served.device("device-2")
+        call = CALLS[name](device)
+        for _ in range(100 * AT_ONCE):
+            try:
+                call()
+            except grpc.RpcError:
+                break
+        earliest, latest = refused(call)
+        assert 0.5 <= earliest < latest <= 12.0
+        assert honest.work().decision.verdict == "published"  # nobody else is held up by it
+
+
+def test_alternating_capabilities_fill_no_log(tmp_path: Path, small: Manifest) -> None:
+    with Served(server_config(tmp_path / "data"), small) as served:
+        device = served.device()
+        outcomes = []
+        for number in range(100):
+            try:
+                enrol(device, 1 + number % 2)
+                outcomes.append("taken")
+            except grpc.RpcError:
+                outcomes.append("refused")
+        refused(lambda: enrol(device, 77))
+        assert served.device("device-2").work().decision.verdict == "published"
+    written = [r for r in logged(tmp_path / "data", "enrolled") if r["client_id"] == "device-1"]
+    # The first one, as many as come at once, and the one that is due each five minutes of a slow machine.
+    assert len(written) <= 2 + DEFAULT_LIMITS.capabilities_per_hour
+    assert outcomes.count("refused") > 30  # those of the capability on record change nothing, and are taken
+
+
+def test_heartbeats_at_every_moment_fill_no_log(tmp_path: Path, small: Manifest) -> None:
+    server = {"lease_s": 36_000.0, "lease_max_s": 36_000.0}
+    with Served(server_config(tmp_path / "data", server=server), small) as served:
+        device = served.device()
+        task = device.task()
+        beats = [device.heartbeat(task.task_id, float(1 + n)) for n in range(100)]
+        assert {beat.expires_at_s for beat in beats} == {beats[0].expires_at_s}
+    assert [record["progress"] for record in logged(tmp_path / "data", "renewed")] == [1.0]
+
+
+def test_pausing_what_is_paused_is_not_logged(tmp_path: Path, small: Manifest) -> None:
+    with Served(server_config(tmp_path / "data"), small) as served:
+        operator = served.operator()
+        for _ in range(3):
+            operator.Resume(operators.ResumeRequest())
+            operator.Pause(operators.PauseRequest())
+            operator.Pause(operators.PauseRequest())
+        operator.Resume(operators.ResumeRequest())
+    assert len(logged(tmp_path / "data", "paused")) == 3
+    assert len(logged(tmp_path / "data", "resumed")) == 3
