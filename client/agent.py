@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anabranch.client.applications import Applications
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
 from anabranch.client.kept import Kept
@@ -47,7 +48,7 @@ from anabranch.core.errors import (
 from anabranch.core.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.ranges import ELASTIC, OVERLAP
 from anabranch.core.session import Phase, Session, SessionSettings
-from anabranch.core.updates import Ask, Reason, Task, Verdict
+from anabranch.core.updates import Reason, Task, Verdict
 from anabranch.workloads.app import App, Shard
 
 log = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ class Agent:
         self._work: Work | None = None
         self._models = HeldModels(self._local, transport, state_dir, self._bell.now, self.summary, self._tell)
         self._fatal: AnabranchError | None = None
+        self._applications = Applications(client_id, state_dir, self._seed)
 
     def stop(self) -> None:
         """From any thread: end soon. A result in the outbox stays there for the next start."""
@@ -311,8 +313,7 @@ class Agent:
         return seen
 
     def _ask(self, task_id: str) -> Effects:
-        ask = Ask(self.client_id, task_id, self._models.version)
-        answer = self._transport.ask(ask, self._local.spec)
+        answer = self._transport.ask(self._applications.ask(task_id, self._models.version), self._local.spec)
         now = self._bell.now()
         if isinstance(answer, Task):
             self._lease.progress.begin()
@@ -343,7 +344,7 @@ class Agent:
         update_id = order.update_id
         entry = self._outbox.load(update_id)
         if order.next_task_id:
-            ask = Ask(self.client_id, order.next_task_id, self._models.version)
+            ask = self._applications.ask(order.next_task_id, self._models.version)
             answer = self._transport.push_and_ask(entry, ask, self._local.spec)
         else:
             answer = self._transport.push(entry)

@@ -72,6 +72,7 @@ class RunStatus:
     best_version: int | None
     best_accuracy: float | None
     settings_changed: tuple[ChangedSetting, ...] = ()
+    run_twice: Sequence[str] = ()  # clients that were lately seen to be run by two processes at a time
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what counts since the run began and what since the server started also by that."""
@@ -214,6 +215,7 @@ class OperatorClient:
             best_version=s.best_version if s.HasField("best_version") else None,
             best_accuracy=s.best_accuracy if s.HasField("best_version") else None,
             settings_changed=_changes(s.settings_changed),
+            run_twice=list(s.run_twice),
         )
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[PublishedVersion]:

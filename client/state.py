@@ -18,7 +18,8 @@ from anabranch.protos.convert import checked_id
 # In a device's folder, what belongs to the versions of a run.
 OUTBOX, MEMORY, KEPT, HELD = "outbox", "memory", "kept", f"held{SUFFIX}"
 
-OURS = (OUTBOX, MEMORY, KEPT, HELD, "client_id", "lock")
+SESSION = "session"  # the name of the last process that worked with the folder
+OURS = (OUTBOX, MEMORY, KEPT, HELD, SESSION, "client_id", "lock")
 
 UNNAMED = Path("anabranch-device")  # the folder of a device without a name
 NAMED = Path("anabranch-devices")  # in it: those of others, by their names

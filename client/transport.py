@@ -13,6 +13,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
+from anabranch.client.answers import heartbeat_answer, not_modified, push_answer
 from anabranch.client.channel import (
     CONTROL_S,
     RECONNECT_MAX_S,
@@ -26,8 +27,6 @@ from anabranch.client.messages import (
     FetchedModel,
     GrantedTask,
     HeartbeatAnswer,
-    Notice,
-    NoticeKind,
     PushAnswer,
     UploadState,
 )
@@ -49,13 +48,6 @@ from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 
 Request = TypeVar("Request")
 Response = TypeVar("Response")
-
-_NOTICES = {
-    devices.NOTICE_KIND_CANCEL: NoticeKind.CANCEL,
-    devices.NOTICE_KIND_UPLOAD_NOW: NoticeKind.UPLOAD_NOW,
-    devices.NOTICE_KIND_REFRESH: NoticeKind.REFRESH,
-    devices.NOTICE_KIND_FINISHED: NoticeKind.FINISHED,
-}
 
 
 class Transport(Protocol):
@@ -128,6 +120,7 @@ class GrpcTransport:
         self._limits, self._stall_s = limits, stall_s
         self._link = Link(address, limits, reconnect_max_s, wallet)
         self._enrolled: Enrolment | None = None
+        self._session = ""  # of the last ask
         # An operator's papers serve several observers at a time: each has a memory of its own.
         folder = wallet.folder if wallet is not None and wallet.peer.kind is Kind.DEVICE else None
         self._history = None if wallet is None else SeenHistory(wallet.authority, folder)
@@ -174,11 +167,14 @@ class GrpcTransport:
         return self._asked(self._call(self._stub.AskTask, self._ask_request(ask, spec)), ask, spec)
 
     def _ask_request(self, ask: Ask, spec: ParamSpec) -> devices.AskTaskRequest:
+        self._session = ask.session
         return devices.AskTaskRequest(
             client_id=self.client_id,
             task_id=ask.task_id,
             manifest_sha256=bytes.fromhex(spec.layout_hash),
             holds_version=ask.holds_version,
+            session=ask.session,
+            succeeds=ask.succeeds,
         )
 
     def _asked(self, answer: devices.AskTaskResponse, ask: Ask, spec: ParamSpec) -> Task | Refused:
@@ -237,13 +233,13 @@ class GrpcTransport:
 
     def push(self, entry: UpdateEntry) -> PushAnswer:
         """See `Transport`. Goes on as long as every attempt brings something."""
-        return _push_answer(self._pushed(entry, None))
+        return push_answer(self._pushed(entry, None))
 
     def push_and_ask(self, entry: UpdateEntry, ask: Ask, spec: ParamSpec) -> PushAnswer:
         """See `Transport`."""
         message = self._pushed(entry, self._ask_request(ask, spec))
         granted = self._asked(message.next, ask, spec) if message.HasField("next") else None
-        return replace(_push_answer(message), next=granted)
+        return replace(push_answer(message), next=granted)
 
     def _pushed(
         self, entry: UpdateEntry, next_ask: devices.AskTaskRequest | None
@@ -264,17 +260,15 @@ class GrpcTransport:
         """See `Transport`."""
         request = devices.QueryUploadRequest(client_id=self.client_id, update_id=update_id)
         answer = self._call(self._stub.QueryUpload, request)
-        decided = _push_answer(answer.verdict) if answer.HasField("verdict") else None
+        decided = push_answer(answer.verdict) if answer.HasField("verdict") else None
         return UploadState(answer.received_bytes, decided)
 
     def heartbeat(self, task_id: str, progress: float) -> HeartbeatAnswer:
         """See `Transport`."""
-        request = devices.HeartbeatRequest(client_id=self.client_id, task_id=task_id, progress=progress)
-        answer = self._call(self._stub.Heartbeat, request)
-        notices = tuple(
-            Notice(_NOTICES.get(n.kind, NoticeKind.OTHER), n.task_id, n.detail) for n in answer.notices
+        request = devices.HeartbeatRequest(
+            client_id=self.client_id, task_id=task_id, progress=progress, session=self._session
         )
-        return HeartbeatAnswer(answer.expires_at_s, answer.version, notices)
+        return heartbeat_answer(self._call(self._stub.Heartbeat, request))
 
     def drop(self, task_id: str, why: str, diverged: bool = False) -> None:
         """See `Transport`."""
@@ -329,7 +323,7 @@ class GrpcTransport:
                         guard.moved()
                         if message.HasField("header"):
                             if message.header.not_modified:
-                                return _not_modified(message.header)
+                                return not_modified(message.header)
                             self._begin(message.header)
                         self._take(message)
                 finally:
@@ -382,12 +376,3 @@ class GrpcTransport:
 def _has(state: UploadState, entry: UpdateEntry) -> int:
     """From where to send. Of a decided update the header alone gets the answer again, and the ask's."""
     return len(entry.payload) + 1 if state.answer is not None else state.received_bytes
-
-
-def _not_modified(header: devices.ModelHeader) -> FetchedModel:
-    return FetchedModel(header.version, "", b"", header.published_at_s, header.final, modified=False)
-
-
-def _push_answer(message: devices.PushUpdateResponse) -> PushAnswer:
-    duplicate = message.status == devices.PUSH_STATUS_DUPLICATE
-    return PushAnswer(convert.decision_from_proto(message.decision), message.version, duplicate)

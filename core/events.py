@@ -36,12 +36,13 @@ class TaskAsked:
 
 @dataclass(frozen=True)
 class LeaseRenewed:
-    """A heartbeat with progress (steps done, bytes sent: any number that grows)."""
+    """A heartbeat with progress (steps done, bytes sent: any number that grows). `session`: as in `Ask`."""
 
     now: float
     client_id: str
     task_id: str
     progress: float
+    session: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)

@@ -47,16 +47,22 @@ def to_record(event: ev.Event) -> Record:
         case ev.Enrolled():
             return {"kind": "enrolled", **vars(event), "capability": dict(vars(event.capability))}
         case ev.TaskAsked():
-            return {"kind": "asked", "now": event.now, **vars(event.ask)}
+            return {"kind": "asked", "now": event.now, **_without(vars(event.ask), "session", "succeeds")}
+        case ev.LeaseRenewed():
+            return _without(_plain(event), "session")
         case ev.UpdateArrived():
             return _update_record(event)
         case ev.TaskDropped(diverged=False):  # as it was before there was the other
-            return {k: v for k, v in _plain(event).items() if k != "diverged"}
+            return _without(_plain(event), "diverged")
         case ev.RolledBack(now, to_version, to_seq, without, everyone):
             found = {"now": now, "to_version": to_version, "to_seq": to_seq, "without": list(without)}
             return {"kind": "rolled_back", **found, "everyone": everyone}
         case _:
             return _plain(event)
+
+
+def _without(record: Record, *keys: str) -> Record:
+    return {k: v for k, v in record.items() if k not in keys}
 
 
 def _plain(event: ev.Event) -> Record:

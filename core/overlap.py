@@ -106,7 +106,7 @@ class OverlapSession(Session):
         if self._push_waits or not self._is_first(event.update_id):
             return []
         if not event.retryable:  # the server does not want this one
-            self.flaws += event.flawed
+            self._unwanted(event)
             return self._answered(event.now, event.update_id, counts=False)
         self._push_failures += 1
         self._push_waits = True

@@ -8,7 +8,8 @@ Pure: `handle(event)` returns effects; the live agent and the simulated device b
 is in flight at a time, heartbeats apart. Ids come from the seed, so a repeated call has the same id.
 
 Backing off: full jitter, U(0, min(cap, base * 2^n)) after the n-th failure in a row; a retry window
-that the server sent wins. While what it trained cannot be used, it backs off before each ask likewise.
+that the server sent wins. While what it trained cannot be used, it backs off before each ask likewise, but
+for some seconds at most where its tasks had ended before the results came.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from anabranch.core.updates import FLAWS, Decision, Task
 
 HEARTBEATS_PER_LEASE = 3
 HEARTBEAT_JITTER = 0.1
+LOST_MAX = 4  # doublings for results whose tasks had ended
 DOUBLINGS_MAX = 63  # 2.0**1024 overflows: a device may be offline for days
 
 
@@ -73,6 +75,7 @@ class Session:
         "failures",
         "flaws",
         "given_up",
+        "lost",
         "phase",
         "seed",
         "settings",
@@ -91,6 +94,7 @@ class Session:
         self.failures = 0
         self.given_up = 0
         self.flaws = 0  # results in a row that could not be used
+        self.lost = 0  # results in a row whose tasks had ended
         self._asks = 0
         self._draws = 0
         self._task_id = self._next_task_id = ""
@@ -128,9 +132,9 @@ class Session:
 
     def _ask_next(self, now: float) -> list[ef.SessionEffect]:
         """Ask for the next task: at once, unless the last one has come to nothing."""
-        if not self.flaws:
+        if not (self.flaws or self.lost):
             return self._ask_anew(now)
-        self.task, self.update_id, self.failures = None, None, self.flaws
+        self.task, self.update_id, self.failures = None, None, max(self.flaws, min(self.lost, LOST_MAX))
         return self._wait(now, Session._ask_anew, None)
 
     def _ask_anew(self, now: float) -> list[ef.SessionEffect]:
@@ -214,7 +218,7 @@ class Session:
             return self._stop(event.detail)
         if self.phase is Phase.PUSHING and self.update_id:
             # The server does not want this one; unless that is flawed the device is well: it goes on.
-            self.flaws += event.flawed
+            self._unwanted(event)
             return [ef.Discard(self.update_id), *self._next(event.now)]
         diverged = [ef.GiveBack(self.task.task_id, event.detail, True)] if event.flawed and self.task else []
         self.task = self.update_id = None
@@ -223,9 +227,14 @@ class Session:
         self.failures = max(self.failures, self.given_up)
         return [*diverged, *self._wait(event.now, Session._ask_anew, event.retry_after_s)]
 
+    def _unwanted(self, event: ev.CallFailed) -> None:
+        """A result was refused for good: for what it is, or for its task, which somebody may fight over."""
+        self.flaws += event.flawed
+        self.lost += not event.flawed
+
     def _judged(self, decision: Decision) -> None:
         """What the server thinks of a result: whether the next one is worth any hurry."""
-        self.flaws = self.flaws + 1 if decision.reason in FLAWS else 0
+        self.flaws, self.lost = self.flaws + 1 if decision.reason in FLAWS else 0, 0
 
     def _cancelled(self, now: float) -> list[ef.SessionEffect]:
         """Stop work that is not wanted; a finished result is still pushed, the server decides."""

@@ -32,11 +32,16 @@ class Capability:
 
 @dataclass(frozen=True)
 class Ask:
-    """A device applies for a task. `task_id` is made by the device, so a repeated ask is harmless."""
+    """A device applies for a task. `task_id` is made by the device, so a repeated ask is harmless.
+
+    `session`, `succeeds`: which process of the device asks, see `sessions.py`; the log has nothing of it.
+    """
 
     client_id: str
     task_id: str
     holds_version: int | None = None
+    session: str = field(default="", compare=False)
+    succeeds: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True)
@@ -129,6 +134,7 @@ class Reason(StrEnum):
     PAUSED = "paused"
     AT_CAPACITY = "at_capacity"
     LAPSED = "lapsed"
+    ANOTHER_SESSION = "another_session"
     NOT_SELECTED = "not_selected"
     UNKNOWN_CLIENT = "unknown_client"
     OVER_SHARE = "over_share"

@@ -7,7 +7,8 @@ back as soon as its turn may be near, the first in the line most often of all.
 
 A device that asks anew with a task in hand gives the task up, and has its turn like the others: it keeps the
 place only where there are enough for all who wait. One whose last tasks came to nothing waits longer
-(`lapses.py`), and while somebody waits no place is kept by renewals for ever (`server.tenure_leases`).
+(`lapses.py`), and while somebody waits no place is kept by renewals for ever (`server.tenure_leases`). Of two
+processes of one device one has its tasks, and the other waits (`sessions.py`).
 
 Beside the engine, and no part of its state or its journal: a refusal changes nothing there, and after
 a restart the line forms again. Pure like the engine, driven by the same `now`, and bounded.
@@ -29,6 +30,7 @@ from anabranch.core.effects import Decided, Effect, Granted, LeaseEnded, Refused
 from anabranch.core.engine import Engine
 from anabranch.core.lapses import Lapses
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.sessions import Sessions
 from anabranch.core.updates import Ask, Reason, Task
 
 INTERVAL_WEIGHT = 0.1  # of the newest interval
@@ -59,6 +61,7 @@ class WaitingLine:
         self._drawn = 0
         self._freed_at: float | None = None
         self._lapses = Lapses(limits.waiting_max)
+        self.sessions = Sessions()
         self._sound: set[int] = set()  # of the tickets, those of devices that have not lapsed
 
     def __len__(self) -> int:
@@ -68,11 +71,18 @@ class WaitingLine:
         """Why this ask would get no task now, or None. Changes nothing of the engine."""
         self._forget(now)
         refused = engine.refusal(ask, now)
+        another = self.sessions.refusal(engine, ask, now)
+        self.sessions.heard(ask.client_id, ask.session, now)
         if refused is None and ask.task_id in engine.ledger.tasks:
             return None  # it has this very task
+        if another is not None and not (refused is not None and refused.final):
+            return another
         if refused is None or refused.reason is Reason.AT_CAPACITY:
             refused = self._lapsed(engine, ask, now) or refused or self._behind(engine, ask, now)
-        return None if refused is None else self._refused(refused, now)
+        if refused is None:
+            self.sessions.granted(ask)
+            return None
+        return self._refused(refused, now)
 
     def renews(self, engine: Engine, task: Task, now: float) -> bool:
         """Whether a heartbeat may renew the lease of this task: not for ever, while others wait."""

@@ -35,6 +35,11 @@ from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
 
 log = logging.getLogger(__name__)
 
+TWICE = (
+    "%s is run by two processes at a time, perhaps from copies of one folder: one works, the other waits. "
+    "Stop one of them, or give it an --id and a --state-dir of its own"
+)
+
 # A snapshot holds everybody up: the next one waits until it would take at most a part in so many of the time.
 SAVING_SHARE = 20
 TRIMMED_AT_ONCE = 1_000  # events, with every batch while there are any to drop
@@ -141,6 +146,8 @@ class Books:
         for call in batch:
             if call.look is not None:
                 self._look(call)
+        while self.line.sessions.news:
+            log.warning(TWICE, self.line.sessions.news.pop())
         reach("answers_ready")
         return self.engine.next_deadline()
 
@@ -263,6 +270,7 @@ class Books:
 
     def _renews(self, beat: ev.LeaseRenewed) -> bool:
         """Whether a heartbeat is of any use."""
+        self.line.sessions.heard(beat.client_id, beat.session, beat.now)
         task = self.engine.ledger.tasks.get(beat.task_id)
         if task is None or (task.client_id, task.state) != (beat.client_id, TaskState.LEASED):
             return False

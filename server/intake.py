@@ -141,7 +141,12 @@ def read_ask(message: devices.AskTaskRequest, spec: ParamSpec, limits: Limits = 
     check_manifest(message.manifest_sha256, spec)
     holds = message.holds_version if message.HasField("holds_version") else None
     client_id = checked_id(message.client_id, "client_id", limits)
-    return Ask(client_id, checked_id(message.task_id, "task_id", limits), holds)
+    task_id = checked_id(message.task_id, "task_id", limits)
+    session, succeeds = (
+        checked_id(text, name, limits) if text else ""
+        for text, name in ((message.session, "session"), (message.succeeds, "succeeds"))
+    )
+    return Ask(client_id, task_id, holds, session, succeeds)
 
 
 def _checked_size(size_bytes: int, codec: Codec, layout: Layout, limits: Limits) -> int:

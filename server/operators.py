@@ -217,6 +217,7 @@ class Operators(OperatorsServicer):
             config_json=json.dumps(run.config.to_json()),
             quarantined=engine.guard.quarantined,
             settings_changed=[change_to_proto(change) for _, change in sorted(engine.changes.made.items())],
+            run_twice=run.writer.run_twice,
         )
 
     def _best(self) -> int:

@@ -166,7 +166,8 @@ class Devices(DevicesServicer):
         task_id = self._id(request.task_id, "task_id")
         if not 0 <= request.progress < float("inf"):
             raise InvalidUpdate(f"progress must be a finite number, 0 or more, not {request.progress!r}")
-        await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress))
+        session = self._id(request.session, "session") if request.session else ""
+        await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress, session))
         task, version, finished = await writer.look(
             lambda engine: (engine.ledger.tasks.get(task_id), engine.version, engine.finished)
         )

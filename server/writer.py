@@ -91,6 +91,11 @@ class Writer:
         """Updates that were answered from a stored verdict since the start."""
         return self._books.duplicates
 
+    @property
+    def run_twice(self) -> list[str]:
+        """Clients that were lately seen to be run by two processes at a time; for `look` alone."""
+        return self._books.line.sessions.twins(self.now())
+
     def fold_by(self, refold: Refolder) -> None:
         """How the states of rollbacks are made; without it there are none."""
         self._books.refold = refold

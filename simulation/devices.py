@@ -218,7 +218,9 @@ class Device(Presence):
         self._work.after(self.link.latency_s, lambda: self._handle(ev.TimerFired(self._now, "retry")))
 
     def _ask(self, task_id: str, now: float) -> None:
-        call, ask = self._work.begin(0.0, self._unanswered), Ask(self.client_id, task_id, self._holds)
+        session, before = f"life-{self._crashes}", f"life-{self._crashes - 1}"
+        ask = Ask(self.client_id, task_id, self._holds, session, before if self._crashes else "")
+        call = self._work.begin(0.0, self._unanswered)
 
         def answer(granting: Granting) -> None:
             if not isinstance(granting, Refused):

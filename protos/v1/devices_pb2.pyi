@@ -175,10 +175,15 @@ class AskTaskRequest(_message.Message):
     TASK_ID_FIELD_NUMBER: _builtins.int
     MANIFEST_SHA256_FIELD_NUMBER: _builtins.int
     HOLDS_VERSION_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
+    SUCCEEDS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
     manifest_sha256: _builtins.bytes
     holds_version: _builtins.int
+    session: _builtins.str
+    """The process that asks, and the one that used the device's folder before it: docs/protocol.md, "Two of one"."""
+    succeeds: _builtins.str
     def __init__(
         self,
         *,
@@ -186,10 +191,12 @@ class AskTaskRequest(_message.Message):
         task_id: _builtins.str = ...,
         manifest_sha256: _builtins.bytes = ...,
         holds_version: _builtins.int | None = ...,
+        session: _builtins.str = ...,
+        succeeds: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "holds_version", b"holds_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "client_id", b"client_id", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "client_id", b"client_id", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "session", b"session", "succeeds", b"succeeds", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__holds_version: _TypeAlias = _typing.Literal["holds_version"]  # noqa: Y015
     _WhichOneofArgType__holds_version: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version"]  # noqa: Y015
@@ -740,20 +747,24 @@ class HeartbeatRequest(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     TASK_ID_FIELD_NUMBER: _builtins.int
     PROGRESS_FIELD_NUMBER: _builtins.int
+    SESSION_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
     progress: _builtins.float
     """Any number that grows as the work does."""
+    session: _builtins.str
+    """As in AskTaskRequest."""
     def __init__(
         self,
         *,
         client_id: _builtins.str = ...,
         task_id: _builtins.str = ...,
         progress: _builtins.float = ...,
+        session: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "progress", b"progress", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "progress", b"progress", "session", b"session", "task_id", b"task_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -84,6 +84,7 @@ class GetStatusResponse(_message.Message):
     CREATED_AT_S_FIELD_NUMBER: _builtins.int
     BEST_VERSION_FIELD_NUMBER: _builtins.int
     BEST_ACCURACY_FIELD_NUMBER: _builtins.int
+    RUN_TWICE_FIELD_NUMBER: _builtins.int
     SETTINGS_CHANGED_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     run_id: _builtins.str
@@ -122,6 +123,10 @@ class GetStatusResponse(_message.Message):
         """Clients in quarantine, with why."""
 
     @_builtins.property
+    def run_twice(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Clients that were lately seen to be run by two processes at a time."""
+
+    @_builtins.property
     def settings_changed(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettingChange]:
         """The newest change of each setting that was changed while the run went on; `config_json` has them all."""
 
@@ -154,11 +159,12 @@ class GetStatusResponse(_message.Message):
         created_at_s: _builtins.float = ...,
         best_version: _builtins.int | None = ...,
         best_accuracy: _builtins.float = ...,
+        run_twice: _abc.Iterable[_builtins.str] | None = ...,
         settings_changed: _abc.Iterable[Global___SettingChange] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "settings_changed", b"settings_changed", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "run_twice", b"run_twice", "settings_changed", b"settings_changed", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015

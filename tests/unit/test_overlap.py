@@ -139,7 +139,8 @@ def test_a_push_that_cannot_succeed_makes_room() -> None:
     first, second = d.trained(), d.trained()
     effects = d.push_fails(first, retryable=False)
     assert effects[:2] == [ef.Discard(first), ef.Push(second)]
-    assert isinstance(effects[2], ef.AskTask)
+    assert isinstance(effects[2], ef.SetTimer), "it asks, after it has backed off"
+    assert effects[2].name == "retry"
     assert d.session.answered == 0
 
 

@@ -204,9 +204,9 @@ def test_a_training_that_diverges_is_given_back_and_backed_off_from() -> None:
 def test_a_push_that_cannot_succeed_is_discarded_and_work_goes_on() -> None:
     d = Device().at(Phase.PUSHING)
     update_id = d.session.update_id
-    discard, ask = d.do(ev.CallFailed, "refused", retryable=False)
+    discard, wait = d.do(ev.CallFailed, "refused", retryable=False)
     assert discard == ef.Discard(str(update_id))
-    assert isinstance(ask, ef.AskTask)
+    assert isinstance(wait, ef.SetTimer), "it backs off: somebody may fight over its tasks"
 
 
 def test_a_result_that_cannot_be_kept_is_given_up() -> None:

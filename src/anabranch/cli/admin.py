@@ -82,6 +82,7 @@ def status(server: OperatorClient, output: Output) -> None:
         *(f"  in quarantine: {client} ({why})" for client, why in sorted(s.quarantined.items())),
         *(f"  {change}" for change in changed),
     ]
+    lines += [f"  run by two processes at a time: {client}: stop one of them" for client in s.run_twice]
     if s.best_version is not None:
         lines.append(f"  best of those held: version {s.best_version}, {percent_text(s.best_accuracy)}")
     output.result(s.to_json(), "\n".join(lines))

@@ -1,0 +1,33 @@
+"""From the messages of the service for devices to what a transport brings back."""
+
+from __future__ import annotations
+
+from anabranch.client.messages import FetchedModel, HeartbeatAnswer, Notice, NoticeKind, PushAnswer
+from anabranch.protos import convert
+from anabranch.protos.v1 import devices_pb2 as devices
+
+_NOTICES = {
+    devices.NOTICE_KIND_CANCEL: NoticeKind.CANCEL,
+    devices.NOTICE_KIND_UPLOAD_NOW: NoticeKind.UPLOAD_NOW,
+    devices.NOTICE_KIND_REFRESH: NoticeKind.REFRESH,
+    devices.NOTICE_KIND_FINISHED: NoticeKind.FINISHED,
+}
+
+
+def heartbeat_answer(message: devices.HeartbeatResponse) -> HeartbeatAnswer:
+    """When the lease ends, and the notices."""
+    notices = tuple(
+        Notice(_NOTICES.get(n.kind, NoticeKind.OTHER), n.task_id, n.detail) for n in message.notices
+    )
+    return HeartbeatAnswer(message.expires_at_s, message.version, notices)
+
+
+def not_modified(header: devices.ModelHeader) -> FetchedModel:
+    """That there is no newer model."""
+    return FetchedModel(header.version, "", b"", header.published_at_s, header.final, modified=False)
+
+
+def push_answer(message: devices.PushUpdateResponse) -> PushAnswer:
+    """What became of an update."""
+    duplicate = message.status == devices.PUSH_STATUS_DUPLICATE
+    return PushAnswer(convert.decision_from_proto(message.decision), message.version, duplicate)

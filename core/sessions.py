@@ -1,0 +1,107 @@
+"""Two of one: whether two processes run under one device's id, and whose the device's tasks are.
+
+A process of a device has a session, a random name that it says with every ask and heartbeat. An ask also
+says which session it succeeds: the last one that the device's folder knows of. Without this two copies of a
+folder would end each other's tasks for ever. An ask by another session than the one that has the tasks
+
+| it succeeds that one, which has not been heard of since | a restart: it gets the tasks at once |
+|---|---|
+| that one has been silent for half a lease (it beats every third) | it has died: at once |
+| that one has no live task | nobody loses anything: at once |
+| else | it is refused until then (`another_session`) |
+
+Whoever is heard of after a newer session has spoken shows that both live: `twins` names the device.
+
+Beside the engine, as the line is (`waiting.py`): no part of its state or its journal, forgotten by a restart.
+A device that names no session is taken as it comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabranch.core.effects import Refused
+from anabranch.core.engine import Engine
+from anabranch.core.updates import Ask, Reason
+
+SILENT_LEASES = 0.5
+TWINS_S = 600.0  # so long after it was last seen to be so, two are said to run
+KEPT_MAX = 100_000  # devices; the least recently added leave
+RETRY_S_MIN, RETRY_S_MAX = 0.5, 60.0
+
+
+@dataclass(slots=True)
+class Heard:
+    """When a session spoke first and last."""
+
+    first: float
+    last: float
+
+
+@dataclass(slots=True)
+class Device:
+    """The last two sessions of a device, and the `owner` of its tasks."""
+
+    owner: str = ""
+    sessions: dict[str, Heard] = field(default_factory=dict)
+
+
+class Sessions:
+    """See the module. `news`: devices of which it has just come out; whoever tells of them empties it."""
+
+    def __init__(self, kept_max: int = KEPT_MAX) -> None:
+        self._kept_max = kept_max
+        self._devices: dict[str, Device] = {}
+        self._twins_at: dict[str, float] = {}  # when both were last seen to live
+        self.news: list[str] = []
+
+    def heard(self, client_id: str, session: str, now: float) -> None:
+        """A session of a device speaks."""
+        if not session:
+            return
+        device = self._devices.setdefault(client_id, Device())
+        if len(self._devices) > self._kept_max:
+            del self._devices[next(iter(self._devices))]
+        known = device.sessions.get(session)
+        if known is None:
+            device.sessions[session] = Heard(now, now)
+            if len(device.sessions) > 2:
+                del device.sessions[min(device.sessions, key=lambda s: device.sessions[s].last)]
+            return
+        known.last = now
+        if any(other.first > known.first for other in device.sessions.values()):
+            if client_id not in self.twins(now):
+                self.news.append(client_id)
+            self._twins_at[client_id] = now
+
+    def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
+        """Why a session may not have the device's tasks now, or None: see the table."""
+        device = self._devices.get(ask.client_id)
+        if device is None or not ask.session or ask.session == device.owner:
+            return None
+        owner, tasks = device.sessions.get(device.owner), engine.ledger.live_of(ask.client_id)
+        if owner is None or not tasks:
+            return None
+        since = device.sessions.get(ask.session)
+        if ask.succeeds == device.owner and (since is None or owner.last < since.first):
+            return None
+        left_s = owner.last + SILENT_LEASES * max(task.lease_s for task in tasks) - now
+        if left_s <= 0:
+            return None
+        detail = (
+            f"another process runs as {ask.client_id!r} and has its task: stop one of them, or give this one "
+            "an --id and a --state-dir of its own"
+        )
+        earliest_s = min(max(left_s, RETRY_S_MIN), RETRY_S_MAX)
+        return Refused(ask, Reason.ANOTHER_SESSION, detail, (earliest_s, 1.25 * earliest_s))
+
+    def granted(self, ask: Ask) -> None:
+        """The task of this ask is its session's."""
+        device = self._devices.get(ask.client_id)
+        if device is not None:
+            device.owner = ask.session
+
+    def twins(self, now: float) -> list[str]:
+        """Devices that are run by two processes, as far as was seen lately, in order."""
+        self._twins_at = {c: at for c, at in self._twins_at.items() if now - at <= TWINS_S}
+        return sorted(self._twins_at)

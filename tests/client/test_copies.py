@@ -1,0 +1,125 @@
+"""Two processes of one device, from copies of its folder, and a real server: one works, the other waits."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from federations import config, first_weights
+from live_server import live_server
+
+from anabranch.client.operator import OperatorClient
+
+DEVICE = """
+import json, sys
+from pathlib import Path
+from anabranch.client.run import ClientOptions, run_client
+
+address, folder, tasks_max = sys.argv[1:]
+
+def hear(kind, **data):
+    sys.stdout.write(json.dumps({"kind": kind, **data}) + "\\n")
+    sys.stdout.flush()
+
+options = ClientOptions("synthetic", address, "a", state_dir=Path(folder), tasks_max=int(tasks_max),
+    step_time_s=0.02)
+run_client(options, hear)
+"""
+
+
+class Talk:
+    """What the processes have told, all of them."""
+
+    def __init__(self) -> None:
+        self.told: list[dict[str, Any]] = []
+        self._news = threading.Condition()
+
+    def add(self, event: dict[str, Any]) -> None:
+        """One more event."""
+        with self._news:
+            self.told.append(event)
+            self._news.notify_all()
+
+    def count(self, kind: str, **data: Any) -> int:
+        """How many events there are of this kind and with these data."""
+        return sum({**e, "kind": kind, **data} == e for e in self.told)
+
+    def await_more(self, kind: str, more: int, **data: Any) -> None:
+        """So many more of them than there are now."""
+        with self._news:
+            target = self.count(kind, **data) + more
+            assert self._news.wait_for(lambda: self.count(kind, **data) >= target, 300), self.told
+
+
+class Copy:
+    """A device process."""
+
+    def __init__(self, address: str, folder: Path, tasks_max: int, talk: Talk) -> None:
+        command = [sys.executable, "-c", DEVICE, address, str(folder), str(tasks_max)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self._talk = talk
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def ended(self) -> int:
+        """The exit code, once everything is told."""
+        code = self.process.wait(300)
+        self._thread.join(300)
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        with self.process.stdout as lines:
+            for line in lines:
+                self._talk.add(json.loads(line))
+
+
+@contextmanager
+def copy(address: str, folder: Path, tasks_max: int, talk: Talk) -> Iterator[Copy]:
+    """A process that is killed at the end, if it still runs."""
+    running = Copy(address, folder, tasks_max, talk)
+    try:
+        yield running
+    finally:
+        running.process.kill()
+        running.ended()
+
+
+def test_a_copied_folder_costs_no_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    settings, talk = config(client={"steps": 40}, server={"lease_s": 20.0, "lease_min_s": 20.0}), Talk()
+    with (
+        live_server(tmp_path, first_weights(), settings) as info,
+        OperatorClient(info.admin_address) as server,
+    ):
+        with copy(info.address, tmp_path / "one", 1, talk) as first:
+            assert first.ended() == 0
+        shutil.copytree(tmp_path / "one", tmp_path / "two")
+        with (
+            copy(info.address, tmp_path / "one", 0, talk) as one,
+            copy(info.address, tmp_path / "two", 0, talk) as two,
+        ):
+            talk.await_more("refused", 1, reason="another_session")
+            talk.await_more("pushed", 3)
+            assert server.status().run_twice == ["a"]
+            for process in (one, two):
+                talk.await_more("pushed", 1)  # by whichever is left
+                process.process.send_signal(signal.SIGTERM)
+                assert process.ended() == 0
+        status = server.status()
+    assert talk.count("cancelled") + talk.count("failed") == 0
+    assert talk.count("trained") - talk.count("pushed") <= 2, "what each was at when it was stopped"
+    assert status.updates_applied == talk.count("pushed")
+    refused = next(e for e in talk.told if e["kind"] == "refused")
+    assert refused["detail"].startswith("another process runs as 'a' and has its task: stop one of them")
+    assert sum("a is run by two processes at a time" in record.getMessage() for record in caplog.records) == 1

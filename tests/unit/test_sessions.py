@@ -1,0 +1,182 @@
+"""Two processes under one id, as lists of events: one of them works, the other waits, and it comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from machines import Bench
+
+from anabranch.core import events as ev
+from anabranch.core.admission import given_up
+from anabranch.core.effects import Granted, Refused
+from anabranch.core.journal import from_record, line, to_record
+from anabranch.core.sessions import TWINS_S, Sessions
+from anabranch.core.snapshot import state_digest
+from anabranch.core.updates import Ask, Reason
+from anabranch.core.waiting import WaitingLine
+
+LEASE_S = 30.0
+
+
+class Desk:
+    """A server with one device, of which there may be several processes."""
+
+    def __init__(self, **options: Any) -> None:
+        self.bench, self.line = Bench("fedasync", **{"lease_s": LEASE_S, **options}), WaitingLine()
+        self.bench.enrol("a")
+        self.asked = 0
+
+    def ask(self, session: str, now: float, succeeds: str = "") -> str | Refused:
+        """The id of the task that a session is granted, or the refusal."""
+        self.asked += 1
+        ask = Ask("a", f"t{self.asked}", None, session, succeeds)
+        refused = self.line.refusal(self.bench.engine, ask, now)
+        if refused is not None:
+            assert given_up(refused, now, self.bench.engine) is None
+            return refused
+        effects = self.bench.do(ev.TaskAsked(now, ask))
+        self.line.heard(now, effects)
+        assert any(isinstance(e, Granted) for e in effects)
+        return ask.task_id
+
+    def beat(self, session: str, task_id: str, now: float) -> None:
+        """A heartbeat."""
+        self.line.sessions.heard("a", session, now)
+        self.bench.do(ev.LeaseRenewed(now, "a", task_id, now + 1.0, session))
+
+    def push(self, task_id: str, now: float) -> None:
+        """A result."""
+        self.line.heard(now, self.bench.push("a", task_id, now=now))
+
+
+def is_refused(answer: str | Refused) -> bool:
+    return isinstance(answer, Refused) and answer.reason is Reason.ANOTHER_SESSION
+
+
+def test_a_copy_waits_while_the_other_beats_and_is_told_why() -> None:
+    desk = Desk()
+    task = desk.ask("one", 0.0)
+    assert isinstance(task, str)
+    for n in range(1, 30):
+        answer = desk.ask("two", 10.0 * n)
+        assert isinstance(answer, Refused)
+        assert answer.reason is Reason.ANOTHER_SESSION
+        assert answer.detail.startswith("another process runs as 'a' and has its task: stop one of them")
+        assert 0 < answer.retry_after_s[0] < answer.retry_after_s[1] < LEASE_S
+        desk.beat("one", task, 10.0 * n + 1.0)
+    assert [t.task_id for t in desk.bench.engine.ledger.live_of("a")] == [task]
+    assert desk.line.sessions.twins(300.0) == ["a"]
+    assert desk.line.sessions.news == ["a"], "it is said once"
+
+
+def test_a_copy_takes_over_from_one_that_has_fallen_silent() -> None:
+    desk = Desk()
+    task = desk.ask("one", 0.0)
+    assert isinstance(task, str)
+    desk.beat("one", task, 10.0)
+    assert is_refused(desk.ask("two", 10.0 + LEASE_S / 2 - 0.1))
+    assert desk.ask("two", 10.0 + LEASE_S / 2) == "t3"
+    assert desk.line.sessions.twins(30.0) == [], "they may as well have been one after the other"
+
+
+def test_it_takes_over_when_the_lease_has_ended_or_the_result_is_there() -> None:
+    desk = Desk()
+    first = desk.ask("one", 0.0)
+    assert isinstance(first, str)
+    desk.push(first, 1.0)
+    second = desk.ask("two", 1.0)
+    assert second == "t2"
+    desk.bench.tick(100.0)
+    assert desk.ask("one", 100.0) == "t3"
+
+
+def test_a_restart_goes_on_at_once() -> None:
+    desk, session = Desk(), "life-0"
+    assert desk.ask(session, 0.0) == "t1"
+    for life in range(1, 6):
+        before, session = session, f"life-{life}"
+        assert desk.ask(session, float(life), succeeds=before) == f"t{life + 1}"
+    assert desk.line.sessions.twins(6.0) == []
+
+
+def test_two_that_both_come_after_the_same_one() -> None:
+    desk = Desk()
+    assert desk.ask("one", 0.0, succeeds="before") == "t1"
+    assert is_refused(desk.ask("copy", 1.0, succeeds="before"))
+
+
+def test_a_copy_of_a_folder_in_use_takes_over_once_and_no_more() -> None:
+    desk = Desk()
+    task = desk.ask("one", 0.0)
+    assert isinstance(task, str)
+    assert desk.ask("copy", 1.0, succeeds="one") == "t2", "just as a restart would look"
+    desk.beat("one", task, 2.0)
+    assert desk.line.sessions.twins(2.0) == ["a"], "but the one before it still lives"
+    assert is_refused(desk.ask("one", 3.0))
+    desk.beat("copy", "t2", 4.0)
+    for n in range(20):
+        assert is_refused(desk.ask("one", 5.0 + 4.0 * n))
+        desk.beat("copy", "t2", 6.0 + 4.0 * n)
+
+
+def test_one_that_was_asleep_does_not_take_over_as_a_restart_does() -> None:
+    desk = Desk()
+    assert desk.ask("one", 0.0) == "t1"
+    assert desk.ask("copy", 1.0, succeeds="one") == "t2"
+    assert desk.ask("one", 1.0 + LEASE_S) == "t3"
+    assert is_refused(desk.ask("copy", 2.0 + LEASE_S, succeeds="one"))
+
+
+def test_who_names_no_session_is_taken_as_it_comes() -> None:
+    desk = Desk()
+    assert desk.ask("", 0.0) == "t1"
+    assert desk.ask("", 1.0) == "t2"
+    assert desk.ask("one", 2.0) == "t3"
+    assert desk.ask("", 3.0) == "t4"
+    assert desk.ask("two", 4.0) == "t5"
+    assert desk.line.sessions.twins(5.0) == []
+
+
+def test_that_there_were_two_is_forgotten_in_the_end() -> None:
+    desk = Desk()
+    task = desk.ask("one", 0.0)
+    assert isinstance(task, str)
+    desk.ask("two", 1.0)
+    desk.beat("one", task, 2.0)
+    assert desk.line.sessions.twins(2.0 + TWINS_S) == ["a"]
+    assert desk.line.sessions.twins(2.1 + TWINS_S) == []
+
+
+def test_what_is_kept_is_bounded() -> None:
+    sessions = Sessions(kept_max=10)
+    for n in range(100):
+        for session in range(5):
+            sessions.heard(f"device-{n}", f"s{session}", float(n))
+    assert len(sessions._devices) == 10
+    assert all(len(device.sessions) == 2 for device in sessions._devices.values())
+
+
+def no_values(*_: object) -> Any:
+    raise AssertionError("no update, no values")
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ev.TaskAsked(1.0, Ask("a", "t", 3, "session", "before")),
+        ev.LeaseRenewed(1.0, "a", "t", 2.0, "session"),
+    ],
+)
+def test_the_log_has_nothing_of_it(event: ev.Event) -> None:
+    record = to_record(event)
+    assert "session" not in line(record)
+    assert from_record(record, Bench().engine.spec, no_values) == event
+
+
+def test_a_refusal_changes_nothing() -> None:
+    desk = Desk()
+    desk.ask("one", 0.0)
+    before = state_digest(desk.bench.engine)
+    assert is_refused(desk.ask("two", 1.0))
+    assert state_digest(desk.bench.engine) == before
