@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 
 from anabranch.core.config import Config, ServerTable
-from anabranch.core.errors import ConfigError, LeadershipLost, StoreError, Unavailable
+from anabranch.core.errors import ConfigError, LeadershipLost, StoreError, StoreUnreachable, Unavailable
 from anabranch.core.limits import Limits
 from anabranch.server.ports import NOT_SERVING, Ports
 from anabranch.server.recovery import Recovered
@@ -31,6 +31,9 @@ from anabranch.server.writer import Writer
 log = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 4
+LOOK_AGAIN_S = 1.0  # for a database that does not answer
+REFUSED = "FATAL"  # PostgreSQL's word to whom it does not let in
+SOON = ("starting up", "shutting down", "recovery mode", "not yet accepting")  # but these pass
 
 
 class StandbyPorts(Ports):
@@ -89,14 +92,16 @@ async def await_turn(
 
     It is told for how many seconds this process has waited, None where it has not.
 
-    Anything but a standby does not wait: raises `Led`. None: `stop` came first.
+    For another server only a standby waits: raises `Led`. For a database that does not answer every server
+    does; one that answers and lets nobody in is `StoreUnreachable`. None: `stop` came first.
     """
     try:
         return config, await asyncio.to_thread(begin, None)
-    except Led as led:
-        if not config.server.standby:
+    except (Led, StoreUnreachable) as error:
+        if not _may_pass(error, config.server.standby):
             raise
-        why, began = str(led), time.monotonic()
+        led = isinstance(error, Led)
+        why, began = str(error) if led else f"waiting for the database: {error}", time.monotonic()
     await ports.open()
     table = replace(config.server, address=ports.address, admin_address=ports.admin_address)
     try:
@@ -104,13 +109,33 @@ async def await_turn(
         if waiting is not None:
             waiting(why)
         while not stop.is_set():
-            with contextlib.suppress(Led):  # `begin` waits for the lock itself, a little
+            try:  # `begin` waits for the lock itself, a little
                 recovered = await asyncio.to_thread(begin, time.monotonic() - began)
+            except (Led, StoreUnreachable) as error:
+                if not _may_pass(error, config.server.standby):
+                    raise
+                if isinstance(error, StoreUnreachable):
+                    await _pause(stop)
+            else:
                 log.info("this server leads now")
                 return replace(config, server=table), recovered
     finally:
         await ports.close(0)
     return None
+
+
+def _may_pass(error: Led | StoreUnreachable, standby: bool) -> bool:
+    """Whether to wait: for a leader's end, or for a database that is not there, or not ready, yet."""
+    if isinstance(error, Led):
+        return standby
+    text = str(error)
+    return REFUSED not in text or any(soon in text for soon in SOON)
+
+
+async def _pause(stop: asyncio.Event) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LOOK_AGAIN_S):
+            await stop.wait()
 
 
 class Tenure:
