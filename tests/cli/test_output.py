@@ -30,6 +30,8 @@ def test_a_narrow_terminal_breaks_no_word_of_a_table(
     why = "sent 10 updates in a row that cannot be used"
     row = ["greenhouse-device-17", "1", "2", "3", "4", why, "2026-11-22 01:09:23 UTC", "1,234"]
     Output().table("", columns, [row])
-    shown = capsys.readouterr().out.split()
+    said = capsys.readouterr().out
+    assert max(map(len, said.splitlines())) <= 80
+    shown = said.split()
     for word in (*columns[:6], *row[0].split(), *why.split(), "2026-11-22", "01:09:23"):
         assert word in shown, word

@@ -61,14 +61,18 @@ class Output:
             return
         table = Table(title=visible(title), title_justify="left", header_style="bold")
         cells = [[visible(cell, LAYOUT) for cell in row] for row in rows]
+        needed = len(columns) - 1
         for number, column in enumerate(columns):
-            words = " ".join([column, *(row[number] for row in cells)]).split()
-            longest = min(max(map(len, words), default=1), UNBROKEN_CHARS_MAX)
+            its = [column, *(row[number] for row in cells)]
+            longest = min(max(len(word) for cell in its for word in cell.split() or [""]), UNBROKEN_CHARS_MAX)
+            whole = all(len(cell) <= longest for cell in its)
             side: Literal["left", "right"] = "left" if number == 0 else "right"
-            table.add_column(column, justify=side, overflow="fold", min_width=longest)
+            table.add_column(column, justify=side, overflow="fold", min_width=longest, no_wrap=whole)
+            needed += longest
         for row in cells:
             table.add_row(*row)
-        needed = self.console.measure(table, options=self.console.options.update(width=1 << 16)).minimum
+        if needed + 2 * len(columns) + 2 > self.console.width:  # without lines between the columns it may fit
+            table.box, table.pad_edge, table.padding = None, False, (0, 1, 0, 0)
         if needed > self.console.width:  # a line that the terminal wraps can be read, a broken word cannot
             table.width = needed
         self.console.print(table, markup=False, crop=False)
