@@ -102,7 +102,8 @@ def test_buffers_are_those_of_a_run_in_which_the_updates_were_rejected(
     variant: Any, policy: str, script: Script
 ) -> None:
     """And they are what a client that is left has reached, at the most; the log has it all."""
-    mine, other = World(*variant, buffers=policy), World(*variant, buffers=policy)
+    strategy, params, robust = variant
+    mine, other = (World(strategy, params, robust, buffers=policy) for _ in range(2))
     mine.enrol()
     mine.play(script)
     mine.roll_back(0, 0, "b")
