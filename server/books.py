@@ -253,8 +253,6 @@ class Books:
                 return task is None or task.client_id != client_id
             case ev.LeaseRenewed():
                 return not self._renews(call.event)
-            case ev.Returned():
-                return not ledger.live
             case ev.Paused() | ev.Resumed():
                 return self.engine.paused == isinstance(call.event, ev.Paused)
             case ev.Quarantined() | ev.Released():

@@ -111,7 +111,8 @@ class Writer:
 
     def start(self) -> None:
         """Take calls from now on. Who has a task has had nobody to tell so: that comes first."""
-        self._queue.put_nowait(Call(ev.Returned(self.now())))
+        if self._books.engine.ledger.live:
+            self._queue.put_nowait(Call(ev.Returned(self.now())))
         self._schedule(self._books.engine.next_deadline())
         self._task = asyncio.get_running_loop().create_task(self._run(), name="anabranch-writer")
 
