@@ -10,10 +10,9 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import islice, takewhile
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, delete, exists, func, insert, or_, select
+from sqlalchemy import URL, Connection, delete, func, insert, or_, select
 
 from anabranch.core.errors import LogLost, StoreCorrupt, StoreError
 from anabranch.core.events import Payload
@@ -35,9 +34,10 @@ from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.packs import Packs, Place, read_payload
 from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert, write_projections
-from anabranch.server.store.schema import clients, events, model_versions, runs, snapshots, updates
+from anabranch.server.store.schema import clients, events, runs, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
-from anabranch.server.store.trimming import begins_late, first_event, old_links_after, retained, trim, unnamed
+from anabranch.server.store.trimming import begins_late, first_event, retained, trim, unnamed
+from anabranch.server.store.versions import read_links, read_metrics, read_versions
 
 ROW_BYTES_MAX = 64 * KIB  # larger payloads go into a pack beside SQLite: a database writes them twice
 BEGINS_LATE = "does not begin with its first event (server.keep): restore a backup"
@@ -294,52 +294,18 @@ class SqlStore:
 
     def versions(self, after: int = 0, limit: int = 1000) -> list[VersionRow]:
         """Published versions above `after`, in order."""
-        table, metrics = model_versions, schema.metrics
-        has_snapshot = exists().where(snapshots.c.version == table.c.version)
-        query = select(table, has_snapshot.label("snapshot")).where(table.c.version > after)
         with self._reading() as connection:
-            found = connection.execute(query.order_by(table.c.version).limit(limit)).all()
-            if not found:
-                return []
-            values: dict[int, dict[str, float]] = {row.version: {} for row in found}
-            span = metrics.c.version.between(found[0].version, found[-1].version)
-            for m in connection.execute(select(metrics).where(span).order_by(metrics.c.name)):
-                values[m.version][m.name] = m.value
-        return [
-            VersionRow(
-                version=row.version,
-                sha256=row.sha256,
-                updates=row.updates,
-                published_at=row.published_at,
-                snapshot=bool(row.snapshot),
-                metrics=values[row.version],
-                seq=row.applied_through_seq,
-                link=row.link,
-                head=row.head,
-            )
-            for row in found
-        ]
+            return read_versions(connection, after, limit)
 
     def links(self, after: int, limit: int) -> list[str]:
         """Links of the versions above `after`, in order and without a gap; of versions that are gone too."""
-        v = model_versions.c
         with self._reading() as connection:
-            found = list(islice(old_links_after(connection, after, limit), limit))
-            newer = select(v.version, v.link).where(v.version > after + len(found)).order_by(v.version)
-            more = connection.execute(newer.limit(limit - len(found))).all()
-        begun = takewhile(
-            lambda of: of[1].version == of[0] and of[1].link, enumerate(more, after + len(found) + 1)
-        )
-        return [*found, *(row.link for _, row in begun)]
+            return read_links(connection, after, limit)
 
     def metrics(self, version: int) -> dict[str, float]:
         """What was reported of a version, whether the log still has it or not."""
-        m = schema.metrics.c
         with self._reading() as connection:
-            return {
-                row.name: row.value
-                for row in connection.execute(select(m.name, m.value).where(m.version == version))
-            }
+            return read_metrics(connection, version)
 
     def add_metrics(self, version: int, metrics: Mapping[str, float], at: float) -> None:
         """Metrics of a version; a later value replaces the earlier. Values not finite are left out."""
