@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import codecs, fleet_speed, simulator, submodels, throughput
+from benchmarks import closed_loop, codecs, fleet_speed, simulator, submodels, throughput
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
@@ -26,6 +26,13 @@ same messages and throws them away; the durable server checks digests and finite
 `synchronous=FULL`), aggregates (FedBuff, K = 10) and publishes. Every update has bytes of its own.
 
 {throughput.table(rows)}
+
+## Many devices in a closed loop
+
+Each asks, pushes 1 KB and asks again at once, for {closed_loop.RUNS_S:.0f} s; all devices are one process,
+which shares the cores with the server. A call that is shed is made again in the window that it was told.
+
+{closed_loop.table([closed_loop.measure(count) for count in closed_loop.FLEETS])}
 
 ## The simulator
 
