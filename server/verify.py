@@ -15,6 +15,7 @@ from anabranch.core.params import digest
 from anabranch.core.snapshot import Snapshot, restore, state_digest
 from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
+from anabranch.server.proofbook import Proofbook
 from anabranch.server.proofs import Proofs, read_authorities
 from anabranch.server.recovery import Begin, check_links, check_mark, check_versions, make_engine, replay
 from anabranch.server.store.base import Recovery, RunInfo, Store
@@ -26,7 +27,8 @@ class VerifyReport:
     """What was found. `problems` in words, empty when all is sound; digests are SHA-256 in hex.
 
     `signed`: how many of the updates carry a signature, which was checked. `proved_from`: the event
-    before the first that was replayed, 0 where the log is whole.
+    before the first that was replayed, 0 where that was the first of all; `proved_at`: when what comes
+    before was proved, seconds since 1970, 0 where the log does not have it.
     """
 
     problems: tuple[str, ...]
@@ -38,6 +40,7 @@ class VerifyReport:
     state_sha256: str
     signed: int = 0
     proved_from: int = 0
+    proved_at: float = 0.0
 
 
 def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
@@ -50,20 +53,24 @@ def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
     return info, read_manifest(kept_manifest(data_dir))
 
 
-def verify(data_dir: Path, database: str = "", ca_sha256: str = "") -> VerifyReport:
-    """Check a server's data, from the first event that is kept to the last.
+def verify(data_dir: Path, database: str = "", ca_sha256: str = "", whole: bool = False) -> VerifyReport:
+    """Check a server's data, from where it was proved last to the last event, and note how far it is proved.
 
-    Raises `DataError` where there is none, `StoreCorrupt` where it is not known how it began.
-
-    With `ca_sha256` every update must be signed by a device of that authority.
+    `whole`: from the first event that is kept. With `ca_sha256` every update must be signed by a device of
+    that authority. Raises `DataError` where there are no data, `StoreCorrupt` where their beginning is lost.
     """
     store = open_store(database, data_dir)
     try:
         info, manifest = stored_run(store, data_dir)
         begin = partial(make_engine, Config.from_json(info.config), manifest)
         first = store.first()
+        book = Proofbook(data_dir)
+        known = None if whole else book.read(store, info, ca_sha256, first)
+        proved_at = 0.0
+        if known is not None:
+            first, proved_at = Recovery(known.snapshot, known.seq, store.records(known.seq)), known.at
         engine, events = begin(first.snapshot), first.applied_through_seq
-        problems = [*store.problems(), *_first_weights(info, manifest)]
+        problems = [*store.problems(events if known else 0), *_first_weights(info, manifest)]
         proofs = Proofs(info.run_id, read_authorities(data_dir), ca_sha256)
         history = history_at(store, info, engine.version, events)
         try:
@@ -72,10 +79,13 @@ def verify(data_dir: Path, database: str = "", ca_sha256: str = "") -> VerifyRep
                 problems += found
         except AnabranchError as error:
             problems.append(f"the log does not replay: {error}")
+        problems += violations(engine)
+        if not problems:
+            book.note(info, events, history.mark(events).head, engine, ca_sha256)
     finally:
         store.close()
     return VerifyReport(
-        problems=(*problems, *violations(engine)),
+        problems=tuple(problems),
         run_id=info.run_id,
         version=engine.version,
         events=events,
@@ -84,6 +94,7 @@ def verify(data_dir: Path, database: str = "", ca_sha256: str = "") -> VerifyRep
         state_sha256=state_digest(engine),
         signed=proofs.signed,
         proved_from=first.applied_through_seq,
+        proved_at=proved_at,
     )
 
 
@@ -98,7 +109,7 @@ def _replayed(
 ) -> Iterator[tuple[int, list[str]]]:
     """Every event's number with what is wrong after it."""
     recovery, mark = store.load(), store.mark()
-    known = {row.version: row for row in store.versions(limit=1 << 31)}
+    known = {row.version: row for row in store.versions(after=engine.version, limit=1 << 31)}
     for seq, record, effects in replay(engine, store, first.tail, begin):
         found = [] if (unproved := proofs.problem(record)) is None else [unproved]
         try:

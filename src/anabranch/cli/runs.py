@@ -14,6 +14,7 @@ from anabranch.cli.live_result import report_of_data, same_before
 from anabranch.cli.options import AsJson, Out, RunFolder, summary
 from anabranch.cli.output import Output
 from anabranch.core.errors import DataError, FolderMissing, ReplayMismatch, StoreCorrupt
+from anabranch.identity.certificates import time_text
 from anabranch.reports.compare import compare_html
 from anabranch.reports.folders import claimed
 from anabranch.reports.html import write_report
@@ -112,24 +113,39 @@ def verify(
     ca_sha256: Annotated[
         str, typer.Option(help="Every update must be signed by a device of this authority.", metavar="HEX")
     ] = "",
+    whole: Annotated[
+        bool, typer.Option("--whole", help="From the first event, whatever was proved before.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check every invariant of a server's data: log, blobs, a full replay, digests, signatures."""
+    """Check every invariant of a server's data: log, blobs, a replay, digests, signatures.
+
+    It goes on from where it last found all to be sound.
+    """
     from anabranch.server.verify import verify as verify_data
 
-    found = verify_data(data_dir, database, ca_sha256)
+    found = verify_data(data_dir, database, ca_sha256, whole)
     output = Output(as_json)
     output.result(asdict(found))
     if found.problems:
         raise StoreCorrupt(
             f"{data_dir}: {len(found.problems)} problems:\n" + "\n".join(f"- {p}" for p in found.problems)
         )
-    since = f" from event {found.proved_from + 1} on, where the log begins," if found.proved_from else ""
+    since = (
+        f" from event {found.proved_from + 1} on, {_before(found.proved_at)}," if found.proved_from else ""
+    )
     output.say(
         f"{data_dir}: sound. Version {found.version}, {found.updates} updates ({found.signed} signed), "
         f"replayed{since} to the same digest\n"
         f"  state {found.state_sha256}"
     )
+
+
+def _before(proved_at: float) -> str:
+    """Why a proof does not begin with the first event."""
+    if not proved_at:
+        return "where the log begins"
+    return f"what comes before was proved {time_text(proved_at)} (--whole: again)"
 
 
 def _cell(spread: Spread | None, text: Callable[[float], str]) -> str:

@@ -1,0 +1,124 @@
+"""`verify` goes on from where it last proved, and proves all again when it is told to."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from desks import Desk, settings
+from stores import LIMITS, Backend
+
+from anabranch.server.verify import VerifyReport, verify
+
+EVERY = {"snapshot_every_versions": 2}
+
+
+class Place:
+    """A data folder whose server works a while and is stopped."""
+
+    def __init__(self, backend: Backend, folder: Path) -> None:
+        self.backend, self.folder, self.done = backend, folder, 0
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "proved" / "record.json"
+
+    def work(self, updates: int, keep: str = "all") -> Desk:
+        config = settings(server={**EVERY, "keep": keep})
+        desk = Desk(self.backend.open(LIMITS), self.folder, config, LIMITS)
+        for number in range(self.done, self.done + updates):
+            desk.books._not_before = float("-inf")
+            desk.work(1, first=number)
+        self.done += updates
+        desk.close()
+        return desk
+
+    def verify(self, whole: bool = False, ca_sha256: str = "") -> VerifyReport:
+        database = "" if self.backend.kind == "sqlite" else self.backend.database
+        return verify(self.folder, database, ca_sha256, whole)
+
+
+@pytest.fixture
+def place(on_disk: Backend, tmp_path: Path) -> Place:
+    return Place(on_disk, tmp_path / "data")
+
+
+def test_it_goes_on_from_where_it_last_proved(place: Place) -> None:
+    desk = place.work(20)
+    first = place.verify()
+    assert (first.problems, first.proved_from, first.proved_at) == ((), 0, 0.0)
+    assert first.state_sha256 == desk.digest
+    desk = place.work(9)
+    second = place.verify()
+    assert (second.problems, second.proved_from) == ((), first.events)
+    assert second.proved_at > 0
+    assert (second.state_sha256, second.version) == (desk.digest, desk.books.engine.version)
+    again = place.verify()
+    assert (again.problems, again.proved_from, again.events) == ((), second.events, second.events)
+    whole = place.verify(whole=True)
+    assert (whole.problems, whole.proved_from, whole.state_sha256) == ((), 0, desk.digest)
+
+
+def test_a_change_after_what_was_proved_is_found_and_nothing_is_noted(place: Place) -> None:
+    place.work(10)
+    place.verify()
+    noted = place.record.read_bytes()
+    place.work(6)
+    place.backend.execute("UPDATE events SET record = replace(record, 'c1', 'c2') WHERE seq = 31")
+    found = place.verify()
+    assert found.problems
+    assert place.record.read_bytes() == noted
+
+
+def test_the_log_that_was_proved_may_not_change(place: Place) -> None:
+    place.work(10)
+    place.verify()
+    place.backend.execute("UPDATE events SET record = replace(record, 'c1', 'c2') WHERE seq = 4")
+    found = place.verify()
+    assert found.problems
+    assert found.proved_from == 0
+
+
+def test_payloads_that_were_proved_are_read_again_by_the_whole_proof(place: Place) -> None:
+    place.work(10)
+    place.verify()
+    place.backend.execute("UPDATE updates SET payload = :data WHERE seq = 3", data=b"x" * 32)
+    assert place.verify().problems == ()
+    assert place.verify(whole=True).problems
+
+
+def test_a_record_that_cannot_be_read_is_none(place: Place) -> None:
+    place.work(10)
+    place.verify()
+    noted = json.loads(place.record.read_text())
+    for broken in (
+        "",
+        "{}",
+        "[]",
+        json.dumps({**noted, "snapshot": "00" * 32}),
+        json.dumps({**noted, "seq": 9}),
+    ):
+        place.record.write_text(broken)
+        found = place.verify()
+        assert (found.problems, found.proved_from) == ((), 0)
+    assert place.verify().proved_from == noted["seq"]
+
+
+def test_signatures_that_were_not_asked_for_are_not_proved(place: Place) -> None:
+    place.work(6)
+    assert place.verify().problems == ()
+    found = place.verify(ca_sha256="ab" * 32)
+    assert found.problems
+    assert found.proved_from == 0
+
+
+def test_it_goes_on_over_a_log_that_was_shortened(place: Place) -> None:
+    place.work(20, keep="versions:4")
+    first = place.verify()
+    place.work(4, keep="versions:4")
+    assert place.verify().proved_from == first.events
+    place.work(40, keep="versions:4")
+    later = place.verify()
+    assert later.problems == ()
+    assert later.proved_from > first.events, "what was proved is behind the log: it begins later now"
