@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from anabranch.client.shown import shown_certificate
 from anabranch.core.errors import (
     OUTCOMES,
     AnabranchError,
@@ -67,7 +67,7 @@ def check_plain(addresses: str, insecure: bool) -> None:
 def check_not_guarded(address: str) -> None:
     """Raises `NotAuthenticated`, with the fix, where a server speaks TLS; for when plain text failed."""
     try:
-        ssl.get_server_certificate(host_and_port(address), timeout=PROBE_S)
+        shown_certificate(*host_and_port(address), PROBE_S)
     except OSError:  # nobody is there, or no TLS
         return
     raise NotAuthenticated(

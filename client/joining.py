@@ -10,11 +10,11 @@
 from __future__ import annotations
 
 import hmac
-import ssl
 from collections.abc import Sequence
 from pathlib import Path
 
 from anabranch.client.channel import CONTROL_S, mapped_errors, secure_channel
+from anabranch.client.shown import shown_certificate
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
 from anabranch.identity.addresses import host_and_port, parse_addresses
 from anabranch.identity.certificates import (
@@ -100,7 +100,7 @@ def _fetch_authority(address: str) -> bytes:
     """The certificate (DER) that the server says is its authority's. Nothing is believed yet."""
     host, port = host_and_port(address)
     try:
-        shown = ssl.get_server_certificate((host, port), timeout=CONTROL_S)
+        shown = shown_certificate(host, port, CONTROL_S)
     except OSError as error:  # TLS errors are among them
         raise Unavailable(f"{address}: nobody answers there as a server to join: {error}") from error
     with secure_channel(address, OPTIONS, shown.encode()) as channel, mapped_errors(address):

@@ -118,7 +118,7 @@ def test_a_device_keeps_its_id(tmp_path: Path) -> None:
     assert device_id(tmp_path / "c", "kiln-7") == "kiln-7" == device_id(tmp_path / "c")
     with pytest.raises(ConfigError, match="belongs to device 'kiln-7'"):
         device_id(tmp_path / "c", "kiln-8")
-    with pytest.raises(InvalidUpdate, match="client_id"):
+    with pytest.raises(ConfigError, match="--id must be"):
         device_id(tmp_path / "d", "no spaces")
     assert fresh_id() != fresh_id()
 

@@ -22,8 +22,8 @@ from anabranch.core.params import ParamSpec, Vector
 from anabranch.server.verify import verify
 
 VALUES = 300
-# The turns of the writer's: the fold begins, all of it, and the rollback itself.
-TURN = 3
+# The turns of the writer's: a look at the start, the fold begins, all of it, and the rollback itself.
+TURN = 4
 # A rollback that dies at one of these never was.
 BEFORE = (f"batch_taken:{TURN}", "projections_written:1", "rows_written:1")
 # It is in the log; the snapshot that follows it may be there or not.

@@ -34,12 +34,15 @@ ALL: tuple[Walk, ...] = tuple(
     for walk in source.WALKS
 )
 
-# Exit codes that no command can end with, and why.
+# Exit codes that no walk ends with, and why.
 NEVER: dict[int, str] = {
     1: "a bug: a walk fails at the first traceback",
+    10: "on the wire alone: no command of ours sends what a server refuses",
     12: "on the wire alone: a device gives the task back",
     14: "on the wire alone: a server takes no update that is not signed by its device",
     20: "on the wire alone: a device drops the result, and asks anew",
     22: "on the wire alone: a device is told that the run has ended, and ends with 0",
     23: "on the wire alone: a device comes again later",
+    25: "on the wire alone: a device gives the update up",
+    53: "of a wrong clock, which no walk sets: tests/security/test_clocks.py",
 }

@@ -13,11 +13,11 @@ with sqlite3.connect("anabranch-data/anabranch.db") as database:
     database.execute(sys.argv[1])
 """
 NOBODY = "postgresql://postgres@127.0.0.1:1/none"
+WAITING = f"anabranch server --model model --database {NOBODY}"
 FULL = "anabranch server --model model --data-dir small/data"
 
 ENDS = Walk(
     "how commands end",
-    needs="server",
     quick=True,
     steps=(
         Write("my_app.py", MY_APP),
@@ -25,7 +25,7 @@ ENDS = Walk(
         also("anabranch simulate none.toml", ends=2, says="none.toml does not exist"),
         also("anabranch init nonsense", ends=3, says="nonsense"),
         also("anabranch report nowhere", ends=5, says="nowhere"),
-        also("anabranch client synthetic --id 'a b'", ends=10, says="--id must be"),
+        also("anabranch client synthetic --id 'a b'", ends=2, says="--id must be"),
         also("anabranch config show --set uplink.codec=nonsense", ends=13, says="unknown stage"),
         also("anabranch health", ends=24, says="127.0.0.1:7070"),
         also("anabranch init synthetic --out model"),
@@ -36,7 +36,9 @@ ENDS = Walk(
         also("anabranch server --model model", ends=33, says="in use by process"),
         also("anabranch client synthetic", says="4 updates"),
         End(SERVER, by=SIGINT, says="drained"),
-        also(f"anabranch server --model model --database {NOBODY}", ends=36, says="cannot be reached"),
+        also(f"anabranch verify anabranch-data --database {NOBODY}", ends=36, says="cannot be reached"),
+        also_starts(WAITING, until="waiting for the database"),
+        End(WAITING, by=SIGINT),
         also("touch file && anabranch server --model model --data-dir file", ends=37, says="file"),
         also("anabranch simulate synthetic --updates 4 --out run"),
         also('sed -i \'s/"model_sha256": "..../"model_sha256": "0000/\' run/result.json'),
@@ -45,6 +47,9 @@ ENDS = Walk(
         also("cp -a anabranch-data sound"),
         also("python damage.py \"UPDATE updates SET sha256 = '00'\""),
         also("anabranch verify anabranch-data", ends=31, says="problems"),
+        also("rm -r anabranch-data && cp -a sound anabranch-data"),
+        also('python damage.py "DELETE FROM events WHERE seq > 3"'),
+        also("anabranch server --model model", ends=38, says="attest-restore"),
         also("rm -r anabranch-data && mv sound anabranch-data"),
         also("python damage.py \"UPDATE alembic_version SET version_num = '9999'\""),
         also("anabranch server --model model", ends=32, says="upgrade anabranch"),

@@ -3,7 +3,7 @@
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "base": ("pip install anabranch",),
     "server": ('pip install "anabranch[server]"',),
-    "server with protoc": ('pip install "anabranch[server]"', "pip install grpcio-tools==1.81.1"),
+    "server-and-protoc": ('pip install "anabranch[server]"', "pip install grpcio-tools==1.81.1"),
     # One after the other into one environment, as somebody comes to need them.
     "all": (
         'pip install "anabranch[server]"',

@@ -12,7 +12,7 @@ REPLAYED = "anabranch server examples/foreign.toml"
 FOREIGN = Walk(
     "a client in another hand",
     page="docs/protocol.md",
-    needs="server with protoc",
+    needs="server-and-protoc",
     copies=("protos", "examples"),
     steps=(
         types("mkdir generated"),

@@ -1,0 +1,55 @@
+"""Asking a server for its certificate: what goes wrong there is an `OSError`, and nothing stays open."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import struct
+import threading
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from anabranch.client.shown import shown_certificate
+
+WAIT_S = 600.0
+
+
+def cut(connection: socket.socket) -> None:
+    """As the kernel does for a process that is killed with bytes unread."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def ended(connection: socket.socket) -> None:
+    connection.shutdown(socket.SHUT_WR)
+
+
+def in_the_clear(connection: socket.socket) -> None:
+    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as made:
+        yield made
+
+
+@pytest.mark.parametrize("behave", [cut, ended, in_the_clear])
+def test_a_server_that_shows_none(behave: Callable[[socket.socket], None], listener: socket.socket) -> None:
+    def answer() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            behave(connection)
+
+    answering = threading.Thread(target=answer)
+    answering.start()
+    with pytest.raises(OSError) as met:  # noqa: PT011 - whichever it is
+        shown_certificate("127.0.0.1", listener.getsockname()[1], WAIT_S)
+    assert met.type is not TimeoutError
+    answering.join()
+    gc.collect()  # what was left open is a warning, and a warning an error
+
+
+def test_a_server_that_says_nothing(listener: socket.socket) -> None:
+    with pytest.raises(TimeoutError):
+        shown_certificate("127.0.0.1", listener.getsockname()[1], 0.1)
