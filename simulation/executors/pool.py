@@ -7,17 +7,33 @@ it alone: a signal that is blocked where a process is started stays blocked in i
 from __future__ import annotations
 
 import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
-from multiprocessing import get_context
+from multiprocessing.context import SpawnContext, SpawnProcess
 from typing import Generic, TypeVar
 
 from anabranch.core.errors import AnabranchError, AppError
 from anabranch.simulation.problem import OneThread, ProblemSource
 
 T = TypeVar("T")
+
+
+class DeafProcess(SpawnProcess):
+    """A process that is never told of Ctrl-C."""
+
+    def start(self) -> None:
+        """As any process."""
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class DeafContext(SpawnContext):
+    """Starts such processes, whenever a pool wants one."""
+
+    Process = DeafProcess
 
 
 class Opened(Generic[T]):
@@ -46,14 +62,14 @@ class Opened(Generic[T]):
 def worker_pool(
     workers: int, source: ProblemSource, open_source: Callable[[ProblemSource], None]
 ) -> ProcessPoolExecutor:
-    """Started processes, each of which calls `open_source`. Raises `AppError` if the App cannot travel.
+    """Processes, each of which calls `open_source`. Raises `AppError` if the App cannot travel.
 
-    They are spawned, so a script that calls this must guard its own start.
+    They are spawned, so a script that calls this must guard its own start. The first one is started here, the
+    others with the first work that finds no idle one.
     """
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), open_source, (source,))
+    pool = ProcessPoolExecutor(workers, DeafContext(), open_source, (source,))
     try:
-        with _deaf_children():
-            pool.submit(_nothing)  # which starts them all
+        pool.submit(_nothing)
     except Exception as error:
         pool.shutdown(wait=False, cancel_futures=True)
         raise AppError(
@@ -61,19 +77,6 @@ def worker_pool(
             "and keep in it only what can be pickled; or train with --workers 0"
         ) from error
     return pool
-
-
-@contextmanager
-def _deaf_children() -> Iterator[None]:
-    """Inside, processes are started that are never told of Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _nothing() -> None:
