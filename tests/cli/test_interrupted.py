@@ -35,8 +35,12 @@ class App(anabranch.App):
     def data(self, shard):
         return anabranch.Examples(np.ones((4, 2)), np.ones(4))
     def train(self, model, examples, plan, seed):
-        os.killpg(os.getpgid(0), signal.SIGINT)
         model["w"] += 1
+        try:
+            open("pressed", "x").close()  # once, whoever is the first
+        except FileExistsError:
+            return
+        os.killpg(os.getpgid(0), signal.SIGINT)
     def evaluate(self, model, examples):
         return {"accuracy": 1.0, "loss": 0.0}
 """
