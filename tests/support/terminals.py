@@ -55,9 +55,10 @@ class Terminal:
             assert time.monotonic() < deadline, f"no {pattern!r} within {limit_s:.0f} s:\n{self}"
 
     def end(self, limit_s: float) -> int:
-        """Wait until it ends; returns the exit code."""
+        """Wait until it ends; returns the exit code, as a shell says it: 128 and the signal that ended it."""
         assert not self._lives(limit_s), f"it does not end within {limit_s:.0f} s:\n{self}"
-        return int(self._process.returncode)
+        code = int(self._process.returncode)
+        return code if code >= 0 else 128 - code
 
     def send(self, number: signal.Signals) -> None:
         """Send its whole group a signal: SIGINT is Ctrl-C."""

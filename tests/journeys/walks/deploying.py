@@ -64,7 +64,7 @@ FAILOVER = Walk(
         starts(STANDBY, name="a", fills=ON, until="serving"),
         starts(STANDBY, name="b", fills=ON_B, until="standing by"),
         starts(DEVICE, until="pushed"),
-        End("a", by=SIGKILL, ends=-SIGKILL),
+        End("a", by=SIGKILL, ends=128 + SIGKILL),
         Wait("b", says="serving"),
         starts(STANDBY, name="a again", fills=ON, until="standing by"),
         Send("b", SIGSTOP),

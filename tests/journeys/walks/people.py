@@ -35,7 +35,7 @@ NEWCOMER = Walk(
         also("anabranch init my_app.py:App", says="anabranch server"),
         also_starts(SERVER, until="serving"),
         *(also_starts(device, until="pushed") for device in DEVICES),
-        End(DEVICES[1], by=SIGKILL, ends=-SIGKILL),
+        End(DEVICES[1], by=SIGKILL, ends=128 + SIGKILL),
         also_starts(DEVICES[1], until="pushed|the run ended"),
         *(End(device) for device in DEVICES),
         also("anabranch health", says="serving"),
