@@ -32,6 +32,7 @@ class VirtualClock:
     def clear(self) -> None:
         """Forget what was to come. Actions hold their devices, and these the clock: only this frees them."""
         self._queue.clear()
+        self.beside = _nothing
 
     def run(self, until_s: float = math.inf) -> None:
         """Take actions in order, until the queue is empty, somebody calls `stop`, or the time is up.

@@ -28,11 +28,11 @@ def test_what_makes_a_snapshot_due(every: Every, gone: tuple[int, int, int], due
 
 
 def test_a_restart_is_short_where_devices_only_enrol(tmp_path: Path) -> None:
-    """A device that says each time that it is another machine makes events, and no update ever."""
+    """Devices that come and go make events, and no update ever."""
     config = settings(server={"snapshot_every_events": 20})
     desk = Desk(open_store("", tmp_path), tmp_path, config)
     for number in range(25):
-        desk.enrol("restless", examples=number)
+        desk.enrol(f"passer-by-{number}")
     assert desk.books.engine.version == desk.books.engine.counters.applied == 0
     before = desk.digest
     desk.drop()
