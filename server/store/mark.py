@@ -19,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from anabranch.core.errors import StoreCorrupt, StoreFull
+from anabranch.identity.files import tighten
 from anabranch.server.store.base import DiskFailed, Mark
 from anabranch.server.store.files import disk_errors, open_file, sync_folder
 
@@ -80,6 +81,7 @@ class MarkFile:
         """Open the file; where there is none, make one with all its blocks, whole or not at all."""
         with suppress(FileNotFoundError):
             self._descriptor = open_file(self.path, os.O_RDWR)
+            tighten(self.path)
             return
         unfinished = self.path.with_name(f"{FILE}.tmp")
         unfinished.unlink(missing_ok=True)

@@ -245,6 +245,9 @@ def test_a_run_that_was_stored_with_its_password_goes_on(
         config["run"]["data_path"] = planted()["run.data_path"]
         old.execute("UPDATE runs SET config = ?", (json.dumps(config),))
     old.close()
+    (
+        tmp_path / "data" / "acknowledged"
+    ).unlink()  # as old as that: there was none, and its digest is of this row
     monkeypatch.setenv("ANABRANCH_RUN_DATA_PATH", "scheme://user:changed@10.1.1.1/place")
     with serving(tmp_path, *start) as again:
         assert again["run_id"] == first["run_id"]
