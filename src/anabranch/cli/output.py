@@ -98,7 +98,8 @@ def _finite(value: Any) -> Any:
 class Ticker:
     """Progress of long work: a live line on a terminal, a plain line every few seconds elsewhere.
 
-    Plain lines come from a thread of their own: they come although the work has nothing new to show.
+    Plain lines come from a thread of their own: they come although the work has nothing new to show. The
+    first one comes at once.
     """
 
     def __init__(self, output: Output, every_s: float = PLAIN_EVERY_S) -> None:
@@ -107,27 +108,31 @@ class Ticker:
         self._live = Live(console=output.console, refresh_per_second=8, transient=True) if live else None
         self._every_s, self._began_at = every_s, time.monotonic()
         self._shown: tuple[str, dict[str, Any]] | None = None
+        self._before = ""
         self._first, self._over = threading.Event(), threading.Event()
-        self._thread = threading.Thread(target=self._print, name="anabranch-ticker", daemon=True)
+        self._thread = threading.Thread(target=self._go_on, name="anabranch-ticker", daemon=True)
 
     def show(self, text: str, **data: Any) -> None:
         """The state of the work now."""
-        self._shown = text, data
-        self._first.set()
+        first, self._shown = self._shown is None, (text, data)
         if self._live is not None:
             self._live.update(visible(text, LAYOUT))
+        elif first:
+            self._print()
+            self._first.set()
+
+    def _go_on(self) -> None:
+        self._first.wait()
+        while not self._over.wait(self._every_s):
+            self._print()
 
     def _print(self) -> None:
-        self._first.wait()
-        before = ""
-        while not self._over.is_set():
-            assert self._shown is not None
-            text, data = self._shown
-            seconds = round(time.monotonic() - self._began_at)
-            again = f" (after {seconds} s)" if text == before else ""
-            self.output.event("progress", text + again, **data)
-            before = text
-            self._over.wait(self._every_s)
+        assert self._shown is not None
+        text, data = self._shown
+        seconds = round(time.monotonic() - self._began_at)
+        again = f" (after {seconds} s)" if text == self._before else ""
+        self.output.event("progress", text + again, **data)
+        self._before = text
 
     def __enter__(self) -> Ticker:
         if self._live is not None:
