@@ -295,9 +295,9 @@ class Books:
     def _refuse(self, call: Call, asked: ev.TaskAsked) -> None:
         """Answer an ask that gets no task now; that it gives another up is an event for the log."""
         refused = self.line.refusal(self.engine, asked.ask, asked.now)
-        dropped = None if refused is None else given_up(refused, asked.now, self.engine)
         if refused is None:
             return
+        dropped = given_up(refused, asked.now, self.engine)
         if dropped is None or dropped.task_id in self._coming:
             call.effects = [refused]
         else:

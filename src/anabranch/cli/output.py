@@ -109,7 +109,7 @@ class Ticker:
         self._every_s, self._began_at = every_s, time.monotonic()
         self._shown: tuple[str, dict[str, Any]] | None = None
         self._before = ""
-        self._first, self._over = threading.Event(), threading.Event()
+        self._over = threading.Event()
         self._thread = threading.Thread(target=self._go_on, name="anabranch-ticker", daemon=True)
 
     def show(self, text: str, **data: Any) -> None:
@@ -119,10 +119,9 @@ class Ticker:
             self._live.update(visible(text, LAYOUT))
         elif first:
             self._print()
-            self._first.set()
+            self._thread.start()
 
     def _go_on(self) -> None:
-        self._first.wait()
         while not self._over.wait(self._every_s):
             self._print()
 
@@ -137,16 +136,13 @@ class Ticker:
     def __enter__(self) -> Ticker:
         if self._live is not None:
             self._live.start()
-        else:
-            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         self._over.set()
-        self._first.set()
         if self._live is not None:
             self._live.stop()
-        else:
+        elif self._thread.is_alive():
             self._thread.join()
