@@ -27,21 +27,19 @@ from anabranch.core.buffers import DeviceBuffers
 from anabranch.core.chains import RAW
 from anabranch.core.config import Config
 from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnd, LeaseEnded, Published
-from anabranch.core.engine import Engine
 from anabranch.core.errors import AppError
 from anabranch.core.journal import replay, to_record
 from anabranch.core.params import Delta, Tensors, Vector, dense, digest
 from anabranch.core.rng import unique_id
-from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import FLAWS, Ask, Capability, Task, Update, Verdict, find_flaw
 from anabranch.flower.app import mean_metrics, named
 from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
+from anabranch.host.build import Blueprint
 from anabranch.reports.models import BEST, Best, write_model
 from anabranch.reports.recorder import Recorder
-from anabranch.strategies.registry import strategy_of
 
 if TYPE_CHECKING:
     from flwr.app import Message
@@ -105,12 +103,9 @@ class GridRun:
         self._train, self._evaluate, self._clock = train, evaluate, clock
         self.spec = logbook.spec
         self._frozen: Tensors = self.spec.frozen(logbook.initial)
-        strategy = strategy_of(config)
         # Whether a node has our mod is known from its replies: without it they are whole, which is as good.
         self._capability = Capability() if config.uplink.codec == RAW else Capability(codecs=STAGES)
-        self.engine = Engine(
-            self.spec, strategy, EngineSettings.of(config), self.spec.flatten(logbook.initial)
-        )
+        self.engine = Blueprint.of(config, self.spec).engine(logbook.initial)
         self._life = int.from_bytes(os.urandom(8), "little")  # ids of this process are no other's
         self._ids = 0
         self._start: float | None = None

@@ -44,6 +44,7 @@ from anabranch.flower.logbook import Logbook, free_folder  # noqa: E402
 from anabranch.flower.messages import Said, seeded  # noqa: E402
 from anabranch.flower.project import load  # noqa: E402
 from anabranch.flower.rehearsal import hear  # noqa: E402
+from anabranch.host.build import WHOLE  # noqa: E402
 from anabranch.reports.html import write_report  # noqa: E402
 from anabranch.reports.journal_files import JOURNAL, JournalReader  # noqa: E402
 from anabranch.reports.models import FINAL, write_model  # noqa: E402
@@ -61,7 +62,6 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "server": {"lease_s": 3600.0, "lease_min_s": 600.0, "lease_max_s": 3600.0},
     "uplink": {"codec": RAW},  # a ClientApp without our mod has nothing else
 }
-WHOLE = {"downlink": {"codec": RAW}, "submodel": {"name": "none"}}
 LAST_WORD_S = 120.0  # how long the nodes have to judge the last version
 
 app = ServerApp()

@@ -30,6 +30,7 @@ from anabranch.core.params import Tensors
 from anabranch.core.retention import Keep
 from anabranch.core.settable import as_started
 from anabranch.core.snapshot import Snapshot
+from anabranch.host.build import Blueprint
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.server.books import Every
 from anabranch.server.calls import Calls
@@ -43,7 +44,7 @@ from anabranch.server.models import Models
 from anabranch.server.ports import Ports
 from anabranch.server.presence import Presence
 from anabranch.server.proofs import keep_authority
-from anabranch.server.recovery import Recovered, make_engine, recover, refolder
+from anabranch.server.recovery import Recovered, recover, refolder
 from anabranch.server.restored import read_restored
 from anabranch.server.run import LiveRun
 from anabranch.server.seen_register import check_register
@@ -283,8 +284,10 @@ def _writer(
     writer = Writer(engine, store, models, clock, *place, every_of(config), limits, Keep.of(server.keep))
     kept = kept_manifest(Path(server.data_dir))
 
+    blueprint = Blueprint.of(config, engine.spec, limits)
+
     def begin(snapshot: Snapshot | None) -> Engine:
-        return make_engine(config, read_manifest(kept, limits), snapshot, limits)
+        return blueprint.engine(read_manifest(kept, limits).tensors, snapshot)
 
     writer.fold_by(refolder(store, engine.spec, begin))
     return writer

@@ -6,12 +6,11 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
 from anabranch.core.changes import Said
 from anabranch.core.clock import EventClock, Seconds
@@ -22,7 +21,6 @@ from anabranch.core.errors import ConfigError, LogLost, ReplayMismatch
 from anabranch.core.journal import Record, from_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Delta, ParamSpec, digest
-from anabranch.core.ranges import ELASTIC
 from anabranch.core.rollback import Refolder
 from anabranch.core.settable import (
     as_started,
@@ -32,24 +30,18 @@ from anabranch.core.settable import (
     why_fixed,
     with_values,
 )
-from anabranch.core.settings import EngineSettings
-from anabranch.core.snapshot import Snapshot, restore
-from anabranch.core.strategy import Strategy
 from anabranch.core.submodels import Submodel
+from anabranch.host.build import Begin, Blueprint
 from anabranch.server.books import Saved
 from anabranch.server.history import History, history_at
 from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.store.base import Link, Mark, Projection, RunInfo, Store, VersionRow
-from anabranch.strategies.registry import strategy_of
-from anabranch.strategies.submodels.registry import make_planner
 
 log = logging.getLogger(__name__)
 
 PROJECTIONS_AT_ONCE = 256
-
-Begin = Callable[[Snapshot | None], Engine]
 
 
 @dataclass(frozen=True)
@@ -67,30 +59,6 @@ class Recovered:
     # What the files and flags of this start say otherwise than those of the last one, and which do.
     said: Mapping[str, Any]
     said_by: str
-
-
-def make_engine(
-    config: Config, manifest: Manifest, snapshot: Snapshot | None = None, limits: Limits = DEFAULT_LIMITS
-) -> Engine:
-    """The engine of a snapshot, or of version 0."""
-    strategy = strategy_of(config)
-    settings = EngineSettings.of(config, limits)
-    broadcast = make_broadcast(manifest.spec, strategy, config.downlink.codec)
-    planner = make_planner(manifest.spec, strategy, config)
-    _check_elastic(config, strategy)
-    if snapshot is not None:
-        return restore(snapshot, manifest.spec, strategy, settings, broadcast, planner)
-    return Engine(manifest.spec, strategy, settings, manifest.vector, broadcast, planner)
-
-
-def _check_elastic(config: Config, strategy: Strategy) -> None:
-    """What a device keeps of its own must not be added to the model again with its next update."""
-    adds = not strategy.needs_base
-    if config.client.push == ELASTIC and adds and config.client.merge_weight < 1:
-        raise ConfigError(
-            f"client.push = 'elastic' with strategy {strategy.name!r}, which adds updates up, needs "
-            "client.merge_weight = 1: or take a strategy that mixes models, such as fedasync"
-        )
 
 
 def recover(
@@ -113,7 +81,8 @@ def recover(
     _check_same(stored, given)
     config = as_started(stored, given)
     found = store.load()
-    engine = make_engine(config, manifest, found.snapshot, limits)
+    begin = partial(Blueprint.of(config, manifest.spec, limits).engine, manifest.tensors)
+    engine = begin(found.snapshot)
     engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)
     saved = Saved(found.applied_through_seq, engine.version, engine.counters.applied)
     seq, last_now, replayed = found.applied_through_seq, max(info.created_at, found.taken_at), 0
@@ -121,7 +90,6 @@ def recover(
     check_mark(mark, history, seq)
     known = {row.version: row for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
-    begin = partial(make_engine, config, manifest, limits=limits)
     for seq, record, effects in replay(engine, store, found.tail, begin):
         last_now, replayed = record["now"], replayed + 1
         digests = check_versions(effects, known)

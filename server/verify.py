@@ -12,12 +12,13 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError, DataError, FolderMissing, LogLost, ReplayMismatch
 from anabranch.core.invariants import violations
 from anabranch.core.params import digest
-from anabranch.core.snapshot import Snapshot, restore, state_digest
+from anabranch.core.snapshot import state_digest
+from anabranch.host.build import Begin, Blueprint
 from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
 from anabranch.server.proofbook import Proofbook
 from anabranch.server.proofs import Proofs, read_authorities
-from anabranch.server.recovery import Begin, check_links, check_mark, check_versions, make_engine, replay
+from anabranch.server.recovery import check_links, check_mark, check_versions, replay
 from anabranch.server.store.base import Recovery, RunInfo, Store
 from anabranch.server.store.factory import open_store
 
@@ -62,7 +63,7 @@ def verify(data_dir: Path, database: str = "", ca_sha256: str = "", whole: bool 
     store = open_store(database, data_dir)
     try:
         info, manifest = stored_run(store, data_dir)
-        begin = partial(make_engine, Config.from_json(info.config), manifest)
+        begin = partial(Blueprint.of(Config.from_json(info.config), manifest.spec).engine, manifest.tensors)
         first = store.first()
         book = Proofbook(data_dir)
         known = None if whole else book.read(store, info, ca_sha256, first)
@@ -119,12 +120,11 @@ def _replayed(
         except (LogLost, ReplayMismatch) as error:
             found.append(str(error))
         if recovery.snapshot is not None and seq == recovery.applied_through_seq:
-            found += _snapshot_differs(recovery.snapshot, engine)
+            found += _snapshot_differs(begin(recovery.snapshot), engine)
         yield seq, found
 
 
-def _snapshot_differs(snapshot: Snapshot, engine: Engine) -> list[str]:
-    kept = restore(snapshot, engine.spec, engine.strategy, engine.settings, engine.broadcast, engine.planner)
+def _snapshot_differs(kept: Engine, engine: Engine) -> list[str]:
     if state_digest(kept) == state_digest(engine):
         return []
     return [f"the newest snapshot, of version {kept.version}, is not what the log replays to"]

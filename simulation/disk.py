@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
@@ -14,9 +13,8 @@ from anabranch.core.journal import Record, replay
 from anabranch.core.params import Delta
 from anabranch.core.snapshot import Snapshot, state_digest, take_snapshot
 from anabranch.core.submodels import Submodel
+from anabranch.host.build import Begin
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
-
-MakeEngine = Callable[[Snapshot | None], Engine]
 
 
 class Disk:
@@ -25,7 +23,7 @@ class Disk:
     `make` makes an engine: of a snapshot, or of version 0. `every_updates`: how often a snapshot is taken.
     """
 
-    def __init__(self, journal: JournalWriter | DigestJournal, make: MakeEngine, every_updates: int) -> None:
+    def __init__(self, journal: JournalWriter | DigestJournal, make: Begin, every_updates: int) -> None:
         self._journal, self._make, self._every_updates = journal, make, every_updates
         self._snapshot: Snapshot | None = None
         self._log: list[tuple[Record, bytes]] = []

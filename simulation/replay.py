@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from anabranch.compress.broadcast import make_broadcast
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.effects import Decided
@@ -22,15 +22,13 @@ from anabranch.core.events import Payload
 from anabranch.core.journal import Record, replay
 from anabranch.core.params import Delta, digest
 from anabranch.core.rollback import Refolder
-from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import state_digest
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Receipt
+from anabranch.host.build import Blueprint
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.run import open_simulation
-from anabranch.strategies.registry import strategy_of
-from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
 
 
@@ -86,14 +84,8 @@ def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> Replay
 
 
 def _through_payloads(reader: JournalReader) -> Engine:
-    config, spec = reader.config, reader.spec
-    strategy = strategy_of(config)
-
-    def fresh() -> Engine:
-        vector = spec.flatten(reader.initial())
-        broadcast = make_broadcast(spec, strategy, config.downlink.codec)
-        planner = make_planner(spec, strategy, config)
-        return Engine(spec, strategy, EngineSettings.of(config), vector, broadcast, planner)
+    spec = reader.spec
+    fresh = partial(Blueprint.of(reader.config, spec).engine, reader.initial())
 
     engine = fresh()
     with reader.open_payloads() as read:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.core.config import Config
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError
@@ -19,8 +18,7 @@ from anabranch.core.overlap import OverlapSession
 from anabranch.core.params import Tensors, Vector, digest
 from anabranch.core.ranges import ELASTIC, OVERLAP, TASK
 from anabranch.core.session import Session, SessionSettings
-from anabranch.core.settings import EngineSettings
-from anabranch.core.snapshot import Snapshot, restore
+from anabranch.host.build import Blueprint
 from anabranch.reports.folders import need_free
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
@@ -45,8 +43,6 @@ from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import Journal, World
-from anabranch.strategies.registry import strategy_of
-from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.app import App
 
 PROGRESS_S = 1.0  # of real time, at least so often
@@ -181,17 +177,17 @@ class Simulation:
         self.hasher = Hasher()
         self.clock = VirtualClock()
         self.frozen = problem.frozen
-        strategy = strategy_of(config)
-        engine = make_engine(config, problem)
+        blueprint = Blueprint.of(config, problem.spec)
+        begin = partial(blueprint.engine, problem.initial)
+        engine = begin(None)
         versions = Versions(engine, problem.frozen)
-        downlink = downlink_at(strategy, config.downlink.codec)
         self.faults: Faults | None = None
         kept: Journal = journal
         if config.faults.on:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
-            kept = Disk(journal, partial(make_engine, config, problem), config.server.snapshot_every_updates)
+            kept = Disk(journal, begin, config.server.snapshot_every_updates)
         self.room = WaitingRoom(engine) if called_when_free(config) else None
-        self.world = World(self.clock, engine, versions, kept, recorder, downlink, self.room)
+        self.world = World(self.clock, engine, versions, kept, recorder, blueprint.codec_at, self.room)
         self.server = self._serve()
         self.devices = self._devices()
         teller = Teller(progress or (lambda _: None), self.clock, versions)
@@ -281,17 +277,6 @@ class Simulation:
 
     def _clock_of(self, client_id: str) -> DeviceClock:
         return RIGHT if self.faults is None else self.faults.clock_of(client_id)
-
-
-def make_engine(config: Config, problem: Problem, snapshot: Snapshot | None = None) -> Engine:
-    """The engine of a run: of a snapshot, or of version 0."""
-    spec, strategy = problem.spec, strategy_of(config)
-    settings = EngineSettings.of(config)
-    broadcast = make_broadcast(spec, strategy, config.downlink.codec)
-    planner = make_planner(spec, strategy, config)
-    if snapshot is not None:
-        return restore(snapshot, spec, strategy, settings, broadcast, planner)
-    return Engine(spec, strategy, settings, spec.flatten(problem.initial), broadcast, planner)
 
 
 def called_when_free(config: Config) -> bool:

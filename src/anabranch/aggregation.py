@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core import events as ev
-from anabranch.core.config import merge
+from anabranch.core.config import Config, StrategyTable, merge
 from anabranch.core.effects import Decided, Refused
-from anabranch.core.engine import Engine
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.settings import EngineSettings
@@ -20,8 +19,8 @@ from anabranch.core.strategy import Strategy
 from anabranch.core.submodels import Coordinates, Submodel
 from anabranch.core.updates import Ask, Capability, find_flaw
 from anabranch.core.updates import Update as CoreUpdate
+from anabranch.host.build import WHOLE, Blueprint
 from anabranch.strategies.fedavg import FedAvg
-from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.teasq import Teasq
 
 Array = npt.NDArray[Any]
@@ -84,8 +83,8 @@ def aggregate(
     holds no float tensor or values that are not finite, and for an update whose fields are of
     the wrong type, or that has both or neither of `delta` and `model`.
     """
-    table = merge([("robust", {"robust": robust or {}})]).robust
-    return _Driver(make_strategy(strategy, params, table), table.clip, model, list(updates)).run()
+    config = merge([("aggregate", WHOLE), ("robust", {"robust": robust or {}})])
+    return _Driver(replace(config, strategy=StrategyTable(strategy, params)), model, list(updates)).run()
 
 
 def _check_fields(u: Update) -> None:
@@ -111,9 +110,7 @@ def _for_all(strategy: Strategy, updates: Sequence[Update]) -> Strategy:
 class _Driver:
     """Opens every task at the version it names, then pushes the updates in their order."""
 
-    def __init__(
-        self, strategy: Strategy, clip: float | str, model: Mapping[str, Array], updates: Sequence[Update]
-    ) -> None:
+    def __init__(self, config: Config, model: Mapping[str, Array], updates: Sequence[Update]) -> None:
         tensors = {name: np.asarray(a) for name, a in model.items()}
         self.spec = ParamSpec.of(tensors)
         if not self.spec.size:
@@ -123,12 +120,13 @@ class _Driver:
         self.frozen = {name: a.copy() for name, a in self.spec.frozen(tensors).items()}
         self.updates = updates
         settings = EngineSettings(
-            tasks_per_client=max(1, len(updates)), lease_s=np.inf, any_submodel=True, clip=clip
+            tasks_per_client=max(1, len(updates)), lease_s=np.inf, any_submodel=True, clip=config.robust.clip
         )
-        vector = self.spec.flatten(tensors)
-        if not np.isfinite(vector).all():
+        if not np.isfinite(self.spec.flatten(tensors)).all():
             raise InvalidUpdate("model: there are values that are not finite")
-        self.engine = Engine(self.spec, _for_all(strategy, updates), settings, vector)
+        blueprint = Blueprint.of(config, self.spec)
+        strategy = _for_all(blueprint.strategy, updates)
+        self.engine = replace(blueprint, strategy=strategy, settings=settings).engine(tensors)
         self.bases: dict[int, Vector] = {}
         self.wanted = {u.base_version for u in updates}
         self.refused: dict[str, Refused] = {}

@@ -18,6 +18,8 @@ VIOLATIONS = {
     "a sibling": ("server/intruder.py", "import anabranch.client"),
     "a framework": ("strategies/intruder.py", "import torch"),
     "a clock": ("compress/intruder.py", "import time"),
+    "a driver under the host": ("host/intruder.py", "import anabranch.server"),
+    "a clock in the host": ("host/intruder.py", "import time"),
     "torch in the server": ("server/intruder.py", "import torch"),
     "the store": ("src/anabranch/cli/intruder.py", "import anabranch.server.store"),
     "a module in no layer": ("src/anabranch/intruder.py", "import anabranch.core"),

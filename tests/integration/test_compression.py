@@ -19,13 +19,13 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.journal import replay
 from anabranch.core.params import Vector, digest
 from anabranch.core.snapshot import state_digest
+from anabranch.host.build import Blueprint
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.reports.journal_files import JournalReader
 from anabranch.server.export import export_run
 from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest, write_manifest
-from anabranch.server.recovery import make_engine
 from anabranch.server.verify import verify
 
 CHAIN = "topk(0.1)|int8(64)|gaps|zstd"
@@ -183,7 +183,7 @@ def test_an_exported_run_replays(compressed: Served, manifest: Manifest, tmp_pat
     compressed.close()
     export_run(tmp_path / "data", "", tmp_path / "run")
     reader = JournalReader(tmp_path / "run")
-    engine = make_engine(reader.config, manifest)
+    engine = Blueprint.of(reader.config, manifest.spec).engine(manifest.tensors)
     with reader.open_payloads() as read:
         for _ in replay(engine, reader.records(), lambda p, s: decode(p, read(p), reader.spec, s)):
             pass

@@ -19,11 +19,12 @@ from anabranch.core.params import ParamSpec
 from anabranch.core.retention import Keep
 from anabranch.core.snapshot import state_digest
 from anabranch.core.updates import Ask, Capability, Task, Update
+from anabranch.host.build import Blueprint
 from anabranch.server.app import every_of
 from anabranch.server.books import Books, Call
 from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest
 from anabranch.server.models import Models
-from anabranch.server.recovery import Recovered, make_engine, recover, refolder
+from anabranch.server.recovery import Recovered, recover, refolder
 from anabranch.server.store.base import Store
 
 TENSORS = {"w": np.zeros(8, np.float32)}
@@ -51,7 +52,7 @@ class Desk:
             engine, store, self.models, every_of(config), *place, limits, Keep.of(config.server.keep)
         )
         self.books.refold = refolder(
-            store, engine.spec, partial(make_engine, config, manifest, limits=limits)
+            store, engine.spec, partial(Blueprint.of(config, manifest.spec, limits).engine, manifest.tensors)
         )
         self.now = self.found.last_now
 

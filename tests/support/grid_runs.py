@@ -15,6 +15,7 @@ from anabranch.flower.driver import GridRun
 from anabranch.flower.local_grid import LocalGrid, Node
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import Said
+from anabranch.host.build import WHOLE
 from anabranch.reports.recorder import Recorder
 
 FIRST = {"w": np.zeros(4, np.float32), "count": np.array(3)}
@@ -27,7 +28,7 @@ def config(**tables: dict[str, Any]) -> Config:
     return Config.from_json(
         {
             **server_app.PRESETS,
-            **server_app.WHOLE,
+            **WHOLE,
             "run": run,
             "flower": {"train": told, "evaluate": told},
             "strategy": strategy,

@@ -11,7 +11,8 @@ from anabranch.core.config import Config
 from anabranch.core.engine import Engine
 from anabranch.core.params import digest
 from anabranch.core.snapshot import take_snapshot
-from anabranch.server.recovery import make_engine, replay
+from anabranch.host.build import Blueprint
+from anabranch.server.recovery import replay
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import stored_run
 
@@ -38,8 +39,8 @@ def recorded(data_dir: Path) -> dict[str, Recorded]:
     store, found = open_store("", data_dir), {}
     try:
         info, manifest = stored_run(store, data_dir)
-        fresh = partial(make_engine, Config.from_json(info.config), manifest)
-        engine = fresh()
+        fresh = partial(Blueprint.of(Config.from_json(info.config), manifest.spec).engine, manifest.tensors)
+        engine = fresh(None)
         before = learned(engine)
         for _, record, _ in replay(engine, store, store.records(), fresh):
             after = learned(engine)

@@ -16,7 +16,6 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
-from anabranch.compress.broadcast import make_broadcast
 from anabranch.compress.downloads import Downloads
 from anabranch.compress.layout import Layout
 from anabranch.compress.model import encode_model
@@ -24,7 +23,6 @@ from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core import events as ev
 from anabranch.core.config import Config
 from anabranch.core.effects import Decided, Effect, Granted, Refused
-from anabranch.core.engine import Engine
 from anabranch.core.errors import (
     IdTaken,
     InvalidUpdate,
@@ -34,13 +32,11 @@ from anabranch.core.errors import (
     UnknownVersion,
 )
 from anabranch.core.params import ParamSpec, Tensors
-from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Submodel, UnitMap
 from anabranch.core.units import UnitGroup
 from anabranch.core.updates import Ask, Capability, Receipt, Task, TaskState, Update, find_flaw
+from anabranch.host.build import Blueprint
 from anabranch.protos.convert import submodel_from_proto
-from anabranch.strategies.registry import strategy_of
-from anabranch.strategies.submodels.registry import make_planner
 
 
 class LocalServer:
@@ -57,11 +53,7 @@ class LocalServer:
         self.spec = ParamSpec.of(tensors, groups)
         self.config, self.clock, self.run_id = config, clock, run_id
         self.frozen = self.spec.frozen(tensors)
-        strategy = strategy_of(config)
-        broadcast = make_broadcast(self.spec, strategy, config.downlink.codec)
-        vector = self.spec.flatten(tensors)
-        planner = make_planner(self.spec, strategy, config)
-        self.engine = Engine(self.spec, strategy, EngineSettings.of(config), vector, broadcast, planner)
+        self.engine = Blueprint.of(config, self.spec).engine(tensors)
         self.downloads = Downloads(self.spec, self.frozen)
         self.lock = threading.Lock()
         self.turn = threading.RLock()  # for two events with nothing in between

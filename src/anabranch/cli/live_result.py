@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 
-from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.compress.downloads import Downloads
 from anabranch.compress.layout import Layout
 from anabranch.compress.model import full_bytes
@@ -33,9 +33,9 @@ from anabranch.core.journal import Record
 from anabranch.core.journal import replay as replay_journal
 from anabranch.core.params import Delta, Tensors, Vector, digest
 from anabranch.core.rollback import Refolder
-from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Submodel, UnitMap, submodel_from_json
 from anabranch.core.updates import Receipt, Task, Verdict
+from anabranch.host.build import Blueprint
 from anabranch.reports.folders import numbered
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
@@ -43,8 +43,6 @@ from anabranch.reports.models import BEST, FINAL, Best, write_model
 from anabranch.reports.origin import moment
 from anabranch.reports.recorder import Recorder
 from anabranch.reports.result import RESULT_FILE, Result, Status
-from anabranch.strategies.registry import strategy_of
-from anabranch.strategies.submodels.registry import make_planner
 
 
 def report_of_data(data_dir: Path, database: str, folder: Path) -> Result:
@@ -77,13 +75,8 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     """
     journal = JournalReader(folder)
     config, spec, initial = journal.config, journal.spec, journal.initial()
-    strategy = strategy_of(config)
-
-    def fresh() -> Engine:
-        broadcast = make_broadcast(spec, strategy, config.downlink.codec)
-        planner = make_planner(spec, strategy, config)
-        return Engine(spec, strategy, EngineSettings.of(config), spec.flatten(initial), broadcast, planner)
-
+    blueprint = Blueprint.of(config, spec)
+    fresh = partial(blueprint.engine, initial)
     engine = fresh()
     recorder = Recorder.of(config, folder, spec)
     models = _Models(metrics, engine)
@@ -95,7 +88,7 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
         def numbered_records(after: int) -> Iterator[tuple[int, Record]]:
             return islice(enumerate(journal.records(), 1), after, None)
 
-        teller = _Teller(recorder, engine, spec.frozen(initial), downlink_at(strategy, config.downlink.codec))
+        teller = _Teller(recorder, engine, spec.frozen(initial), blueprint.codec_at)
         start = now = None
         told: dict[str, Receipt] = {}  # the engine forgets the oldest
         refold = Refolder(fresh, numbered_records, load_delta, told.get)

@@ -1,0 +1,1 @@
+"""What stands round the engine, whoever runs it: no clock, no I/O, no threads."""

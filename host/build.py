@@ -1,0 +1,69 @@
+"""The engine of a run: made of its configuration in one place, whoever runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from anabranch.compress.broadcast import downlink_at, make_broadcast
+from anabranch.core.chains import RAW
+from anabranch.core.config import Config
+from anabranch.core.engine import Engine
+from anabranch.core.errors import ConfigError
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.params import ParamSpec, Tensors
+from anabranch.core.ranges import ELASTIC
+from anabranch.core.settings import EngineSettings
+from anabranch.core.snapshot import Snapshot, restore
+from anabranch.core.strategy import Strategy
+from anabranch.strategies.registry import strategy_of
+from anabranch.strategies.submodels.registry import make_planner
+
+# Tables of a run whose devices get the model whole and as it is.
+WHOLE = {"downlink": {"codec": RAW}, "submodel": {"name": "none"}}
+# An engine that goes on from a snapshot, or begins at version 0 (`Blueprint.engine` with its first argument).
+Begin = Callable[[Snapshot | None], Engine]
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What the engines of a run are made of. Two of them share nothing that changes."""
+
+    config: Config
+    spec: ParamSpec
+    strategy: Strategy
+    settings: EngineSettings
+
+    @classmethod
+    def of(cls, config: Config, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> Blueprint:
+        """What a configuration says of a model. Raises `ConfigError`."""
+        strategy = strategy_of(config)
+        _check_elastic(config, strategy)
+        return cls(config, spec, strategy, EngineSettings.of(config, limits))
+
+    @property
+    def codec_at(self) -> Callable[[int], str]:
+        """The codec of a version's way to the devices."""
+        return downlink_at(self.strategy, self.config.downlink.codec)
+
+    def engine(self, initial: Tensors, snapshot: Snapshot | None = None) -> Engine:
+        """The engine of a snapshot, or of version 0: the weights `initial`, by name.
+
+        Raises `ConfigError` or `UnknownCodec` where downlink or sub-models do not fit strategy and model.
+        """
+        broadcast = make_broadcast(self.spec, self.strategy, self.config.downlink.codec)
+        planner = make_planner(self.spec, self.strategy, self.config)
+        if snapshot is not None:
+            return restore(snapshot, self.spec, self.strategy, self.settings, broadcast, planner)
+        vector = self.spec.flatten(initial)
+        return Engine(self.spec, self.strategy, self.settings, vector, broadcast, planner)
+
+
+def _check_elastic(config: Config, strategy: Strategy) -> None:
+    """What a device keeps of its own must not be added to the model again with its next update."""
+    adds = not strategy.needs_base
+    if config.client.push == ELASTIC and adds and config.client.merge_weight < 1:
+        raise ConfigError(
+            f"client.push = 'elastic' with strategy {strategy.name!r}, which adds updates up, needs "
+            "client.merge_weight = 1: or take a strategy that mixes models, such as fedasync"
+        )
