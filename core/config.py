@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from anabranch.core.chains import AUTO
 from anabranch.core.errors import ConfigError
-from anabranch.core.faults import FaultsTable
+from anabranch.core.faults import LATER_KEY, FaultsTable
 from anabranch.core.flower import FlowerTable
 from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT
 from anabranch.core.model import ModelTable
@@ -255,11 +255,11 @@ class Config:
     def to_json(self, every_table: bool = False) -> dict[str, Any]:
         """Tables of plain values, to be stored and shown: secrets are masked. `[strategy]` is flat again.
 
-        Those that were not always there are left out where they say nothing, unless `every_table`: the
-        journal of an unchanged run stays what it was.
+        Tables and keys that were not always there are left out where they say nothing, unless `every_table`:
+        the journal of an unchanged run stays what it was.
         """
         quiet = () if every_table else [t for t in LATER if getattr(self, t) == TABLES[t]()]
-        out = {t: _plain(getattr(self, t)) for t in TABLES if t not in quiet}
+        out = {t: _plain(getattr(self, t), every_table) for t in TABLES if t not in quiet}
         out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
         return out
 
@@ -383,6 +383,10 @@ def _typed(value: Any, hint: Any, path: str) -> Any:
     return value
 
 
-def _plain(table: Any) -> dict[str, Any]:
-    values = {f.name: getattr(table, f.name) for f in fields(table)}
+def _plain(table: Any, every_key: bool) -> dict[str, Any]:
+    values = {
+        f.name: value
+        for f in fields(table)
+        if (value := getattr(table, f.name)) != f.default or f.metadata != LATER_KEY or every_key
+    }
     return values | {f.name: masked(values[f.name]) for f in fields(table) if f.metadata == SECRET}

@@ -7,7 +7,7 @@ seed has the same faults, and one more message on one link changes nothing on an
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import NormalDist
 
@@ -16,6 +16,8 @@ from anabranch.core.rng import rank
 LOGNORMAL_SIGMA = 1.0
 PARETO_SHAPE = 2.0  # the lightest tail without a variance
 RANK_STEP = 2.0**-53  # of `rank`, which is never 1
+
+LATER_KEY = {"later": True}  # the metadata of a key that `Config.to_json` leaves out where it says nothing
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,8 @@ class FaultsTable:
     skew_s: float = 0.0
     drift: float = 0.0
     until_s: float = 0.0
+    clock_step_every_s: float = field(default=0.0, metadata=LATER_KEY)
+    clock_step_s: float = field(default=3600.0, metadata=LATER_KEY)
 
     @property
     def on(self) -> bool:
@@ -65,6 +69,7 @@ FAULTS = (
     "server_crash_every_s",
     "skew_s",
     "drift",
+    "clock_step_every_s",
 )
 
 

@@ -54,6 +54,7 @@ POSITIVE = (
     "client.batch_size",
     "client.learning_rate",
     "faults.timeout_s",
+    "faults.clock_step_s",
     "client.push_steps",
     "client.push_duty",
     "client.push_change",

@@ -297,7 +297,8 @@ class Device(Presence):
     def _renew(self, task: Task, now: float) -> None:
         """A heartbeat; the answer may say that the task is not wanted any more."""
         # Seconds of work stand for progress: a device here may vanish, but never hangs.
-        client_id, task_id, progress = self.client_id, task.task_id, now - task.granted_at
+        granted_s = self._around.time.true(task.granted_at)
+        client_id, task_id, progress = self.client_id, task.task_id, now - granted_s
 
         def answer(wanted: bool) -> None:
             if not wanted:

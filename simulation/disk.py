@@ -28,11 +28,13 @@ class Disk:
         self._snapshot: Snapshot | None = None
         self._log: list[tuple[Record, bytes]] = []
         self._saved_updates = 0
+        self.last_now = 0.0  # of the newest event
 
     def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
         """Take one record, and the payload it refers to."""
         self._log.append((record, b"" if payload is None else bytes(payload)))
         self._journal.append(record, payload)
+        self.last_now = record["now"]
 
     def save_if_due(self, engine: Engine) -> None:
         """A snapshot, as JSON and arrays; the log before it is not needed any more."""

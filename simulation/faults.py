@@ -10,7 +10,8 @@ Devices. A device crashes, forgets what it did, and comes back with what is on i
 uplink remembers, the version that it holds. Its clock is set wrong, and goes too fast or too slow.
 
 Server. It crashes with everything that is not committed, and comes back from its log and its newest
-snapshot (`server.py`).
+snapshot (`server.py`). Its clock is set, forward or back, while it runs and while it does not
+(`server_time.py`).
 
 Every draw is from a named stream, so a seed has one history. After `until_s` nothing goes wrong any more.
 """
@@ -51,6 +52,7 @@ RIGHT = DeviceClock()
 
 CrashDevice = Callable[[str, float], None]
 CrashServer = Callable[[float], None]
+StepClock = Callable[[float], None]
 Happen = Callable[[int, float], None]
 
 
@@ -81,6 +83,16 @@ class Faults:
             self._episodes(
                 f"device-crash {client_id}", table.device_crash_every_s, table.device_down_s, crash
             )
+
+    def set_clock(self, step: StepClock) -> None:
+        """Set the server's clock every now and then, whether it is up or down: forward or back."""
+
+        def happen(number: int, _: float) -> None:
+            u = self._draw("clock-step", number)
+            by_s = length_s("exponential", self.table.clock_step_s, abs(2.0 * u - 1.0))
+            step(math.copysign(by_s, u - 0.5))
+
+        self._episodes("clock-step", self.table.clock_step_every_s, 0.0, happen)
 
     @property
     def are_over(self) -> bool:

@@ -38,11 +38,12 @@ class Promises:
     def observe(self, event: ev.Event, effects: Sequence[Effect]) -> None:
         """One event."""
         self.checker.observe(event, effects)
+        now = self._simulation.clock.now  # what the server takes for the time may have gone on meanwhile
         for effect in effects:
             if isinstance(effect, Granted):
-                self._granted_at[effect.task.client_id] = event.now
+                self._granted_at[effect.task.client_id] = now
         if self._simulation.engine.version > self._version:
-            self._version, self._published_at = self._simulation.engine.version, event.now
+            self._version, self._published_at = self._simulation.engine.version, now
         if self.checker.events % self._every == 0:
             for device in self._simulation.devices:
                 self._check_view(device)

@@ -39,6 +39,7 @@ from anabranch.simulation.interruption import Interruptions
 from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.problem import Problem, ProblemSource, device_name
 from anabranch.simulation.server import Direct, Process
+from anabranch.simulation.server_time import ServerTime, SteppedTime
 from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
@@ -187,7 +188,10 @@ class Simulation:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
             kept = Disk(journal, begin, config.server.snapshot_every_updates)
         self.room = WaitingRoom(engine) if called_when_free(config) else None
-        self.world = World(self.clock, engine, versions, kept, recorder, blueprint.codec_at, self.room)
+        self.time = (SteppedTime if config.faults.clock_step_every_s else ServerTime)(self.clock)
+        self.world = World(
+            self.clock, engine, versions, kept, recorder, blueprint.codec_at, self.room, self.time
+        )
         self.server = self._serve()
         self.devices = self._devices()
         teller = Teller(progress or (lambda _: None), self.clock, versions)
@@ -210,6 +214,8 @@ class Simulation:
             assert isinstance(self.server, Process)
             of = {device.client_id: device for device in self.devices}
             self.faults.begin(lambda client_id, down_s: of[client_id].crash(down_s), self.server.crash)
+            if isinstance(self.time, SteppedTime):
+                self.faults.set_clock(self.time.step)
         for device in self.devices:
             device.begin()
         self.clock.run(self._config.run.virtual_s_max or math.inf)
@@ -266,6 +272,7 @@ class Simulation:
             seed=seed,
             step_cost=self._problem.step_cost,
             horizon_s=config.run.virtual_s_max,
+            time=self.time,
         )
         client, held_max = config.client, config.server.tasks_per_client
         settings = SessionSettings(client.retry_base_s, client.retry_cap_s, tasks_held_max=held_max)

@@ -14,6 +14,7 @@ from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.network import Network
 from anabranch.simulation.server import Server
+from anabranch.simulation.server_time import ServerTime
 from anabranch.workloads.profiles import DeviceProfiles
 
 
@@ -31,6 +32,7 @@ class Surroundings:
     seed: int
     step_cost: Callable[[Task], float]  # relative to the whole model's
     horizon_s: float  # devices leave for good before this
+    time: ServerTime
 
 
 @dataclass(frozen=True)

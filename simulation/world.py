@@ -1,7 +1,8 @@
 """The server side of a simulation: the same engine as live, its journal, and the record of the run.
 
-`server.py` calls `enrol`, `ask`, `push` and `renew` at the virtual moment at which the server handles them.
-As on a live server an ask that would be refused changes nothing and is not journalled.
+`server.py` calls `enrol`, `ask`, `push` and `renew` at the virtual moment at which the server handles them;
+what time that is to the server's own clocks `server_time.py` says. The record of the run has the virtual
+time. As on a live server an ask that would be refused changes nothing and is not journalled.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
 from anabranch.simulation.outbox import Outbox
+from anabranch.simulation.server_time import ServerTime
 from anabranch.simulation.versions import Offer, Versions
 from anabranch.simulation.waiting_room import Sleeper, WaitingRoom
 
@@ -79,8 +81,9 @@ class World:
         recorder: Recorder,
         downlink_at: Callable[[int], str],
         room: WaitingRoom | None = None,
+        time: ServerTime | None = None,
     ) -> None:
-        self.clock = clock
+        self.clock, self.time = clock, time or ServerTime(clock)
         self.engine = engine
         self.versions = versions
         self.line = WaitingLine()
@@ -98,25 +101,25 @@ class World:
 
     def enrol(self, client_id: str, capability: Capability) -> None:
         """A device makes itself known."""
-        self._handle(ev.Enrolled(self.clock.now, client_id, capability))
+        self._handle(ev.Enrolled(self.time.now(), client_id, capability))
 
     def ask(self, ask: Ask) -> Refused | tuple[Task, Offer]:
         """A task and the model it starts from, or why there is none."""
         if self.room is not None:
             refused = self.room.refusal(ask, self.clock.now)
         else:
-            refused = self.line.refusal(self.engine, ask, self.clock.now)
+            refused = self.line.refusal(self.engine, ask, self.time.now())
         if refused is not None:
-            if dropped := given_up(refused, self.clock.now, self.engine):
+            if dropped := given_up(refused, self.time.now(), self.engine):
                 self._handle(dropped)
             return refused
-        effects = self._handle(ev.TaskAsked(self.clock.now, ask))
+        effects = self._handle(ev.TaskAsked(self.time.now(), ask))
         granted = next(e for e in effects if isinstance(e, Granted))
         return granted.task, self.versions.offer(ask.holds_version, granted.task.submodel)
 
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool = False) -> None:
         """A device gives a task back."""
-        self._handle(ev.TaskDropped(self.clock.now, client_id, task_id, why, diverged))
+        self._handle(ev.TaskDropped(self.time.now(), client_id, task_id, why, diverged))
 
     def push(self, client_id: str, outbox: Outbox) -> Decision:
         """What becomes of an update whose last byte is here."""
@@ -141,7 +144,7 @@ class World:
         )
         values = 0 if task.submodel is None else task.submodel.size
         reference = ev.Payload(outbox.sha256(), len(result.payload), result.codec, values)
-        arrived = ev.UpdateArrived(self.clock.now, update, reference, flaw)
+        arrived = ev.UpdateArrived(self.time.now(), update, reference, flaw)
         effects = self._handle(arrived, result.payload)
         return next(e for e in effects if isinstance(e, Decided)).receipt.decision
 
@@ -161,16 +164,16 @@ class World:
         if task is None or task.client_id != client_id:
             return False
         if task.state is TaskState.LEASED and self._renews(task):
-            self._handle(ev.LeaseRenewed(self.clock.now, client_id, task_id, progress))
+            self._handle(ev.LeaseRenewed(self.time.now(), client_id, task_id, progress))
         return True
 
     def _renews(self, task: Task) -> bool:
-        now = self.clock.now
+        now = self.time.now()
         return self.line.renews(self.engine, task, now) if self.room is None else self.room.renews(task, now)
 
     def order(self, order: Order) -> list[Effect]:
         """What an operator wants; returns what came of it."""
-        return self._handle(order(self.clock.now))
+        return self._handle(order(self.time.now()))
 
     def downloaded(self, client_id: str, payload_bytes: int) -> None:
         """A device has received a model, or what leads to it from the one it had."""
@@ -196,11 +199,12 @@ class World:
         """Go on with the engine that the disk holds. Raises `ReplayMismatch` if it is not the same."""
         assert isinstance(self._journal, Disk), "only a run with faults has a disk"
         self.engine = self.versions.engine = self._journal.rebuild(self.engine)
+        self.time.restart(self._journal.last_now)
         self.line = WaitingLine()
         for tell in self.restarted:
             tell(self.engine)
         if self.engine.ledger.live:
-            self._handle(ev.Returned(self.clock.now))
+            self._handle(ev.Returned(self.time.now()))
         self._plan_tick()
 
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
@@ -224,7 +228,7 @@ class World:
         return effects
 
     def _record(self, effect: Effect, event: ev.Event) -> None:
-        now = event.now
+        now = self.clock.now
         match effect:
             case Granted(task):
                 self._recorder.granted(now, task.client_id, task.task_id, task.base_version)
@@ -252,8 +256,11 @@ class World:
 
     def _plan_tick(self) -> None:
         due = self.engine.next_deadline()
-        if due is not None and due < self._tick_at:
-            self._tick_at = at = max(due, self.clock.now)
+        if due is None:
+            return
+        at = self.time.moment(due)
+        if at < self._tick_at:
+            self._tick_at = at
             self.clock.at(at, lambda: self._tick(at))
 
     def _tick(self, planned_at: float) -> None:
@@ -261,8 +268,8 @@ class World:
             return  # an earlier tick was planned after this one
         self._tick_at = math.inf
         due = self.engine.next_deadline()
-        if due is not None and due <= self.clock.now:
-            self._handle(ev.Ticked(self.clock.now))
+        if due is not None and due <= self.time.now():
+            self._handle(ev.Ticked(self.time.now()))
         else:
             self._plan_tick()
 

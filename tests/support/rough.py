@@ -116,10 +116,12 @@ def rough(seed: int, clients: int = 50, **faults: Any) -> Config:
     return merge([("base", base.to_json()), ("strategy", {"strategy": params})])
 
 
-def prove(settings: Config, every: int = 1) -> Proved:
-    """Run, with every promise looked at after every event; operators meddle."""
+def prove(settings: Config, every: int = 1, notes: Sequence[Callable[[Simulation], object]] = ()) -> Proved:
+    """Run, with every promise looked at after every event; operators meddle. `notes`: who else looks on."""
     with open_simulation(settings) as simulation:
         promises, operator = Promises(simulation, every), Operator(simulation, settings.run.seed)
+        for look_on in notes:
+            look_on(simulation)
         simulation.run()
         promises.check_end(simulation.clock.now - settings.faults.until_s)
         assert not operator.open, "an order was never answered"

@@ -1,0 +1,89 @@
+"""Runs in which the server's machine fails too: its clock is set. Every promise is kept, and notes agree."""
+
+from __future__ import annotations
+
+import pytest
+from disasters import Elapsed, disastrous
+from fleets import config
+from rough import MADE_MIN, prove
+
+from anabranch.core.clock import EventClock
+from anabranch.core.config import Config
+from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.server_time import SteppedTime
+
+SHORT = 20
+
+
+@pytest.mark.parametrize("seed", range(SHORT))
+def test_every_promise_is_kept_whatever_fails(seed: int) -> None:
+    proved = prove(disastrous(seed, 8), 20, [Elapsed])
+    assert proved.versions > MADE_MIN
+
+
+def test_a_seed_has_one_history_with_all_its_disasters() -> None:
+    first = prove(disastrous(101, 8), 50)
+    assert prove(disastrous(101, 8), 50) == first
+    assert prove(disastrous(101, 8, clock_step_every_s=0.0), 50).digests != first.digests
+
+
+# --- the proof has teeth -------------------------------------------------------------------------
+
+
+def test_leases_that_go_by_the_wall_clock_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_wall(self: EventClock) -> float:
+        self._began = max(self._began, self._wall())
+        return self._began
+
+    monkeypatch.setattr(EventClock, "now", by_wall)
+    with pytest.raises(AssertionError, match="apart from the true one"):
+        prove(disastrous(2, 8), 50, [Elapsed])
+
+
+# --- the parts -----------------------------------------------------------------------------------
+
+
+def test_the_time_of_events_goes_on_whatever_the_clock_is_set_to() -> None:
+    clock = VirtualClock()
+    time = SteppedTime(clock)
+    seen: list[tuple[float, float]] = []
+
+    def look() -> None:
+        seen.append((clock.now, time.now()))
+
+    for at_s, by_s in ((1.0, -500.0), (2.0, 90.0), (3.0, 1e6)):
+        clock.at(at_s, lambda by_s=by_s: time.step(by_s))  # type: ignore[misc]
+        clock.at(at_s + 0.5, look)
+    clock.run()
+    assert [now for now, _ in seen] == pytest.approx([at for _, at in seen])
+    assert time.steps == 3
+    assert time.moment(time.now() + 7.0) == pytest.approx(clock.now + 7.0)
+    assert time.moment(time.now() - 7.0) == clock.now
+
+
+def test_a_server_that_comes_back_believes_its_clock_if_that_can_be() -> None:
+    clock = VirtualClock()
+    time = SteppedTime(clock)
+    for at_s, by_s in ((10.0, -100.0), (20.0, 300.0), (30.0, 1e9)):
+        clock.at(at_s, lambda by_s=by_s: time.step(by_s))  # type: ignore[misc]
+    clock.run(until_s=15.0)
+    time.restart(last=12.0)  # the clock shows less: as if the server had not been away
+    assert time.now() == pytest.approx(12.0)
+    clock.run(until_s=25.0)
+    time.restart(last=time.now())  # it shows 225
+    assert time.now() == pytest.approx(225.0)
+    clock.run(until_s=35.0)
+    last = time.now()
+    time.restart(last)  # nobody is away for so long
+    assert time.now() == pytest.approx(last)
+    assert [time.true(at) for at in (5.0, 12.0, 225.0 + 3.0)] == pytest.approx([5.0, 15.0, 28.0])
+
+
+def test_a_fault_that_is_off_is_no_part_of_a_configuration() -> None:
+    plain, stepped = config(), config(faults={"clock_step_every_s": 9.0})
+    assert "clock_step_every_s" not in plain.to_json()["faults"]
+    assert plain.to_json(every_table=True)["faults"]["clock_step_s"] == 3600.0
+    assert stepped.to_json()["faults"]["clock_step_every_s"] == 9.0
+    assert Config.from_json(stepped.to_json()) == stepped
+    assert stepped.faults.on
+    assert not plain.faults.on
