@@ -40,9 +40,13 @@ class Heard:
 
 @dataclass(slots=True)
 class Device:
-    """The last two sessions of a device, and the `owner` of its tasks."""
+    """The last two sessions of a device, and the `owner` of its tasks.
+
+    `coming`: the owner's ask has passed and its task is not there yet, as within one batch of the server's.
+    """
 
     owner: str = ""
+    coming: bool = False
     sessions: dict[str, Heard] = field(default_factory=dict)
 
 
@@ -80,12 +84,13 @@ class Sessions:
         if device is None or not ask.session or ask.session == device.owner:
             return None
         owner, tasks = device.sessions.get(device.owner), engine.ledger.live_of(ask.client_id)
-        if owner is None or not tasks:
+        if owner is None or not (tasks or device.coming):
             return None
         since = device.sessions.get(ask.session)
         if ask.succeeds == device.owner and (since is None or owner.last < since.first):
             return None
-        left_s = owner.last + SILENT_LEASES * max(task.lease_s for task in tasks) - now
+        lease_s = max((task.lease_s for task in tasks), default=engine.settings.lease_s)
+        left_s = owner.last + SILENT_LEASES * lease_s - now
         if left_s <= 0:
             return None
         detail = (
@@ -99,7 +104,13 @@ class Sessions:
         """The task of this ask is its session's."""
         device = self._devices.get(ask.client_id)
         if device is not None:
-            device.owner = ask.session
+            device.owner, device.coming = ask.session, True
+
+    def decided(self, client_id: str) -> None:
+        """What came of the ask is known: a task, which the engine has from now on, or none."""
+        device = self._devices.get(client_id)
+        if device is not None:
+            device.coming = False
 
     def twins(self, now: float) -> list[str]:
         """Devices that are run by two processes, as far as was seen lately, in order."""

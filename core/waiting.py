@@ -96,8 +96,10 @@ class WaitingLine:
             match effect:
                 case Granted(task):
                     self._leave(task.client_id)
-                case Refused():
+                    self.sessions.decided(task.client_id)
+                case Refused(ask):
                     self._join(effect, now)
+                    self.sessions.decided(ask.client_id)
                 case Decided(duplicate=False) | LeaseEnded():
                     self._freed(now)
 

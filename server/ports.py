@@ -52,6 +52,10 @@ def options(limits: Limits, connections: int) -> list[tuple[str, int]]:
         ("grpc.absolute_max_metadata_size", limits.metadata_bytes_max),  # gRPC draws lots between the two
         ("grpc.max_allowed_incoming_connections", connections),
         ("grpc.max_concurrent_streams", limits.streams_max),
+        # Two, between which gRPC draws lots. The server begins one call of a kind a turn of its loop: what
+        # waits longer than devices do is better ended at once.
+        ("grpc.server.max_pending_requests", limits.rpcs_waiting_max),
+        ("grpc.server.max_pending_requests_hard_limit", limits.rpcs_waiting_max),
         ("grpc.keepalive_time_ms", 60_000),
         ("grpc.keepalive_timeout_ms", 20_000),
         ("grpc.http2.min_ping_interval_without_data_ms", 4_000),  # a device with a call under way: every 5 s

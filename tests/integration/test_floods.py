@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from wire import CALL_S, CHUNK, QUICK, Device, Served, chunks, requests, server_
 
 from anabranch.client.stopping import Bell, persist
 from anabranch.client.transport import GrpcTransport
-from anabranch.core.errors import AnabranchError, Overloaded, StoreFull
+from anabranch.core.errors import AnabranchError, Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, MIB
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
@@ -171,6 +172,44 @@ def test_a_loaded_server_sheds_and_devices_come_back_when_they_are_told_to(
     assert gaps, "nobody was shed"
     assert all(0 < earliest <= came for earliest, _, came in gaps)
     assert all(latest < 60.0 for _, latest, _ in gaps)  # its own backing off would take up to a minute
+
+
+def test_calls_that_are_not_begun_are_bounded_and_devices_come_again(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    limits = replace(DEFAULT_LIMITS, rpcs_waiting_max=4)
+    held, go_on, ended = threading.Event(), threading.Event(), threading.Semaphore(0)
+    answered: list[int] = []
+
+    def hold() -> None:
+        held.set()
+        go_on.wait(CALL_S)
+
+    with Served(server_config(tmp_path / "data"), manifest, limits) as served:
+        assert served.info is not None
+        assert served._loop is not None
+        address = served.info.address
+
+        def work(number: int) -> None:
+            def heard(error: AnabranchError) -> None:
+                if isinstance(error, Unavailable) and "CANCELLED" in str(error):
+                    ended.release()
+
+            with GrpcTransport(address, f"device-{number}") as transport:
+                call = partial(transport.query_upload, f"upload-{number}")
+                answered.append(persist(call, Bell(time.monotonic), number, 0.1, 1.0, heard).received_bytes)
+
+        served._loop.call_soon_threadsafe(hold)  # a server that is busy
+        assert held.wait(CALL_S)
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(CALLERS)]
+        for thread in threads:
+            thread.start()
+        for _ in range(CALLERS - 4 - 2):  # one waits at the loop's door, and gRPC means "more than"
+            assert ended.acquire(timeout=CALL_S)
+        go_on.set()
+        for thread in threads:
+            thread.join(600)
+    assert answered == [0] * CALLERS
 
 
 def test_an_upload_that_is_behind_gives_way_and_goes_on_later(tmp_path: Path, manifest: Manifest) -> None:

@@ -120,6 +120,23 @@ def test_a_copy_of_a_folder_in_use_takes_over_once_and_no_more() -> None:
         desk.beat("copy", "t2", 6.0 + 4.0 * n)
 
 
+@pytest.mark.parametrize("comes_to", ["a task", "a refusal", "nothing"])
+def test_two_that_ask_in_one_batch_are_told_apart_before_either_has_a_task(comes_to: str) -> None:
+    desk = Desk()
+    line, engine = desk.line, desk.bench.engine
+    one = Ask("a", "of-one", None, "one")
+    assert line.refusal(engine, one, 0.0) is None
+    assert is_refused(desk.ask("two", 0.0)), "the server looks at a whole batch before it applies any of it"
+    if comes_to == "a task":
+        line.heard(0.0, desk.bench.do(ev.TaskAsked(0.0, one)))
+        assert is_refused(desk.ask("two", 1.0))
+        desk.push(one.task_id, 2.0)
+    elif comes_to == "a refusal":
+        line.heard(0.0, [Refused(one, Reason.AT_CAPACITY, "", (0.5, 2.0))])
+    assert is_refused(desk.ask("two", 2.0)) is (comes_to == "nothing")  # of which nobody heard: a full disk
+    assert is_refused(desk.ask("two", LEASE_S / 2)) is False
+
+
 def test_one_that_was_asleep_does_not_take_over_as_a_restart_does() -> None:
     desk = Desk()
     assert desk.ask("one", 0.0) == "t1"
