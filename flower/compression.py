@@ -29,12 +29,14 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.buffers import DeviceBuffers
 from anabranch.core.chains import RAW, payload_codec
-from anabranch.core.errors import AppError, InvalidUpdate
+from anabranch.core.errors import AppError, InvalidUpdate, WireError
+from anabranch.core.events import Payload
 from anabranch.core.params import Delta, ParamSpec, Vector
 from anabranch.core.rng import seed_of
 from anabranch.core.updates import Task
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.records import arrays_of
+from anabranch.host.submission import check_codec, check_size, decode
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message
@@ -62,18 +64,12 @@ class Encoded:
 
     def decode(self, task: Task, spec: ParamSpec) -> Delta:
         """The changes. Raises `AppError` for what the task did not ask for, and for damaged bytes."""
-        wanted, layout = payload_codec(task.uplink), Layout.of(spec)
-        if self.codec != wanted:
-            raise AppError(f"the reply is of codec {self.codec!r}, the task asked for {wanted!r}")
-        codec = make_codec(self.codec)
-        if len(self.data) > (most := codec.bytes_max(layout)):
-            raise AppError(
-                f"the reply has {len(self.data)} bytes: {wanted} needs at most {most} for this model"
-            )
         try:
-            return codec.decode(self.data, layout)
-        except InvalidUpdate as error:
-            raise AppError(f"the reply cannot be decoded: {error}") from error
+            check_codec(self.codec, task.uplink)
+            check_size(len(self.data), self.codec, spec, None)
+            return decode(Payload("", len(self.data), self.codec), self.data, spec, None)
+        except WireError as error:
+            raise AppError(f"the reply is of no use: {error}") from error
 
 
 def encoded_in(record: ArrayRecord) -> Encoded | None:

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anabranch.compress.layout import Layout
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import STAGES, make_codec
+from anabranch.compress.registry import STAGES
 from anabranch.core import events as ev
 from anabranch.core.buffers import DeviceBuffers
 from anabranch.core.chains import RAW
@@ -31,13 +30,13 @@ from anabranch.core.errors import AppError
 from anabranch.core.journal import replay, to_record
 from anabranch.core.params import Delta, Tensors, Vector, dense, digest
 from anabranch.core.rng import unique_id
-from anabranch.core.submodels import Submodel
 from anabranch.core.updates import FLAWS, Ask, Capability, Task, Update, Verdict, find_flaw
 from anabranch.flower.app import mean_metrics, named
 from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
 from anabranch.host.build import Blueprint
+from anabranch.host.submission import loader
 from anabranch.reports.models import BEST, Best, write_model
 from anabranch.reports.recorder import Recorder
 
@@ -357,11 +356,7 @@ class GridRun:
 
     def _replay(self) -> None:
         """Go on where an earlier process stood. Raises `ReplayMismatch` and `StoreCorrupt`."""
-        layout, payloads = Layout.of(self.spec, None), self._logbook.payload
-
-        def load_delta(reference: ev.Payload, _: Submodel | None) -> Delta:
-            return make_codec(reference.codec).decode(payloads(reference), layout)
-
+        load_delta = loader(self._logbook.payload, self.spec)
         for record, effects in replay(self.engine, self._logbook.records(), load_delta):
             self._record(record["now"], effects, record.get("payload", {}).get("size_bytes", 0))
         for version, metrics in self._logbook.measurements():

@@ -13,18 +13,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from anabranch.compress.codec import Codec
-from anabranch.compress.layout import Layout
-from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
-from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.effects import Decided, Effect
-from anabranch.core.errors import IdTaken, InvalidUpdate, TooLarge, Unavailable, UnknownTask
+from anabranch.core.errors import IdTaken, InvalidUpdate, Unavailable, UnknownTask
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
-from anabranch.core.params import Delta, ParamSpec
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Receipt, Update, find_flaw
+from anabranch.core.params import ParamSpec
+from anabranch.core.updates import Ask, Receipt, Update
+from anabranch.host.submission import check_codec, check_size, examined
 from anabranch.identity.signatures import check_signature, make_proof, update_message
 from anabranch.protos.convert import (
     check_manifest,
@@ -42,7 +38,7 @@ from anabranch.server.failpoints import reach
 from anabranch.server.gate import Caller
 from anabranch.server.spool import UploadKey
 from anabranch.server.store.base import DiskFailed
-from anabranch.server.uploads import SLOWEST_BYTES_PER_S, Bytes, Upload, Uploads
+from anabranch.server.uploads import SLOWEST_BYTES_PER_S, Upload, Uploads
 from anabranch.server.writer import Writer
 
 METRICS_MAX = 64
@@ -106,7 +102,6 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
     if message.base_kind != model.BASE_KIND_VERSION or len(message.parts) != 1:
         raise InvalidUpdate("an update of this run has one part, and a published version as its base")
     part = message.parts[0]
-    codec = make_codec(part.encoding.codec)
     submodel = submodel_from_proto(message.submodel, spec) if message.HasField("submodel") else None
     update = Update(
         update_id=checked_id(message.update_id, "update_id", limits),
@@ -119,7 +114,8 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         local_steps=checked_count(message.local_steps, "local_steps"),
         metrics=checked_metrics(message.metrics),
     )
-    size_bytes = _checked_size(part.size_bytes, codec, Layout.of(spec, submodel), limits)
+    check_size(part.size_bytes, part.encoding.codec, spec, submodel)
+    size_bytes = check_payload_size(part.size_bytes, limits)
     values = 0 if submodel is None else submodel.size
     sha256 = checked_digest(part.sha256, "parts[0].sha256")
     payload = ev.Payload(sha256, size_bytes, part.encoding.codec, values)
@@ -147,27 +143,6 @@ def read_ask(message: devices.AskTaskRequest, spec: ParamSpec, limits: Limits = 
         for text, name in ((message.session, "session"), (message.succeeds, "succeeds"))
     )
     return Ask(client_id, task_id, holds, session, succeeds)
-
-
-def _checked_size(size_bytes: int, codec: Codec, layout: Layout, limits: Limits) -> int:
-    """More than the codec can need is not even spooled."""
-    if size_bytes > (most := codec.bytes_max(layout)):
-        raise TooLarge(
-            f"payload of {size_bytes} bytes: {codec.text} needs at most {most} for {layout.size} values"
-        )
-    return check_payload_size(size_bytes, limits)
-
-
-def decode(payload: ev.Payload, data: Bytes, spec: ParamSpec, submodel: Submodel | None) -> Delta:
-    """The values of an update, (covered coordinates,). Raises `InvalidUpdate`, `TooLarge`, `UnknownCodec`."""
-    return make_codec(payload.codec).decode(data, Layout.of(spec, submodel))
-
-
-def _check_codec(codec: str, uplink: str) -> None:
-    """Raises `InvalidUpdate` unless a payload is as the task wants it, or raw."""
-    wanted = payload_codec(uplink)
-    if codec not in (wanted, RAW):
-        raise InvalidUpdate(f"payload is of codec {codec!r}, the task asked for {wanted!r}")
 
 
 def _chunk(request: devices.PushUpdateRequest) -> tuple[int, bytes]:
@@ -263,7 +238,7 @@ class Intake:
             if (known := await self.verdict(*ids, header.payload.sha256)) is not None:
                 return known
         if task is not None and is_open:
-            _check_codec(header.payload.codec, task.uplink)
+            check_codec(header.payload.codec, task.uplink)
             return None
         raise UnknownTask(f"task {update.task_id!r} is not open for {update.client_id!r}: it ended, ask anew")
 
@@ -341,14 +316,10 @@ class Intake:
 
     def _checked(self, header: Header, upload: Upload) -> Checked:
         """Decode and check; a large update without a flaw becomes durable."""
-        update, data = header.update, upload.data()
-        try:
-            delta = decode(header.payload, data, self.spec, update.submodel)
-            flaw = find_flaw(self.spec, delta, update.examples, update.submodel)
-        except (InvalidUpdate, TooLarge) as error:
-            flaw = str(error)
+        data = upload.data()
+        update, flaw = examined(header.update, header.payload, data, self.spec, self._limits)
         if flaw:
             upload.drop()
             return Checked(update, flaw)
         upload.adopt()
-        return Checked(replace(update, delta=delta), inline=bytes(data) if upload.inline else None)
+        return Checked(update, inline=bytes(data) if upload.inline else None)

@@ -20,7 +20,7 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, LogLost, ReplayMismatch
 from anabranch.core.journal import Record, from_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import Delta, ParamSpec, digest
+from anabranch.core.params import ParamSpec, digest
 from anabranch.core.rollback import Refolder
 from anabranch.core.settable import (
     as_started,
@@ -30,11 +30,10 @@ from anabranch.core.settable import (
     why_fixed,
     with_values,
 )
-from anabranch.core.submodels import Submodel
 from anabranch.host.build import Begin, Blueprint
+from anabranch.host.submission import loader
 from anabranch.server.books import Saved
 from anabranch.server.history import History, history_at
-from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
 from anabranch.server.store.base import Link, Mark, Projection, RunInfo, Store, VersionRow
@@ -154,10 +153,7 @@ def refolder(store: Store, spec: ParamSpec, begin: Begin) -> Refolder:
     def begins() -> int:
         return store.first().applied_through_seq
 
-    def load(payload: ev.Payload, submodel: Submodel | None) -> Delta:
-        return decode(payload, store.payload(payload), spec, submodel)
-
-    return Refolder(fresh, store.records, load, store.receipt, begins)
+    return Refolder(fresh, store.records, loader(store.payload, spec), store.receipt, begins)
 
 
 def check_mark(mark: Mark | None, history: History, seq: int) -> None:

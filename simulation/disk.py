@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 
-from anabranch.compress.layout import Layout
-from anabranch.compress.registry import make_codec
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ReplayMismatch
-from anabranch.core.events import Payload
 from anabranch.core.journal import Record, replay
-from anabranch.core.params import Delta
 from anabranch.core.snapshot import Snapshot, state_digest, take_snapshot
-from anabranch.core.submodels import Submodel
 from anabranch.host.build import Begin
+from anabranch.host.submission import loader
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
 
 
@@ -49,11 +45,7 @@ class Disk:
         """The engine as it was: the snapshot, then the log. Raises `ReplayMismatch` if it is another."""
         engine = self._make(self._snapshot)
         payloads = {record["payload"]["sha256"]: data for record, data in self._log if "payload" in record}
-
-        def load(payload: Payload, submodel: Submodel | None) -> Delta:
-            layout = Layout.of(engine.spec, submodel)
-            return make_codec(payload.codec).decode(payloads[payload.sha256], layout)
-
+        load = loader(lambda payload: payloads[payload.sha256], engine.spec)
         for _ in replay(engine, (record for record, _ in self._log), load):
             pass
         if state_digest(engine) != state_digest(before):

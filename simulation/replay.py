@@ -13,19 +13,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from anabranch.compress.layout import Layout
-from anabranch.compress.registry import make_codec
 from anabranch.core.effects import Decided
 from anabranch.core.engine import Engine
 from anabranch.core.errors import DataError
-from anabranch.core.events import Payload
 from anabranch.core.journal import Record, replay
-from anabranch.core.params import Delta, digest
+from anabranch.core.params import digest
 from anabranch.core.rollback import Refolder
 from anabranch.core.snapshot import state_digest
-from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Receipt
 from anabranch.host.build import Blueprint
+from anabranch.host.submission import loader
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.run import open_simulation
@@ -89,10 +86,7 @@ def _through_payloads(reader: JournalReader) -> Engine:
 
     engine = fresh()
     with reader.open_payloads() as read:
-
-        def load_delta(payload: Payload, submodel: Submodel | None) -> Delta:
-            return make_codec(payload.codec).decode(read(payload), Layout.of(spec, submodel))
-
+        load_delta = loader(read, spec)
         told: dict[str, Receipt] = {}  # the engine forgets the oldest
         refold = Refolder(fresh, _numbered(reader), load_delta, told.get)
         for _, effects in replay(engine, reader.records(), load_delta, refold):

@@ -14,12 +14,9 @@ from typing import Protocol
 
 import numpy as np
 
-from anabranch.compress.layout import Layout
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.admission import given_up
-from anabranch.core.chains import RAW, payload_codec
 from anabranch.core.effects import (
     Decided,
     Effect,
@@ -30,9 +27,8 @@ from anabranch.core.effects import (
     Refused,
 )
 from anabranch.core.engine import Engine
-from anabranch.core.errors import InvalidUpdate, WireError
+from anabranch.core.errors import InvalidUpdate
 from anabranch.core.journal import Record, to_record
-from anabranch.core.params import Delta, ParamSpec
 from anabranch.core.updates import (
     Ask,
     Capability,
@@ -41,9 +37,9 @@ from anabranch.core.updates import (
     TaskState,
     Update,
     Verdict,
-    find_flaw,
 )
 from anabranch.core.waiting import WaitingLine
+from anabranch.host.submission import check_codec, examined
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
@@ -124,19 +120,13 @@ class World:
     def push(self, client_id: str, outbox: Outbox) -> Decision:
         """What becomes of an update whose last byte is here."""
         result, task, spec = outbox.result, outbox.task, self.engine.spec
-        delta: Delta = np.empty(0, spec.vector_dtype)
-        try:
-            delta = _decoded(result.codec, result.payload, task, spec)
-            flaw = find_flaw(spec, delta, outbox.examples, task.submodel) or ""
-        except WireError as error:
-            flaw = str(error)
         update = Update(
             update_id=outbox.update_id,
             task_id=task.task_id,
             client_id=client_id,
             base_version=task.base_version,
             examples=outbox.examples,
-            delta=np.empty(0, spec.vector_dtype) if flaw else delta,
+            delta=np.empty(0, spec.vector_dtype),
             submodel=task.submodel,
             local_steps=result.steps,
             # A record is strict JSON: a metric that is not finite says nothing.
@@ -144,14 +134,19 @@ class World:
         )
         values = 0 if task.submodel is None else task.submodel.size
         reference = ev.Payload(outbox.sha256(), len(result.payload), result.codec, values)
+        update, flaw = examined(update, reference, result.payload, spec)
         arrived = ev.UpdateArrived(self.time.now(), update, reference, flaw)
         effects = self._handle(arrived, result.payload)
         return next(e for e in effects if isinstance(e, Decided)).receipt.decision
 
     def takes(self, client_id: str, outbox: Outbox) -> bool:
-        """Whether the payload shall come: not for a task that is over, and was not answered by this."""
+        """Whether the payload shall come: not of another codec than its task's, nor for one that is over."""
         task = self.engine.ledger.tasks.get(outbox.task.task_id)
         if task is not None and task.client_id == client_id:
+            try:
+                check_codec(outbox.result.codec, task.uplink)
+            except InvalidUpdate:
+                return False
             return True
         if outbox.update_id in self.engine.ledger.receipts:
             return True
@@ -272,11 +267,3 @@ class World:
             self._handle(ev.Ticked(self.time.now()))
         else:
             self._plan_tick()
-
-
-def _decoded(codec: str, payload: bytes, task: Task, spec: ParamSpec) -> Delta:
-    """The delta of a payload, of the task's codec or raw. Raises what the live server would find."""
-    wanted = payload_codec(task.uplink)
-    if codec not in (wanted, RAW):
-        raise InvalidUpdate(f"payload is of codec {codec!r}, the task asked for {wanted!r}")
-    return make_codec(codec).decode(payload, Layout.of(spec, task.submodel))

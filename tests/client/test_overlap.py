@@ -19,6 +19,8 @@ from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
 from anabranch.client.stopping import Bell
 from anabranch.client.transport import Transport
 from anabranch.compress.feedback import Memory
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import make_codec
 from anabranch.core.config import ClientTable
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import SparseVector
@@ -279,8 +281,7 @@ def test_error_feedback_loses_nothing_when_results_overlap(tmp_path: Path) -> No
 
     class Listening(LocalTransport):
         def push(self, entry: UpdateEntry) -> PushAnswer:
-            update, _ = self._update(entry)
-            delta = update.delta
+            delta = make_codec(entry.codec).decode(entry.payload, Layout.of(self.server.spec))
             dense = np.zeros(self.server.spec.size, np.float32)
             if isinstance(delta, SparseVector):
                 dense[delta.indices] = delta.values

@@ -158,7 +158,7 @@ def test_without_an_order_and_with_an_error_the_mod_does_nothing() -> None:
     [
         (Encoded("int4", b"1234"), "the task asked for 'topk"),
         (Encoded("topk(0.1)|int8", bytes(99_000)), "needs at most"),
-        (Encoded("topk(0.1)|int8", b"12345678"), "cannot be decoded"),
+        (Encoded("topk(0.1)|int8", b"12345678"), "is of no use"),
     ],
 )
 def test_bytes_that_nobody_asked_for_are_refused(encoded: Encoded, why: str) -> None:

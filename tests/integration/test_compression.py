@@ -20,11 +20,11 @@ from anabranch.core.journal import replay
 from anabranch.core.params import Vector, digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Blueprint
+from anabranch.host.submission import loader
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.reports.journal_files import JournalReader
 from anabranch.server.export import export_run
-from anabranch.server.intake import decode
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.verify import verify
 
@@ -185,7 +185,7 @@ def test_an_exported_run_replays(compressed: Served, manifest: Manifest, tmp_pat
     reader = JournalReader(tmp_path / "run")
     engine = Blueprint.of(reader.config, manifest.spec).engine(manifest.tensors)
     with reader.open_payloads() as read:
-        for _ in replay(engine, reader.records(), lambda p, s: decode(p, read(p), reader.spec, s)):
+        for _ in replay(engine, reader.records(), loader(read, reader.spec)):
             pass
     assert state_digest(engine) == verify(tmp_path / "data").state_sha256
 

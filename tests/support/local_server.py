@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from anabranch.client.messages import (
     Enrolment,
     FetchedModel,
@@ -17,7 +19,6 @@ from anabranch.client.messages import (
 )
 from anabranch.client.outbox import UpdateEntry
 from anabranch.compress.downloads import Downloads
-from anabranch.compress.layout import Layout
 from anabranch.compress.model import encode_model
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core import events as ev
@@ -31,11 +32,13 @@ from anabranch.core.errors import (
     UnknownTask,
     UnknownVersion,
 )
+from anabranch.core.journal import Record, to_record
 from anabranch.core.params import ParamSpec, Tensors
 from anabranch.core.submodels import Submodel, UnitMap
 from anabranch.core.units import UnitGroup
-from anabranch.core.updates import Ask, Capability, Receipt, Task, TaskState, Update, find_flaw
+from anabranch.core.updates import Ask, Capability, Receipt, Task, TaskState, Update
 from anabranch.host.build import Blueprint
+from anabranch.host.submission import check_codec, examined
 from anabranch.protos.convert import submodel_from_proto
 
 
@@ -55,6 +58,7 @@ class LocalServer:
         self.frozen = self.spec.frozen(tensors)
         self.engine = Blueprint.of(config, self.spec).engine(tensors)
         self.downloads = Downloads(self.spec, self.frozen)
+        self.journal: list[Record] = []
         self.lock = threading.Lock()
         self.turn = threading.RLock()  # for two events with nothing in between
         self.models = {0: self._encoded()}
@@ -62,12 +66,20 @@ class LocalServer:
     def do(self, event: ev.Event) -> list[Effect]:
         """One event through the engine."""
         with self.turn, self.lock:
-            deadline = self.engine.next_deadline()
-            if deadline is not None and deadline <= event.now:
-                self.engine.handle(ev.Ticked(event.now))
-            effects = self.engine.handle(event)
+            self.tick()
+            effects = self._handle(event)
             self.models.setdefault(self.engine.version, self._encoded())
         return effects
+
+    def tick(self) -> None:
+        """Leases may have ended since the last event."""
+        now, deadline = self.clock(), self.engine.next_deadline()
+        if deadline is not None and deadline <= now:
+            self._handle(ev.Ticked(now))
+
+    def _handle(self, event: ev.Event) -> list[Effect]:
+        self.journal.append(to_record(event))
+        return self.engine.handle(event)
 
     def receipt(self, update_id: str) -> Receipt | None:
         """The receipt of an update."""
@@ -141,8 +153,11 @@ class LocalTransport:
         task = s.engine.ledger.tasks.get(entry.task_id)
         if task is None or task.client_id != self.client_id:
             raise UnknownTask(f"task {entry.task_id!r} is not open")
-        update, flaw = self._update(entry)
-        payload = ev.Payload(entry.sha256, len(entry.payload), entry.codec)
+        check_codec(entry.codec, task.uplink)
+        update = self._update(entry)
+        values = 0 if update.submodel is None else update.submodel.size
+        payload = ev.Payload(entry.sha256, len(entry.payload), entry.codec, values)
+        update, flaw = examined(update, payload, entry.payload, s.spec)
         effects = s.do(ev.UpdateArrived(s.clock(), update, payload, flaw))
         decided = next(e for e in effects if isinstance(e, Decided))
         if flaw:
@@ -178,26 +193,20 @@ class LocalTransport:
         if sha256 != self.server.spec.layout_hash:
             raise ManifestMismatch("this run is of another model")
 
-    def _update(self, entry: UpdateEntry) -> tuple[Update, str]:
+    def _update(self, entry: UpdateEntry) -> Update:
         spec = self.server.spec
         map_ = None if entry.submodel is None else submodel_from_proto(entry.submodel, spec)
-        try:
-            delta = make_codec(entry.codec).decode(memoryview(entry.payload), Layout.of(spec, map_))
-            flaw = find_flaw(spec, delta, entry.examples, map_) or ""
-        except InvalidUpdate as error:
-            delta, flaw = spec.flatten(spec.unflatten(self.server.engine.vector))[:0], str(error)
-        update = Update(
+        return Update(
             entry.update_id,
             entry.task_id,
             self.client_id,
             entry.base_version,
             entry.examples,
-            delta,
+            np.empty(0, spec.vector_dtype),
             map_,
             entry.local_steps,
             entry.metrics,
         )
-        return update, flaw
 
 
 class Unplugged(LocalTransport):

@@ -13,9 +13,8 @@ from itertools import islice, takewhile
 from pathlib import Path
 
 from anabranch.compress.downloads import Downloads
-from anabranch.compress.layout import Layout
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import STAGES, make_codec
+from anabranch.compress.registry import STAGES
 from anabranch.core.chains import RAW
 from anabranch.core.effects import (
     Decided,
@@ -28,14 +27,14 @@ from anabranch.core.effects import (
     SettingsSet,
 )
 from anabranch.core.engine import Engine
-from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.journal import replay as replay_journal
-from anabranch.core.params import Delta, Tensors, Vector, digest
+from anabranch.core.params import Tensors, Vector, digest
 from anabranch.core.rollback import Refolder
-from anabranch.core.submodels import Submodel, UnitMap, submodel_from_json
+from anabranch.core.submodels import UnitMap, submodel_from_json
 from anabranch.core.updates import Receipt, Task, Verdict
 from anabranch.host.build import Blueprint
+from anabranch.host.submission import loader
 from anabranch.reports.folders import numbered
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
@@ -81,9 +80,7 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     recorder = Recorder.of(config, folder, spec)
     models = _Models(metrics, engine)
     with recorder, journal.open_payloads() as payloads:
-
-        def load_delta(reference: Payload, submodel: Submodel | None) -> Delta:
-            return make_codec(reference.codec).decode(payloads(reference), Layout.of(spec, submodel))
+        load_delta = loader(payloads, spec)
 
         def numbered_records(after: int) -> Iterator[tuple[int, Record]]:
             return islice(enumerate(journal.records(), 1), after, None)

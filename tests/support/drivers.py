@@ -1,0 +1,266 @@
+"""One run behind each driver, to be spoken to in the same words: what it answers, and what it logs.
+
+Words are those of a device: an answer is what it is told, in a line of text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from federations import result_of
+from live_server import live_server
+from local_server import LocalServer, LocalTransport
+
+from anabranch.client.operator import OperatorClient
+from anabranch.client.transport import GrpcTransport, Transport
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import STAGES, make_codec
+from anabranch.core import events as ev
+from anabranch.core.config import Config
+from anabranch.core.effects import Refused
+from anabranch.core.errors import AnabranchError
+from anabranch.core.journal import Record, line
+from anabranch.core.params import ParamSpec
+from anabranch.core.updates import Ask, Capability, Decision, LocalPlan, Reason, Task
+from anabranch.host.build import Blueprint
+from anabranch.reports.recorder import Recorder
+from anabranch.server.store.factory import open_store
+from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.executors.base import LocalResult
+from anabranch.simulation.outbox import Outbox
+from anabranch.simulation.server import Direct
+from anabranch.simulation.versions import Versions
+from anabranch.simulation.world import World
+
+FIRST = {"w": np.zeros(8, np.float32)}
+SPEC = ParamSpec.of(FIRST)
+CAPABILITY = Capability(codecs=STAGES)
+
+
+class Driver(Protocol):
+    """A run and its devices. `value`: of every value of the update; it may be of another `codec`."""
+
+    def enrol(self, client_id: str, capability: Capability = CAPABILITY) -> None: ...
+    def ask(self, client_id: str, task_id: str) -> str: ...
+    def push(
+        self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = ""
+    ) -> str: ...
+    def beat(self, client_id: str, task_id: str, progress: float) -> str: ...
+    def drop(self, client_id: str, task_id: str) -> None: ...
+    def lapse(self, client_id: str, task_id: str) -> None: ...
+    def order(self, make: Callable[[float], ev.Event]) -> None: ...
+    def journal(self) -> Sequence[Record]: ...
+
+
+def decided(decision: Decision) -> str:
+    """What a device is told of its update."""
+    if decision.reason is Reason.INVALID:
+        return "InvalidUpdate"
+    return f"{decision.verdict} {decision.reason}".strip()
+
+
+def asked(answer: Task | Refused) -> str:
+    return f"refused {answer.reason}" if isinstance(answer, Refused) else f"of version {answer.base_version}"
+
+
+def encoded(value: float, codec: str) -> bytes:
+    """An update of one value, or, where no codec takes it, its bytes as they are."""
+    delta = np.full(SPEC.size, value, np.float32)
+    return make_codec(codec).encode(delta, Layout.of(SPEC)) if np.isfinite(value) else delta.tobytes()
+
+
+class Tasks:
+    """The tasks that were granted, by id. Of one that never was, what a device would make up."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Task] = {}
+
+    def keep(self, answer: Task | Refused) -> str:
+        if isinstance(answer, Task):
+            self._of.setdefault(answer.task_id, answer)
+        return asked(answer)
+
+    def of(self, client_id: str, task_id: str) -> Task:
+        made_up = Task(task_id, client_id, 0, 0.0, 60.0, 60.0, 0, LocalPlan())
+        return self._of.get(task_id, made_up)
+
+
+class Wired:
+    """Devices that speak through a `Transport`."""
+
+    def __init__(self, connect: Callable[[str], Transport]) -> None:
+        self._connect, self._tasks = connect, Tasks()
+        self._transports: dict[str, Transport] = {}
+
+    def transport(self, client_id: str) -> Transport:
+        if client_id not in self._transports:
+            self._transports[client_id] = self._connect(client_id)
+        return self._transports[client_id]
+
+    def enrol(self, client_id: str, capability: Capability = CAPABILITY) -> None:
+        self.transport(client_id).enrol(capability)
+
+    def ask(self, client_id: str, task_id: str) -> str:
+        return self._tasks.keep(self.transport(client_id).ask(Ask(client_id, task_id), SPEC))
+
+    def push(self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = "") -> str:
+        task = self._tasks.of(client_id, task_id)
+        codec = codec or task.uplink
+        entry = result_of(task, SPEC, update_id, codec=codec, payload=encoded(value, codec))
+        try:
+            answer = self.transport(client_id).push(entry)
+        except AnabranchError as error:
+            return type(error).__name__
+        return decided(answer.decision)
+
+    def beat(self, client_id: str, task_id: str, progress: float) -> str:
+        notices = self.transport(client_id).heartbeat(task_id, progress).notices
+        return ", ".join(notice.kind for notice in notices)
+
+    def drop(self, client_id: str, task_id: str) -> None:
+        self.transport(client_id).drop(task_id, "not wanted")
+
+
+class Live(Wired):
+    """The server itself, over gRPC; its journal is that of its store, once it has ended."""
+
+    def __init__(self, address: str, admin_address: str, data_dir: Path) -> None:
+        super().__init__(lambda client_id: GrpcTransport(address, client_id))
+        self._admin_address, self._data_dir = admin_address, data_dir
+
+    def lapse(self, client_id: str, task_id: str) -> None:
+        with OperatorClient(self._admin_address) as operator:
+            ended = (e for e in operator.watch(0) if e.kind == "lease_ended")
+            next(e for e in ended if e.data["task_id"] == task_id)
+
+    def order(self, make: Callable[[float], ev.Event]) -> None:
+        with OperatorClient(self._admin_address) as operator:
+            match make(0.0):
+                case ev.Paused():
+                    operator.pause()
+                case ev.Resumed():
+                    operator.resume()
+                case ev.Quarantined(_, client_id, why):
+                    operator.quarantine(client_id, why)
+                case ev.Released(_, client_id):
+                    operator.release(client_id)
+
+    def close(self) -> None:
+        for transport in self._transports.values():
+            assert isinstance(transport, GrpcTransport)
+            transport.close()
+
+    def journal(self) -> Sequence[Record]:
+        store = open_store("", self._data_dir)
+        try:
+            return [record for _, record in store.records()]
+        finally:
+            store.close()
+
+
+class Local(Wired):
+    """The transport without a network."""
+
+    def __init__(self, config: Config) -> None:
+        self._now = 1000.0
+        self._server = LocalServer(FIRST, config, lambda: self._now)
+        super().__init__(lambda client_id: LocalTransport(self._server, client_id))
+
+    def lapse(self, client_id: str, task_id: str) -> None:
+        self._now = self._server.engine.ledger.tasks[task_id].expires_at
+        self._server.tick()
+
+    def order(self, make: Callable[[float], ev.Event]) -> None:
+        self._server.do(make(self._now))
+
+    def journal(self) -> Sequence[Record]:
+        return self._server.journal
+
+
+class Simulated:
+    """The simulator's server, as its devices meet it."""
+
+    def __init__(self, config: Config) -> None:
+        self._records: list[Record] = []
+        self._clock, self._tasks = VirtualClock(), Tasks()
+        blueprint = Blueprint.of(config, SPEC)
+        engine = blueprint.engine(FIRST)
+        recorder = Recorder(config.strategy.name, "test", 0, 0.0, config.to_json(), "simulated")
+        versions = Versions(engine, {})
+        self._world = World(self._clock, engine, versions, self, recorder, blueprint.codec_at)
+        self._server = Direct(self._world)
+
+    def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
+        self._records.append(record)
+
+    def enrol(self, client_id: str, capability: Capability = CAPABILITY) -> None:
+        self._told(partial(self._server.enrol, client_id, capability))
+
+    def ask(self, client_id: str, task_id: str) -> str:
+        answer = self._told(partial(self._server.ask, Ask(client_id, task_id)))
+        return self._tasks.keep(answer if isinstance(answer, Refused) else answer[0])
+
+    def push(self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = "") -> str:
+        task = self._tasks.of(client_id, task_id)
+        codec = codec or task.uplink
+        payload = encoded(value, codec)
+        entry = result_of(task, SPEC, update_id, codec=codec, payload=payload)
+        result = LocalResult(payload, codec, entry.local_steps, entry.metrics)
+        outbox = Outbox(task, update_id, entry.examples, result, lambda: entry.sha256)
+        if not self._told(partial(self._server.takes, client_id, outbox)):
+            is_open = task_id in self._world.engine.ledger.tasks
+            return "InvalidUpdate" if is_open else "UnknownTask"
+        return decided(self._told(partial(self._server.push, client_id, outbox)))
+
+    def beat(self, client_id: str, task_id: str, progress: float) -> str:
+        wanted = self._told(partial(self._server.renew, client_id, task_id, progress))
+        return "" if wanted else "cancel"
+
+    def drop(self, client_id: str, task_id: str) -> None:
+        self._server.drop(client_id, task_id, "not wanted", diverged=False)
+
+    def lapse(self, client_id: str, task_id: str) -> None:
+        self._clock.run(self._world.engine.ledger.tasks[task_id].expires_at)
+
+    def order(self, make: Callable[[float], ev.Event]) -> None:
+        self._told(partial(self._server.order, make))
+
+    def journal(self) -> Sequence[Record]:
+        return self._records
+
+    @staticmethod
+    def _told(call: Callable[[Callable[[Any], None]], None]) -> Any:
+        answers: list[Any] = []
+        call(answers.append)
+        (answer,) = answers
+        return answer
+
+
+@contextmanager
+def driver(name: str, config: Config, folder: Path) -> Iterator[Driver]:
+    """A new run behind the driver of this name. Of the live server's journal is there at the end only."""
+    if name != "live":
+        yield Local(config) if name == "local" else Simulated(config)
+        return
+    with live_server(folder, FIRST, config) as info:
+        live = Live(info.address, info.admin_address, folder / "data")
+        yield live
+        live.close()
+
+
+def story(records: Sequence[Record]) -> list[Record]:
+    """A journal without what time it was; several ticks in a row are as good as one."""
+    told = [json.loads(line({key: r[key] for key in r if key != "now"})) for r in records]
+    return [r for i, r in enumerate(told) if r["kind"] != "ticked" or not i or told[i - 1] != r]
+
+
+def patient(config: Config) -> Config:
+    """The configuration with leases that end soon."""
+    return replace(config, server=replace(config.server, lease_s=0.2, lease_min_s=0.2))

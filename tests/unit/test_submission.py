@@ -1,0 +1,67 @@
+"""What devices send is checked in one place."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import make_codec
+from anabranch.core.errors import InvalidUpdate, TooLarge
+from anabranch.core.events import Payload
+from anabranch.core.limits import Limits
+from anabranch.core.params import ParamSpec, dense
+from anabranch.core.updates import Update
+from anabranch.host.submission import check_codec, check_size, decode, examined, loader
+
+SPEC = ParamSpec.of({"w": np.zeros(4, np.float32)})
+UPDATE = Update("u-1", "t-1", "a", 0, 10, np.empty(0, np.float32))
+
+
+def raw(*values: float) -> bytes:
+    return make_codec("raw").encode(np.array(values, np.float32), Layout.of(SPEC))
+
+
+@pytest.mark.parametrize("codec", ["raw", "topk(0.1)|int8"])
+def test_the_tasks_codec_and_raw_are_taken(codec: str) -> None:
+    check_codec(codec, "ef(0.9)|topk(0.1)|int8")
+
+
+@pytest.mark.parametrize("codec", ["int8", "topk(0.2)|int8", "ef(0.9)|topk(0.1)|int8"])
+def test_any_other_codec_is_refused(codec: str) -> None:
+    with pytest.raises(InvalidUpdate, match=r"the task asked for 'topk\(0.1\)\|int8'"):
+        check_codec(codec, "ef(0.9)|topk(0.1)|int8")
+
+
+def test_more_bytes_than_the_codec_can_need_are_refused() -> None:
+    check_size(16, "raw", SPEC, None)
+    with pytest.raises(TooLarge, match="payload of 17 bytes: raw needs at most 16 for 4 values"):
+        check_size(17, "raw", SPEC, None)
+
+
+def test_a_good_update_has_its_values() -> None:
+    update, flaw = examined(UPDATE, Payload("", 16), raw(1, 2, 3, 4), SPEC)
+    assert flaw == ""
+    assert dense(update.delta).tolist() == [1, 2, 3, 4]
+    assert UPDATE.delta.size == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "limits", "flaw"),
+    [
+        (raw(1, 2, 3, 4)[:-1], Limits(), "payload has 15 bytes"),
+        (np.full(4, np.nan, np.float32).tobytes(), Limits(), "are not finite"),
+        (raw(1, 2, 3, 11), Limits(delta_abs_max=10.0), "are over 10"),
+        (raw(1, 2, 3, 4), Limits(examples_max=9), "examples is 10"),
+    ],
+)
+def test_a_flawed_one_comes_back_as_it_was(data: bytes, limits: Limits, flaw: str) -> None:
+    update, found = examined(UPDATE, Payload("", len(data)), data, SPEC, limits)
+    assert update is UPDATE
+    assert flaw in found
+
+
+def test_a_journals_values_are_read_by_their_reference() -> None:
+    load = loader(lambda payload: raw(*map(float, payload.sha256)), SPEC)
+    assert dense(load(Payload("5678", 16), None)).tolist() == [5, 6, 7, 8]
+    assert dense(decode(Payload("", 16), raw(1, 1, 1, 1), SPEC, None)).tolist() == [1, 1, 1, 1]
