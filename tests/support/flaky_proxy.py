@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 
 READ_BYTES = 16 * 1024
@@ -15,13 +16,14 @@ BUFFER_BYTES = 128 * 1024  # small: what lies in them is lost with the connectio
 class FlakyProxy:
     """`cuts[i]` bounds the bytes of the i-th connection, both ways together; later ones have no bound.
 
-    With `silent`, a connection at its bound stays open and nothing more comes through.
+    With `silent`, a connection at its bound stays open and nothing more comes through. While nobody
+    listens at the target, connections end as they come.
     """
 
     def __init__(self, target: str, cuts: Sequence[int], silent: bool = False) -> None:
         host, _, port = target.rpartition(":")
         self._target = (host, int(port))
-        self._cuts, self._silent = list(cuts), silent
+        self._cuts, self._silent = deque(cuts), silent
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = [self._listener]
         self._threads = [threading.Thread(target=self._accept)]
@@ -44,20 +46,31 @@ class FlakyProxy:
         for thread in self._threads:
             thread.join(600)
 
+    def cut(self, next_ones: Iterable[int] = ()) -> None:
+        """Cut every connection that is open, and bound the bytes of the next ones."""
+        with self._lock:
+            open_now, self._sockets = self._sockets[1:], self._sockets[:1]
+            self._cuts.extend(next_ones)
+        for one in open_now:
+            _shut(one)
+
     def _accept(self) -> None:
         while True:
             try:
                 near, _ = self._listener.accept()
-                far = socket.create_connection(self._target)
             except OSError:
                 return
+            try:
+                far = socket.create_connection(self._target)
+            except OSError:
+                _shut(near)
+                continue
             for one in (near, far):
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
                 one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-            bound = self._cuts[self.connections] if self.connections < len(self._cuts) else None
             self.connections += 1
-            budget = [bound]
             with self._lock:
+                budget = [self._cuts.popleft() if self._cuts else None]
                 self._sockets += [near, far]
             for source, sink in ((near, far), (far, near)):
                 thread = threading.Thread(target=self._pump, args=(source, sink, budget))
