@@ -15,6 +15,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -27,8 +28,8 @@ from soak_books import Oracle
 from soak_device import SHAPE
 from soak_fleet import STUCK_S, DeviceProcess, SoakServer
 
-from anabranch.client.joining import join
 from anabranch.client.operator import open_operator, operator_wallet
+from anabranch.core.errors import Unavailable
 from anabranch.core.limits import MIB
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import Kind
@@ -97,6 +98,7 @@ class Soak:
         self._chance, self._began = random.Random(self.seed), time.monotonic()
         self._server = SoakServer(self.folder, self.enter, self.disk / "data")
         self._fleet: list[DeviceProcess] = []
+        self._copied: DeviceProcess | None = None
         self._copy: DeviceProcess | None = None
         self._backup: Backup | None = None
         self._settings: dict[str, float] = {}
@@ -113,10 +115,9 @@ class Soak:
             sha256 = authority.sha256
         self._start_server()
         for number, token in enumerate(tokens):
-            device = DeviceProcess(self.folder, f"device-{number}", proxy.address)
-            join(device.state_dir / "identity", self._server.join, token, sha256)
-            device.start()
-            self._fleet.append(device)
+            joining = {"join": self._server.join, "token": token, "ca_sha256": sha256}
+            self._fleet.append(DeviceProcess(self.folder / f"device-{number}", proxy.address, joining))
+            self._fleet[-1].start()
         self._await_answers()
         self._sample("begun")
 
@@ -143,8 +144,8 @@ class Soak:
         for device in self._fleet:
             device.kill()
             device.start(tasks_max=device.results() + 1)
-        codes = {device.client_id: device.ended() for device in self._fleet}
-        assert set(codes.values()) == {0}, (codes, [d.log_tail() for d in self._fleet])
+        ended = [device for device in self._fleet if device.ended()]
+        assert not ended, [device.log_tail() for device in ended]
         self._checked_copy()
         self._sample("finished")
 
@@ -195,12 +196,11 @@ class Soak:
     def _copy_folder(self) -> str:
         device = self._chance.choice(self._fleet)
         device.kill()
-        folder = self.folder / f"{device.client_id}-copy-{self.done['copy_folder']}"
-        shutil.copytree(device.state_dir, folder)
-        self._copy = DeviceProcess(self.folder, device.client_id, self._proxy.address, folder)
+        self._copied = device
+        self._copy = device.copied(self.folder / f"copy-{self.done['copy_folder']}")
         for process in self._chance.sample([device, self._copy], 2):
             process.start()
-        return device.client_id
+        return device.state_dir.name
 
     def _fill_disk(self) -> str:
         filler = self.disk / "filler"
@@ -231,8 +231,8 @@ class Soak:
     def _set(self) -> str:
         path = self._chance.choice(list(SETTINGS))
         value = self._chance.choice(SETTINGS[path])
-        papers = self.folder / "operator"
-        self._admin("set", f"{path}={value}", "--admin", self._server.admin, "--identity", str(papers))
+        words = ("--admin", self._server.admin, "--identity", str(self.folder / "operator"))
+        self._await("a setting is taken", lambda: self._admin("set", f"{path}={value}", *words) == 0)
         self._settings[path] = value
         return f"{path}={value}"
 
@@ -255,7 +255,7 @@ class Soak:
         shutil.rmtree(self._server.data_dir)
         shutil.copytree(backup.folder, self._server.data_dir)
         data_dir, authority = self._server.seen_data_dir, self.folder / "ca"
-        self._admin("attest-restore", "--data-dir", str(data_dir), "--folder", str(authority))
+        assert self._admin("attest-restore", "--data-dir", str(data_dir), "--folder", str(authority)) == 0
         astray = [(device, device.discarded) for device in self._fleet if device.newest_base > version]
         for device in self._fleet:
             device.newest_base = 0
@@ -266,10 +266,13 @@ class Soak:
 
     # --- steps --------------------------------------------------------------------------------------
 
-    def _admin(self, *words: str) -> None:
+    def _admin(self, *words: str) -> int:
+        """The exit code of an operator's command; it is told if it is none of success."""
         command = [*self.enter, sys.executable, "-m", "anabranch.cli.main", "admin", *words]
         done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
+        if done.returncode:
+            self.tell(done.stderr)
+        return done.returncode
 
     def _end_copy(self) -> None:
         if self._copy is not None:
@@ -283,10 +286,21 @@ class Soak:
 
     def _check_settings(self) -> None:
         """They stay what they were set to."""
-        with open_operator(self._server.admin, operator_wallet(self.folder / "operator"), False) as operator:
-            config = operator.status().config
-        found = {path: config[path.partition(".")[0]][path.partition(".")[2]] for path in self._settings}
-        assert found == self._settings
+        found: list[dict[str, float]] = []
+
+        def look() -> bool:
+            with (
+                suppress(Unavailable),  # a call takes longer than calls may, where the machine is that busy
+                open_operator(
+                    self._server.admin, operator_wallet(self.folder / "operator"), False
+                ) as operator,
+            ):
+                config = operator.status().config
+                found.append({p: config[p.partition(".")[0]][p.partition(".")[2]] for p in self._settings})
+            return bool(found)
+
+        self._await("an operator has an answer", look)
+        assert found == [self._settings]
 
     def _stop_server(self) -> None:
         """Kill it, unless it has ended."""
@@ -320,7 +334,7 @@ class Soak:
         while not met():
             self._read()
             for device in [*self._fleet, *([self._copy] if self._copy else [])]:
-                assert device.lives, f"{device.client_id} has ended: {device.log_tail()}"
+                assert device.lives, f"{device.state_dir} has ended: {device.log_tail()}"
             assert self._server.lives or not server, f"the server has ended: {self._server.log_tail()}"
             assert time.monotonic() < until, f"{what}: not in {STUCK_S} s\n{self._server.log_tail()}"
             time.sleep(0.05)
@@ -329,8 +343,8 @@ class Soak:
         """A few more for each device, whichever of its processes has them."""
 
         def answers(device: DeviceProcess) -> int:
-            copy = self._copy if self._copy and self._copy.client_id == device.client_id else None
-            return device.answers + (copy.answers if copy else 0)
+            twice = self._copy is not None and device is self._copied
+            return device.answers + (self._copy.answers if self._copy is not None and twice else 0)
 
         targets = [(device, answers(device) + self._chance.randint(2, 20)) for device in self._fleet]
         self._await("every device has answers", lambda: all(answers(d) >= target for d, target in targets))

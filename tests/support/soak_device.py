@@ -1,4 +1,6 @@
-"""A device process of the soak: `python soak_device.py ADDRESS CLIENT_ID STATE_DIR NOTES TASKS_MAX`.
+"""A device process of the soak: `python soak_device.py ADDRESS JOINING STATE_DIR NOTES TASKS_MAX`.
+
+JOINING are the options that it joins with the first time, as a JSON object.
 
 Each update is a delta of whole numbers that follows from one number, which is its first value; so who knows
 the numbers can add up what the model must be. The device keeps notes of its own, a file of JSON lines:
@@ -97,7 +99,7 @@ class Notes(logging.Handler):
         self._file.flush()
 
 
-def main(address: str, client_id: str, state_dir: str, notes_path: str, tasks_max: str) -> int:
+def main(address: str, joining: str, state_dir: str, notes_path: str, tasks_max: str) -> int:
     """Work until killed, or `tasks_max` tasks; returns the exit code."""
     notes = Notes(Path(notes_path), Path(state_dir))
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
@@ -107,10 +109,10 @@ def main(address: str, client_id: str, state_dir: str, notes_path: str, tasks_ma
         address,
         state_dir=Path(state_dir),
         tasks_max=int(tasks_max),
-        client_id=client_id,
         retry_base_s=0.05,
         retry_cap_s=0.5,
         threads=1,
+        **json.loads(joining),
     )
     try:
         run_client(options, notes.hear)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,15 @@ class SoakServer(ServerProcess):
 
 
 class DeviceProcess:
-    """A device, or the process of a copy of its folder: of the same name, with notes of its own."""
+    """A device, or the process of a copy of its folder, with notes of its own.
 
-    def __init__(self, folder: Path, client_id: str, address: str, state_dir: Path | None = None) -> None:
-        self.client_id, self.state_dir = client_id, state_dir or folder / client_id
-        self._notes, self._read_bytes = folder / f"{self.state_dir.name}.notes", 0
-        self._address, self._log = address, folder / f"{self.state_dir.name}.log"
+    `joining`: those of `ClientOptions` that it joins with.
+    """
+
+    def __init__(self, state_dir: Path, address: str, joining: Mapping[str, str]) -> None:
+        self.state_dir, self.address, self.joining = state_dir, address, joining
+        self._notes, self._read_bytes = state_dir.with_suffix(".notes"), 0
+        self._log = state_dir.with_suffix(".log")
         self._process: subprocess.Popen[bytes] | None = None
         self._bases: dict[str, int] = {}  # of what it has made, until it is answered
         self.answers = 0
@@ -92,10 +96,14 @@ class DeviceProcess:
 
     def start(self, tasks_max: int = 0) -> None:
         """Start, without waiting."""
-        words = [self._address, self.client_id, self.state_dir, self._notes, tasks_max]
+        words = [self.address, json.dumps(self.joining), self.state_dir, self._notes, tasks_max]
         with self._log.open("ab") as log:
             command = [sys.executable, soak_device.__file__, *map(str, words)]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
+
+    def copied(self, folder: Path) -> DeviceProcess:
+        """One with a copy of its folder."""
+        return DeviceProcess(shutil.copytree(self.state_dir, folder), self.address, self.joining)
 
     def kill(self) -> None:
         """SIGKILL."""
