@@ -238,6 +238,13 @@ class Ledger:
         if not saved:
             self.unsaved = Unsaved(list(self.clients), set(self.clients), len(self.receipts))
 
+    def unsaved_after_all(self, before: Unsaved) -> None:
+        """What was taken for a snapshot that has come to nothing goes into the next one."""
+        assert self.unsaved is not None, "a ledger that is saved in pieces notes what changed"
+        since = self.unsaved
+        enrolled, clients = before.enrolled + since.enrolled, before.clients | since.clients
+        self.unsaved = Unsaved(enrolled, clients, before.receipts + since.receipts)
+
     def newest_receipts(self, count: int) -> list[Receipt]:
         """So many receipts, or all where there are fewer, oldest first."""
         return list(islice(reversed(self.receipts.values()), count))[::-1]

@@ -46,6 +46,7 @@ from anabranch.core.updates import (
 Array = npt.NDArray[Any]
 FORMAT = 2
 RECEIPTS_OF = "receipts_of"  # the client and the payload of each receipt
+HISTORY = "history/"  # the names of the bases of open tasks
 APART = 3  # the format without clients and receipts: they are rows of the store that has it
 
 
@@ -87,8 +88,12 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
 
 
 def take_changes(engine: Engine) -> Snapshot:
-    """The engine's state, its arrays the engine's own, and what its ledger has noted as unsaved as rows."""
+    """The engine's state, copied, and what its ledger has noted as unsaved as rows.
+
+    The bases of open tasks are the engine's own, which never writes on them.
+    """
     meta, arrays = _state(engine)
+    arrays = {name: a if name.startswith(HISTORY) else a.copy() for name, a in arrays.items()}
     ledger, unsaved = engine.ledger, engine.ledger.unsaved
     assert unsaved is not None, "a ledger that is saved in pieces notes what changed"
     filed = engine.counters.applied + engine.counters.rejected
@@ -106,7 +111,7 @@ def take_changes(engine: Engine) -> Snapshot:
 def _state(engine: Engine) -> tuple[dict[str, Any], dict[str, Array]]:
     """JSON and arrays of everything but clients and receipts."""
     arrays: dict[str, Array] = {"vector": engine.vector}
-    arrays |= {f"history/{v}": a for v, a in sorted(engine.history.items())}
+    arrays |= {f"{HISTORY}{v}": a for v, a in sorted(engine.history.items())}
     meta = {
         "format": FORMAT,
         "version": engine.version,
@@ -169,7 +174,7 @@ def restore(
         engine.planner_state = planner.state_type(**_unpack(meta["planner"], arrays))
     if engine.buffers:
         engine.buffers.restore(_unpack(meta["buffers"], arrays))
-    engine.history = {int(k.split("/")[1]): a for k, a in arrays.items() if k.startswith("history/")}
+    engine.history = {int(k.removeprefix(HISTORY)): a for k, a in arrays.items() if k.startswith(HISTORY)}
     engine.ledger.restore(
         clients=[_client(c) for c in meta["clients"]] if rows is None else rows.clients,
         tasks=[_task(_unpack(t, arrays), spec) for t in meta["tasks"]],

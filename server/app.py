@@ -32,7 +32,6 @@ from anabranch.core.settable import as_started
 from anabranch.core.snapshot import Snapshot
 from anabranch.host.build import Blueprint
 from anabranch.identity.authority import Authority, authority_exists
-from anabranch.server.books import Every
 from anabranch.server.calls import Calls
 from anabranch.server.chronicle import Chronicle, Standing
 from anabranch.server.clock import run_clock
@@ -47,6 +46,7 @@ from anabranch.server.proofs import keep_authority
 from anabranch.server.recovery import Recovered, recover, refolder
 from anabranch.server.restored import read_restored
 from anabranch.server.run import LiveRun
+from anabranch.server.saving import Every
 from anabranch.server.seen_register import check_register
 from anabranch.server.standby import StandbyPorts, Tenure, await_turn, check_standby
 from anabranch.server.store.base import Store

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,12 +24,12 @@ from anabranch.core.params import digest
 from anabranch.core.rates import Rates
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.rollback import Folding, Refolder
-from anabranch.core.snapshot import take_changes
 from anabranch.core.updates import Receipt, Task, TaskState
 from anabranch.core.waiting import WaitingLine
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
+from anabranch.server.saving import Every, Saved, Saving, Taken, Written
 from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
 
 log = logging.getLogger(__name__)
@@ -40,33 +39,8 @@ TWICE = (
     "Stop one of them, or give it an --id and a --state-dir of its own"
 )
 
-# A snapshot holds everybody up: the next one waits until it would take at most a part in so many of the time.
-SAVING_SHARE = 20
 TRIMMED_AT_ONCE = 1_000  # events, with every batch while there are any to drop
 BEATS_PER_LEASE = 10  # renewals that the log has at the most; a device sends three
-
-
-@dataclass(frozen=True)
-class Saved:
-    """How far the newest snapshot goes: events, versions and applied updates."""
-
-    seq: int = 0
-    version: int = 0
-    applied: int = 0
-
-
-@dataclass(frozen=True)
-class Every:
-    """How far the log may go on after a snapshot until the next one is due; 0: as far as it likes."""
-
-    versions: int = 0
-    updates: int = 0
-    events: int = 0
-
-    def due(self, versions: int, updates: int, events: int) -> bool:
-        """Whether it has gone so far."""
-        gone = ((self.versions, versions), (self.updates, updates), (self.events, events))
-        return any(0 < bound <= found for bound, found in gone)
 
 
 @dataclass(frozen=True)
@@ -126,14 +100,13 @@ class Books:
         self._coming: set[str] = set()  # the tasks of updates in the batch at hand
         self._beaten: set[str] = set()  # the tasks whose leases are renewed in it
         self._capabilities = Rates(limits.capabilities_per_hour / 60, limits.capabilities_per_hour)
-        self._every = every
-        self._saved = saved
-        self._not_before = 0.0
-        self._keep_log, self._trims = keep, False
+        self.saving = Saving(engine, store, every, saved, keep)
+        self._forgets, self._trims = not keep.is_all, False
 
     def commit(self, batch: Sequence[Call]) -> float | None:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
         reach("batch_taken")
+        self._name_snapshot()
         self._beaten = set()
         self._coming = {c.event.update.task_id for c in batch if isinstance(c.event, ev.UpdateArrived)}
         orders = [call for call in batch if call.folding is not None]
@@ -159,25 +132,38 @@ class Books:
         """Write what the log implies, and a snapshot if there is anything new."""
         try:
             self.project()
-            if self.seq > self._saved.seq:
+            if self.seq > self.saving.saved.seq:
                 self.save(now)
         except StoreFull as full:  # the log has it all: the next start takes longer, no more
             log.warning("no snapshot was written: %s", full)
 
     def save(self, now: float) -> None:
-        """Write a snapshot of the engine as it is. Raises `StoreFull`."""
-        began, engine, digests = time.perf_counter(), self.engine, {}
-        if engine.version > self._saved.version:
-            digests = {engine.version: digest(engine.vector)}
+        """Write a snapshot of the engine as it is, and wait for it. Raises `StoreFull`."""
+        self._named(wait=True)
+        self.begin_snapshot(now)
+        self._named(wait=True)
+
+    def begin_snapshot(self, now: float) -> None:
+        """Take a snapshot of the engine as it is, and have it written. Raises `StoreFull`."""
         # The projections of all that the snapshot covers come first: nobody would write them after it.
-        self._projections.append(Projection(self.seq, now, (), digests))
         self.project()
-        self.store.save_snapshot(take_changes(engine), self.seq, now, self._keep_log)
-        engine.ledger.track(saved=True)
-        self._trims = not self._keep_log.is_all
-        self._saved = Saved(self.seq, engine.version, engine.counters.applied)
-        ended = time.perf_counter()
-        self._not_before = ended + SAVING_SHARE * (ended - began)
+        self.saving.begin(self.seq, now)
+
+    def _named(self, wait: bool = False) -> None:
+        """Name the snapshot that is written, if there is one. Raises `StoreFull`."""
+        if self.saving.finish(self._project_digests, wait):
+            self._trims = self._forgets
+
+    def _project_digests(self, taken: Taken, written: Written) -> None:
+        if written.digests:
+            self._projections.append(Projection(taken.saved.seq, taken.at, (), written.digests))
+            self.project()
+
+    def _name_snapshot(self) -> None:
+        try:
+            self._named()
+        except StoreFull as full:  # the log has it all: a later batch tries again
+            log.warning("no snapshot was written: %s", full)
 
     def begin_rollback(self, event: ev.RolledBack) -> Folding:
         """The fold that the rollback needs. Raises `UnknownVersion`, `ConfigError`."""
@@ -318,7 +304,8 @@ class Books:
             self.store.acknowledge(self.history.mark(self.seq))
         self.models.retain(self.engine.ledger.bases)
         self.models.retain_parts(self.engine.ledger.tasks)
-        self._save_if_due(calls)
+        if calls[-1].event is not None:
+            self._save_if_due(calls[-1].event.now)
         if self._trims:
             self._trim()
 
@@ -386,12 +373,11 @@ class Books:
             self.duplicates += 1
             call.effects = [effect]
 
-    def _save_if_due(self, calls: list[Call]) -> None:
-        versions = self.engine.version - self._saved.version
-        updates = self.engine.counters.applied - self._saved.applied
-        due = self._every.due(versions, updates, self.seq - self._saved.seq)
-        if due and calls[-1].event is not None and time.perf_counter() >= self._not_before:
-            try:
-                self.save(calls[-1].event.now)
-            except StoreFull as full:  # the log has it all: a later batch tries again
-                log.warning("no snapshot was written: %s", full)
+    def _save_if_due(self, now: float) -> None:
+        if not self.saving.is_due(self.seq):
+            return
+        try:
+            self.begin_snapshot(now)
+        except StoreFull as full:
+            log.warning("no snapshot was written: %s", full)
+        self._name_snapshot()

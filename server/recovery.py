@@ -32,10 +32,10 @@ from anabranch.core.settable import (
 )
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.submission import loader
-from anabranch.server.books import Saved
 from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
+from anabranch.server.saving import Saved
 from anabranch.server.store.base import Link, Mark, Projection, RunInfo, Store, VersionRow
 
 log = logging.getLogger(__name__)

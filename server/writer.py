@@ -23,10 +23,11 @@ from anabranch.core.errors import Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.rollback import Refolder
-from anabranch.server.books import Answer, Books, Call, Every, Saved
+from anabranch.server.books import Answer, Books, Call
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History, head_at
 from anabranch.server.models import Models
+from anabranch.server.saving import Every, Saved
 from anabranch.server.store.base import Store
 
 T = TypeVar("T")
@@ -64,6 +65,7 @@ class Writer:
         )
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
+        self._books.saving.executor = self._snapshots = ThreadPoolExecutor(1, "anabranch-snapshots")
         self._queue: asyncio.Queue[Call | None] = asyncio.Queue()
         self._tick: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
@@ -114,7 +116,13 @@ class Writer:
         if self._books.engine.ledger.live:
             self._queue.put_nowait(Call(ev.Returned(self.now())))
         self._schedule(self._books.engine.next_deadline())
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="anabranch-writer")
+        loop = asyncio.get_running_loop()
+
+        def written() -> None:
+            loop.call_soon_threadsafe(self._queue.put_nowait, Call(None))  # an empty batch: it is named there
+
+        self._books.saving.written = written
+        self._task = loop.create_task(self._run(), name="anabranch-writer")
 
     async def submit(self, event: ev.Event, inline: bytes | None = None) -> Answer:
         """Log an event and return what came of it, once it is durable.
@@ -180,6 +188,7 @@ class Writer:
         if self.failure is None:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._books.flush, self.now())
         self._thread.shutdown()
+        self._snapshots.shutdown()
 
     # --- the queue ---------------------------------------------------------------------------
 

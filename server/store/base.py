@@ -25,7 +25,7 @@ Laws:
    of it is stored, whatever that server was told before.
 
 Until `start`, a store only reads, and takes no lock: enough for `verify`. A store is used by one
-thread at a time, the writer's; its `blobs` by any.
+thread at a time, the writer's; its `blobs` and `write_snapshot` by any.
 """
 
 from __future__ import annotations
@@ -236,10 +236,19 @@ class Store(Protocol):
         """What was decided of an update, from the projections."""
         ...
 
+    def write_snapshot(self, snapshot: Snapshot) -> str:
+        """Make what is not in rows durable: a file that counts for nothing until `save_snapshot` names it.
+
+        Returns its SHA-256. From any thread, one at a time. Raises `StoreFull`.
+        """
+        ...
+
     def save_snapshot(
-        self, snapshot: Snapshot, applied_through_seq: int, at: float, keep: Keep = ALL
+        self, snapshot: Snapshot, applied_through_seq: int, at: float, keep: Keep = ALL, written: str = ""
     ) -> None:
         """Write a snapshot durably; keeps the newest three, and those that `keep` needs. Raises `StoreFull`.
+
+        `written`: what `write_snapshot` has given for it; without that it is called.
 
         Where it has `rows`, those that changed since the snapshot before, they are written with it; `load`
         gives back all of them.

@@ -11,13 +11,14 @@ import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
+from functools import lru_cache
 from itertools import islice
 from typing import Any
 
 from sqlalchemy import Connection, delete, func, select
 
 from anabranch.core.errors import StoreCorrupt
-from anabranch.core.ledger import ClientRecord
+from anabranch.core.ledger import CAPABILITIES_KEPT, ClientRecord
 from anabranch.core.snapshot import FORMAT, Rows, Snapshot, capability_of, receipt_of, receipt_row
 from anabranch.core.updates import Capability, Receipt
 from anabranch.server.store.projections import upsert
@@ -31,6 +32,7 @@ _REST = tuple(f.name for f in fields(ClientRecord) if f.name not in ("client_id"
 # --- texts -------------------------------------------------------------------------------------
 
 
+@lru_cache(CAPABILITIES_KEPT)
 def capability_text(capability: Capability) -> str:
     """A device's capability as JSON."""
     return json.dumps(vars(capability), sort_keys=True)

@@ -176,6 +176,7 @@ class MemoryStore:
         self.books = _Books()
         self._started = False
         self._begin = 0  # the event that the log may begin with
+        self._written: dict[str, bytes] = {}  # a snapshot that is not named yet
 
     def info(self) -> RunInfo | None:
         """The run that is held, if there is one."""
@@ -272,13 +273,20 @@ class MemoryStore:
         """What was decided of an update."""
         return self.books.receipts.get(update_id)
 
-    def save_snapshot(
-        self, snapshot: Snapshot, applied_through_seq: int, at: float, keep: Keep = ALL
-    ) -> None:
-        """Keep a copy; keeps the newest three, and what `keep` needs."""
+    def write_snapshot(self, snapshot: Snapshot) -> str:
+        """Keep a copy until it is named."""
         meta = np.frombuffer(json.dumps(snapshot.meta).encode(), np.uint8)
         data = save({**plain_tensors(snapshot.arrays), "$meta": meta})
-        books, sha256 = self.books, hashlib.sha256(data).hexdigest()
+        sha256 = hashlib.sha256(data).hexdigest()
+        self._written = {sha256: data}
+        return sha256
+
+    def save_snapshot(
+        self, snapshot: Snapshot, applied_through_seq: int, at: float, keep: Keep = ALL, written: str = ""
+    ) -> None:
+        """Keep a copy; keeps the newest three, and what `keep` needs."""
+        sha256 = written or self.write_snapshot(snapshot)
+        books, data = self.books, self._written.pop(sha256)
         found = [k for k in books.snapshots if k.seq != applied_through_seq]
         books.rows.write(snapshot, applied_through_seq)
         found.append(_Kept(applied_through_seq, snapshot.meta["version"], sha256, data, at))

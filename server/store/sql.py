@@ -146,15 +146,16 @@ class SqlStore:
 
     def _check_whole(self) -> None:
         """Raises `LogLost` where the log ends before what is known to have been in it. Writes nothing."""
-        name, end, mark = self._database.name, 0, self.mark()
-        if self.info() is not None:
-            with self._reading() as connection:
-                end = log_end(connection)
-                check_mark(mark, end, name)
-                check_snapshots(connection, end, name)
-                if self._database.is_sqlite:
-                    check_files(connection, self._snapshots, name)
-        check_mark(mark, end, name)
+        name, mark = self._database.name, self.mark()
+        if self.info() is None:
+            check_mark(mark, 0, name)
+            return
+        with self._reading() as connection:
+            end = log_end(connection)
+            check_mark(mark, end, name)
+            check_snapshots(connection, end, name)
+            if self._database.is_sqlite:
+                check_files(connection, self._snapshots, name)
 
     def _collect_garbage(self) -> None:
         with self._database.writing() as connection:
@@ -327,22 +328,22 @@ class SqlStore:
 
     # --- snapshots ---------------------------------------------------------------------------
 
-    def save_snapshot(
-        self, snapshot: Snapshot, applied_through_seq: int, at: float, keep: Keep = ALL
-    ) -> None:
-        """Write a snapshot durably; keeps the newest three, and what `keep` needs. Raises `StoreFull`."""
+    def write_snapshot(self, snapshot: Snapshot) -> str:
+        """Make the file of a snapshot durable; returns its SHA-256. From any thread. Raises `StoreFull`."""
         sha256 = self._snapshots.write(snapshot)
         reach("snapshot_written")
-        row = {
-            "applied_through_seq": applied_through_seq,
-            "version": snapshot.meta["version"],
-            "sha256": sha256,
-            "created_at": at,
-        }
+        return sha256
+
+    def save_snapshot(
+        self, snapshot: Snapshot, applied_through_seq: int, at: float, keep: Keep = ALL, written: str = ""
+    ) -> None:
+        """Write a snapshot durably; keeps the newest three, and what `keep` needs. Raises `StoreFull`."""
+        sha256, version = written or self.write_snapshot(snapshot), snapshot.meta["version"]
+        row = {"applied_through_seq": applied_through_seq, "version": version, "sha256": sha256}
         s = snapshots.c
         with self._database.writing() as connection:
             before = connection.scalar(select(func.min(s.applied_through_seq))) or 0
-            upsert(connection, snapshots, [row])
+            upsert(connection, snapshots, [{**row, "created_at": at}])
             write_rows(connection, snapshot, applied_through_seq)
             wanted, begin = retained(connection, keep)
             seqs = [mark.seq for mark in wanted.marks]

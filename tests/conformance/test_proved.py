@@ -28,7 +28,7 @@ class Place:
         config = settings(server={**EVERY, "keep": keep})
         desk = Desk(self.backend.open(LIMITS), self.folder, config, LIMITS)
         for number in range(self.done, self.done + updates):
-            desk.books._not_before = float("-inf")
+            desk.books.saving._not_before = float("-inf")
             desk.work(1, first=number)
         self.done += updates
         desk.close()

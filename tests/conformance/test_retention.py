@@ -40,7 +40,7 @@ class Place:
 
     def open(self, keep: str = "versions:4") -> Desk:
         desk = Desk(self.backend.open(FEW), self.folder, keeping(keep), FEW)
-        desk.books._not_before = float("-inf")
+        desk.books.saving._not_before = float("-inf")
         return desk
 
 
@@ -52,7 +52,7 @@ def place(backend: Backend, tmp_path: Path) -> Place:
 def busy(desk: Desk, updates: int, first: int = 0) -> None:
     """Updates, with a snapshot whenever one is due, however long the last one took."""
     for number in range(first, first + updates):
-        desk.books._not_before = float("-inf")
+        desk.books.saving._not_before = float("-inf")
         desk.work(1, first=number)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from desks import Desk, settings
 
-from anabranch.server.books import Every
+from anabranch.server.saving import Every
 from anabranch.server.store.factory import open_store
 
 
