@@ -158,7 +158,7 @@ def _resident_bytes() -> int:
 def table(rows: list[Measured]) -> str:
     """As Markdown."""
     head = [
-        "| devices | held up | snapshot | JSON | whole, once | its JSON | restart | memory | after a restart |",
+        "| devices | held up | snapshot | JSON | whole, once | JSON | restart | memory | after a restart |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*head, *(_line(row) for row in rows)])

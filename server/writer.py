@@ -10,6 +10,7 @@ can tell what is durable, so the writer stops: a restart reads the truth from th
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -29,6 +30,8 @@ from anabranch.server.history import History, head_at
 from anabranch.server.models import Models
 from anabranch.server.saving import Every, Saved
 from anabranch.server.store.base import Store
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -70,6 +73,8 @@ class Writer:
         self._tick: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
+        # Whether the log is still to hear that the server is back: until then no lease may end.
+        self._returning = self._cannot_return = False
         self.listener: Listener | None = None
         # Updates that are whole and will be submitted within milliseconds.
         self.coming = 0
@@ -113,9 +118,11 @@ class Writer:
 
     def start(self) -> None:
         """Take calls from now on. Who has a task has had nobody to tell so: that comes first."""
-        if self._books.engine.ledger.live:
-            self._queue.put_nowait(Call(ev.Returned(self.now())))
-        self._schedule(self._books.engine.next_deadline())
+        self._returning = bool(self._books.engine.ledger.live)
+        if self._returning:
+            self._enqueue_tick()
+        else:
+            self._schedule(self._books.engine.next_deadline())
         loop = asyncio.get_running_loop()
 
         def written() -> None:
@@ -228,7 +235,19 @@ class Writer:
                 self.listener(self.seq if call.seq is None else call.seq, call.event.now, call.effects)
         reach("answered")
         full = any(isinstance(c.error, StoreFull) for c in batch)
-        self._schedule(deadline, RETRY_FULL_DISK_S if full else 0.0)
+        for call in batch:
+            if isinstance(call.event, ev.Returned):
+                self._has_returned(call.error)
+        self._schedule(self.now() if self._returning else deadline, RETRY_FULL_DISK_S if full else 0.0)
+
+    def _has_returned(self, error: BaseException | None) -> None:
+        """Say once that the log has no room for the return, and once that it had."""
+        said, self._returning = self._cannot_return, error is not None
+        self._cannot_return = self._returning
+        if self._returning and not said:
+            log.warning("no lease ends until the disk takes the server's return, tried again: %s", error)
+        elif said and not self._returning:
+            log.info("the disk has room again: the open leases begin anew")
 
     async def _gather(self) -> list[Call] | None:
         """The next batch; None when the queue is at its end.
@@ -283,4 +302,5 @@ class Writer:
 
     def _enqueue_tick(self) -> None:
         self._tick = None
-        self._queue.put_nowait(Call(ev.Ticked(self.now())))
+        now = self.now()
+        self._queue.put_nowait(Call(ev.Returned(now) if self._returning else ev.Ticked(now)))

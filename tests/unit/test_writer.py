@@ -119,6 +119,44 @@ def test_a_full_disk_is_given_time(tmp_path: Path) -> None:
     assert min(pauses) > 0.9 * RETRY_FULL_DISK_S
 
 
+def test_a_return_that_meets_a_full_disk_is_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the clock the lease is long over, but nobody could renew it: it begins anew, however late."""
+    store, enough, room = Watched(), threading.Event(), threading.Event()
+    desk = Desk(store, tmp_path, settings())
+    desk.enrol("a")
+    task = desk.ask("a", "t")
+
+    def full() -> None:
+        if len(store.times) >= 3:
+            enough.set()
+        if not room.is_set():
+            raise StoreFull("no room")
+
+    async def run() -> None:
+        store.times.clear()
+        store.before = full
+        writer = writer_of(desk)
+        assert await asyncio.to_thread(enough.wait, WAIT_S)
+        room.set()
+        while desk.books.engine.ledger.tasks["t"].expires_at == task.expires_at:
+            await writer.look(lambda _: None)
+            await asyncio.sleep(0)
+        await writer.close()
+
+    with caplog.at_level("INFO", "anabranch.server.writer"):
+        asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    kinds = [record["kind"] for _, record in store.records()]
+    assert kinds[-1] == "returned"
+    assert "ticked" not in kinds
+    assert desk.books.engine.ledger.live == 1
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2, said
+    assert "until the disk takes the server's return" in said[0]
+    assert "begin anew" in said[1]
+
+
 def test_a_batch_waits_for_its_company(tmp_path: Path) -> None:
     """Who was answered together asks together: a second batch of two waits for the third."""
     store = Watched()
