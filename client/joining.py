@@ -10,18 +10,23 @@
 from __future__ import annotations
 
 import hmac
+import time
 from collections.abc import Sequence
 from pathlib import Path
+
+import grpc
 
 from anabranch.client.channel import CONTROL_S, mapped_errors, secure_channel
 from anabranch.client.shown import shown_certificate
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
 from anabranch.identity.addresses import host_and_port, parse_addresses
 from anabranch.identity.certificates import (
+    SERVERS_CLOCK,
     certificate_pem,
     fingerprint,
     read_certificate,
     signing_request,
+    time_text,
 )
 from anabranch.identity.files import write_private
 from anabranch.identity.wallet import Wallet, joining_key, read_wallet
@@ -85,15 +90,27 @@ def join(folder: Path, address: str, token: str, ca_sha256: str) -> Wallet:
             f"{fingerprint(certificate)}"
         )
     key = joining_key(folder)
-    with secure_channel(address, OPTIONS, certificate_pem(certificate)) as channel, mapped_errors(address):
+    with secure_channel(address, OPTIONS, certificate_pem(certificate)) as channel:
         request = identity.JoinRequest(token=token, signing_request=signing_request(key))
-        answer = JoiningStub(channel).Join(request, timeout=CONTROL_S)
+        answer = _ask_to_join(channel, address, request)
     own = read_certificate(answer.certificate, f"{address}: the answer")
     wallet = Wallet(folder, key, own, certificate)
     if wallet.name != answer.client_id:
         raise NotAuthenticated(f"{address}: the certificate is of {wallet.name!r}, not {answer.client_id!r}")
     wallet.save()
     return wallet
+
+
+def _ask_to_join(channel: grpc.Channel, address: str, request: identity.JoinRequest) -> identity.JoinResponse:
+    """The answer. Where a token has expired by the server's clock, this machine's is told as well."""
+    try:
+        with mapped_errors(address):
+            answer: identity.JoinResponse = JoiningStub(channel).Join(request, timeout=CONTROL_S)
+            return answer
+    except NotAuthenticated as error:
+        if SERVERS_CLOCK not in str(error):
+            raise
+        raise NotAuthenticated(f"{error} (by this machine's clock it is {time_text(time.time())})") from error
 
 
 def _fetch_authority(address: str) -> bytes:

@@ -26,6 +26,7 @@ from anabranch.core.ids import checked_id
 SERVER_NAME = "server.anabranch.internal"  # the TLD is reserved for private use: it is nobody's host
 URI = "anabranch"
 SET_CLOCK = "set the clock that is wrong"
+SERVERS_CLOCK = "by the server's clock"
 SKEW_S = 300.0  # a certificate is valid a little before it is made: clocks differ
 RENEW_AT = 2 / 3  # of its life, a certificate is due for renewal
 REQUEST_BYTES_MAX = 4096

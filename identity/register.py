@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.core.errors import ConfigError, NotAuthenticated, StoreError
-from anabranch.identity.certificates import Kind
+from anabranch.identity.certificates import SERVERS_CLOCK, Kind, time_text
 from anabranch.identity.files import write_private
 
 BUSY_S = 10.0
@@ -154,7 +154,10 @@ class Register:
             if revoked:
                 raise NotAuthenticated(f"the token of {name!r} was revoked: ask for another")
             if now >= expires_at:
-                raise NotAuthenticated(f"the token of {name!r} has expired: ask for another")
+                raise NotAuthenticated(
+                    f"the token of {name!r} expired at {time_text(expires_at)}, and {SERVERS_CLOCK} it is "
+                    f"{time_text(now)}: if that is right, ask for another"
+                )
             if used_by not in (None, key_sha256):
                 raise NotAuthenticated(f"the token of {name!r} was used before: ask for another")
             connection.execute("UPDATE tokens SET used_by = ? WHERE token_id = ?", (key_sha256, token_id))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -296,11 +295,11 @@ class Uploads:
 
     async def find(self, tasks: Collection[tuple[str, str]]) -> None:
         """Enter what an earlier server has left of uploads of these tasks, and remove the rest."""
-        now, found = time.time(), await self.in_thread(self.blobs.spooled)
-        for name, (size_bytes, changed_at) in found.items():
+        found = await self.in_thread(self.blobs.spooled)
+        for name, size_bytes in found.items():
             if (key := UploadKey.of(name)) is not None:
                 part, _ = self.spool.enter(key)
-                part.file_bytes, part.at = size_bytes, self.now() - max(0.0, now - changed_at)
+                part.file_bytes, part.at = size_bytes, self.now()
         await self.sweep(tasks)
 
     def hear(self, effects: Sequence[Effect]) -> None:

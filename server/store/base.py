@@ -170,8 +170,8 @@ class Blobs(Protocol):
         """Forget an upload, if it is there."""
         ...
 
-    def spooled(self) -> dict[str, tuple[int, float]]:
-        """What is left of uploads, by name: bytes, and when they last changed, in seconds since 1970."""
+    def spooled(self) -> dict[str, int]:
+        """What is left of uploads, by name: bytes."""
         ...
 
     def spooled_bytes(self, update_id: str) -> int:

@@ -11,21 +11,25 @@ A part is flushed every `SYNC_BYTES`, so that the last flush is short and a resu
 call that checks or keeps an upload takes it out of the others' reach first: no late chunk, and no
 second stream of the same update, can change bytes that were checked.
 No file name comes from outside unchecked.
+
+No clock that can be set says what is old: what the log names stays, and so does what this process has taken
+in a short while ago. What is left of uploads goes with its task (`server/uploads.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import mmap
 import os
 import re
 import threading
 import time
 import uuid
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from anabranch.core.clock import Seconds
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt, TooLarge
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.server.failpoints import reach
@@ -41,7 +45,6 @@ from anabranch.server.store.files import (
 )
 
 SYNC_BYTES = 16 * MIB
-ORPHAN_AGE_S = 3600.0  # a blob may wait for its entry this long
 ADOPTED_S = 60.0  # a blob that has its entry by then, or never
 PART_AGE_S = 24 * 3600.0  # a device may stay away this long before it starts its upload again
 
@@ -86,11 +89,14 @@ def check_bytes(update_id: str, data: bytes | memoryview, sha256: str) -> None:
 class BlobStore:
     """See the module, and `Blobs` in base.py for the contract. It holds no open files."""
 
-    def __init__(self, data_dir: Path, limits: Limits = DEFAULT_LIMITS) -> None:
-        self.limits = limits
+    def __init__(
+        self, data_dir: Path, limits: Limits = DEFAULT_LIMITS, monotonic: Seconds = time.monotonic
+    ) -> None:
+        self.limits, self._monotonic = limits, monotonic
         self._spool, self._blobs = data_dir / "spool", data_dir / "blobs"
         self._lock = threading.Lock()  # on the names in the spool
         self._sealed: dict[str, str] = {}  # the digest of each .whole that this process checked
+        self._adopted: dict[str, float] = {}  # blobs that this process was given lately, and when
 
     def prepare(self) -> None:
         """Make the folders, and remove what a crash left half done. Raises `StoreFull`, `DiskFailed`."""
@@ -165,6 +171,7 @@ class BlobStore:
         whole = self._whole(update_id)
         with disk_errors(f"storing payload {sha256}"):
             with self._lock:
+                self._note_adopted(sha256)
                 taken = None
                 if self._sealed.get(update_id) == sha256:
                     del self._sealed[update_id]
@@ -175,6 +182,17 @@ class BlobStore:
                 raise InvalidUpdate(f"update {update_id!r} is not sealed: send it from byte 0")
             self._keep(taken, sha256)
         reach("payload_durable")
+
+    def _note_adopted(self, sha256: str) -> None:
+        now = self._monotonic()
+        self._adopted.pop(sha256, None)
+        self._adopted[sha256] = now
+        while now - next(iter(self._adopted.values())) >= ADOPTED_S:
+            del self._adopted[next(iter(self._adopted))]
+
+    def _is_on_its_way(self, sha256: str) -> bool:
+        """Whether an entry that names this blob may not have been appended yet."""
+        return self._monotonic() - self._adopted.get(sha256, -math.inf) < ADOPTED_S
 
     def _keep(self, taken: Path, sha256: str) -> None:
         blob = self.path(sha256)
@@ -191,11 +209,11 @@ class BlobStore:
         with self._lock:
             self._drop(update_id, self._part(update_id), self._whole(update_id))
 
-    def spooled(self) -> dict[str, tuple[int, float]]:
-        """What is left of uploads, by name: bytes, and when they last changed, in seconds since 1970."""
+    def spooled(self) -> dict[str, int]:
+        """What is left of uploads, by name: bytes."""
         with disk_errors("looking at the spool"):
             return {
-                path.stem: (status.st_size, status.st_mtime)
+                path.stem: status.st_size
                 for path in self._spool.iterdir()
                 if path.suffix in (PART, WHOLE) and (status := _status(path)) is not None
             }
@@ -211,13 +229,8 @@ class BlobStore:
 
         Where the disk is below its watermark that is whatever has come of any upload: it will be sent again.
         """
-        now = time.time()
         with self._lock:
-            gone = [
-                name
-                for name, (_, changed_at) in self.spooled().items()
-                if BETWEEN not in name or changed_at < now - PART_AGE_S
-            ]
+            gone = [name for name in self.spooled() if BETWEEN not in name]
             self._drop_all(gone)
             if free_bytes(self._spool) >= self.limits.free_disk_bytes_min:
                 return gone
@@ -266,26 +279,27 @@ class BlobStore:
         return data
 
     def collect_garbage(self, referenced: set[str]) -> list[str]:
-        """Remove blobs that nothing references and uploads nobody came back for; returns their names."""
+        """Remove blobs that nothing references, but for those on their way; returns their names."""
         with disk_errors("removing orphans"):
-            orphans = [p for p in self._blobs.glob("??/*") if p.name not in referenced]
-            gone = [*_older(orphans, ORPHAN_AGE_S), *_older(self._spool.iterdir(), PART_AGE_S)]
-            for path in gone:
-                path.unlink(missing_ok=True)
-            for folder in {path.parent for path in gone}:
-                sync_folder(folder)
-        return sorted(path.name for path in gone)
+            return self._unlink([p for p in self._blobs.glob("??/*") if p.name not in referenced])
 
     def remove(self, payloads: set[str]) -> set[str]:
         """Remove blobs that no entry names; returns those that it is too early for: one may be on its way."""
         with disk_errors("removing old payloads"):
             here = [path for sha256 in payloads if (path := self.path(sha256)).exists()]
-            gone = _older(here, ADOPTED_S)
-            for path in gone:
-                path.unlink(missing_ok=True)
-            for folder in {path.parent for path in gone}:
-                sync_folder(folder)
-        return {path.name for path in here} - {path.name for path in gone}
+            return {path.name for path in here} - set(self._unlink(here))
+
+    def _unlink(self, blobs: list[Path]) -> list[str]:
+        """Remove those that are not on their way; returns their names."""
+        gone = []
+        for path in blobs:
+            with self._lock:
+                if not self._is_on_its_way(path.name):
+                    path.unlink(missing_ok=True)
+                    gone.append(path)
+        for folder in {path.parent for path in gone}:
+            sync_folder(folder)
+        return sorted(path.name for path in gone)
 
     def _part(self, update_id: str) -> Path:
         check_name(update_id, self.limits)
@@ -331,8 +345,3 @@ def _status(path: Path) -> os.stat_result | None:
     with suppress(FileNotFoundError):
         return path.lstat()
     return None
-
-
-def _older(paths: Iterator[Path] | list[Path], age_s: float) -> list[Path]:
-    before = time.time() - age_s
-    return [path for path in paths if path.lstat().st_mtime < before]

@@ -18,7 +18,7 @@ from sqlalchemy import Select, delete, exists, select
 
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import MIB, Limits
-from anabranch.server.store.blobs import ADOPTED_S, ORPHAN_AGE_S, BlobStore, check_digest
+from anabranch.server.store.blobs import BlobStore, check_digest
 from anabranch.server.store.database import Database
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.schema import chunks, updates
@@ -86,14 +86,14 @@ class ChunkedBlobs(BlobStore):
         return memoryview(b"".join(self._chunks.parts(sha256)))
 
     def collect_garbage(self, referenced: set[str]) -> list[str]:
-        """Remove payloads that nothing references and uploads nobody came back for; returns their names."""
+        """Remove payloads that nothing references; returns their names."""
         gone = super().collect_garbage(referenced)
         c, u = chunks.c, updates.c
         named = exists().where(u.sha256 == c.sha256, u.payload.is_(None), u.pack.is_(None), ~u.flawed)
-        old = (c.kind == PAYLOAD, c.at < time.time() - ORPHAN_AGE_S, ~named)
         with self._database.writing() as connection:
-            orphans = set(connection.scalars(select(c.sha256).where(*old).distinct()))
-            connection.execute(delete(chunks).where(*old))
+            orphans = set(connection.scalars(select(c.sha256).where(c.kind == PAYLOAD, ~named).distinct()))
+            orphans = {sha256 for sha256 in orphans if not self._is_on_its_way(sha256)}
+            connection.execute(delete(chunks).where(c.kind == PAYLOAD, c.sha256.in_(orphans)))
         return sorted({*gone, *orphans})
 
     def remove(self, payloads: set[str]) -> set[str]:
@@ -101,9 +101,10 @@ class ChunkedBlobs(BlobStore):
         if not payloads:
             return set()
         c = chunks.c
-        old = (c.kind == PAYLOAD, c.sha256.in_(payloads), c.at < time.time() - ADOPTED_S)
+        with self._lock:
+            old = {sha256 for sha256 in payloads if not self._is_on_its_way(sha256)}
         with self._database.writing() as connection:
-            connection.execute(delete(chunks).where(*old))
+            connection.execute(delete(chunks).where(c.kind == PAYLOAD, c.sha256.in_(old)))
             left = select(c.sha256).where(c.kind == PAYLOAD, c.sha256.in_(payloads)).distinct()
             return set(connection.scalars(left))
 

@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import threading
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
@@ -93,9 +92,9 @@ class MemoryBlobs:
         check_name(update_id, self.limits)
         self._parts.pop(update_id, None)
 
-    def spooled(self) -> dict[str, tuple[int, float]]:
+    def spooled(self) -> dict[str, int]:
         """What is left of uploads."""
-        return {name: (len(part), time.time()) for name, part in dict(self._parts).items()}
+        return {name: len(part) for name, part in dict(self._parts).items()}
 
     def spooled_bytes(self, update_id: str) -> int:
         """How much there is of an upload."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -102,6 +103,8 @@ def test_a_part_outlives_a_restart_as_long_as_its_task(tmp_path: Path, manifest:
         device = server.device()
         task = device.task()
         cut(device, task, "update-1")
+    part = tmp_path / "data" / "spool" / f"device-1+{task.task_id}+update-1.part"
+    os.utime(part, (1.0, 1.0))  # the clock was set forward by years since
     (tmp_path / "data" / "spool" / "update-of-an-older-release.part").write_bytes(b"x")
     (tmp_path / "data" / "spool" / "device-1+no-such-task+update-2.part").write_bytes(b"x")
     with Served(config, manifest, SPOOLED) as server:

@@ -120,6 +120,18 @@ def test_a_device_outlives_a_wrong_clock_of_its_server_and_says_so(tmp_path: Pat
     assert re.search(r"is valid from .* to .*clock it is 20.*set the clock that is wrong", first["detail"])
 
 
+def test_who_joins_by_a_token_that_a_wrong_clock_has_ended_is_told_both_clocks(tmp_path: Path) -> None:
+    wall = Wall()
+    with federation(tmp_path, TENSORS, DEFAULT_LIMITS, wall) as guarded:
+        token = guarded.authority.invite("device-1", DAY_S)
+        wall.ahead_s = 2 * DAY_S
+        told = r"expired at 20.*by the server's clock it is 20.*\(by this machine's clock it is 20"
+        with pytest.raises(NotAuthenticated, match=told):
+            guarded.joined("device-1", token)
+        wall.ahead_s = 0.0
+        assert guarded.joined("device-1", token).name == "device-1"
+
+
 def test_a_certificate_that_the_server_signs_by_a_wrong_clock_is_not_put_in_the_place_of_a_good_one(
     tmp_path: Path,
 ) -> None:

@@ -26,12 +26,13 @@ from anabranch.core.errors import (
 )
 from anabranch.core.limits import MIB, Limits
 from anabranch.server.store.base import Blobs, DiskFailed
-from anabranch.server.store.blobs import ORPHAN_AGE_S, PART_AGE_S, BlobStore, check_id
+from anabranch.server.store.blobs import ADOPTED_S, BETWEEN, BlobStore, check_id
 from anabranch.server.store.files import FolderLock, disk_errors, make_folder
 from anabranch.server.store.memory import MemoryBlobs
 
 LIMITS = Limits(free_disk_bytes_min=0)
 DATA = bytes(range(256)) * 64
+YEAR_S = 366 * 86_400.0
 
 
 def sha(data: bytes) -> str:
@@ -232,27 +233,51 @@ def test_uploads_of_many_threads_do_not_meet(store: BlobStore) -> None:
     assert [bytes(store.read(name))[:1] for name in names] == [bytes([n]) for n in range(24)]
 
 
-def test_garbage_is_collected_when_it_is_old(store: BlobStore, folder: Path) -> None:
-    names = []
-    for number in range(3):
-        data = bytes([number]) * 10
-        store.write(f"u{number}", 0, data)
-        store.seal(f"u{number}", sha(data))
-        store.adopt(f"u{number}", sha(data))
-        names.append(sha(data))
-    store.write("fresh", 0, b"x")
-    store.write("stale", 0, b"x")
-    _age(store.path(names[0]), ORPHAN_AGE_S + 60)
-    _age(store.path(names[1]), ORPHAN_AGE_S + 60)
-    _age(folder / "spool" / "stale.part", PART_AGE_S + 60)
-    assert store.collect_garbage({names[0]}) == sorted([names[1], "stale.part"])
-    left = {f"blobs/{n[:2]}/{n}" for n in (names[0], names[2])}
-    assert files_in(folder) == left | {"spool/fresh.part"}
+def adopted(store: BlobStore, number: int) -> str:
+    """A payload that is a blob; its name."""
+    data = bytes([number]) * 10
+    store.write(f"u{number}", 0, data)
+    store.seal(f"u{number}", sha(data))
+    store.adopt(f"u{number}", sha(data))
+    return sha(data)
 
 
-def _age(path: Path, by_s: float) -> None:
-    then = path.stat().st_mtime - by_s
-    os.utime(path, (then, then))
+@pytest.mark.parametrize("ahead_s", [0.0, -YEAR_S, YEAR_S])
+def test_a_start_removes_what_nothing_references_whatever_the_clock_was(
+    store: BlobStore, folder: Path, ahead_s: float
+) -> None:
+    """Parts stay for the tasks that they are of, which only the log knows."""
+    wanted, orphan = adopted(store, 0), adopted(store, 1)
+    part = f"task{BETWEEN}client{BETWEEN}update"
+    store.write(part, 0, b"x")
+    for path in (store.path(wanted), store.path(orphan), folder / "spool" / f"{part}.part"):
+        then = path.stat().st_mtime + ahead_s
+        os.utime(path, (then, then))
+    again = BlobStore(folder, LIMITS)
+    again.prepare()
+    assert again.make_room() == []
+    assert again.collect_garbage({wanted}) == [orphan]
+    assert files_in(folder) == {f"blobs/{wanted[:2]}/{wanted}", f"spool/{part}.part"}
+
+
+def test_a_blob_that_is_on_its_way_stays_though_the_clock_is_set_forward(folder: Path) -> None:
+    """The log has dropped an update, and another one of the same bytes has come, and has no entry yet."""
+    passed_s = [0.0]
+    store = BlobStore(folder, LIMITS, lambda: passed_s[0])
+    store.prepare()
+    old = {adopted(store, number) for number in range(3)}
+    passed_s[0] = ADOPTED_S
+    adopted(store, 2)
+    back = adopted(store, 1)
+    store.adopt("u1", back)  # and a repeated call
+    passed_s[0] += ADOPTED_S - 1.0
+    for sha256 in old:
+        os.utime(store.path(sha256), (1.0, 1.0))
+    kept = store.remove(old)
+    assert kept == {sha(bytes([n]) * 10) for n in (1, 2)}
+    passed_s[0] += 1.0
+    assert store.remove(kept) == set()
+    assert files_in(folder) == set()
 
 
 # --- names -----------------------------------------------------------------------------------
