@@ -30,6 +30,7 @@ from anabranch.core.strategy import Refusal
 from anabranch.core.updates import FLAWS, Reason
 
 MINUTE_S = 60.0
+READY_KEPT = 4096  # times of clients that are kept in any case; with more those that still count, and as many
 
 
 @dataclass
@@ -38,9 +39,10 @@ class Guard:
 
     `lengths`: of the newest updates, as they came. `folded`: how many updates each client had in a version,
     oldest first; the last is the version in the making. `ready_at`: by client, when its next task is due by
-    the rate. `flaws` and `shortened` (updates that the clip has cut): by client, since it was last released.
-    `quarantined`: by client, why. `flaws_in_row`: by client, since an update of it was last taken; `wasted`:
-    of all clients, since an update of any was, and `last_flaw` says what the newest of them was.
+    the rate; of a large fleet those are forgotten now and then whose time has come. `flaws` and `shortened`
+    (updates that the clip has cut): by client, since it was last released. `quarantined`: by client, why.
+    `flaws_in_row`: by client, since an update of it was last taken; `wasted`: of all clients, since an update
+    of any was, and `last_flaw` says what the newest of them was.
     """
 
     lengths: list[float] = field(default_factory=list)
@@ -72,6 +74,10 @@ class Guard:
     def granted(self, client_id: str, now: float, s: EngineSettings) -> None:
         """A client has got a task."""
         if s.tasks_per_minute:
+            count = len(self.ready_at)
+            if client_id not in self.ready_at and count >= READY_KEPT and count.bit_count() == 1:
+                # Once for each doubling: who is ready is as if it had never had a task.
+                self.ready_at = {c: at for c, at in self.ready_at.items() if at > now}
             due = max(self.ready_at.get(client_id, now), now)
             self.ready_at[client_id] = due + MINUTE_S / s.tasks_per_minute
 

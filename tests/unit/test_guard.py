@@ -12,7 +12,9 @@ from machines import Bench, decision
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Barred, Finished, Granted, LeaseEnd, LeaseEnded, Refused, Unbarred
+from anabranch.core.guard import READY_KEPT, Guard
 from anabranch.core.journal import from_record, to_record
+from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.core.updates import Reason, Verdict
 
@@ -80,6 +82,25 @@ def test_a_minutes_worth_of_tasks_may_come_at_once_and_then_the_rate_holds() -> 
         assert reason(b.ask("a", f"z{i}", now=200.0)) is None
         b.push("a", f"z{i}", now=200.0)
     assert reason(b.ask("a", "z3", now=200.0)) is Reason.TOO_FAST
+
+
+def test_what_is_kept_of_a_fleet_that_comes_and_goes_is_bounded() -> None:
+    """And who was forgotten is treated as who is remembered: the oracle forgets nobody."""
+    guard, limits = Guard(), EngineSettings(tasks_per_minute=2.0)
+    ready_at: dict[str, float] = {}
+    kept = []
+    for n in range(3 * READY_KEPT):
+        now, client = 0.05 * n, f"c{n * 7919 % (2 * READY_KEPT)}"
+        due = max(ready_at.get(client, now), now)
+        refused = guard.refusal(client, 0, now, limits)
+        assert (refused is not None) == (due - now > 30.0), n
+        if refused is None:
+            guard.granted(client, now, limits)
+            ready_at[client] = due + 30.0
+        kept.append(len(guard.ready_at))
+    assert len(ready_at) == 2 * READY_KEPT
+    assert max(kept) == READY_KEPT
+    assert min(kept[READY_KEPT:]) < 1000
 
 
 @settings(max_examples=50)

@@ -188,3 +188,20 @@ def test_a_place_is_not_held_by_heartbeats_for_ever() -> None:
     assert 50.0 < beaten(5.0, somebody_waits=True) <= 63.0
     assert beaten(5.0, somebody_waits=False) == 1000.0
     assert beaten(0.0, somebody_waits=True) == 1000.0
+
+
+def test_a_round_does_not_wait_for_who_only_beats() -> None:
+    """Nobody else wants the place, so the lease goes on; the round ends by its deadline all the same."""
+    room: Any = Room(strategy="fedavg", places=0, names="ab", lease_s=10.0, clients_per_round=2)
+    room.ask("a", 0.0)
+    room.ask("b", 0.0)
+    room.push("b", 1.0)
+    for n in range(1, 40):
+        now = 3.0 * n
+        room.tick(now)
+        if "a" not in room.tasks:
+            break
+        room.beat("a", float(n), now)
+    assert now == 60.0
+    assert room.bench.engine.version == 1
+    assert room.is_granted("b", 61.0)
