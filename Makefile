@@ -12,9 +12,11 @@ DEMO_ARGS   ?=
 PYTEST_ARGS ?=
 PYTEST_PROCESSES ?= 2
 BENCH_ARGS  ?=
+MODULES      ?=
+MUTANTS_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove bench docker-test journeys protos wheel-test clean
+.PHONY: help setup test lint format demo prove mutants bench docker-test journeys protos wheel-test clean
 
 help:  ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -44,6 +46,9 @@ demo: setup  ## a real server, eight unequal devices, real images, a report
 
 prove: setup  ## the long forms of the proofs, and their figures: seeds with every fault, kills, hostile clients
 	$(BIN)/pytest -m prove -v $(PYTEST_ARGS)
+
+mutants: setup  ## which small changes to the code its tests notice: MODULES="core/ledger.py"
+	nice -n 19 $(BIN)/python -m scripts.mutants $(MODULES) $(MUTANTS_ARGS)
 
 bench: setup  ## the benchmarks, as ratios against a bare stream and a copy in memory
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from power import disk
 
 from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
-from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreFull, TooLarge
+from anabranch.core.errors import ConfigError, InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
 from anabranch.protos.v1.model_pb2 import SubmodelMap
 
 
@@ -83,6 +83,18 @@ def test_the_oldest_comes_first(tmp_path: Path) -> None:
     again.remove("u-9")
     again.put(entry("u-0"))
     assert Outbox(tmp_path).pending() == ["u-1", "u-5", "u-0"]
+
+
+def test_an_entry_that_is_put_in_anew_goes_to_the_end(tmp_path: Path) -> None:
+    box = Outbox(tmp_path)
+    for update_id in ("u-1", "u-2"):
+        box.put(entry(update_id))
+    box.put(entry("u-1", b"more"))
+    assert box.pending() == ["u-1", "u-2"], "it was never removed"
+    box.remove("u-1")
+    box.put(entry("u-1"))
+    assert box.pending() == ["u-2", "u-1"]
+    assert Outbox(tmp_path).pending() == ["u-2", "u-1"]
 
 
 def test_entries_of_older_releases_come_first_by_their_time(tmp_path: Path) -> None:
@@ -178,6 +190,23 @@ def test_a_full_disk_is_said_and_leaves_nothing_behind(
     with pytest.raises(StoreFull, match="no space left"):
         box.put(entry())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    box = Outbox(tmp_path / "box")
+    (tmp_path / "box").rmdir()
+    with pytest.raises(StoreError, match="u-1"):
+        box.put(entry())
+
+
+def test_the_least_outbox_holds_one_result_of_just_its_size(tmp_path: Path) -> None:
+    one = entry("u-1")
+    size = sum(map(len, one.to_bytes(number=1)))
+    box = Outbox(tmp_path, OutboxBounds(entries_max=1, bytes_max=size))
+    assert box.has_room(one)
+    box.put(one)
+    assert box.pending() == ["u-1"]
+    assert OutboxBounds(entries_max=1, bytes_max=1).bytes_max == 1
 
 
 def test_who_can_wait_asks_for_room_first(tmp_path: Path) -> None:
