@@ -188,10 +188,11 @@ def table(rows: list[Fared]) -> str:
     return "\n".join(lines)
 
 
-def fleets(devices: int = DEVICES, lasts_s: float = RUNS_S) -> list[Fared]:
+def fleets(devices: int = DEVICES, lasts_s: float = RUNS_S) -> Iterator[Fared]:
     """Both, in turns."""
     hostile = round(SHARE * devices)
-    return [measure(devices - hostile, hostile if turn else 0, lasts_s) for turn in TURNS]
+    for turn in TURNS:
+        yield measure(devices - hostile, hostile if turn else 0, lasts_s)
 
 
 def main() -> None:
@@ -201,14 +202,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=RUNS_S, help="of each run")
     parser.add_argument("--hostile", type=int, default=0, help="with --updates: so many of them are hostile")
     parser.add_argument("--updates", type=int, default=0, help="one run, until each has had so many accepted")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--json", action="store_true", help="all there is of each run, as a line")
     arguments = parser.parse_args()
     if arguments.updates:
         hostile = arguments.hostile or round(SHARE * arguments.devices)
-        rows = [measure(arguments.devices - hostile, hostile, updates=arguments.updates)]
+        rows = iter([measure(arguments.devices - hostile, hostile, updates=arguments.updates)])
     else:
         rows = fleets(arguments.devices, arguments.seconds)
-    print(json.dumps([fared.to_json() for fared in rows]) if arguments.json else table(rows))
+    if not arguments.json:
+        print(table(list(rows)))
+        return
+    for fared in rows:
+        print(json.dumps(fared.to_json()), flush=True)
 
 
 if __name__ == "__main__":

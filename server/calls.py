@@ -1,9 +1,19 @@
-"""How often each client may make each call: nobody is kept waiting by one who calls without end."""
+"""How often each client may call, and how many calls at a time: nobody waits for one who calls without end.
+
+Each has a bound a minute. And of one kind a client has one call at a time: its others wait for their turn, as
+no device makes two, so that whoever keeps many under way gets no more of a busy server than who has one.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import time
 from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
 
 from anabranch.core.errors import Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -15,17 +25,81 @@ CALLERS_KEPT = 20_000  # of each call
 WAIT_S_MIN = 0.5
 
 
+@dataclass
+class Turn:
+    """Of one client and one kind of call: how many are here, the one that has its turn among them."""
+
+    here: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
 class Calls:
     """For the event loop's thread. It is of this process alone, and by a clock that nobody sets."""
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         each = limits.calls_per_minute
         self._rates: dict[str, Rates] = defaultdict(lambda: Rates(each, each, CALLERS_KEPT))
+        self._turns: dict[tuple[str, str], Turn] = {}
+        self._waiting, self._waiting_max = 0, limits.rpcs_max // 2  # the rest is for those whose turn it is
 
     def take(self, call: str, client_id: str, caller: Caller) -> None:
         """One more call of a client, or of who looks on without a name. Raises `Overloaded`."""
-        who = client_id or (source_of(caller.address) if caller.peer is None else str(caller.peer.name))
+        who = client_id or _name(caller)
         wait_s = self._rates[call].take(who, time.monotonic())
         if wait_s:
             wait_s = max(wait_s, WAIT_S_MIN)
             raise Overloaded(f"{who!r} calls {call} too often: wait", (wait_s, 2 * wait_s))
+
+    @asynccontextmanager
+    async def turn(self, call: str, who: str) -> AsyncIterator[None]:
+        """Inside, no other call of this kind is this client's. Raises `Overloaded` where too many wait."""
+        turn = self._turns.setdefault((call, who), Turn())
+        waits = turn.here > 0
+        if waits and self._waiting >= self._waiting_max:
+            why = f"{who!r} has {turn.here} calls of {call} under way: wait for their answers"
+            raise Overloaded(why, (WAIT_S_MIN, 2 * WAIT_S_MIN))
+        turn.here += 1
+        self._waiting += waits
+        try:
+            async with turn.lock:
+                self._waiting -= waits
+                waits = False
+                yield
+        finally:
+            self._waiting -= waits
+            turn.here -= 1
+            if not turn.here:
+                del self._turns[call, who]
+
+
+class Counted(Protocol):
+    """A servicer whose calls are counted."""
+
+    @property
+    def calls(self) -> Calls:
+        """Of its run."""
+        ...
+
+
+Servicer = TypeVar("Servicer", bound=Counted)
+Request = TypeVar("Request")
+Response = TypeVar("Response")
+Method = Callable[[Servicer, Request, Caller], Awaitable[Response]]
+
+
+def in_turn(method: Method[Servicer, Request, Response]) -> Method[Servicer, Request, Response]:
+    """A call of a device, which waits for the device's other calls of the kind."""
+
+    @functools.wraps(method)
+    async def waiting(self: Servicer, request: Request, caller: Caller) -> Response:
+        said: Any = request
+        who = str(said.client_id) if caller.peer is None else _name(caller)
+        async with self.calls.turn(method.__name__, who):
+            return await method(self, request, caller)
+
+    return waiting
+
+
+def _name(caller: Caller) -> str:
+    """By its certificate, else by where it calls from."""
+    return source_of(caller.address) if caller.peer is None else str(caller.peer.name)

@@ -34,6 +34,7 @@ from anabranch.protos.convert import (
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
+from anabranch.server.calls import in_turn
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.intake import Requests, Verdict, read_ask
 from anabranch.server.models import ModelFile, Wanted
@@ -51,9 +52,10 @@ class Devices(DevicesServicer):
     """See protos/v1/devices.proto for what each call means."""
 
     def __init__(self, run: LiveRun, gate: Gate) -> None:
-        self.run, self.gate = run, gate
+        self.run, self.gate, self.calls = run, gate, run.calls
 
     @answers
+    @in_turn
     async def Enrol(self, request: devices.EnrolRequest, caller: Caller) -> devices.EnrolResponse:
         """Make a device known."""
         run, client_id = self.run, self._client("Enrol", request.client_id, caller)
@@ -86,11 +88,12 @@ class Devices(DevicesServicer):
         )
 
     @answers
+    @in_turn
     async def AskTask(self, request: devices.AskTaskRequest, caller: Caller) -> devices.AskTaskResponse:
         """Grant or refuse a task."""
         ask = read_ask(request, self.run.spec, self.run.limits)
         caller.check_name(ask.client_id)
-        self.run.calls.take("AskTask", ask.client_id, caller)
+        self.calls.take("AskTask", ask.client_id, caller)
         return await self._answer_to(ask)
 
     @streams
@@ -99,7 +102,7 @@ class Devices(DevicesServicer):
     ) -> AsyncIterator[devices.FetchModelResponse]:
         """Stream a model from an offset on, to a device or an observer."""
         caller.check_observer(request.client_id)
-        self.run.calls.take("FetchModel", request.client_id, caller)
+        self.calls.take("FetchModel", request.client_id, caller)
         check_manifest(request.manifest_sha256, self.run.spec)
         checked_codecs(request.codecs, "codecs")  # before the writer's thread looks at them
         if request.part_id:
@@ -146,6 +149,7 @@ class Devices(DevicesServicer):
         return response
 
     @answers
+    @in_turn
     async def QueryUpload(
         self, request: devices.QueryUploadRequest, caller: Caller
     ) -> devices.QueryUploadResponse:
@@ -159,6 +163,7 @@ class Devices(DevicesServicer):
         )
 
     @answers
+    @in_turn
     async def Heartbeat(self, request: devices.HeartbeatRequest, caller: Caller) -> devices.HeartbeatResponse:
         """Renew a lease and tell the device what it should know."""
         writer = self.run.writer
@@ -194,6 +199,7 @@ class Devices(DevicesServicer):
         )
 
     @answers
+    @in_turn
     async def DropTask(self, request: devices.DropTaskRequest, caller: Caller) -> devices.DropTaskResponse:
         """Take a task back."""
         client_id = self._client("DropTask", request.client_id, caller)
@@ -206,7 +212,7 @@ class Devices(DevicesServicer):
     @answers
     async def GetLinks(self, request: devices.GetLinksRequest, caller: Caller) -> devices.GetLinksResponse:
         """Links of the chain of versions, in order."""
-        self.run.calls.take("GetLinks", "", caller)
+        self.calls.take("GetLinks", "", caller)
         after = request.after_version
         limit = min(max(0, request.to_version - after), LINKS_MAX)
         links = await self.run.writer.look_store(lambda store: store.links(after, limit)) if limit else []
@@ -220,7 +226,7 @@ class Devices(DevicesServicer):
         identity = self.run.identity
         if identity is None or caller.peer is None:
             raise ConfigError("nobody has a certificate on this port: there is none to renew")
-        self.run.calls.take("RenewCertificate", "", caller)
+        self.calls.take("RenewCertificate", "", caller)
         made = await identity.members.renew(caller.peer, request.signing_request, identity.life_s)
         return devices.RenewCertificateResponse(certificate=certificate_der(made))
 
@@ -232,7 +238,7 @@ class Devices(DevicesServicer):
     def _client(self, call: str, client_id: str, caller: Caller) -> str:
         """The id of the device that calls. Raises `InvalidUpdate`, `NotPermitted`, `Overloaded`."""
         caller.check_name(self._id(client_id, "client_id"))
-        self.run.calls.take(call, client_id, caller)
+        self.calls.take(call, client_id, caller)
         self._seen(client_id)
         return client_id
 

@@ -31,7 +31,7 @@ def test_an_honest_fleet_beside_a_hostile_one() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "Traceback" not in done.stderr
-    (fared,) = json.loads(done.stdout)
+    fared = json.loads(done.stdout)
     assert fared["accepted"] == [UPDATES] * HONEST
     assert set(fared["heard"]["verdicts"]) == {"held", "published"}
     assert fared["problems"] == []
