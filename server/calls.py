@@ -1,7 +1,8 @@
 """How often each client may call, and how many calls at a time: nobody waits for one who calls without end.
 
 Each has a bound a minute. And of one kind a client has one call at a time: its others wait for their turn, as
-no device makes two, so that whoever keeps many under way gets no more of a busy server than who has one.
+no device makes two, so that whoever keeps many under way gets no more of a busy server than who has one. And
+who was told to wait because its tasks come to nothing, and asks before, has its answer late.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from anabranch.server.joining import source_of
 
 CALLERS_KEPT = 20_000  # of each call
 WAIT_S_MIN = 0.5
+HELD_S_MAX = 1.0
 
 
 @dataclass
@@ -36,7 +38,14 @@ class Turn:
 class Calls:
     """For the event loop's thread. It is of this process alone, and by a clock that nobody sets."""
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        self._now, self._sleep = now, sleep
+        self._not_before: OrderedDict[str, float] = OrderedDict()
         each = limits.calls_per_minute
         self._rates: dict[str, Rates] = defaultdict(lambda: Rates(each, each, CALLERS_KEPT))
         self._turns: dict[tuple[str, str], Turn] = {}
@@ -45,10 +54,23 @@ class Calls:
     def take(self, call: str, client_id: str, caller: Caller) -> None:
         """One more call of a client, or of who looks on without a name. Raises `Overloaded`."""
         who = client_id or _name(caller)
-        wait_s = self._rates[call].take(who, time.monotonic())
+        wait_s = self._rates[call].take(who, self._now())
         if wait_s:
             wait_s = max(wait_s, WAIT_S_MIN)
             raise Overloaded(f"{who!r} calls {call} too often: wait", (wait_s, 2 * wait_s))
+
+    def told(self, who: str, earliest_s: float) -> None:
+        """This one is not to ask before that."""
+        self._not_before[who] = self._now() + earliest_s
+        self._not_before.move_to_end(who)
+        if len(self._not_before) > CALLERS_KEPT:
+            self._not_before.popitem(last=False)
+
+    async def hold(self, who: str) -> None:
+        """Let who asks too early wait, a second at most."""
+        early_s = self._not_before.pop(who, 0.0) - self._now()
+        if early_s > 0:
+            await self._sleep(min(early_s, HELD_S_MAX))
 
     @asynccontextmanager
     async def turn(self, call: str, who: str) -> AsyncIterator[None]:

@@ -94,7 +94,11 @@ class Devices(DevicesServicer):
         ask = read_ask(request, self.run.spec, self.run.limits)
         caller.check_name(ask.client_id)
         self.calls.take("AskTask", ask.client_id, caller)
-        return await self._answer_to(ask)
+        await self.calls.hold(ask.client_id)
+        answer = await self._answer_to(ask)
+        if answer.refusal.reason == Reason.LAPSED:
+            self.calls.told(ask.client_id, answer.refusal.retry_after.earliest_s)
+        return answer
 
     @streams
     async def FetchModel(

@@ -9,7 +9,7 @@ import pytest
 
 from anabranch.core.errors import Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS
-from anabranch.server.calls import Calls
+from anabranch.server.calls import HELD_S_MAX, Calls
 
 
 class Caller:
@@ -52,6 +52,29 @@ def test_calls_of_a_client_wait_for_each_other_and_nobody_for_another() -> None:
         assert not caller.calls._turns
 
     asyncio.run(run())
+
+
+def test_who_asks_before_it_may_has_its_answer_late_and_only_once() -> None:
+    clock = [100.0]
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async def run() -> None:
+        calls = Calls(now=lambda: clock[0], sleep=sleep)
+        calls.told("a", 30.0)
+        await calls.hold("b")
+        await calls.hold("a")
+        await calls.hold("a")
+        calls.told("a", 0.25)
+        await calls.hold("a")
+        calls.told("a", 30.0)
+        clock[0] += 30.0
+        await calls.hold("a")
+
+    asyncio.run(run())
+    assert slept == [HELD_S_MAX, 0.25]
 
 
 def test_whoever_hangs_up_gives_the_turn_to_the_next() -> None:
