@@ -2,7 +2,8 @@
 
 Each has a bound a minute. And of one kind a client has one call at a time: its others wait for their turn, as
 no device makes two, so that whoever keeps many under way gets no more of a busy server than who has one. And
-who was told to wait because its tasks come to nothing, and asks before, has its answer late.
+who was told to wait because its tasks come to nothing, and asks before, has its answer late; so has whoever
+sends one heartbeat after the other.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Calls:
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
         self._now, self._sleep = now, sleep
-        self._not_before: OrderedDict[str, float] = OrderedDict()
+        self._not_before: dict[str, OrderedDict[str, float]] = defaultdict(OrderedDict)
         each = limits.calls_per_minute
         self._rates: dict[str, Rates] = defaultdict(lambda: Rates(each, each, CALLERS_KEPT))
         self._turns: dict[tuple[str, str], Turn] = {}
@@ -59,16 +60,17 @@ class Calls:
             wait_s = max(wait_s, WAIT_S_MIN)
             raise Overloaded(f"{who!r} calls {call} too often: wait", (wait_s, 2 * wait_s))
 
-    def told(self, who: str, earliest_s: float) -> None:
-        """This one is not to ask before that."""
-        self._not_before[who] = self._now() + earliest_s
-        self._not_before.move_to_end(who)
-        if len(self._not_before) > CALLERS_KEPT:
-            self._not_before.popitem(last=False)
+    def told(self, call: str, who: str, earliest_s: float) -> None:
+        """This one is not to make this call before that."""
+        not_before = self._not_before[call]
+        not_before[who] = self._now() + earliest_s
+        not_before.move_to_end(who)
+        if len(not_before) > CALLERS_KEPT:
+            not_before.popitem(last=False)
 
-    async def hold(self, who: str) -> None:
-        """Let who asks too early wait, a second at most."""
-        early_s = self._not_before.pop(who, 0.0) - self._now()
+    async def hold(self, call: str, who: str) -> None:
+        """Let who calls too early wait, a second at most."""
+        early_s = self._not_before[call].pop(who, 0.0) - self._now()
         if early_s > 0:
             await self._sleep(min(early_s, HELD_S_MAX))
 

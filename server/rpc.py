@@ -46,6 +46,7 @@ E = TypeVar("E", Granted, Refused)
 LINKS_MAX = 4096  # in one answer: 128 KiB
 DEVICE_TABLES = ("run", "fleet", "client", "flower", "model")
 WHY_CHARS_MAX = 200
+BEAT_S = 0.1  # between two heartbeats of a device, which sends three a lease
 
 
 class Devices(DevicesServicer):
@@ -94,10 +95,10 @@ class Devices(DevicesServicer):
         ask = read_ask(request, self.run.spec, self.run.limits)
         caller.check_name(ask.client_id)
         self.calls.take("AskTask", ask.client_id, caller)
-        await self.calls.hold(ask.client_id)
+        await self.calls.hold("AskTask", ask.client_id)
         answer = await self._answer_to(ask)
         if answer.refusal.reason == Reason.LAPSED:
-            self.calls.told(ask.client_id, answer.refusal.retry_after.earliest_s)
+            self.calls.told("AskTask", ask.client_id, answer.refusal.retry_after.earliest_s)
         return answer
 
     @streams
@@ -176,6 +177,8 @@ class Devices(DevicesServicer):
         if not 0 <= request.progress < float("inf"):
             raise InvalidUpdate(f"progress must be a finite number, 0 or more, not {request.progress!r}")
         session = self._id(request.session, "session") if request.session else ""
+        await self.calls.hold("Heartbeat", client_id)
+        self.calls.told("Heartbeat", client_id, BEAT_S)
         await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress, session))
         task, version, finished = await writer.look(
             lambda engine: (engine.ledger.tasks.get(task_id), engine.version, engine.finished)

@@ -63,15 +63,16 @@ def test_who_asks_before_it_may_has_its_answer_late_and_only_once() -> None:
 
     async def run() -> None:
         calls = Calls(now=lambda: clock[0], sleep=sleep)
-        calls.told("a", 30.0)
-        await calls.hold("b")
-        await calls.hold("a")
-        await calls.hold("a")
-        calls.told("a", 0.25)
-        await calls.hold("a")
-        calls.told("a", 30.0)
+        calls.told("AskTask", "a", 30.0)
+        await calls.hold("AskTask", "b")
+        await calls.hold("Heartbeat", "a")
+        await calls.hold("AskTask", "a")
+        await calls.hold("AskTask", "a")
+        calls.told("AskTask", "a", 0.25)
+        await calls.hold("AskTask", "a")
+        calls.told("AskTask", "a", 30.0)
         clock[0] += 30.0
-        await calls.hold("a")
+        await calls.hold("AskTask", "a")
 
     asyncio.run(run())
     assert slept == [HELD_S_MAX, 0.25]
