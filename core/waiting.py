@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from anabranch.core.admission import outstays
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnded, Refused
 from anabranch.core.engine import Engine
+from anabranch.core.events import LeaseRenewed
 from anabranch.core.lapses import Lapses
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.sessions import Sessions
@@ -83,6 +84,10 @@ class WaitingLine:
             self.sessions.granted(ask)
             return None
         return self._refused(refused, now)
+
+    def beats(self, beat: LeaseRenewed) -> None:
+        """A heartbeat has come, of use or not."""
+        self.sessions.heard(beat.client_id, beat.session, beat.now)
 
     def renews(self, engine: Engine, task: Task, now: float) -> bool:
         """Whether a heartbeat may renew the lease of this task: not for ever, while others wait."""

@@ -36,6 +36,7 @@ from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
 from anabranch.host.build import Blueprint
+from anabranch.host.run import NoLine, Run
 from anabranch.host.submission import loader
 from anabranch.reports.models import BEST, Best, write_model
 from anabranch.reports.recorder import Recorder
@@ -105,6 +106,7 @@ class GridRun:
         # Whether a node has our mod is known from its replies: without it they are whole, which is as good.
         self._capability = Capability() if config.uplink.codec == RAW else Capability(codecs=STAGES)
         self.engine = Blueprint.of(config, self.spec).engine(logbook.initial)
+        self.host = Run(self.engine, NoLine())
         self._life = int.from_bytes(os.urandom(8), "little")  # ids of this process are no other's
         self._ids = 0
         self._start: float | None = None
@@ -166,7 +168,7 @@ class GridRun:
     def _ask(self, node: _Node) -> Task | None:
         now = self._tell_time()
         ask = Ask(node.client_id, self._fresh_id("task"))
-        if now < node.not_before or self.engine.refusal(ask, now) is not None:
+        if now < node.not_before:
             return None
         found = [e.task for e in self._handle(ev.TaskAsked(now, ask)) if isinstance(e, Granted)]
         for task in found:
@@ -238,8 +240,7 @@ class GridRun:
         node.failed(now)
         node.counting.answered(task.task_id, taken=False)
         self._recorder.note(self._since(), "failed", client=node.client_id, why=why)
-        if task.task_id in self.engine.ledger.tasks:
-            self._handle(ev.TaskDropped(now, node.client_id, task.task_id, why[:200]))
+        self._handle(ev.TaskDropped(now, node.client_id, task.task_id, why[:200]))
 
     def _delta(self, task: Task, reply: Reply) -> Delta:
         """What the node has changed, buffers as reached. Raises `AppError` for arrays of another model."""
@@ -324,12 +325,15 @@ class GridRun:
             self._handle(ev.Ticked(now))
 
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
-        self._logbook.append(to_record(event), payload)
-        if isinstance(event, ev.UpdateArrived):
-            self._logbook.sync()
-        effects = self.engine.handle(event)
-        self._record(event.now, effects, len(payload or b""))
-        return effects
+        def log_it(event: ev.Event) -> None:
+            self._logbook.append(to_record(event), payload)
+            if isinstance(event, ev.UpdateArrived):
+                self._logbook.sync()
+
+        done = self.host.take(event, log_it)
+        if done.event is not None:
+            self._record(event.now, done.effects, len(payload or b""))
+        return done.effects
 
     def _record(self, now: float, effects: Iterable[Effect], size_bytes: int) -> None:
         self._start = now if self._start is None else self._start

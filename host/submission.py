@@ -13,7 +13,8 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.chains import RAW, payload_codec
-from anabranch.core.errors import InvalidUpdate, TooLarge
+from anabranch.core.engine import Engine
+from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownTask
 from anabranch.core.journal import LoadDelta
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import Delta, ParamSpec
@@ -28,6 +29,17 @@ def check_codec(codec: str, uplink: str) -> None:
     wanted = payload_codec(uplink)
     if codec not in (wanted, RAW):
         raise InvalidUpdate(f"payload is of codec {codec!r}, the task asked for {wanted!r}")
+
+
+def check_open(engine: Engine, client_id: str, task_id: str, codec: str) -> None:
+    """Raises `UnknownTask` where an update can have no verdict, and `InvalidUpdate` as `check_codec` does.
+
+    So only who holds a task takes up room, and only with what the task asked for.
+    """
+    task = engine.ledger.tasks.get(task_id)
+    if task is None or task.client_id != client_id:
+        raise UnknownTask(f"task {task_id!r} is not open for {client_id!r}: it ended, ask anew")
+    check_codec(codec, task.uplink)
 
 
 def check_size(size_bytes: int, codec: str, spec: ParamSpec, submodel: Submodel | None) -> None:

@@ -13,19 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from anabranch.core import events as ev
-from anabranch.core.admission import given_up
-from anabranch.core.effects import Conflicting, Effect, Granted, Published, Refused
+from anabranch.core.effects import Effect, Granted, Published
 from anabranch.core.engine import Engine
-from anabranch.core.errors import AnabranchError, ConfigError, IdTaken, Overloaded, StoreFull, UnknownVersion
+from anabranch.core.errors import AnabranchError, ConfigError, StoreFull, UnknownVersion
 from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.objections import repeated
 from anabranch.core.params import digest
-from anabranch.core.rates import Rates
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.rollback import Folding, Refolder
-from anabranch.core.updates import Receipt, Task, TaskState
+from anabranch.core.updates import Receipt, Task
 from anabranch.core.waiting import WaitingLine
+from anabranch.host.run import Run, Settled
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
@@ -40,7 +38,6 @@ TWICE = (
 )
 
 TRIMMED_AT_ONCE = 1_000  # events, with every batch while there are any to drop
-BEATS_PER_LEASE = 10  # renewals that the log has at the most; a device sends three
 
 
 @dataclass(frozen=True)
@@ -64,7 +61,11 @@ class Call:
     effects: list[Effect] = field(default_factory=list)
     value: Any = None
     error: BaseException | None = None
-    refused: Refused | None = None  # the answer to an ask that gave a task up, which is then the event
+
+    def take(self, found: Settled) -> bool:
+        """Note what the event comes to; whether that is for the log."""
+        self.event, self.effects, self.error = found.event or self.event, found.effects, found.error
+        return found.event is not None
 
     def settle(self) -> None:
         """Tell the caller, unless it went away."""
@@ -91,15 +92,12 @@ class Books:
         limits: Limits = DEFAULT_LIMITS,
         keep: Keep = ALL,
     ) -> None:
-        self.engine, self.store, self.models, self.history = engine, store, models, history
+        self.run = Run(engine, line := WaitingLine(limits), limits, self._stored)
+        self.engine, self.line = engine, line
+        self.store, self.models, self.history = store, models, history
         self.seq = seq
-        self.duplicates = 0
-        self.line = WaitingLine(limits)
         self.refold: Refolder | None = None
         self._projections: list[Projection] = []
-        self._coming: set[str] = set()  # the tasks of updates in the batch at hand
-        self._beaten: set[str] = set()  # the tasks whose leases are renewed in it
-        self._capabilities = Rates(limits.capabilities_per_hour / 60, limits.capabilities_per_hour)
         self.saving = Saving(engine, store, every, saved, keep)
         self._forgets, self._trims = not keep.is_all, False
 
@@ -107,11 +105,10 @@ class Books:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
         reach("batch_taken")
         self._name_snapshot()
-        self._beaten = set()
-        self._coming = {c.event.update.task_id for c in batch if isinstance(c.event, ev.UpdateArrived)}
+        self.run.begin(call.event for call in batch if call.event is not None)
         orders = [call for call in batch if call.folding is not None]
         others = [call for call in batch if call.event is not None and call.folding is None]
-        logged = [call for call in others if not self._answered(call)]
+        logged = [call for call in others if call.event and call.take(self.run.settle(call.event))]
         if logged:
             self._log(logged)
         for call in orders:
@@ -228,67 +225,6 @@ class Books:
         except AnabranchError as error:
             call.error = error
 
-    def _answered(self, call: Call) -> bool:
-        """Answer an event that changes nothing, without the journal."""
-        ledger = self.engine.ledger
-        match call.event:
-            case ev.Enrolled():
-                return self._is_known(call, call.event)
-            case ev.TaskDropped(client_id=client_id, task_id=task_id):
-                task = ledger.tasks.get(task_id)
-                return task is None or task.client_id != client_id
-            case ev.LeaseRenewed():
-                return not self._renews(call.event)
-            case ev.Paused() | ev.Resumed():
-                return self.engine.paused == isinstance(call.event, ev.Paused)
-            case ev.Quarantined() | ev.Released():
-                why = call.event.why if isinstance(call.event, ev.Quarantined) else None
-                return self.engine.guard.quarantined.get(call.event.client_id) == why
-            case ev.TaskAsked():
-                self._refuse(call, call.event)
-            case ev.UpdateArrived(update=update):
-                known = ledger.receipts.get(update.update_id)
-                if known is not None:
-                    self._repeat(call, known if known.sha256 else self._stored(update.update_id) or known)
-        return bool(call.effects) or call.error is not None
-
-    def _renews(self, beat: ev.LeaseRenewed) -> bool:
-        """Whether a heartbeat is of any use."""
-        self.line.sessions.heard(beat.client_id, beat.session, beat.now)
-        task = self.engine.ledger.tasks.get(beat.task_id)
-        if task is None or (task.client_id, task.state) != (beat.client_id, TaskState.LEASED):
-            return False
-        if beat.progress <= task.progress or beat.task_id in self._beaten:
-            return False
-        more_s = beat.now + task.lease_s - task.expires_at
-        hardly = task.progress and more_s < task.lease_s / BEATS_PER_LEASE
-        if hardly or not self.line.renews(self.engine, task, beat.now):
-            return False
-        self._beaten.add(beat.task_id)
-        return True
-
-    def _is_known(self, call: Call, said: ev.Enrolled) -> bool:
-        """Answer who says nothing new of itself, and who says something new without end."""
-        client = self.engine.ledger.clients.get(said.client_id)
-        if client is None or client.capability == said.capability:
-            return client is not None
-        wait_s = self._capabilities.take(said.client_id, said.now)
-        if wait_s:
-            why = f"{said.client_id!r} enrols with another capability too often: wait"
-            call.error = Overloaded(why, (wait_s, 2 * wait_s))
-        return call.error is not None
-
-    def _refuse(self, call: Call, asked: ev.TaskAsked) -> None:
-        """Answer an ask that gets no task now; that it gives another up is an event for the log."""
-        refused = self.line.refusal(self.engine, asked.ask, asked.now)
-        if refused is None:
-            return
-        dropped = given_up(refused, asked.now, self.engine)
-        if dropped is None or dropped.task_id in self._coming:
-            call.effects = [refused]
-        else:
-            call.event, call.refused = dropped, refused
-
     def _log(self, calls: list[Call]) -> None:
         entries = [Entry(to_record(c.event), c.inline) for c in calls if c.event is not None]
         try:
@@ -326,13 +262,13 @@ class Books:
     def _apply(self, call: Call, seq: int | None, record: Record) -> None:
         assert call.event is not None
         if seq is None:  # in the log from long ago: the engine has forgotten it, the store has not
-            self._recall(call)
+            assert isinstance(call.event, ev.UpdateArrived)
+            call.take(self.run.repeat(call.event))
             return
         self.seq = call.seq = seq
         self.history.add(record)
-        call.effects = [*self.engine.handle(call.event), *([call.refused] if call.refused else [])]
+        call.effects = self.run.apply(Settled(call.event, call.effects))
         reach("handled")
-        self.line.heard(call.event.now, call.effects)
         digests, links = {}, {}
         for effect in call.effects:
             if isinstance(effect, Granted):
@@ -352,26 +288,9 @@ class Books:
         wanted = self.models.for_device(task.base_version, holds, codecs, task.submodel)
         self.models.keep(self.engine, wanted)
 
-    def _recall(self, call: Call) -> None:
-        assert isinstance(call.event, ev.UpdateArrived)
-        update_id = call.event.update.update_id
-        known = self.engine.ledger.receipts.get(update_id) or self._stored(update_id)
-        assert known is not None, f"update {update_id} is in the log but has no verdict"
-        self._repeat(call, known)
-
     def _stored(self, update_id: str) -> Receipt | None:
         self.project()
         return self.store.receipt(update_id)
-
-    def _repeat(self, call: Call, known: Receipt) -> None:
-        """Answer an update whose id is in the log: `IdTaken` for another update than that."""
-        assert isinstance(call.event, ev.UpdateArrived)
-        effect = repeated(call.event, known)
-        if isinstance(effect, Conflicting):
-            call.error = IdTaken(effect.why)
-        else:
-            self.duplicates += 1
-            call.effects = [effect]
 
     def _save_if_due(self, now: float) -> None:
         if not self.saving.is_due(self.seq):

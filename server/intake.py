@@ -15,12 +15,12 @@ import numpy as np
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect
-from anabranch.core.errors import IdTaken, InvalidUpdate, Unavailable, UnknownTask
+from anabranch.core.errors import IdTaken, InvalidUpdate, Unavailable
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Ask, Receipt, Update
-from anabranch.host.submission import check_codec, check_size, examined
+from anabranch.host.submission import check_open, check_size, examined
 from anabranch.identity.signatures import check_signature, make_proof, update_message
 from anabranch.protos.convert import (
     check_manifest,
@@ -237,10 +237,8 @@ class Intake:
             ids = update.client_id, update.update_id, update.task_id
             if (known := await self.verdict(*ids, header.payload.sha256)) is not None:
                 return known
-        if task is not None and is_open:
-            check_codec(header.payload.codec, task.uplink)
-            return None
-        raise UnknownTask(f"task {update.task_id!r} is not open for {update.client_id!r}: it ended, ask anew")
+        check_open(self.writer.engine, update.client_id, update.task_id, header.payload.codec)
+        return None
 
     async def _receive(self, header: Header, requests: Requests, deadline: asyncio.Timeout) -> Upload:
         payload, clock = header.payload, self.uploads.now

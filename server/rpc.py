@@ -18,6 +18,7 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Task
+from anabranch.host.run import Notice, advice
 from anabranch.identity.certificates import certificate_der
 from anabranch.identity.heads import head_message
 from anabranch.protos.convert import (
@@ -47,6 +48,12 @@ LINKS_MAX = 4096  # in one answer: 128 KiB
 DEVICE_TABLES = ("run", "fleet", "client", "flower", "model")
 WHY_CHARS_MAX = 200
 BEAT_S = 0.1  # between two heartbeats of a device, which sends three a lease
+NOTICES = {
+    Notice.NONE: devices.NOTICE_KIND_UNSPECIFIED,
+    Notice.CANCEL: devices.NOTICE_KIND_CANCEL,
+    Notice.UPLOAD_NOW: devices.NOTICE_KIND_UPLOAD_NOW,
+    Notice.FINISHED: devices.NOTICE_KIND_FINISHED,
+}
 
 
 class Devices(DevicesServicer):
@@ -180,29 +187,14 @@ class Devices(DevicesServicer):
         await self.calls.hold("Heartbeat", client_id)
         self.calls.told("Heartbeat", client_id, BEAT_S)
         await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress, session))
-        task, version, finished = await writer.look(
-            lambda engine: (engine.ledger.tasks.get(task_id), engine.version, engine.finished)
-        )
-        # An expired lease is no reason to stop: its late update may still count.
-        held = task is not None and task.client_id == client_id
-        notices = []
-        if finished:
-            notices.append(devices.Notice(kind=devices.NOTICE_KIND_FINISHED, detail=finished))
-        elif not held:
-            detail = "the task is not wanted any more"
-            notices.append(devices.Notice(kind=devices.NOTICE_KIND_CANCEL, task_id=task_id, detail=detail))
-        elif task is not None and 0 < writer.engine.settings.upload_now_versions <= (
-            version - task.base_version
-        ):
-            detail = f"version {version} is served, the task is of version {task.base_version}"
-            notices.append(
-                devices.Notice(kind=devices.NOTICE_KIND_UPLOAD_NOW, task_id=task_id, detail=detail)
-            )
+        said = await writer.look(lambda engine: advice(engine, client_id, task_id))
+        about = "" if said.notice is Notice.FINISHED else task_id
+        notices = [devices.Notice(kind=NOTICES[said.notice], task_id=about, detail=said.detail)]
         return devices.HeartbeatResponse(
-            expires_at_s=task.expires_at if task is not None and held else 0.0,
+            expires_at_s=said.expires_at,
             server_time_s=writer.now(),
-            notices=notices,
-            version=version,
+            notices=notices if said.notice else [],
+            version=said.version,
         )
 
     @answers

@@ -96,7 +96,7 @@ class Writer:
     @property
     def duplicates(self) -> int:
         """Updates that were answered from a stored verdict since the start."""
-        return self._books.duplicates
+        return self._books.run.duplicates
 
     @property
     def run_twice(self) -> list[str]:

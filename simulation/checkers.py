@@ -59,8 +59,8 @@ class Checker:
                     self._check_decision(event, effect)
                 case Granted(task, again=False):
                     self._need(task.base_version == self._version, event, "a task from an old version")
-                case Refused():
-                    self._need(False, event, "a refused ask was journalled")
+                case Refused():  # with a task given up by it: that is the event
+                    self._need(not isinstance(event, ev.TaskAsked), event, "a refused ask was journalled")
         self._need(self._engine.version == self._version, event, "a version came without being published")
         self._check_liveness(event)
         if self.events % self._every == 0:

@@ -32,6 +32,7 @@ from anabranch.core.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.rng import rank, seed_of
 from anabranch.core.session import Session
 from anabranch.core.updates import Ask, Decision, Task, Verdict
+from anabranch.host.run import Advice, Notice
 from anabranch.simulation.clock import Action
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
 from anabranch.simulation.faults import RIGHT, DeviceClock
@@ -300,8 +301,8 @@ class Device(Presence):
         granted_s = self._around.time.true(task.granted_at)
         client_id, task_id, progress = self.client_id, task.task_id, now - granted_s
 
-        def answer(wanted: bool) -> None:
-            if not wanted:
+        def answer(said: Advice) -> None:
+            if said.notice is Notice.CANCEL:
                 self._network.send(down(client_id), self._soon, partial(self._cancelled, task_id))
 
         beat = partial(self._server.renew, client_id, task_id, progress, answer)

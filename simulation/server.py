@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar
 from anabranch.core.effects import Effect, Refused
 from anabranch.core.rng import rank
 from anabranch.core.updates import Ask, Capability, Decision, Task
+from anabranch.host.run import Advice
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.versions import Offer
@@ -35,7 +36,7 @@ class Server(Protocol):
     def takes(self, client_id: str, outbox: Outbox, reply: Reply[bool]) -> None: ...  # noqa: D102
     def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None: ...  # noqa: D102
     def renew(  # noqa: D102
-        self, client_id: str, task_id: str, progress: float, reply: Reply[bool]
+        self, client_id: str, task_id: str, progress: float, reply: Reply[Advice]
     ) -> None: ...
     def downloaded(self, client_id: str, payload_bytes: int) -> None: ...  # noqa: D102
     def gone(self, client_id: str) -> None: ...  # noqa: D102
@@ -68,8 +69,8 @@ class Direct:
         """What becomes of an update whose last byte is here."""
         self._take(partial(self.world.push, client_id, outbox), reply)
 
-    def renew(self, client_id: str, task_id: str, progress: float, reply: Reply[bool]) -> None:
-        """A heartbeat; False: the task is not wanted any more."""
+    def renew(self, client_id: str, task_id: str, progress: float, reply: Reply[Advice]) -> None:
+        """A heartbeat, and what its device should know."""
         self._take(partial(self.world.renew, client_id, task_id, progress), reply)
 
     def order(self, order: Order, reply: Reply[list[Effect]]) -> None:

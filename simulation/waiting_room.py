@@ -13,7 +13,7 @@ whose last tasks came to nothing asks again by itself while it has to wait for t
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from anabranch.core import events as ev
@@ -42,7 +42,7 @@ class Sleeper(Protocol):
 
 
 class WaitingRoom:
-    """See the module. `refusal` stands in for the engine's; `heard` must be told of every event."""
+    """See the module. `refusal` stands in for the engine's; `heard` and `call` hear of every event."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -54,13 +54,13 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._sleepers)
 
-    def refusal(self, ask: Ask, now: float) -> Refused | None:
+    def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """Why this ask would get no task now, or None. A device that was called has a place."""
         was_called = ask.client_id in self._called
         self._called.discard(ask.client_id)
-        refused = self._engine.refusal(ask, now, 0 if was_called else len(self._called))
-        if refused is None and ask.task_id not in self._engine.ledger.tasks and self._sound:
-            refused = self._lapses.refusal(self._engine, ask, now)
+        refused = engine.refusal(ask, now, 0 if was_called else len(self._called))
+        if refused is None and ask.task_id not in engine.ledger.tasks and self._sound:
+            refused = self._lapses.refusal(engine, ask, now)
         if refused is not None and was_called:
             self._call(now)
         return refused
@@ -75,9 +75,12 @@ class WaitingRoom:
             self._sound.add(sleeper.client_id)
         return True
 
-    def renews(self, task: Task, now: float) -> bool:
+    def renews(self, engine: Engine, task: Task, now: float) -> bool:
         """Whether a heartbeat may renew the lease of this task: not for ever, while others wait."""
-        return not (self._sleepers and outstays(task, now, self._engine.settings))
+        return not (self._sleepers and outstays(task, now, engine.settings))
+
+    def beats(self, beat: ev.LeaseRenewed) -> None:
+        """A heartbeat has come; each device here is one process, so that says nothing."""
 
     def leave(self, client_id: str, now: float) -> None:
         """The device is out of reach: nobody waits for it."""
@@ -87,9 +90,12 @@ class WaitingRoom:
             self._called.discard(client_id)
             self._call(now)
 
-    def heard(self, event: ev.Event, effects: Sequence[Effect]) -> None:
-        """An event was handled, and came to this."""
-        self._lapses.heard(event.now, effects)
+    def heard(self, now: float, effects: Iterable[Effect]) -> None:
+        """Take note of what an event has come to."""
+        self._lapses.heard(now, effects)
+
+    def call(self, event: ev.Event) -> None:
+        """An event was handled: who sleeps may have a place now."""
         if self._sleepers and not isinstance(event, MAKES_NO_ROOM):
             self._call(event.now)
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
-from anabranch.core.admission import given_up
 from anabranch.core.effects import (
     Decided,
     Effect,
@@ -27,19 +26,19 @@ from anabranch.core.effects import (
     Refused,
 )
 from anabranch.core.engine import Engine
-from anabranch.core.errors import InvalidUpdate
+from anabranch.core.errors import InvalidUpdate, UnknownTask
 from anabranch.core.journal import Record, to_record
 from anabranch.core.updates import (
     Ask,
     Capability,
     Decision,
     Task,
-    TaskState,
     Update,
     Verdict,
 )
 from anabranch.core.waiting import WaitingLine
-from anabranch.host.submission import check_codec, examined
+from anabranch.host.run import Advice, Run, advice
+from anabranch.host.submission import check_open, examined
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
@@ -80,9 +79,8 @@ class World:
         time: ServerTime | None = None,
     ) -> None:
         self.clock, self.time = clock, time or ServerTime(clock)
-        self.engine = engine
+        self.host = Run(engine, WaitingLine() if room is None else room)
         self.versions = versions
-        self.line = WaitingLine()
         self.room = room
         self.observers: list[Observer] = []
         self.restarted: list[Callable[[Engine], None]] = []
@@ -93,6 +91,11 @@ class World:
         self._downlink_at = downlink_at
         self._tick_at = math.inf
 
+    @property
+    def engine(self) -> Engine:
+        """That of the server's present life."""
+        return self.host.engine
+
     # --- what the devices say ----------------------------------------------------------------
 
     def enrol(self, client_id: str, capability: Capability) -> None:
@@ -101,17 +104,11 @@ class World:
 
     def ask(self, ask: Ask) -> Refused | tuple[Task, Offer]:
         """A task and the model it starts from, or why there is none."""
-        if self.room is not None:
-            refused = self.room.refusal(ask, self.clock.now)
-        else:
-            refused = self.line.refusal(self.engine, ask, self.time.now())
-        if refused is not None:
-            if dropped := given_up(refused, self.time.now(), self.engine):
-                self._handle(dropped)
-            return refused
         effects = self._handle(ev.TaskAsked(self.time.now(), ask))
-        granted = next(e for e in effects if isinstance(e, Granted))
-        return granted.task, self.versions.offer(ask.holds_version, granted.task.submodel)
+        answer = next(e for e in effects if isinstance(e, Granted | Refused))
+        if isinstance(answer, Refused):
+            return answer
+        return answer.task, self.versions.offer(ask.holds_version, answer.task.submodel)
 
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool = False) -> None:
         """A device gives a task back."""
@@ -141,30 +138,21 @@ class World:
 
     def takes(self, client_id: str, outbox: Outbox) -> bool:
         """Whether the payload shall come: not of another codec than its task's, nor for one that is over."""
-        task = self.engine.ledger.tasks.get(outbox.task.task_id)
-        if task is not None and task.client_id == client_id:
-            try:
-                check_codec(outbox.result.codec, task.uplink)
-            except InvalidUpdate:
-                return False
-            return True
         if outbox.update_id in self.engine.ledger.receipts:
             return True
-        self._recorder.note(self.clock.now, "late", client=client_id, update=outbox.update_id)
-        return False
-
-    def renew(self, client_id: str, task_id: str, progress: float) -> bool:
-        """A heartbeat; False: the task is not wanted any more. That changes nothing and is not journalled."""
-        task = self.engine.ledger.tasks.get(task_id)
-        if task is None or task.client_id != client_id:
+        try:
+            check_open(self.engine, client_id, outbox.task.task_id, outbox.result.codec)
+        except InvalidUpdate:
             return False
-        if task.state is TaskState.LEASED and self._renews(task):
-            self._handle(ev.LeaseRenewed(self.time.now(), client_id, task_id, progress))
+        except UnknownTask:
+            self._recorder.note(self.clock.now, "late", client=client_id, update=outbox.update_id)
+            return False
         return True
 
-    def _renews(self, task: Task) -> bool:
-        now = self.time.now()
-        return self.line.renews(self.engine, task, now) if self.room is None else self.room.renews(task, now)
+    def renew(self, client_id: str, task_id: str, progress: float) -> Advice:
+        """A heartbeat, and what its device should know."""
+        self._handle(ev.LeaseRenewed(self.time.now(), client_id, task_id, progress))
+        return advice(self.engine, client_id, task_id)
 
     def order(self, order: Order) -> list[Effect]:
         """What an operator wants; returns what came of it."""
@@ -193,9 +181,9 @@ class World:
     def restart(self) -> None:
         """Go on with the engine that the disk holds. Raises `ReplayMismatch` if it is not the same."""
         assert isinstance(self._journal, Disk), "only a run with faults has a disk"
-        self.engine = self.versions.engine = self._journal.rebuild(self.engine)
+        self.host = Run(self._journal.rebuild(self.engine), WaitingLine())
+        self.versions.engine = self.engine
         self.time.restart(self._journal.last_now)
-        self.line = WaitingLine()
         for tell in self.restarted:
             tell(self.engine)
         if self.engine.ledger.live:
@@ -206,15 +194,15 @@ class World:
         with self.whole:
             return self._handled(event, payload)
 
-    def _handled(self, event: ev.Event, payload: bytes | None) -> list[Effect]:
-        self._journal.append(to_record(event), payload)
-        effects = self.engine.handle(event)
-        if self.room is None:
-            self.line.heard(event.now, effects)
-        else:
-            self.room.heard(event, effects)
+    def _handled(self, message: ev.Event, payload: bytes | None) -> list[Effect]:
+        done = self.host.take(message, lambda event: self._journal.append(to_record(event), payload))
+        event, effects = done.event, done.effects
         for effect in effects:
-            self._record(effect, event)
+            self._record(effect, message)
+        if event is None:
+            return effects
+        if self.room is not None:
+            self.room.call(event)
         for observe in self.observers:
             observe(event, effects)
         if isinstance(self._journal, Disk):

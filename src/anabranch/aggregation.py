@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from anabranch.core import events as ev
 from anabranch.core.config import Config, StrategyTable, merge
-from anabranch.core.effects import Decided, Refused
+from anabranch.core.effects import Decided, Effect, Refused
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.params import ParamSpec, Vector
 from anabranch.core.settings import EngineSettings
@@ -20,6 +20,7 @@ from anabranch.core.submodels import Coordinates, Submodel
 from anabranch.core.updates import Ask, Capability, find_flaw
 from anabranch.core.updates import Update as CoreUpdate
 from anabranch.host.build import WHOLE, Blueprint
+from anabranch.host.run import NoLine, Run
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.teasq import Teasq
 
@@ -127,16 +128,20 @@ class _Driver:
         blueprint = Blueprint.of(config, self.spec)
         strategy = _for_all(blueprint.strategy, updates)
         self.engine = replace(blueprint, strategy=strategy, settings=settings).engine(tensors)
+        self.host = Run(self.engine, NoLine())
         self.bases: dict[int, Vector] = {}
         self.wanted = {u.base_version for u in updates}
         self.refused: dict[str, Refused] = {}
 
     def run(self) -> Aggregation:
         for client in dict.fromkeys(u.client for u in self.updates):
-            self.engine.handle(ev.Enrolled(0.0, client, Capability()))
+            self._handle(ev.Enrolled(0.0, client, Capability()))
         self._open_tasks()
         steps = tuple(self._push(i, u) for i, u in enumerate(self.updates))
         return Aggregation(self.spec.unflatten(self.engine.vector, self.frozen), self.engine.version, steps)
+
+    def _handle(self, event: ev.Event) -> list[Effect]:
+        return self.host.take(event).effects
 
     def _open_tasks(self) -> None:
         """Ask for every task that starts from the version reached now."""
@@ -149,7 +154,7 @@ class _Driver:
                 self._ask(u)
 
     def _ask(self, u: Update) -> None:
-        for effect in self.engine.handle(ev.TaskAsked(0.0, Ask(u.client, u.task))):
+        for effect in self._handle(ev.TaskAsked(0.0, Ask(u.client, u.task))):
             if isinstance(effect, Refused):
                 self.refused[u.task] = effect
 
@@ -160,7 +165,7 @@ class _Driver:
         if (refused := self.refused.get(u.task)) is not None:
             return AggregationStep(before, "rejected", 0, None, f"{refused.reason}: {refused.detail}")
         event = self._event(number, u)
-        decided = next(e for e in self.engine.handle(event) if isinstance(e, Decided))
+        decided = next(e for e in self._handle(event) if isinstance(e, Decided))
         if self.engine.version != before:
             self._open_tasks()
         d = decided.receipt.decision

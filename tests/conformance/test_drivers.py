@@ -7,12 +7,14 @@ by record, but for what time it was.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from drivers import Driver, driver, story
+from drivers import CAPABILITY, Driver, driver, story
 
+from anabranch.core import events as ev
 from anabranch.core.config import Config, merge
 
 DRIVERS = ("live", "local", "simulated")
@@ -50,11 +52,113 @@ def too_large_values(run: Driver) -> list[str]:
     return [run.ask("a", "t-1"), run.push("a", "t-1", "u-1", value=1e30)]
 
 
+def expired_lease(run: Driver) -> list[str]:
+    """No reason to stop: a late update may still count. Then there is."""
+    run.enrol("a")
+    asked = run.ask("a", "t-1")
+    run.lapse("a", "t-1")
+    return [asked, run.beat("a", "t-1", 1.0), run.push("a", "t-1", "u-1"), run.beat("a", "t-1", 2.0)]
+
+
+def sent_twice(run: Driver) -> list[str]:
+    """The same answer, and not on record again; another update of the same id is not taken."""
+    run.enrol("a")
+    first = [run.ask("a", "t-1"), run.push("a", "t-1", "u-1"), run.push("a", "t-1", "u-1")]
+    return [*first, run.push("a", "t-1", "u-1", value=2.0), run.push("a", "t-1", "u-2")]
+
+
+def said_twice(run: Driver) -> list[str]:
+    """What a device has said before changes nothing, and is not on record."""
+    run.enrol("a")
+    run.enrol("a")
+    run.enrol("a", replace(CAPABILITY, examples=7))
+    asked = [run.ask("a", "t-1"), run.ask("a", "t-1")]
+    run.drop("a", "t-1")
+    run.drop("a", "t-1")
+    return [*asked, run.beat("a", "t-1", 1.0), run.push("a", "t-1", "u-1"), run.ask("b", "t-2")]
+
+
+def beats(run: Driver) -> list[str]:
+    """On record are those that renew the lease by more than a trifle; nobody's but its device's."""
+    run.enrol("a")
+    run.enrol("b")
+    asked = run.ask("a", "t-1")
+    told = [run.beat("a", "t-1", progress) for progress in (0.0, 1.0, 1.0, 0.5, 2.0)]
+    return [asked, *told, run.beat("b", "t-1", 9.0), run.beat("a", "t-9", 1.0)]
+
+
+def ordered_twice(run: Driver) -> list[str]:
+    """What an operator has ordered before changes nothing, and is not on record."""
+    run.enrol("a")
+    told = []
+    for _ in range(2):
+        run.order(ev.Paused)
+    told.append(run.ask("a", "t-1"))
+    for _ in range(2):
+        run.order(ev.Resumed)
+    told.append(run.ask("a", "t-2"))
+    for _ in range(2):
+        run.order(lambda now: ev.Quarantined(now, "a", "suspicious"))
+    told += [run.push("a", "t-2", "u-2"), run.ask("a", "t-3"), run.beat("a", "t-2", 1.0)]
+    for _ in range(2):
+        run.order(lambda now: ev.Released(now, "a"))
+    return [*told, run.ask("a", "t-4")]
+
+
+def upload_now(run: Driver) -> list[str]:
+    """Who is far behind is told so."""
+    told = []
+    for client_id in ("a", "b"):
+        run.enrol(client_id)
+    told += [run.ask("a", "t-a"), run.ask("b", "t-1"), run.push("b", "t-1", "u-1"), run.beat("a", "t-a", 1.0)]
+    return [*told, run.ask("b", "t-2"), run.push("b", "t-2", "u-2"), run.beat("a", "t-a", 2.0)]
+
+
+def asked_anew(run: Driver) -> list[str]:
+    """A device that asks anew gives its task up, to whoever waits for the place."""
+    for client_id in ("a", "b"):
+        run.enrol(client_id)
+    told = [run.ask("a", "t-1"), run.ask("a", "t-2"), run.push("a", "t-1", "u-1")]
+    return [*told, run.ask("b", "t-3"), run.ask("a", "t-4"), run.ask("b", "t-5")]
+
+
+def the_end(run: Driver) -> list[str]:
+    """A budget is used up: no more tasks, no more updates."""
+    for client_id in ("a", "b"):
+        run.enrol(client_id)
+    told = [run.ask("a", "t-a"), run.ask("b", "t-b"), run.push("a", "t-a", "u-a")]
+    return [*told, run.beat("b", "t-b", 1.0), run.push("b", "t-b", "u-b"), run.ask("a", "t-c")]
+
+
+SOON = {"server": {"lease_s": 0.2, "lease_min_s": 0.2}}
 Scenario = Callable[[Driver], list[str]]
 SCENARIOS: dict[Scenario, tuple[Config, list[str]]] = {
     wrong_codec: (config(**INT8), ["of version 0", "InvalidUpdate", "published"]),
     bad_values: (config(), ["of version 0", "InvalidUpdate", "UnknownTask"]),
     too_large_values: (config(), ["of version 0", "InvalidUpdate"]),
+    expired_lease: (config(**SOON), ["of version 0", "", "published", "cancel"]),
+    sent_twice: (config(), ["of version 0", "published", "published", "IdTaken", "UnknownTask"]),
+    said_twice: (
+        config(),
+        ["of version 0", "of version 0", "cancel", "UnknownTask", "refused unknown_client"],
+    ),
+    beats: (config(), ["of version 0", *[""] * 5, "cancel", "cancel"]),
+    ordered_twice: (
+        config(),
+        ["refused paused", "of version 0", "UnknownTask", "refused quarantined", "cancel", "of version 0"],
+    ),
+    upload_now: (
+        config(server={"upload_now_versions": 2}),
+        [*["of version 0"] * 2, "published", "", "of version 1", "published", "upload_now"],
+    ),
+    asked_anew: (
+        config(server={"concurrency": 1}),
+        [*["of version 0"] * 2, "UnknownTask", "refused at_capacity", "refused lapsed", "of version 0"],
+    ),
+    the_end: (
+        config(run={"versions_max": 1}),
+        [*["of version 0"] * 2, "published", "finished", "rejected run_finished", "refused run_finished"],
+    ),
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -30,6 +29,7 @@ from anabranch.core.journal import Record, line
 from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Ask, Capability, Decision, LocalPlan, Reason, Task
 from anabranch.host.build import Blueprint
+from anabranch.host.run import Advice
 from anabranch.reports.recorder import Recorder
 from anabranch.server.store.factory import open_store
 from anabranch.simulation.clock import VirtualClock
@@ -217,11 +217,14 @@ class Simulated:
         if not self._told(partial(self._server.takes, client_id, outbox)):
             is_open = task_id in self._world.engine.ledger.tasks
             return "InvalidUpdate" if is_open else "UnknownTask"
-        return decided(self._told(partial(self._server.push, client_id, outbox)))
+        try:
+            return decided(self._told(partial(self._server.push, client_id, outbox)))
+        except AnabranchError as error:
+            return type(error).__name__
 
     def beat(self, client_id: str, task_id: str, progress: float) -> str:
-        wanted = self._told(partial(self._server.renew, client_id, task_id, progress))
-        return "" if wanted else "cancel"
+        said: Advice = self._told(partial(self._server.renew, client_id, task_id, progress))
+        return said.notice
 
     def drop(self, client_id: str, task_id: str) -> None:
         self._server.drop(client_id, task_id, "not wanted", diverged=False)
@@ -259,8 +262,3 @@ def story(records: Sequence[Record]) -> list[Record]:
     """A journal without what time it was; several ticks in a row are as good as one."""
     told = [json.loads(line({key: r[key] for key in r if key != "now"})) for r in records]
     return [r for i, r in enumerate(told) if r["kind"] != "ticked" or not i or told[i - 1] != r]
-
-
-def patient(config: Config) -> Config:
-    """The configuration with leases that end soon."""
-    return replace(config, server=replace(config.server, lease_s=0.2, lease_min_s=0.2))

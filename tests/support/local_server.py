@@ -29,16 +29,17 @@ from anabranch.core.errors import (
     InvalidUpdate,
     ManifestMismatch,
     Unavailable,
-    UnknownTask,
     UnknownVersion,
 )
 from anabranch.core.journal import Record, to_record
 from anabranch.core.params import ParamSpec, Tensors
 from anabranch.core.submodels import Submodel, UnitMap
 from anabranch.core.units import UnitGroup
-from anabranch.core.updates import Ask, Capability, Receipt, Task, TaskState, Update
+from anabranch.core.updates import Ask, Capability, Receipt, Task, Update
+from anabranch.core.waiting import WaitingLine
 from anabranch.host.build import Blueprint
-from anabranch.host.submission import check_codec, examined
+from anabranch.host.run import Run, advice
+from anabranch.host.submission import check_open, examined
 from anabranch.protos.convert import submodel_from_proto
 
 
@@ -57,6 +58,7 @@ class LocalServer:
         self.config, self.clock, self.run_id = config, clock, run_id
         self.frozen = self.spec.frozen(tensors)
         self.engine = Blueprint.of(config, self.spec).engine(tensors)
+        self.host = Run(self.engine, WaitingLine())
         self.downloads = Downloads(self.spec, self.frozen)
         self.journal: list[Record] = []
         self.lock = threading.Lock()
@@ -78,8 +80,7 @@ class LocalServer:
             self._handle(ev.Ticked(now))
 
     def _handle(self, event: ev.Event) -> list[Effect]:
-        self.journal.append(to_record(event))
-        return self.engine.handle(event)
+        return self.host.take(event, lambda logged: self.journal.append(to_record(logged))).effects
 
     def receipt(self, update_id: str) -> Receipt | None:
         """The receipt of an update."""
@@ -150,10 +151,7 @@ class LocalTransport:
             if why := known.conflict(self.client_id, entry.task_id, entry.sha256):
                 raise IdTaken(why)
             return PushAnswer(known.decision, known.version, duplicate=True)
-        task = s.engine.ledger.tasks.get(entry.task_id)
-        if task is None or task.client_id != self.client_id:
-            raise UnknownTask(f"task {entry.task_id!r} is not open")
-        check_codec(entry.codec, task.uplink)
+        check_open(s.engine, self.client_id, entry.task_id, entry.codec)
         update = self._update(entry)
         values = 0 if update.submodel is None else update.submodel.size
         payload = ev.Payload(entry.sha256, len(entry.payload), entry.codec, values)
@@ -175,16 +173,10 @@ class LocalTransport:
     def heartbeat(self, task_id: str, progress: float) -> HeartbeatAnswer:
         s = self.server
         s.do(ev.LeaseRenewed(s.clock(), self.client_id, task_id, progress))
-        task = s.engine.ledger.tasks.get(task_id)
-        if s.engine.finished:
-            return HeartbeatAnswer(
-                0.0, s.engine.version, (Notice(NoticeKind.FINISHED, "", s.engine.finished),)
-            )
-        if task is None or (task.client_id, task.state) != (self.client_id, TaskState.LEASED):
-            return HeartbeatAnswer(0.0, s.engine.version, (Notice(NoticeKind.CANCEL, task_id, "it ended"),))
-        behind, most = s.engine.version - task.base_version, s.config.server.upload_now_versions
-        advice = (Notice(NoticeKind.UPLOAD_NOW, task_id, "upload now"),) if 0 < most <= behind else ()
-        return HeartbeatAnswer(task.expires_at, s.engine.version, advice)
+        said = advice(s.engine, self.client_id, task_id)
+        about = "" if s.engine.finished else task_id
+        notices = (Notice(NoticeKind(said.notice), about, said.detail),) if said.notice else ()
+        return HeartbeatAnswer(said.expires_at, said.version, notices)
 
     def drop(self, task_id: str, why: str, diverged: bool = False) -> None:
         self.server.do(ev.TaskDropped(self.server.clock(), self.client_id, task_id, why, diverged))

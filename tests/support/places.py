@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fleets import Ones, config
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.waiting import WaitingLine
 from anabranch.simulation.run import Simulation, open_simulation
 
 
@@ -49,7 +51,7 @@ def use_of_places(
     )
     with open_simulation(settings, app=Ones()) as simulation:
         if not line:
-            simulation.world.line.waiting_max = 0
+            simulation.world.host.line = WaitingLine(replace(DEFAULT_LIMITS, waiting_max=0))
         watch = _Watch(simulation, places, start_s=30.0)
         simulation.world.observers.append(watch.observe)
         simulation.run()

@@ -1,0 +1,233 @@
+"""What any message to a run comes to, whoever carries it: devices' and operators', and time that passes.
+
+`settle` says it before anything is logged: an answer, for what changes nothing needs no journal, or an event
+for the log. Once that is durable, `apply` gives it to the engine. Who commits in batches settles them all,
+writes the log, and applies them in order; `begin` says what is in a batch. `take` is for one by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from anabranch.core import events as ev
+from anabranch.core.admission import given_up
+from anabranch.core.effects import Conflicting, Effect, Refused
+from anabranch.core.engine import Engine
+from anabranch.core.errors import AnabranchError, IdTaken, Overloaded
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.objections import repeated
+from anabranch.core.rates import Rates
+from anabranch.core.updates import Ask, Receipt, Task, TaskState
+
+BEATS_PER_LEASE = 10  # renewals that the log has at the most; a device sends three
+
+
+class Waiting(Protocol):
+    """Whose turn it is where places are few, and whose a device's tasks are where two run as one.
+
+    As `core.waiting.WaitingLine` has it: beside the engine, forgotten by a restart.
+    """
+
+    def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
+        """Why this ask would get no task now, or None."""
+        ...
+
+    def renews(self, engine: Engine, task: Task, now: float) -> bool:
+        """Whether a heartbeat may renew the lease of this task."""
+        ...
+
+    def beats(self, beat: ev.LeaseRenewed) -> None:
+        """A heartbeat has come, of use or not."""
+        ...
+
+    def heard(self, now: float, effects: Iterable[Effect]) -> None:
+        """Take note of what an event has come to."""
+        ...
+
+
+class NoLine:
+    """Nobody waits: the driver itself says who asks."""
+
+    def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
+        """The engine's."""
+        return engine.refusal(ask, now)
+
+    def renews(self, engine: Engine, task: Task, now: float) -> bool:  # noqa: ARG002
+        """Nobody wants its place."""
+        return True
+
+    def beats(self, beat: ev.LeaseRenewed) -> None:
+        """See `Waiting`."""
+
+    def heard(self, now: float, effects: Iterable[Effect]) -> None:
+        """See `Waiting`."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What a message comes to before anything is logged.
+
+    `event`: for the log, None where the answer is known, which is `error` or `effects`. Beside an event the
+    effects are what is answered besides those that it will have.
+    """
+
+    event: ev.Event | None = None
+    effects: list[Effect] = field(default_factory=list)
+    error: AnabranchError | None = None
+
+
+class Run:
+    """See the module. `old`: the receipt of an update that the engine has forgotten, where there is a log."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        line: Waiting,
+        limits: Limits = DEFAULT_LIMITS,
+        old: Callable[[str], Receipt | None] = lambda _: None,
+    ) -> None:
+        self.engine, self.line = engine, line
+        self.duplicates = 0  # updates that were answered from a stored verdict
+        self._old = old
+        self._coming: set[str] = set()  # the tasks of updates in the batch at hand
+        self._beaten: set[str] = set()  # the tasks whose leases are renewed in it
+        self._capabilities = Rates(limits.capabilities_per_hour / 60, limits.capabilities_per_hour)
+
+    def take(self, message: ev.Event, log: Callable[[ev.Event], None] = lambda _: None) -> Settled:
+        """A message by itself: `log` makes what is for the log durable. Returns that, and all effects.
+
+        Raises the error that the message comes to.
+        """
+        self.begin([message])
+        settled = self.settle(message)
+        if settled.error is not None:
+            raise settled.error
+        if settled.event is None:
+            return settled
+        log(settled.event)
+        return Settled(settled.event, self.apply(settled))
+
+    def begin(self, events: Iterable[ev.Event]) -> None:
+        """A batch of these events is settled next."""
+        self._beaten = set()
+        self._coming = {e.update.task_id for e in events if isinstance(e, ev.UpdateArrived)}
+
+    def settle(self, event: ev.Event) -> Settled:
+        """What a message comes to before the log; nothing of the engine changes."""
+        ledger = self.engine.ledger
+        match event:
+            case ev.Enrolled():
+                return self._enrolled(event)
+            case ev.TaskAsked():
+                return self._asked(event)
+            case ev.UpdateArrived(update=update) if update.update_id in ledger.receipts:
+                return self.repeat(event)
+            case ev.LeaseRenewed():
+                changes = self._renews(event)
+            case ev.TaskDropped(client_id=client_id, task_id=task_id):
+                task = ledger.tasks.get(task_id)
+                changes = task is not None and task.client_id == client_id
+            case ev.Paused() | ev.Resumed():
+                changes = self.engine.paused != isinstance(event, ev.Paused)
+            case ev.Quarantined() | ev.Released():
+                why = event.why if isinstance(event, ev.Quarantined) else None
+                changes = self.engine.guard.quarantined.get(event.client_id) != why
+            case _:
+                changes = True
+        return Settled(event if changes else None)
+
+    def apply(self, settled: Settled) -> list[Effect]:
+        """What becomes of an event that is in the log."""
+        assert settled.event is not None, "what is answered is not applied"
+        effects = [*self.engine.handle(settled.event), *settled.effects]
+        self.line.heard(settled.event.now, effects)
+        return effects
+
+    def repeat(self, event: ev.UpdateArrived) -> Settled:
+        """Answer an update whose id was decided before: `IdTaken` for another update than that."""
+        update_id = event.update.update_id
+        known = self.engine.ledger.receipts.get(update_id)
+        if known is None or not known.sha256:
+            known = self._old(update_id) or known
+        assert known is not None, f"update {update_id} is in the log but has no verdict"
+        effect = repeated(event, known)
+        if isinstance(effect, Conflicting):
+            return Settled(error=IdTaken(effect.why))
+        self.duplicates += 1
+        return Settled(effects=[effect])
+
+    def _enrolled(self, said: ev.Enrolled) -> Settled:
+        """Who says nothing new of itself is known; who says something new without end has to wait."""
+        client = self.engine.ledger.clients.get(said.client_id)
+        if client is None:
+            return Settled(said)
+        if client.capability == said.capability:
+            return Settled()
+        wait_s = self._capabilities.take(said.client_id, said.now)
+        if not wait_s:
+            return Settled(said)
+        why = f"{said.client_id!r} enrols with another capability too often: wait"
+        return Settled(error=Overloaded(why, (wait_s, 2 * wait_s)))
+
+    def _asked(self, asked: ev.TaskAsked) -> Settled:
+        """An ask that gets no task now changes nothing; that it gives another up is an event for the log."""
+        refused = self.line.refusal(self.engine, asked.ask, asked.now)
+        if refused is None:
+            return Settled(asked)
+        dropped = given_up(refused, asked.now, self.engine)
+        if dropped is not None and dropped.task_id in self._coming:
+            dropped = None
+        return Settled(dropped, [refused])
+
+    def _renews(self, beat: ev.LeaseRenewed) -> bool:
+        """Whether a heartbeat is of any use."""
+        self.line.beats(beat)
+        task = self.engine.ledger.tasks.get(beat.task_id)
+        if task is None or (task.client_id, task.state) != (beat.client_id, TaskState.LEASED):
+            return False
+        if beat.progress <= task.progress or beat.task_id in self._beaten:
+            return False
+        more_s = beat.now + task.lease_s - task.expires_at
+        hardly = task.progress and more_s < task.lease_s / BEATS_PER_LEASE
+        if hardly or not self.line.renews(self.engine, task, beat.now):
+            return False
+        self._beaten.add(beat.task_id)
+        return True
+
+
+class Notice(StrEnum):
+    """What a device should know that has sent a heartbeat."""
+
+    NONE = ""
+    CANCEL = "cancel"  # the task is not wanted any more
+    UPLOAD_NOW = "upload_now"  # what there is of it had better come soon
+    FINISHED = "finished"  # the run has ended
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer to a heartbeat: when the lease ends (0: there is none), the newest version, and a notice."""
+
+    expires_at: float
+    version: int
+    notice: Notice = Notice.NONE
+    detail: str = ""
+
+
+def advice(engine: Engine, client_id: str, task_id: str) -> Advice:
+    """What a device with this task should know. An expired lease ends no work: a late update may count."""
+    task, version = engine.ledger.tasks.get(task_id), engine.version
+    if task is not None and task.client_id != client_id:
+        task = None
+    expires_at = 0.0 if task is None else task.expires_at
+    if engine.finished:
+        return Advice(expires_at, version, Notice.FINISHED, engine.finished)
+    if task is None:
+        return Advice(0.0, version, Notice.CANCEL, "the task is not wanted any more")
+    if 0 < engine.settings.upload_now_versions <= version - task.base_version:
+        detail = f"version {version} is served, the task is of version {task.base_version}"
+        return Advice(expires_at, version, Notice.UPLOAD_NOW, detail)
+    return Advice(expires_at, version)

@@ -1,0 +1,140 @@
+"""What messages come to before the log and after it, in batches; the drivers' suite has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from machines import Bench
+
+from anabranch.core import events as ev
+from anabranch.core.effects import Decided, Granted, LeaseEnd, LeaseEnded, Refused
+from anabranch.core.errors import IdTaken, Overloaded
+from anabranch.core.limits import Limits
+from anabranch.core.snapshot import state_digest
+from anabranch.core.updates import Ask, Capability, Decision, Reason, Receipt, Verdict
+from anabranch.core.waiting import WaitingLine
+from anabranch.host.run import Advice, NoLine, Notice, Run, Settled, advice
+
+
+class Desk(Bench):
+    """A run with two devices, of which `a` has the task `t-a`; updates are made by `arrived`."""
+
+    def __init__(self, old: Callable[[str], Receipt | None] = lambda _: None, **options: Any) -> None:
+        super().__init__("fedasync", **options)
+        self.run = Run(self.engine, WaitingLine(), Limits(capabilities_per_hour=1), old)
+        self.enrol("a", "b")
+        self.ask("a", "t-a")
+
+    def arrived(self, update_id: str, task_id: str = "t-a", sha256: str = "00" * 32) -> ev.UpdateArrived:
+        other = Bench("fedasync")
+        other.push("a", task_id, update_id=update_id)
+        (event,) = other.log
+        assert isinstance(event, ev.UpdateArrived)
+        return ev.UpdateArrived(1.0, event.update, ev.Payload(sha256, 16))
+
+    def settled(self, *events: ev.Event) -> list[Settled]:
+        """A batch; settling it changes nothing of the engine."""
+        before = state_digest(self.engine)
+        self.run.begin(events)
+        found = [self.run.settle(event) for event in events]
+        assert state_digest(self.engine) == before
+        return found
+
+
+def ask(client_id: str, task_id: str, now: float = 1.0) -> ev.TaskAsked:
+    return ev.TaskAsked(now, Ask(client_id, task_id))
+
+
+def test_a_batch_is_settled_before_any_of_it_is_applied() -> None:
+    desk = Desk(concurrency=1)
+    update, refused = desk.settled(desk.arrived("u-1"), ask("b", "t-b"))
+    assert update.event is not None
+    assert refused.event is None, "the place is not free yet"
+    assert [e.reason for e in refused.effects if isinstance(e, Refused)] == [Reason.AT_CAPACITY]
+    assert any(isinstance(e, Decided) for e in desk.run.apply(update))
+    (granted,) = desk.settled(ask("b", "t-b2", 2.0))
+    assert isinstance(desk.run.apply(granted)[-1], Granted)
+
+
+def test_who_asks_anew_in_vain_gives_its_task_up_unless_its_update_is_in_the_batch() -> None:
+    desk = Desk(concurrency=1)
+    desk.settled(ask("b", "t-b"))
+    asked, _ = desk.settled(ask("a", "t-2"), desk.arrived("u-1"))
+    assert asked.event is None
+    (asked,) = desk.settled(ask("a", "t-3"))
+    assert isinstance(asked.event, ev.TaskDropped)
+    lost, refused = desk.run.apply(asked)
+    assert isinstance(lost, LeaseEnded)
+    assert lost.end is LeaseEnd.DROPPED
+    assert isinstance(refused, Refused)
+
+
+def test_one_of_the_heartbeats_in_a_batch_is_for_the_log() -> None:
+    desk = Desk(lease_s=60.0)
+    beats = [ev.LeaseRenewed(30.0, "a", "t-a", progress) for progress in (0.0, 1.0, 2.0)]
+    assert [found.event for found in desk.settled(*beats)] == [None, beats[1], None]
+    assert desk.settled(beats[2])[0].event == beats[2]
+
+
+@pytest.mark.parametrize(("now", "is_logged"), [(36.0, True), (35.9, False)])
+def test_a_trifle_of_a_lease_is_not_renewed(now: float, is_logged: bool) -> None:
+    desk = Desk(lease_s=60.0)
+    desk.run.apply(desk.settled(ev.LeaseRenewed(30.0, "a", "t-a", 1.0))[0])
+    assert (desk.settled(ev.LeaseRenewed(now, "a", "t-a", 2.0))[0].event is not None) is is_logged
+
+
+def test_a_message_by_itself_is_logged_before_it_is_applied() -> None:
+    desk, versions = Desk(), []
+    done = desk.run.take(desk.arrived("u-1"), lambda _: versions.append(desk.engine.version))
+    assert (versions, desk.engine.version) == ([0], 1)
+    assert isinstance(done.event, ev.UpdateArrived)
+    again = desk.run.take(desk.arrived("u-1"), lambda _: versions.append(-1))
+    assert (again.event, versions, desk.run.duplicates) == (None, [0], 1)
+    with pytest.raises(IdTaken, match="an id is used once"):
+        desk.run.take(desk.arrived("u-1", sha256="11" * 32))
+
+
+def test_an_update_of_long_ago_is_answered_from_the_log() -> None:
+    told = Receipt("u-0", "t-0", 3, Decision(Verdict.PUBLISHED), "a", "00" * 32)
+    desk = Desk(lambda update_id: told if update_id == "u-0" else None)
+    (effect,) = desk.run.repeat(desk.arrived("u-0", "t-0")).effects
+    assert isinstance(effect, Decided)
+    assert (effect.duplicate, effect.receipt) == (True, told)
+    assert isinstance(desk.run.repeat(desk.arrived("u-0", "t-1")).error, IdTaken)
+
+
+def test_another_capability_is_news_but_not_without_end() -> None:
+    desk = Desk()
+    said = [desk.settled(ev.Enrolled(1.0, "a", Capability(examples=n)))[0] for n in (0, 1, 2)]
+    assert [found.event is not None for found in said] == [False, True, False]
+    assert said[0].error is None
+    assert isinstance(said[2].error, Overloaded)
+
+
+def test_without_a_line_nobody_waits() -> None:
+    desk = Desk(concurrency=1)
+    desk.run.line = NoLine()
+    for now in (1.0, 2.0):
+        assert desk.settled(ask("b", "t-b", now))[0].event is None
+    desk.run.apply(desk.settled(desk.arrived("u-1"))[0])
+    desk.run.apply(desk.settled(ask("a", "t-2", 3.0))[0])
+    assert "t-2" in desk.engine.ledger.tasks
+
+
+def test_advice() -> None:
+    desk = Desk(lease_s=60.0, upload_now_versions=2, versions_max=4)
+    assert advice(desk.engine, "a", "t-a") == Advice(60.0, 0)
+    assert advice(desk.engine, "b", "t-a").notice is Notice.CANCEL
+    assert advice(desk.engine, "a", "t-x") == Advice(0.0, 0, Notice.CANCEL, "the task is not wanted any more")
+    desk.work("b", "t-1")
+    assert advice(desk.engine, "a", "t-a").notice is Notice.NONE
+    desk.work("b", "t-2")
+    late = advice(desk.engine, "a", "t-a")
+    assert late == Advice(60.0, 2, Notice.UPLOAD_NOW, "version 2 is served, the task is of version 0")
+    desk.tick(61.0)
+    assert advice(desk.engine, "a", "t-a") == late, "an expired lease is no reason to stop"
+    desk.work("b", "t-3", now=61.0)
+    desk.work("b", "t-4", now=61.0)
+    assert advice(desk.engine, "a", "t-a").notice is Notice.FINISHED
