@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy as copying
 import hashlib
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any
@@ -48,6 +49,7 @@ FORMAT = 2
 RECEIPTS_OF = "receipts_of"  # the client and the payload of each receipt
 HISTORY = "history/"  # the names of the bases of open tasks
 APART = 3  # the format without clients and receipts: they are rows of the store that has it
+_VERDICTS, _REASONS = {v.value: v for v in Verdict}, {r.value: r for r in Reason}
 
 
 @dataclass(frozen=True)
@@ -251,10 +253,10 @@ def _receipts(meta: dict[str, Any]) -> list[tuple[Receipt, bool]]:
 
 
 def receipt_of(row: list[Any], client_id: str, sha256: str) -> Receipt:
-    """The receipt of a row. Raises `ValueError` where that is none."""
+    """The receipt of a row; names are kept once. Raises `ValueError`, `KeyError` where that is none."""
     update_id, task_id, version, verdict, staleness, weight, reason, detail = row
-    decision = Decision(Verdict(verdict), staleness, weight, Reason(reason), detail)
-    return Receipt(update_id, task_id, version, decision, client_id, sha256)
+    decision = Decision(_VERDICTS[verdict], staleness, weight, _REASONS[reason], detail)
+    return Receipt(update_id, task_id, version, decision, sys.intern(client_id), sha256)
 
 
 def capability_of(data: Mapping[str, Any]) -> Capability:

@@ -148,7 +148,7 @@ FLAWS = frozenset(
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Decision:
     """A verdict with its reasons. An expected refusal is a value, never an exception.
 
@@ -163,7 +163,7 @@ class Decision:
     detail: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """What the server remembers of an update for ever: resending gets the same answer.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 from functools import lru_cache
 from itertools import islice
@@ -48,9 +48,12 @@ def receipt_text(receipt: Receipt, answers_task: bool) -> str:
     return json.dumps([*receipt_row(receipt), receipt.client_id, receipt.sha256, answers_task])
 
 
-def _receipt_of(text: str) -> tuple[Receipt, bool]:
-    *row, client_id, sha256, answers_task = json.loads(text)
-    return receipt_of(row, client_id, sha256), answers_task
+def _receipts_of(lines: Iterable[str]) -> Iterator[tuple[Receipt, bool]]:
+    """The receipts of their texts, many in one piece of JSON: there may be a hundred thousand."""
+    lines = iter(lines)
+    while some := list(islice(lines, AT_ONCE)):
+        for *row, client_id, sha256, answers_task in json.loads(f"[{','.join(some)}]"):
+            yield receipt_of(row, client_id, sha256), answers_task
 
 
 class ClientReader:
@@ -72,7 +75,7 @@ def whole(snapshot: Snapshot, clients: Iterable[ClientRecord], lines: Iterable[s
     meta = dict(snapshot.meta)
     named = meta.pop("rows")
     first, last = named["receipts"]
-    found = Rows(list(clients), [_receipt_of(text) for text in lines])
+    found = Rows(list(clients), list(_receipts_of(lines)))
     counts = (
         (len(found.clients), named["clients"], "clients"),
         (len(found.receipts), last - first, "receipts"),
@@ -167,7 +170,8 @@ def _clients(connection: Connection, count: int, seq: int) -> Iterator[ClientRec
     for place in range(0, count, AT_ONCE):
         page = query.where(e.place >= place, e.place < min(place + AT_ONCE, count))
         for row in connection.execute(page):
-            yield _checked(row, lambda row: read(row.client_id, row.capability, row.record))
+            _check(row)
+            yield read(row.client_id, row.capability, row.record)
 
 
 def _receipts(connection: Connection, first: int, last: int) -> Iterator[str]:
@@ -175,12 +179,13 @@ def _receipts(connection: Connection, first: int, last: int) -> Iterator[str]:
     for number in range(first, last, AT_ONCE):
         page = select(receipts).where(r.number > number, r.number <= min(number + AT_ONCE, last))
         for row in connection.execute(page.order_by(r.number)):
-            yield _checked(row, lambda row: row.receipt)
+            _check(row)
+            yield row.receipt
 
 
-def _checked(row: Any, read: Callable[[Any], Any]) -> Any:
-    if _crc32(row[:-1]) != row.crc32:
+def _check(row: Any) -> None:
+    *values, crc32 = row
+    if _crc32(values) != crc32:
         raise StoreCorrupt(
             f"a row of a snapshot is damaged: {row[0]!r} after event {row.applied_through_seq}"
         )
-    return read(row)
