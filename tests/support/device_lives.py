@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from crash import write_model
 from crash_writer import VALUES
-from server_process import Plan, ServerProcess
+from server_process import ConfiguredServer, Plan, ServerProcess
 from wire import SUM
 
 from anabranch.client.outbox import Outbox, OutboxBounds
@@ -53,26 +53,14 @@ class Found:
     steps: int = 0
 
 
-class BackgroundServer(ServerProcess):
-    """`anabranch server`, for devices that push in the background. It adds updates up."""
-
-    def __init__(self, folder: Path, push: str) -> None:
-        super().__init__(folder, Plan())
-        tables = {
-            "strategy": SUM,
-            "client": PUSHES[push],
-            "server": {
-                "address": self.address,
-                "admin_address": "127.0.0.1:0",
-                "tasks_per_client": 2 if push == "overlap" else 1,
-                "lease_min_s": 60.0,  # no lease ends by itself, however slow the machine is
-                "snapshot_every_versions": 100,
-            },
-        }
-        config = folder / "config.json"
-        config.write_text(json.dumps(tables), encoding="utf-8")
-        self._program = [sys.executable, "-m", "anabranch.cli.main", "server"]
-        self._arguments = [str(config), "--model", str(folder / "model"), "--data-dir", str(self.data_dir)]
+def background_server(folder: Path, push: str) -> ServerProcess:
+    """One for devices that push in the background. It adds updates up."""
+    server = {
+        "tasks_per_client": 2 if push == "overlap" else 1,
+        "lease_min_s": 60.0,  # no lease ends by itself, however slow the machine is
+        "snapshot_every_versions": 100,
+    }
+    return ConfiguredServer(folder, {"strategy": SUM, "client": PUSHES[push], "server": server})
 
 
 class DeviceProcess:
@@ -132,7 +120,7 @@ def live_and_die(folder: Path, push: str, kills: int, seed: int, devices: int = 
     found = Found(push)
     first = np.random.default_rng(seed).integers(-100, 101, VALUES).astype(np.float32)
     write_model(folder, first, Plan())
-    server = BackgroundServer(folder, push)
+    server = background_server(folder, push)
     fleet = [DeviceProcess(folder, f"device-{n}", server.address) for n in range(devices)]
     held: dict[str, list[str]] = {device.client_id: [] for device in fleet}
     server.start()

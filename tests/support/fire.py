@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,14 +46,35 @@ class Attack:
 
 
 class Target:
-    """A server of a model of `values` zeros that adds deltas up, and what its process holds in memory."""
+    """A server of a model of `values` zeros that adds deltas up, and what its process holds in memory.
 
-    def __init__(self, folder: Path, values: int, limits: Mapping[str, float] | None = None) -> None:
+    `server` makes another one of its folder.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        values: int,
+        limits: Mapping[str, float] | None = None,
+        server: Callable[[Path], ServerProcess] | None = None,
+    ) -> None:
         rows = {"w": np.zeros((values // 100, 100), np.float32)}
         self.spec: ParamSpec = write_manifest(folder / "model", "fire", rows).spec
-        self._server = ServerProcess(folder, Plan(), limits)
+        self._server = ServerProcess(folder, Plan(), limits) if server is None else server(folder)
         self._server.start()
         self.address, self._process = self._server.address, psutil.Process(self._server.pid)
+
+    def restart(self) -> float:
+        """SIGKILL, and again; returns the seconds until it serves."""
+        self._server.kill()
+        took_s = self._server.start()
+        self._process = psutil.Process(self._server.pid)
+        return took_s
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of its data."""
+        return sum(path.stat().st_size for path in self._server.data_dir.rglob("*") if path.is_file())
 
     @property
     def rss_bytes(self) -> int:
@@ -104,13 +125,18 @@ class Target:
 
 
 @contextmanager
-def target(folder: Path, values: int, limits: Mapping[str, float] | None = None) -> Iterator[Target]:
+def target(
+    folder: Path,
+    values: int,
+    limits: Mapping[str, float] | None = None,
+    server: Callable[[Path], ServerProcess] | None = None,
+) -> Iterator[Target]:
     """A server that is killed at the end, if it was not drained."""
-    server = Target(folder, values, limits)
+    made = Target(folder, values, limits, server)
     try:
-        yield server
+        yield made
     finally:
-        server.kill()
+        made.kill()
 
 
 class Peak:

@@ -216,6 +216,18 @@ class ServerProcess:
         return "\n".join(self.log().splitlines()[-30:])
 
 
+class ConfiguredServer(ServerProcess):
+    """`anabranch server` with these tables, besides its addresses."""
+
+    def __init__(self, folder: Path, tables: Mapping[str, Mapping[str, Any]]) -> None:
+        super().__init__(folder, Plan())
+        server = {**tables.get("server", {}), "address": self.address, "admin_address": "127.0.0.1:0"}
+        config = folder / "config.json"
+        config.write_text(json.dumps({**tables, "server": server}), encoding="utf-8")
+        self._program = [sys.executable, "-m", "anabranch.cli.main", "server"]
+        self._arguments = [str(config), "--model", str(folder / "model"), "--data-dir", str(self.data_dir)]
+
+
 def free_port() -> int:
     """A port that nobody has."""
     with socket.socket() as probe:
