@@ -106,11 +106,12 @@ class Subject:
         lines = statements.get(mutant.line, range(mutant.line, mutant.line + 1))
         at_import = not mutant.function or not reach.at_import.isdisjoint(lines)
         tests = reach.of(lines)
-        if at_import:  # whoever uses the name, else whoever uses the file
-            names = [node for node in ast.walk(tree) if isinstance(node, ast.Name)]
-            changed = {name.id for name in names if name.lineno in lines}
-            uses = [statements.get(name.lineno, ()) for name in names if name.id in changed]
-            tests = reach.of(n for use in uses for n in use) or reach.of(reach.tests) or reach.all
+        if at_import:  # first who uses the name, then who uses the file, then the others
+            names = [node for node in ast.walk(tree) if isinstance(node, ast.Name | ast.Attribute)]
+            changed = {_name(n) for n in names if n.lineno in lines and isinstance(n.ctx, ast.Store)}
+            uses = [statements.get(name.lineno, ()) for name in names if _name(name) in changed]
+            tests = reach.of(n for use in uses for n in use)
+            tests = list(dict.fromkeys([*tests, *reach.of(reach.tests), *reach.all]))
         chosen, cpu_s = [], 0.0
         for test in tests:
             if reach.cpu_s[test] <= self.settings.test_cpu_s and cpu_s <= self.settings.tests_cpu_s:
@@ -147,6 +148,10 @@ class Subject:
             if not answer.exists():
                 raise SystemExit(f"the tests cannot be run: see {log}")
             return json.loads(answer.read_text())
+
+
+def _name(node: ast.Name | ast.Attribute) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr
 
 
 def _answer(work: Callable[[], Any], answer: Path, log: Path) -> None:

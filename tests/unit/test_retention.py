@@ -16,6 +16,13 @@ from anabranch.core.retention import DAY_S, SNAPSHOTS_KEPT, Keep, Taken, kept
 )
 def test_settings(text: str, keep: Keep) -> None:
     assert Keep.of(text) == keep
+    assert Keep.of(text).is_all is (text == "all")
+
+
+def test_all_is_neither_versions_nor_days() -> None:
+    assert Keep.of("all") == Keep(versions=0, days=0)
+    assert Keep.of("days:30") == Keep(versions=0, days=30)
+    assert Keep.of("versions:30") == Keep(versions=30, days=0)
 
 
 @pytest.mark.parametrize("text", ["", "none", "versions", "versions:0", "days:0", "days:1.5", "versions:-1"])
@@ -72,6 +79,12 @@ def test_no_base_between_what_a_rollback_was_folded_from_and_its_end() -> None:
     found = kept(all_marks, Keep(versions=2), has_base=True, rolled_back=52)
     assert found.base is not None
     assert found.base.seq >= 52
+
+
+def test_the_snapshot_of_a_rollback_is_kept_until_it_can_be_the_base() -> None:
+    all_marks = [*marks(1), Taken(52, 6, 6 * DAY_S), *marks(7, 8, 9, 10)]
+    found = kept(all_marks, Keep(versions=5), has_base=True, rolled_back=52)
+    assert (found.base, versions_of(found.marks)) == (all_marks[0], [1, 6, 8, 9, 10])
 
 
 @given(
