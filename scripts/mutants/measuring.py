@@ -15,7 +15,7 @@ import pytest
 
 # The tests run in this process, without what would make a run long (shrinking) or another one each time.
 PYTEST_ARGS = [
-    *("-x", "-s", "-o", "timeout=0", "--assert=plain"),
+    *("-x", "-s", "-o", "timeout=0", "--assert=plain", "-k", "not postgresql"),
     *("-p", "no:xdist", "-p", "no:cacheprovider", "-p", "no:terminal"),
 ]
 

@@ -62,6 +62,7 @@ def test_a_copy_waits_while_the_other_beats_and_is_told_why() -> None:
         answer = desk.ask("two", 10.0 * n)
         assert isinstance(answer, Refused)
         assert answer.reason is Reason.ANOTHER_SESSION
+        assert (answer.ask.client_id, answer.ask.session) == ("a", "two")
         assert answer.detail.startswith("another process runs as 'a' and has its task: stop one of them")
         assert 0 < answer.retry_after_s[0] < answer.retry_after_s[1] < LEASE_S
         desk.beat("one", task, 10.0 * n + 1.0)

@@ -106,8 +106,8 @@ def test_the_line_is_bounded() -> None:
     for n in range(200):
         for client in "bcdef":
             room.ask(client, 1.0 + 0.001 * n)
+            assert len(room.line._ends) <= 4
     assert len(room.line) == 2
-    assert len(room.line._ends) <= 5
     room.push("a", 2.0)
     assert not room.is_granted("d", 2.0)
     assert room.is_granted("b", 2.1)
@@ -140,6 +140,30 @@ def test_the_window_follows_the_pace_and_the_turn() -> None:
     assert windows[1] == pytest.approx((2.25, 4.5))
     assert windows == sorted(windows)
     assert all(PACE_S_MIN <= latest_s <= PACE_S_MAX for _, latest_s in windows)
+
+
+def test_nobody_is_told_to_stay_away_for_longer_than_a_minute() -> None:
+    room = Room(lease_s=5000.0)
+    for n in range(3):  # a place every 1,000 seconds
+        assert room.is_granted("a", 1000.0 * n)
+        room.push("a", 1000.0 * n + 999.0)
+    room.ask("a", 3000.0)
+    room.ask("b", 3000.0)
+    refused = room.ask("c", 3000.0)
+    assert isinstance(refused, Refused)
+    assert refused.retry_after_s == (30.0, 60.0)
+
+
+def test_who_has_had_its_turn_keeps_no_place_from_a_device_that_has_lapsed() -> None:
+    room = Room(lease_s=100.0)
+    assert room.is_granted("a", 0.0)
+    assert not room.is_granted("b", 1.0)
+    room.drop("a", 2.0)
+    assert room.is_granted("b", 2.5)
+    room.push("b", 3.0)
+    assert room.is_granted("a", 3.1)
+    room.drop("a", 3.5)
+    assert room.is_granted("a", 4.0), "nobody waits any more"
 
 
 def test_another_reason_is_not_a_turn() -> None:

@@ -15,8 +15,10 @@ import pytest
 from desks import LIMITS, Desk, settings
 
 from anabranch.core import events as ev
+from anabranch.core.effects import Granted
 from anabranch.core.errors import StoreError, StoreFull, Unavailable
-from anabranch.core.updates import Capability
+from anabranch.core.updates import Ask, Capability
+from anabranch.server.saving import Every
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.writer import RETRY_FULL_DISK_S, Writer
 
@@ -49,12 +51,14 @@ class Watched(MemoryStore):
         return super().append(entries, *more, **options)
 
 
-def writer_of(desk: Desk) -> Writer:
+def writer_of(desk: Desk, every: Every | None = None, company_s: float = WAIT_S) -> Writer:
     found = desk.found
     clock: Any = Forward(desk)
-    limits = replace(LIMITS, commit_wait_s=WAIT_S)
+    limits = replace(LIMITS, commit_wait_s=company_s)
     seq = desk.books.seq
-    made = Writer(found.engine, desk.store, desk.models, clock, found.history, seq, limits=limits)
+    made = Writer(
+        found.engine, desk.store, desk.models, clock, found.history, seq, every=every, limits=limits
+    )
     made.start()
     return made
 
@@ -173,3 +177,96 @@ def test_a_batch_waits_for_its_company(tmp_path: Path) -> None:
 
     asyncio.run(asyncio.wait_for(run(), WAIT_S))
     assert [size for size in store.sizes if size][-2:] == [3, 3]
+
+
+def test_two_events_are_logged_with_nothing_in_between_and_both_answered(tmp_path: Path) -> None:
+    store = Watched()
+    desk = Desk(store, tmp_path, settings())
+
+    async def run() -> list[Any]:
+        writer = writer_of(desk, company_s=0.0)
+        both = asyncio.create_task(writer.submit_both(enrolled(0), None, enrolled(1)))
+        third = asyncio.create_task(writer.submit(enrolled(2)))
+        answers = [*await both, await third]
+
+        def full() -> None:
+            raise StoreFull("no room")
+
+        store.before = full
+        with pytest.raises(StoreFull, match="no room"):
+            await writer.submit_both(enrolled(3), None, enrolled(4))
+        store.before = lambda: None
+        answers += await writer.submit_both(enrolled(5), None, enrolled(6))
+        await writer.close()
+        return answers
+
+    answers = asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert [answer.seq for answer in answers] == [1, 2, 3, 4, 5]
+    assert [record["client_id"] for _, record in store.records()] == ["c0", "c1", "c2", "c5", "c6"]
+
+
+def test_a_listener_hears_of_what_is_in_the_log_and_of_nothing_else(tmp_path: Path) -> None:
+    store = Watched()
+    desk = Desk(store, tmp_path, settings())
+    heard: list[tuple[int, float, int]] = []
+
+    async def run() -> None:
+        writer = writer_of(desk)
+        await writer.submit(enrolled(0))  # before anybody listens
+        writer.listener = lambda seq, now, effects: heard.append((seq, now, len(effects)))
+        await writer.submit(enrolled(1))
+        await writer.look(lambda engine: engine.version)
+        (granted,) = (await writer.submit(ev.TaskAsked(1e12 + 2, Ask("c1", "t")))).effects
+        assert isinstance(granted, Granted)
+
+        def full() -> None:
+            raise StoreFull("no room")
+
+        store.before = full
+        with pytest.raises(StoreFull):
+            await writer.submit(enrolled(3))
+        store.before = lambda: None
+        await writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+    assert heard == [(2, 1e12 + 1, 0), (3, 1e12 + 2, 1)]
+
+
+def test_a_writer_that_was_closed_takes_no_more(tmp_path: Path) -> None:
+    desk = Desk(Watched(), tmp_path, settings())
+
+    async def run() -> None:
+        writer = writer_of(desk)
+        waiting = asyncio.create_task(writer.submit(enrolled(0)))
+        await asyncio.sleep(0)
+        closing = asyncio.create_task(writer.close())
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="going down"):
+            await writer.submit(enrolled(1))
+        assert (await waiting).seq == 1, "what was in the queue is answered"
+        await closing
+        with pytest.raises(Unavailable, match="going down"):
+            await writer.look(lambda engine: engine.version)
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
+
+
+def test_a_snapshot_is_named_once_it_is_written_though_nothing_else_comes_in(tmp_path: Path) -> None:
+    named = threading.Event()
+
+    class Naming(Watched):
+        def save_snapshot(self, *given: Any, **options: Any) -> Any:
+            kept = super().save_snapshot(*given, **options)
+            named.set()
+            return kept
+
+    desk = Desk(Naming(), tmp_path, settings())
+
+    async def run() -> None:
+        writer = writer_of(desk, Every(events=1))
+        await writer.submit(enrolled(0))
+        assert await asyncio.to_thread(named.wait, WAIT_S)
+        assert (await writer.submit(enrolled(1))).seq == 2, "and the writer goes on"
+        await writer.close()
+
+    asyncio.run(asyncio.wait_for(run(), WAIT_S))
