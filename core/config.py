@@ -162,7 +162,7 @@ class ServerTable:
     whose task is `upload_now_versions` behind is advised to push what it has (0: never). Its updates on their
     way, and what has come of those that were cut, are `upload_bytes_per_client` at most. A `standby` waits
     while another server leads the run, and takes over from one that is silent for `leader_lease_s`.
-    `keep`: how much of the log is kept, see `retention.py`.
+    `keep`: how much of the log is kept, see `retention.py`; what goes is put into `archive`, if that is set.
     """
 
     address: str = "127.0.0.1:7070"
@@ -184,6 +184,7 @@ class ServerTable:
     snapshot_every_updates: int = 500
     snapshot_every_events: int = 5000
     keep: str = "all"
+    archive: str = field(default="", metadata=LATER_KEY)
     drain_s: float = 20.0
     standby: bool = False
     leader_lease_s: float = 10.0

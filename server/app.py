@@ -114,7 +114,8 @@ async def serve(
     stop = stop or asyncio.Event()
     _stop_on_signals(stop)
     table = config.server
-    store = store or open_store(table.database, Path(table.data_dir), limits, table.leader_lease_s)
+    archive = Path(table.archive) if table.archive else None
+    store = store or open_store(table.database, Path(table.data_dir), limits, table.leader_lease_s, archive)
     check_standby(table, store)
     try:
         async with Tenure(store) as tenure:

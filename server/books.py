@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, Published
 from anabranch.core.engine import Engine
-from anabranch.core.errors import AnabranchError, ConfigError, StoreFull, UnknownVersion
+from anabranch.core.errors import AnabranchError, ConfigError, StoreCorrupt, StoreFull, UnknownVersion
 from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import digest
@@ -38,6 +39,7 @@ TWICE = (
 )
 
 TRIMMED_AT_ONCE = 1_000  # events, with every batch while there are any to drop
+TRIMMED_AGAIN_S = 10.0  # after it could not be done
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Books:
         self.refold: Refolder | None = None
         self._projections: list[Projection] = []
         self.saving = Saving(engine, store, every, saved, keep)
-        self._forgets, self._trims = not keep.is_all, False
+        self._forgets, self._trims, self._trims_at = not keep.is_all, False, 0.0
 
     def commit(self, batch: Sequence[Call]) -> float | None:
         """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
@@ -242,15 +244,16 @@ class Books:
         self.models.retain_parts(self.engine.ledger.tasks)
         if calls[-1].event is not None:
             self._save_if_due(calls[-1].event.now)
-        if self._trims:
+        if self._trims and time.monotonic() >= self._trims_at:
             self._trim()
 
     def _trim(self) -> None:
         """Drop a piece of what need not be kept of the log."""
         try:
             self._trims = self.store.trim(TRIMMED_AT_ONCE) > 0
-        except StoreFull as full:  # there is no room to make room: a later batch tries again
-            log.warning("nothing was dropped of the log: %s", full)
+        except (StoreFull, StoreCorrupt) as error:  # no room to make room, or no archive of what is damaged
+            log.warning("nothing was dropped of the log: %s", error)
+            self._trims_at = time.monotonic() + TRIMMED_AGAIN_S
 
     def _append(self, entries: list[Entry]) -> list[int | None]:
         if not entries and not self._projections:

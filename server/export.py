@@ -10,7 +10,7 @@ from anabranch.core.config import Config
 from anabranch.core.errors import DataError
 from anabranch.core.events import Payload
 from anabranch.reports.journal_files import JournalWriter
-from anabranch.server.store.factory import open_store
+from anabranch.server.store.factory import open_data
 from anabranch.server.verify import stored_run
 
 
@@ -23,27 +23,28 @@ class Exported:
     metrics: Mapping[int, Mapping[str, float]]
 
 
-def export_run(data_dir: Path, database: str, folder: Path) -> Exported:
-    """Write the journal of a server's run into `folder`.
+def export_run(data_dir: Path, database: str, folder: Path, archive: Path | None = None) -> Exported:
+    """Write the journal of a server's run into `folder`. `archive`: of what the log has dropped.
 
     Raises `DataError` where there is no run, or its log does not begin with its first event.
 
     A flawed update has no payload: nothing was computed from its bytes.
     """
-    store = open_store(database, data_dir)
+    store = open_data(database, data_dir, archive)
     try:
         info, manifest = stored_run(store, data_dir)
         if begins := store.first().applied_through_seq:
             raise DataError(
                 f"{data_dir} has the log from event {begins + 1} on (server.keep), reports are of all of it: "
-                "`anabranch verify` proves what is here"
+                "name its server.archive (--archive), or have what is here proved by `anabranch verify`"
             )
         config, events = Config.from_json(info.config), 0
         with JournalWriter(folder, manifest.spec, manifest.tensors, config) as journal:
             for events, record in store.records():  # noqa: B007 - the last one is their number
                 kept = record["kind"] == "update" and not record["flaw"] and config.run.keep_payloads
                 journal.append(record, store.payload(Payload(**record["payload"])) if kept else None)
-        metrics = {row.version: row.metrics for row in store.versions(limit=1 << 31) if row.metrics}
+        newest = max((row.version for row in store.versions(limit=1 << 31)), default=0)
+        metrics = {v: told for v in range(newest + 1) if (told := store.metrics(v))}
         return Exported(journal.sha256, events, metrics)
     finally:
         store.close()

@@ -20,7 +20,7 @@ from anabranch.server.proofbook import Proofbook
 from anabranch.server.proofs import Proofs, read_authorities
 from anabranch.server.recovery import check_links, check_mark, check_versions, replay
 from anabranch.server.store.base import Recovery, RunInfo, Store
-from anabranch.server.store.factory import open_store
+from anabranch.server.store.factory import open_data
 
 
 @dataclass(frozen=True)
@@ -54,19 +54,26 @@ def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
     return info, read_manifest(kept_manifest(data_dir))
 
 
-def verify(data_dir: Path, database: str = "", ca_sha256: str = "", whole: bool = False) -> VerifyReport:
+def verify(
+    data_dir: Path,
+    database: str = "",
+    ca_sha256: str = "",
+    whole: bool = False,
+    archive: Path | None = None,
+) -> VerifyReport:
     """Check a server's data, from where it was proved last to the last event, and note how far it is proved.
 
-    `whole`: from the first event that is kept. With `ca_sha256` every update must be signed by a device of
-    that authority. Raises `DataError` where there are no data, `StoreCorrupt` where their beginning is lost.
+    `whole`: from the first event that is kept; with an `archive` from the first of all. With `ca_sha256`
+    every update must be signed by a device of that authority. Raises `DataError` where there are no data,
+    `StoreCorrupt` where their beginning is lost.
     """
-    store = open_store(database, data_dir)
+    store = open_data(database, data_dir, archive)
     try:
         info, manifest = stored_run(store, data_dir)
         begin = partial(Blueprint.of(Config.from_json(info.config), manifest.spec).engine, manifest.tensors)
         first = store.first()
         book = Proofbook(data_dir)
-        known = None if whole else book.read(store, info, ca_sha256, first)
+        known = None if whole or archive is not None else book.read(store, info, ca_sha256, first)
         proved_at = 0.0
         if known is not None:
             first, proved_at = Recovery(known.snapshot, known.seq, store.records(known.seq)), known.at

@@ -13,6 +13,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.extras import how_to_install
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.secrets import MASK, masked
+from anabranch.server.store.archived import ArchivedStore
 from anabranch.server.store.base import Store
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
@@ -23,17 +24,32 @@ _FORMS = 'server.database must be "" (SQLite in data_dir), "memory", or postgres
 
 
 def open_store(
-    database: str, data_dir: Path, limits: Limits = DEFAULT_LIMITS, lease_s: float = LEASE_S
+    database: str,
+    data_dir: Path,
+    limits: Limits = DEFAULT_LIMITS,
+    lease_s: float = LEASE_S,
+    archive: Path | None = None,
 ) -> Store:
     """The store of `server.database`; it reads only until `start`. Raises `ConfigError`.
 
-    `lease_s`: `server.leader_lease_s`.
+    `lease_s`: `server.leader_lease_s`. `archive`: where to goes what `server.keep` does not ask for.
     """
     if database == "memory":
         return MemoryStore(limits)
+    return SqlStore(_url(database, data_dir), data_dir, limits, lease_s, archive)
+
+
+def open_data(database: str, data_dir: Path, archive: Path | None = None) -> Store:
+    """A server's data, to be read; with the `archive` of what its log has dropped from the first event on."""
+    if archive is None:
+        return open_store(database, data_dir)
+    return ArchivedStore(_url(database, data_dir), data_dir, archive=archive)
+
+
+def _url(database: str, data_dir: Path) -> URL:
     if not database:
-        return SqlStore(URL.create("sqlite", database=str(data_dir / SQLITE_FILE)), data_dir, limits)
-    return SqlStore(_postgresql(database), data_dir, limits, lease_s)
+        return URL.create("sqlite", database=str(data_dir / SQLITE_FILE))
+    return _postgresql(database)
 
 
 def _postgresql(database: str) -> URL:

@@ -22,7 +22,8 @@ from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
 from anabranch.server.failpoints import reach
-from anabranch.server.store import migrations, rows, schema
+from anabranch.server.store import migrations, rows, schema, trimming
+from anabranch.server.store.archive import ARCHIVED_BYTES, Archive
 from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots
@@ -31,12 +32,12 @@ from anabranch.server.store.ending import check_files, check_mark, check_snapsho
 from anabranch.server.store.files import FolderLock, check_space, disk_errors, make_folder, stored_values
 from anabranch.server.store.ledger_rows import clear_rows, read_rows, write_rows
 from anabranch.server.store.mark import MarkFile
+from anabranch.server.store.numbering import numbered
 from anabranch.server.store.packs import Packs, Place, read_payload
 from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert, write_projections
 from anabranch.server.store.schema import clients, events, runs, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
-from anabranch.server.store.trimming import begins_late, first_event, retained, trim, unnamed
 from anabranch.server.store.versions import read_links, read_metrics, read_versions
 
 ROW_BYTES_MAX = 64 * KIB  # larger payloads go into a pack beside SQLite: a database writes them twice
@@ -49,20 +50,26 @@ log = logging.getLogger(__name__)
 class SqlStore:
     """`Store` of base.py. `data_dir` has the lock, uploads on their way, and beside SQLite all large files.
 
-    `lease_s`: see `Store.lease_s`; for PostgreSQL, where servers may share the database and nothing else.
+    `archive`: the folder for what the log drops, None: it is lost. `lease_s`: see `Store.lease_s`; for
+    PostgreSQL, where servers may share the database and nothing else.
     """
 
     def __init__(
-        self, url: URL, data_dir: Path, limits: Limits = DEFAULT_LIMITS, lease_s: float = 10.0
+        self,
+        url: URL,
+        data_dir: Path,
+        limits: Limits = DEFAULT_LIMITS,
+        lease_s: float = 10.0,
+        archive: Path | None = None,
     ) -> None:
         self._database = base = Database(url, lease_s)
-        self._data_dir, self._limits = data_dir, limits
+        self._data_dir, self._limits, self.archive_folder = data_dir, limits, archive
+        self._archive: Archive | None = None
         shared = not base.is_sqlite
         self._blobs = ChunkedBlobs(base, data_dir, limits) if shared else BlobStore(data_dir, limits)
         self._packs, self._marks = Packs(data_dir), MarkFile(data_dir)
-        self._snapshots = (
-            ChunkedSnapshots(base, data_dir, limits) if shared else SnapshotFiles(data_dir, limits)
-        )
+        files: type[SnapshotFiles] = SnapshotFiles
+        self._snapshots = ChunkedSnapshots(base, data_dir, limits) if shared else files(data_dir, limits)
         self._lock: FolderLock | None = None
         self._last_seq = 0
         self._begin = 0  # the event that the log may begin with
@@ -112,6 +119,9 @@ class SqlStore:
                 self._check_whole()
             self._packs.prepare()
             self._snapshots.prepare()
+            if self.archive_folder is not None:
+                self._archive = Archive(self.archive_folder, stored.run_id)
+                self._archive.prepare()
             self._collect_garbage()
         except BaseException:
             self.close()
@@ -175,31 +185,11 @@ class SqlStore:
         with self._database.writing() as connection:
             write_projections(connection, projections)
             reach("projections_written")
-            seqs = self._number(connection, entries)
+            seqs = numbered(connection, entries, self._last_seq)
             self._insert(connection, [(s, e) for s, e in zip(seqs, entries, strict=True) if s is not None])
             reach("rows_written")
         reach("committed")
         self._last_seq += sum(seq is not None for seq in seqs)
-        return seqs
-
-    def _number(self, connection: Connection, entries: Sequence[Entry]) -> list[int | None]:
-        """The next sequence number for each entry; None for an update that is in the log."""
-        ids = [i for e in entries if (i := rows.update_id_of(e)) is not None]
-        known: set[str] = set()
-        if ids:
-            logged = select(updates.c.update_id).where(updates.c.update_id.in_(ids))
-            known.update(connection.scalars(logged))
-        seqs: list[int | None] = []
-        seq = self._last_seq
-        for entry in entries:
-            update_id = rows.update_id_of(entry)
-            if update_id in known:
-                seqs.append(None)
-                continue
-            if update_id is not None:
-                known.add(update_id)
-            seq += 1
-            seqs.append(seq)
         return seqs
 
     def _insert(self, connection: Connection, numbered: Sequence[tuple[int, Entry]]) -> None:
@@ -249,7 +239,7 @@ class SqlStore:
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
         """The log after an event, as far as it is kept."""
         with self._reading() as connection:
-            begin = first_event(connection) - 1 if begins_late(connection) else 0
+            begin = trimming.first_event(connection) - 1 if trimming.begins_late(connection) else 0
         yield from self._after(max(after, begin))
 
     def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
@@ -304,7 +294,7 @@ class SqlStore:
             return read_links(connection, after, limit)
 
     def metrics(self, version: int) -> dict[str, float]:
-        """What was reported of a version, whether the log still has it or not."""
+        """What was reported of a version, though the log has it no more."""
         with self._reading() as connection:
             return read_metrics(connection, version)
 
@@ -321,10 +311,7 @@ class SqlStore:
         except LogLost as lost:
             found.append(str(lost))
         with self._reading() as connection:
-            return [
-                *found,
-                *find_problems(connection, self._blobs, self._packs, self._snapshots, after),
-            ]
+            return [*found, *find_problems(connection, self._blobs, self._packs, self._snapshots, after)]
 
     # --- snapshots ---------------------------------------------------------------------------
 
@@ -345,7 +332,7 @@ class SqlStore:
             before = connection.scalar(select(func.min(s.applied_through_seq))) or 0
             upsert(connection, snapshots, [{**row, "created_at": at}])
             write_rows(connection, snapshot, applied_through_seq)
-            wanted, begin = retained(connection, keep)
+            wanted, begin = trimming.retained(connection, keep)
             seqs = [mark.seq for mark in wanted.marks]
             connection.execute(delete(snapshots).where(s.applied_through_seq.not_in(seqs)))
             clear_rows(connection, snapshot, before, seqs[0])
@@ -359,10 +346,16 @@ class SqlStore:
         """Drop so many of the events that need not be kept; returns how many were."""
         if not self._begin:
             return 0
+        with self._reading() as connection:
+            bytes_max = 0 if self._archive is None else ARCHIVED_BYTES
+            last = trimming.oldest(connection, self._begin, events_max, bytes_max)
+            going = trimming.archived(connection, last) if self._archive is not None else []
+        if going and self._archive is not None:
+            self._archive.write(going, self.payload)
         with self._database.writing() as connection:
-            piece = trim(connection, self._begin, events_max)
+            piece = trimming.trim(connection, last)
             self._dropped |= piece.payloads
-            gone = unnamed(connection, self._dropped)
+            gone = trimming.unnamed(connection, self._dropped)
             first_pack = connection.scalar(select(func.min(updates.c.pack)))
         self._begin = self._begin if piece.events else 0
         self._dropped = self._blobs.remove(gone)
@@ -376,14 +369,14 @@ class SqlStore:
     def first(self) -> Recovery:
         """Where the log begins."""
         with self._reading() as connection:
-            late = begins_late(connection)
+            late = trimming.begins_late(connection)
         return self._recovery(newest_first=False) if late else Recovery(None, 0, self._after(0))
 
     def _recovery(self, newest_first: bool) -> Recovery:
         with self._reading() as connection:
             seq = snapshots.c.applied_through_seq
             known = connection.execute(select(snapshots).order_by(seq.desc() if newest_first else seq)).all()
-            late = begins_late(connection)
+            late = trimming.begins_late(connection)
             check_snapshots(connection, log_end(connection), self._database.name)
         for row in known:
             try:

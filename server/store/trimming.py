@@ -7,6 +7,7 @@ and its metrics. The event that published the base's version stays as well: the 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -14,8 +15,9 @@ from sqlalchemy import Connection, delete, func, select
 
 from anabranch.core.retention import Keep, Kept, Taken, kept
 from anabranch.identity.heads import HASH_BYTES
+from anabranch.server.store.archive import Archived
 from anabranch.server.store.projections import upsert
-from anabranch.server.store.rows import Row
+from anabranch.server.store.rows import Row, receipt_of
 from anabranch.server.store.schema import (
     events,
     leases,
@@ -69,11 +71,33 @@ def retained(connection: Connection, keep: Keep) -> tuple[Kept, int]:
     return wanted, row.applied_through_seq
 
 
-def trim(connection: Connection, before: int, events_max: int) -> Piece:
-    """Drop so many of the events before one, with all that hangs on them."""
+def oldest(connection: Connection, before: int, events_max: int, bytes_max: int = 0) -> int:
+    """The last of so many of the events before one, and of so much of payloads (0: any), 0 for none."""
+    e, u = events.c, updates.c
+    query = select(e.seq, u.size_bytes).outerjoin(updates, u.seq == e.seq).where(e.seq < before)
+    last = size_bytes = 0
+    for row in connection.execute(query.order_by(e.seq).limit(events_max)).all():
+        size_bytes += row.size_bytes or 0
+        if last and 0 < bytes_max < size_bytes:
+            break
+        last = row.seq
+    return last
+
+
+def archived(connection: Connection, through: int) -> list[Archived]:
+    """The events up to one, as an archive has them."""
+    decided = select(updates).where(updates.c.seq <= through, updates.c.verdict.is_not(None))
+    receipts = {row["seq"]: receipt_of(dict(row)) for row in connection.execute(decided).mappings()}
+    query = select(events.c.seq, events.c.record).where(events.c.seq <= through).order_by(events.c.seq)
+    return [
+        Archived(row.seq, json.loads(row.record), receipts.get(row.seq)) for row in connection.execute(query)
+    ]
+
+
+def trim(connection: Connection, through: int) -> Piece:
+    """Drop the events up to one, with all that hangs on them."""
     e, u, v = events.c, updates.c, model_versions.c
-    oldest = select(e.seq, e.at).where(e.seq < before).order_by(e.seq).limit(events_max)
-    page = connection.execute(oldest).all()
+    page = connection.execute(select(e.seq, e.at).where(e.seq <= through).order_by(e.seq)).all()
     if not page:
         return Piece()
     last = page[-1]

@@ -44,11 +44,11 @@ from anabranch.reports.recorder import Recorder
 from anabranch.reports.result import RESULT_FILE, Result, Status
 
 
-def report_of_data(data_dir: Path, database: str, folder: Path) -> Result:
+def report_of_data(data_dir: Path, database: str, folder: Path, archive: Path | None = None) -> Result:
     """Write the folder of a stopped server's run. Raises `StoreLocked` while the server runs."""
     from anabranch.server.export import export_run
 
-    exported = export_run(data_dir, database, folder)
+    exported = export_run(data_dir, database, folder, archive)
     result = result_of_journal(folder, exported.metrics)
     result.write(folder)
     write_report(result, folder)

@@ -35,6 +35,10 @@ Insecure = Annotated[
 FlowerFolder = Annotated[
     Path | None, typer.Option("--flower", help="A Flower app's folder, as the App.", metavar="DIR")
 ]
+Archive = Annotated[
+    Path | None,
+    typer.Option("--archive", help="The server.archive of what the log has dropped.", metavar="DIR"),
+]
 RunFolder = Annotated[Path, typer.Argument(help="The folder of a run.", metavar="RUN")]
 
 

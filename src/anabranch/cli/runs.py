@@ -11,7 +11,7 @@ import typer
 
 from anabranch.cli.left import completed, read_finished
 from anabranch.cli.live_result import report_of_data, same_before
-from anabranch.cli.options import AsJson, Out, RunFolder, summary
+from anabranch.cli.options import Archive, AsJson, Out, RunFolder, summary
 from anabranch.cli.output import Output
 from anabranch.core.errors import DataError, FolderMissing, ReplayMismatch, StoreCorrupt
 from anabranch.identity.certificates import time_text
@@ -67,6 +67,7 @@ def report(
     ],
     out: Out = None,
     database: Annotated[str, typer.Option(help="The data directory's database, where not SQLite.")] = "",
+    archive: Archive = None,
     as_json: AsJson = False,
 ) -> None:
     """Write report.html: again from a run's result.json, or first from a server's data."""
@@ -84,7 +85,7 @@ def report(
         raise FolderMissing(f"{folder} is not there: name the folder of a run, or a server's data_dir")
     base = out or folder / "run"
     with claimed(base, explicit=out is not None) as target:
-        result = report_of_data(folder, database, target)
+        result = report_of_data(folder, database, target, archive)
         same = same_before(target, base, result)
     output.result(result.to_json(), summary(result, same or target))
 
@@ -116,6 +117,7 @@ def verify(
     whole: Annotated[
         bool, typer.Option("--whole", help="From the first event, whatever was proved before.")
     ] = False,
+    archive: Archive = None,
     as_json: AsJson = False,
 ) -> None:
     """Check every invariant of a server's data: log, blobs, a replay, digests, signatures.
@@ -124,7 +126,7 @@ def verify(
     """
     from anabranch.server.verify import verify as verify_data
 
-    found = verify_data(data_dir, database, ca_sha256, whole)
+    found = verify_data(data_dir, database, ca_sha256, whole, archive)
     output = Output(as_json)
     output.result(asdict(found))
     if found.problems:

@@ -1,0 +1,69 @@
+"""A server's data with the archive of what has gone from its log: to be read from the first event."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from functools import cached_property
+
+from anabranch.core.errors import DataError, StoreCorrupt
+from anabranch.core.events import Payload
+from anabranch.core.journal import Record
+from anabranch.core.updates import Receipt
+from anabranch.server.store.archive import Archive
+from anabranch.server.store.base import Recovery
+from anabranch.server.store.sql import SqlStore
+
+
+class ArchivedStore(SqlStore):
+    """Reads only. Its log begins with the first event. See `SqlStore`."""
+
+    @cached_property
+    def _archived(self) -> Archive:
+        assert self.archive_folder is not None, "it is what this is for"
+        info = self.info()
+        archive = Archive(self.archive_folder, "" if info is None else info.run_id)
+        if not archive.folder.is_dir():
+            raise DataError(f"{archive.folder} is not there: name the server.archive of this run")
+        return archive
+
+    def first(self) -> Recovery:
+        """No snapshot, and all events."""
+        return Recovery(None, 0, self.records())
+
+    def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """The whole log after an event. Raises `StoreCorrupt` where a piece is missing."""
+        begin = next(super().records(), (1, {}))[0] - 1
+        if after < begin:
+            for event in self._archived.events(after):
+                if event.seq != after + 1:
+                    break
+                after = event.seq
+                yield after, event.record
+                if after == begin:
+                    break
+        if after < begin:
+            raise StoreCorrupt(
+                f"{self._archived.folder} has no event {after + 1}: the log begins after {begin}"
+            )
+        yield from super().records(after)
+
+    def payload(self, reference: Payload) -> bytes | memoryview:
+        """The bytes of an update. Raises `StoreCorrupt`."""
+        try:
+            return super().payload(reference)
+        except StoreCorrupt:
+            data = self._archived.payload(reference.sha256)
+            if data is None or hashlib.sha256(data).hexdigest() != reference.sha256:
+                raise
+            return data
+
+    def receipt(self, update_id: str) -> Receipt | None:
+        """What was decided of an update."""
+        return super().receipt(update_id) or self._archived.receipts.get(update_id)
+
+    def close(self) -> None:
+        """Let go of files and locks."""
+        if "_archived" in self.__dict__:
+            self._archived.close()
+        super().close()

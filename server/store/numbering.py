@@ -1,0 +1,32 @@
+"""Which place in the log an entry gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlalchemy import Connection, select
+
+from anabranch.server.store.base import Entry
+from anabranch.server.store.rows import update_id_of
+from anabranch.server.store.schema import updates
+
+
+def numbered(connection: Connection, entries: Sequence[Entry], last_seq: int) -> list[int | None]:
+    """The next sequence number for each entry; None for an update that is in the log."""
+    ids = [i for e in entries if (i := update_id_of(e)) is not None]
+    known: set[str] = set()
+    if ids:
+        logged = select(updates.c.update_id).where(updates.c.update_id.in_(ids))
+        known.update(connection.scalars(logged))
+    seqs: list[int | None] = []
+    seq = last_seq
+    for entry in entries:
+        update_id = update_id_of(entry)
+        if update_id in known:
+            seqs.append(None)
+            continue
+        if update_id is not None:
+            known.add(update_id)
+        seq += 1
+        seqs.append(seq)
+    return seqs
