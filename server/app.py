@@ -50,7 +50,7 @@ from anabranch.server.saving import Every
 from anabranch.server.seen_register import check_register
 from anabranch.server.standby import StandbyPorts, Tenure, await_turn, check_standby
 from anabranch.server.store.base import Store
-from anabranch.server.store.factory import open_store
+from anabranch.server.store.factory import store_of
 from anabranch.server.tls import ServerIdentity, check_address, uses_tls
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
@@ -114,8 +114,7 @@ async def serve(
     stop = stop or asyncio.Event()
     _stop_on_signals(stop)
     table = config.server
-    archive = Path(table.archive) if table.archive else None
-    store = store or open_store(table.database, Path(table.data_dir), limits, table.leader_lease_s, archive)
+    store = store or store_of(table, limits)
     check_standby(table, store)
     try:
         async with Tenure(store) as tenure:

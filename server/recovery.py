@@ -101,8 +101,8 @@ def recover(
     if projections:
         store.append((), projections)
     store.acknowledge(history.mark(seq))
-    now = EventClock(last_now, wall, time.monotonic).now()
-    said = _said(stored, given, engine, math.inf if waited_s is None else now - waited_s)
+    read_at = math.inf if waited_s is None else EventClock(last_now, wall, time.monotonic).now() - waited_s
+    said = _said(stored, given, engine, read_at)
     took_s = time.perf_counter() - began
     log.info("recovered version=%d replayed=%d took=%.3fs", engine.version, replayed, took_s)
     place = (seq, last_now, saved, replayed, took_s, history)

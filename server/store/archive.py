@@ -73,13 +73,14 @@ class Archive:
         self.folder = folder / run_id
         self._open: zipfile.ZipFile | None = None
 
-    def prepare(self) -> None:
-        """Make the folder. Raises `ConfigError`."""
+    def prepared(self) -> Archive:
+        """The same, with its folder made. Raises `ConfigError`."""
         try:
             make_own_folder(self.folder)
             (self.folder / "next.tmp").unlink(missing_ok=True)
         except OSError as error:
             raise ConfigError(f"server.archive: {error}: name a folder that can be written") from error
+        return self
 
     def write(self, events: Sequence[Archived], payload_of: Callable[[Payload], bytes | memoryview]) -> None:
         """Make events durable, with what they name. Raises `StoreFull` where nothing can be written now."""

@@ -39,6 +39,12 @@ def open_store(
     return SqlStore(_url(database, data_dir), data_dir, limits, lease_s, archive)
 
 
+def store_of(table: ServerTable, limits: Limits = DEFAULT_LIMITS) -> Store:
+    """The store of a server's settings. Raises `ConfigError`."""
+    archive = Path(table.archive) if table.archive else None
+    return open_store(table.database, Path(table.data_dir), limits, table.leader_lease_s, archive)
+
+
 def open_data(database: str, data_dir: Path, archive: Path | None = None) -> Store:
     """A server's data, to be read; with the `archive` of what its log has dropped from the first event on."""
     if archive is None:

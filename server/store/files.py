@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,12 +14,14 @@ from anabranch.identity.files import tighten, tighten_tree
 from anabranch.server.store.base import DiskFailed
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
-_MISPLACED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+MISPLACED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 
 
 @contextmanager
-def disk_errors(doing: str) -> Iterator[None]:
+def disk_errors(doing: str, misplaced: Collection[int] = MISPLACED) -> Iterator[None]:
     """Turn the operating system's errors into `StoreFull`, `StoreError` or, for most, `DiskFailed`.
+
+    `misplaced`: the numbers of those that say where something lies, and nothing of what is on the disk.
 
     A failed fsync is never tried again: the kernel drops the pages it could not write, and the
     next fsync would say that all is well.
@@ -29,7 +31,7 @@ def disk_errors(doing: str) -> Iterator[None]:
     except OSError as error:
         if error.errno in _NO_SPACE:
             raise StoreFull(f"{doing}: no space left on the disk; nothing acknowledged is lost") from error
-        if error.errno in _MISPLACED:
+        if error.errno in misplaced:
             raise StoreError(f"{doing}: {error}; check data_dir, its owner and what lies in it") from error
         raise DiskFailed(f"{doing}: {error}; what is on the disk is unknown, restart to recover") from error
 

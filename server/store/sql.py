@@ -6,6 +6,7 @@ whatever the number of events. See `base.py` for the laws.
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,14 @@ from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.chunks import ChunkedBlobs, ChunkedSnapshots
 from anabranch.server.store.database import Database
 from anabranch.server.store.ending import check_files, check_mark, check_snapshots, files_ahead, log_end
-from anabranch.server.store.files import FolderLock, check_space, disk_errors, make_folder, stored_values
+from anabranch.server.store.files import (
+    MISPLACED,
+    FolderLock,
+    check_space,
+    disk_errors,
+    make_folder,
+    stored_values,
+)
 from anabranch.server.store.ledger_rows import clear_rows, read_rows, write_rows
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.numbering import numbered
@@ -99,7 +107,7 @@ class SqlStore:
 
     def start(self, info: RunInfo) -> RunInfo:
         """Lock, bring the tables up to date, and enter the run or find it. See base.py for errors."""
-        with disk_errors("making the data directory"):
+        with disk_errors("making the data directory", (*MISPLACED, errno.ENOENT)):
             make_folder(self._data_dir)
         self._lock = FolderLock(self._data_dir)
         try:
@@ -120,8 +128,7 @@ class SqlStore:
             self._packs.prepare()
             self._snapshots.prepare()
             if self.archive_folder is not None:
-                self._archive = Archive(self.archive_folder, stored.run_id)
-                self._archive.prepare()
+                self._archive = Archive(self.archive_folder, stored.run_id).prepared()
             self._collect_garbage()
         except BaseException:
             self.close()
@@ -346,8 +353,8 @@ class SqlStore:
         """Drop so many of the events that need not be kept; returns how many were."""
         if not self._begin:
             return 0
+        bytes_max = 0 if self._archive is None else ARCHIVED_BYTES
         with self._reading() as connection:
-            bytes_max = 0 if self._archive is None else ARCHIVED_BYTES
             last = trimming.oldest(connection, self._begin, events_max, bytes_max)
             going = trimming.archived(connection, last) if self._archive is not None else []
         if going and self._archive is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.core.errors import ConfigError, StoreError
-from anabranch.server.store.base import RunInfo
+from anabranch.server.store.base import DiskFailed, RunInfo
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
@@ -67,3 +67,11 @@ def test_reading_what_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="does not exist"):
         list(store.records())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_data_folder_that_cannot_be_made_is_only_misplaced() -> None:
+    """Nothing was on any disk that a restart could find out about."""
+    store = open_store("", Path("/proc/no-such-folder/data"))
+    with pytest.raises(StoreError, match="check data_dir") as refused:
+        store.start(INFO)
+    assert not isinstance(refused.value, DiskFailed)
