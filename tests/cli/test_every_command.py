@@ -14,12 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import typer.main
 from click import Command, Group
-from commands import anabranch, answer, serving
+from commands import anabranch, answer, command_line, serving
 
 from anabranch.cli.main import main
-from anabranch.cli.program import app
 from anabranch.core.errors import OUTCOMES, ConfigError, NotAuthenticated
 
 RUN = """
@@ -191,7 +189,7 @@ def listed(command: Command, path: tuple[str, ...] = ()) -> Iterator[tuple[str, 
         yield from listed(below, (*path, name))
 
 
-LISTED = dict(listed(typer.main.get_command(app)))
+LISTED = dict(listed(command_line()))
 
 
 def test_the_table_has_every_command() -> None:

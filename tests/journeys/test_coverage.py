@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 
 import click
 import pytest
-import typer.main
 import walks
+from commands import command_line
 from pages import ROOT, Command, commands_of, mentioned, pages
 from walking import End, Left, Line, Walk
 from walks.installing import ENVIRONMENTS
 
-from anabranch.cli.program import app
 from anabranch.core.errors import OUTCOMES
 
 PAGES = [page for page in pages() if commands_of(page)]
@@ -85,9 +84,7 @@ def _named(arguments: list[str], root: click.Group) -> tuple[tuple[str, ...], cl
 @pytest.fixture(scope="module")
 def root() -> click.Group:
     """The command line, as a tree of commands."""
-    found = typer.main.get_command(app)
-    assert isinstance(found, click.Group)
-    return found
+    return command_line()
 
 
 def test_every_command_is_typed(root: click.Group, figure: Callable[[str], None]) -> None:

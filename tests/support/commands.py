@@ -11,6 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import click
+import typer.main
+
+from anabranch.cli.program import app
+
 # A small run, as a file of settings.
 RUN = """
 [run]
@@ -57,3 +62,13 @@ def serving(cwd: Path, *arguments: object) -> Iterator[dict[str, Any]]:
             finally:
                 process.send_signal(signal.SIGTERM)
                 assert process.wait(600) == 0, log.read_text()
+
+
+def command_line() -> click.Group:
+    """The command line, with every command loaded."""
+    group = typer.main.get_command(app)
+    assert isinstance(group, click.Group)
+    with click.Context(group) as context:
+        for name in group.list_commands(context):
+            assert group.get_command(context, name)
+    return group

@@ -4,35 +4,58 @@ from __future__ import annotations
 
 import sys
 import traceback
+from importlib import import_module
 from types import TracebackType
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
 
 import anabranch
-from anabranch.cli.admin import admin_app, config_app, health
-from anabranch.cli.check import check
-from anabranch.cli.demo import demo
-from anabranch.cli.flower import flower_app
-from anabranch.cli.initialise import init
-from anabranch.cli.live import client, evaluate, server
 from anabranch.cli.main import INTERRUPTED
 from anabranch.cli.output import json_line
-from anabranch.cli.runs import compare, replay, report, verify
-from anabranch.cli.search import search
-from anabranch.cli.simulate import simulate
 from anabranch.core.errors import NO_SPACE, AnabranchError, ConfigError, StoreError, disk_error, outcome_of
 from anabranch.core.extras import how_to_install
 from anabranch.core.secrets import masked_text
 from anabranch.core.text import LAYOUT, visible
 
+# The module of each command or group of commands, in the order in which help lists them.
+MODULES = {
+    "demo": "demo",
+    "simulate": "simulate",
+    "search": "search",
+    "check": "check",
+    "init": "initialise",
+    "server": "live",
+    "client": "live",
+    "evaluate": "live",
+    "compare": "runs",
+    "report": "runs",
+    "replay": "runs",
+    "verify": "runs",
+    "health": "admin",
+    "config": "admin",
+    "admin": "admin",
+    "flower": "flower",
+}
+
 
 class _Commands(TyperGroup):
-    """Says in one line that it was interrupted."""
+    """Loads a command when it is asked for, and says in one line that it was interrupted."""
 
-    def invoke(self, ctx: Any) -> Any:
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
+        return list(MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+        # Of a name that is none, a near one is looked for among all.
+        for name in [cmd_name] if cmd_name in MODULES else MODULES:
+            if name not in self.commands:
+                self.commands[name] = _loaded(name)
+        return self.commands.get(cmd_name)
+
+    def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -66,25 +89,15 @@ def root(
     """Asynchronous federated learning for real fleets."""
 
 
-for command in (
-    demo,
-    simulate,
-    search,
-    check,
-    init,
-    server,
-    client,
-    evaluate,
-    compare,
-    report,
-    replay,
-    verify,
-    health,
-):
-    app.command()(command)
-app.add_typer(config_app, name="config")
-app.add_typer(admin_app, name="admin")
-app.add_typer(flower_app, name="flower")
+def _loaded(name: str) -> click.Command:
+    """A command, or a group of them, from its module. Importing all of them takes longer than most run."""
+    module = import_module(f"anabranch.cli.{MODULES[name]}")
+    group, holder = getattr(module, f"{name}_app", None), typer.Typer()
+    if group:
+        holder.add_typer(group, name=name)
+    else:
+        holder.command(name)(getattr(module, name))
+    return typer.main.get_group(holder).commands[name]
 
 
 def run() -> int:
