@@ -37,23 +37,23 @@ def test_postgresql_keeps_its_promises(tmp_path: Path, postgresql_url: str) -> N
 
 
 def test_blobs_keep_their_promises(tmp_path: Path) -> None:
-    plan = Plan(seed=3, kills=5, updates=400, inline_bytes_max=NOTHING_INLINE)
+    plan = Plan(seed=3, kills=3, updates=240, inline_bytes_max=NOTHING_INLINE)
     check(run(tmp_path, plan), plan)
 
 
 def test_large_payloads_in_postgresql_keep_their_promises(tmp_path: Path, postgresql_url: str) -> None:
-    plan = Plan(seed=7, kills=5, updates=400, database=postgresql_url, inline_bytes_max=NOTHING_INLINE)
+    plan = Plan(seed=7, kills=3, updates=240, database=postgresql_url, inline_bytes_max=NOTHING_INLINE)
     check(run(tmp_path, plan), plan)
 
 
 def test_compressed_runs_keep_their_promises(tmp_path: Path) -> None:
-    plan = Plan(seed=5, kills=5, updates=400, compressed=True)
+    plan = Plan(seed=5, kills=3, updates=240, compressed=True)
     check(run(tmp_path, plan), plan)
 
 
 @pytest.mark.parametrize("compressed", [False, True], ids=["raw", "compressed"])
 def test_runs_of_sub_models_keep_their_promises(compressed: bool, tmp_path: Path) -> None:
-    plan = Plan(seed=6, kills=5, updates=400, compressed=compressed, units=True)
+    plan = Plan(seed=6, kills=3, updates=240, compressed=compressed, units=True)
     check(run(tmp_path, plan), plan)
 
 

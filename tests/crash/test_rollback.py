@@ -107,7 +107,7 @@ def test_a_crash_at_every_step_of_a_rollback(run: Run) -> None:
 def test_a_crash_at_any_moment_of_a_rollback(run: Run) -> None:
     chance = random.Random(1)
     run.server.start()
-    for _ in range(6):
+    for _ in range(3):
         to, bad, by = run.push()
         with ThreadPoolExecutor(1) as pool:
             told = pool.submit(run.roll_back, to, bad)

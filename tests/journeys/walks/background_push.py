@@ -24,7 +24,6 @@ TRIED = Walk(
     "background push",
     page="docs/background-push.md",
     needs="server",
-    quick=True,
     steps=(
         types("anabranch init synthetic", says="anabranch server"),
         starts(SERVER, until="serving"),

@@ -94,7 +94,6 @@ ENDED = "4 updates answered"
 GOES_ON = Walk(
     "a run goes on",
     page="docs/deploying.md",
-    quick=True,
     steps=(
         Write("run.toml", SHORT),
         also("anabranch init synthetic --out model"),

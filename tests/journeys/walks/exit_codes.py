@@ -18,7 +18,6 @@ FULL = "anabranch server --model model --data-dir small/data"
 
 ENDS = Walk(
     "how commands end",
-    quick=True,
     steps=(
         Write("my_app.py", MY_APP),
         Write("damage.py", DAMAGE),
