@@ -56,7 +56,9 @@ def interrupted(code: str | None, *arguments: str, cwd: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("module", ["anabranch.cli.program", "typer", "numpy", "anabranch.strategies.registry"])
+@pytest.mark.parametrize(
+    "module", ["anabranch.cli.program", "typer", "numpy", "anabranch.strategies.registry"]
+)
 def test_while_the_command_line_is_loaded(module: str, tmp_path: Path) -> None:
     code = DURING_IMPORT.format(module=module, arguments=["config", "show"])
     assert interrupted(code, cwd=tmp_path) == ""
