@@ -21,6 +21,7 @@ from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownVersion
 from anabranch.core.params import ParamSpec
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Task
+from anabranch.host.chain import is_base
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +84,7 @@ class HeldModels:
         """
         head = task.base_head if isinstance(task, GrantedTask) else ""
         if self._whole is not None and self._whole.version == task.base_version:
-            if head in ("", self._whole.head):
+            if is_base(self._whole.head, head):
                 return self._whole
             log.warning("version %d is another one now: it is fetched anew", task.base_version)
             self._whole = None

@@ -26,6 +26,8 @@ class FaultsTable:
 
     `loss`, `duplication`, `delay` and `reordering` are probabilities of a message; `delay_shape`: `fixed`,
     `uniform`, `exponential`, `lognormal`, `pareto`. `until_s`: from then on nothing goes wrong (0: always).
+    `torn_tail`, `lost_tail`: of a crash of the server, that it cuts off the write in hand, that the disk has
+    lost what was acknowledged.
     """
 
     loss: float = 0.0
@@ -51,11 +53,22 @@ class FaultsTable:
     until_s: float = 0.0
     clock_step_every_s: float = field(default=0.0, metadata=LATER_KEY)
     clock_step_s: float = field(default=3600.0, metadata=LATER_KEY)
+    disk_full_every_s: float = field(default=0.0, metadata=LATER_KEY)
+    disk_full_s: float = field(default=10.0, metadata=LATER_KEY)
+    torn_tail: float = field(default=0.0, metadata=LATER_KEY)
+    lost_tail: float = field(default=0.0, metadata=LATER_KEY)
+    restore_every_s: float = field(default=0.0, metadata=LATER_KEY)
+    restore_age_s: float = field(default=10.0, metadata=LATER_KEY)
 
     @property
     def on(self) -> bool:
         """Whether anything can go wrong at all."""
         return any(getattr(self, name) for name in FAULTS)
+
+    @property
+    def takes_back(self) -> bool:
+        """Whether the server may lose what it had acknowledged: versions, then, whose numbers come again."""
+        return bool(self.restore_every_s or self.lost_tail)
 
 
 FAULTS = (
@@ -70,6 +83,8 @@ FAULTS = (
     "skew_s",
     "drift",
     "clock_step_every_s",
+    "disk_full_every_s",
+    "restore_every_s",
 )
 
 

@@ -106,6 +106,12 @@ class JournalDigest:
         """The digest of the records so far."""
         return self._sha.hexdigest()
 
+    def copy(self) -> JournalDigest:
+        """One that goes on by itself."""
+        made = JournalDigest()
+        made._sha = self._sha.copy()
+        return made
+
 
 def replay(
     engine: Engine, records: Iterable[Record], load_delta: LoadDelta, refold: Refold | None = None

@@ -16,6 +16,8 @@ OUTBOX_ENTRIES_MAX = 64
 OUTBOX_BYTES_MAX = 2 * GIB
 # Of a client at a server: updates on their way, and what has come of those that were cut.
 UPLOAD_BYTES_PER_CLIENT = 2 * GIB
+# A server with a full disk looks again after so long.
+RETRY_FULL_DISK_S = 1.0
 
 
 @dataclass(frozen=True)

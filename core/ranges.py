@@ -55,6 +55,7 @@ POSITIVE = (
     "client.learning_rate",
     "faults.timeout_s",
     "faults.clock_step_s",
+    "faults.restore_age_s",
     "client.push_steps",
     "client.push_duty",
     "client.push_change",
@@ -71,6 +72,8 @@ FRACTIONS = (
     "faults.delay",
     "faults.partition_fraction",
     "faults.swizzle_fraction",
+    "faults.torn_tail",
+    "faults.lost_tail",
     "client.push_duty",
     "client.merge_weight",
 )

@@ -11,6 +11,7 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -34,6 +35,14 @@ def run_record(spec: ParamSpec, config: Config) -> Record:
     return {"kind": "run", "config": config.to_json(), "layout": spec.to_json()}
 
 
+@dataclass(frozen=True)
+class Place:
+    """How far a journal has come: its bytes, and their digest."""
+
+    size_bytes: int
+    digest: JournalDigest
+
+
 class DigestJournal:
     """The digest of the journal that a `JournalWriter` would write, without the files."""
 
@@ -44,6 +53,14 @@ class DigestJournal:
     def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:  # noqa: ARG002
         """Take one record; the payload is in it by its digest."""
         self._digest.add(record)
+
+    def place(self) -> Place:
+        """Where it stands."""
+        return Place(0, self._digest.copy())
+
+    def go_back(self, place: Place) -> None:
+        """Forget what came after a place."""
+        self._digest = place.digest.copy()
 
     @property
     def sha256(self) -> str:
@@ -63,17 +80,31 @@ class JournalWriter:
         if config.run.keep_payloads:
             self._payloads = zipfile.ZipFile(folder / PAYLOADS, "w", zipfile.ZIP_STORED)
         self._kept: set[str] = set()
+        self._size_bytes = 0
         self.append(run_record(spec, config))
 
     def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
         """Write one record, and its payload unless it is there already."""
-        self._lines.write(self._digest.add(record) + "\n")
+        text = self._digest.add(record) + "\n"
+        self._size_bytes += len(text.encode())
+        self._lines.write(text)
         if payload is None or self._payloads is None:
             return
         sha256 = record["payload"]["sha256"]
         if sha256 not in self._kept:
             self._kept.add(sha256)
             self._payloads.writestr(zipfile.ZipInfo(sha256), payload)
+
+    def place(self) -> Place:
+        """Where it stands."""
+        return Place(self._size_bytes, self._digest.copy())
+
+    def go_back(self, place: Place) -> None:
+        """Forget the records after a place, as a log does that was restored from a backup."""
+        self._lines.flush()
+        self._lines.seek(place.size_bytes)
+        self._lines.truncate()
+        self._size_bytes, self._digest = place.size_bytes, place.digest.copy()
 
     @property
     def sha256(self) -> str:

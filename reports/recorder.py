@@ -230,6 +230,12 @@ class Recorder:
         self._marks[version] = self._mark(now)
         self._emit(now, "published", {"version": version})
 
+    def taken_back(self, now: float, version: int) -> None:
+        """The run goes on from an earlier version: later ones are lost, and their numbers come again."""
+        self._marks = {v: mark for v, mark in self._marks.items() if v <= version}
+        self._measured = {v: metrics for v, metrics in self._measured.items() if v <= version}
+        self._emit(now, "taken_back", {"version": version})
+
     def evaluated(self, now: float, version: int, metrics: Mapping[str, float]) -> None:
         """A version was measured on held-out data; of two measurements the later one counts.
 

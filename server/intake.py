@@ -20,6 +20,7 @@ from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Ask, Receipt, Update
+from anabranch.host.chain import is_of_other_base
 from anabranch.host.submission import check_open, check_size, examined
 from anabranch.identity.signatures import check_signature, make_proof, update_message
 from anabranch.protos.convert import (
@@ -297,8 +298,7 @@ class Intake:
         """Whether it was trained from a version of a history that was lost, if its device says from which."""
         if not header.base_head:
             return False
-        known = await self.writer.head_of(header.update.base_version)
-        return known is not None and known != header.base_head
+        return is_of_other_base(header.base_head, await self.writer.head_of(header.update.base_version))
 
     async def _submitted(
         self, event: ev.UpdateArrived, checked: Checked, ask: Ask | None

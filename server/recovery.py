@@ -161,7 +161,7 @@ def check_mark(mark: Mark | None, history: History, seq: int) -> None:
 
     A mark of before the newest snapshot is a server's that has not led since: `verify` gets to it.
     """
-    if mark is not None and mark.seq == seq and history.mark(seq) != mark:
+    if mark is not None and mark.contradicts(history, seq):
         raise LogLost(
             f"the run's row, or the log up to event {seq}, is not what was acknowledged (`anabranch verify` "
             "says more): restore a backup, or go on from here after `anabranch admin attest-restore`"

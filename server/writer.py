@@ -21,7 +21,7 @@ from anabranch.core.clock import EventClock
 from anabranch.core.effects import Effect
 from anabranch.core.engine import Engine
 from anabranch.core.errors import Overloaded, StoreFull, Unavailable
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call
@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-RETRY_FULL_DISK_S = 1.0
 FOLDED_AT_ONCE = 100  # events of the log, when it is folded for a rollback
 
 

@@ -31,14 +31,24 @@ class Checker:
         self._version = engine.version
         self._published_at = 0.0
         self._now = 0.0
-        self._decided: set[str] = set()
-        self._folded: set[str] = set()
+        # By which event. An event is one of the log, so the log's numbers are these.
+        self._decided: dict[str, int] = {}
+        self._folded: dict[str, int] = {}
+        self._versions = {engine.version: 0}
 
     def restarted(self, engine: Engine) -> None:
         """The server came back after a crash: from now on this is its engine, of the same state."""
         self._engine = engine
         if engine.version != self._version:
             raise AssertionError(f"version {self._version} was published, {engine.version} came back")
+
+    def taken_back(self, seq: int) -> None:
+        """The log ends at event `seq` now: what came later never was."""
+        self.events = seq
+        self._decided = {update_id: at for update_id, at in self._decided.items() if at <= seq}
+        self._folded = {update_id: at for update_id, at in self._folded.items() if at <= seq}
+        self._versions = {version: at for version, at in self._versions.items() if at <= seq}
+        self._version, self._now = max(self._versions), -math.inf
 
     def observe(self, event: ev.Event, effects: Sequence[Effect]) -> None:
         """Check one event and what came of it."""
@@ -52,9 +62,10 @@ class Checker:
                         version == self._version + 1, event, f"version {version} after {self._version}"
                     )
                     self._version, self._published_at = version, event.now
-                    twice = self._folded.intersection(update_ids)
+                    self._versions[version] = self.events
+                    twice = self._folded.keys() & set(update_ids)
                     self._need(not twice, event, f"updates {sorted(twice)} were folded in twice")
-                    self._folded.update(update_ids)
+                    self._folded.update(dict.fromkeys(update_ids, self.events))
                 case Decided():
                     self._check_decision(event, effect)
                 case Granted(task, again=False):
@@ -74,7 +85,7 @@ class Checker:
         self._need(effect.duplicate == known, event, f"update {update_id} decided twice")
         if known:
             return
-        self._decided.add(update_id)
+        self._decided[update_id] = self.events
         if decision.verdict is Verdict.REJECTED:
             self._need(decision.weight is None, event, "a rejected update has a weight")
             return

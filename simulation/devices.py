@@ -26,12 +26,13 @@ from anabranch.compress.feedback import Memory
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.effects import Refused
-from anabranch.core.errors import InvalidUpdate
+from anabranch.core.errors import InvalidUpdate, StoreFull
 from anabranch.core.ledger import TRAIN_S
 from anabranch.core.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.rng import rank, seed_of
 from anabranch.core.session import Session
-from anabranch.core.updates import Ask, Decision, Task, Verdict
+from anabranch.core.updates import Ask, Decision, Reason, Task, Verdict
+from anabranch.host.chain import is_base
 from anabranch.host.run import Advice, Notice
 from anabranch.simulation.clock import Action
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
@@ -39,30 +40,27 @@ from anabranch.simulation.faults import RIGHT, DeviceClock
 from anabranch.simulation.lanes import Lane
 from anabranch.simulation.network import Link, down, up
 from anabranch.simulation.outbox import Outbox
-from anabranch.simulation.presence import Presence
 from anabranch.simulation.server import Granting
 from anabranch.simulation.surroundings import Surroundings, View, capability_of
-from anabranch.simulation.versions import Offer
+from anabranch.simulation.talker import Talker
+from anabranch.simulation.versions import NOTHING, Held, Offer
 from anabranch.workloads.batches import planned_steps
 
 
-class Device(Presence):
+class Device(Talker):
     """See the module. `index` is its place in the fleet's profiles and in the split of the data.
 
     Idle it is a row of numbers: the models that it trains from are the run's, one copy of a version.
     """
 
     __slots__ = (
-        "_around",
         "_asleep",
         "_crashes",
         "_enrolled",
         "_heartbeat",
-        "_holds",
+        "_held",
         "_kept",
-        "_life",
         "_memory",
-        "_network",
         "_offer",
         "_outbox",
         "_own",
@@ -70,29 +68,23 @@ class Device(Presence):
         "_server",
         "_skips_waits",
         "_tasks",
-        "_time",
         "_training",
         "_work",
         "examples",
         "index",
-        "link",
         "session",
     )
 
     def __init__(
         self, index: int, examples: int, session: Session, around: Surroundings, time: DeviceClock = RIGHT
     ) -> None:
-        super().__init__(around.clock, around.fleet, around.horizon_s)
+        super().__init__(around, Link.of(around.profiles, index), time)
         self.index = index
         self.examples = examples
         self.session = session
-        self.link = Link.of(around.profiles, index)
-        self._around = around
-        self._server, self._network = around.server, around.network
-        self._time = time
+        self._server = around.server
         self._enrolled = self._asleep = False
         self._crashes = 0
-        self._life = 0  # counts how often it has vanished: what it had sent by then is gone
         self._work = Lane(around.clock, around.network, session.client_id)
         self._pushes = Lane(around.clock, around.network, session.client_id)
         # Nothing can reach a session that waits to ask again, so its time is skipped: not with two lanes.
@@ -100,7 +92,7 @@ class Device(Presence):
         self._heartbeat = 0
         self._tasks = 0
         self._offer: Offer | None = None
-        self._holds: int | None = None  # the newest version that it has whole: it is on the device's disk
+        self._held = NOTHING
         self._memory: Memory | None = None  # of its uplink, on its disk too
         self._kept = b""  # by its App, on its disk as well
         self._own = b""  # buffers, there too
@@ -140,15 +132,18 @@ class Device(Presence):
         if self._enrolled:
             self._start()
         else:
-            self._enrol()
+            self._enrol(self._enrolled_now)
 
-    def _enrol(self) -> None:
+    def _enrol(self, then: Action) -> None:
+        """Say who it is, and go on; until the server has heard it."""
+        again = partial(self._enrol, then)
         fleet = self._fleet
         capability = capability_of(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6)
-        call = self._work.begin(0.0, self._enrol)
+        call = self._work.begin(0.0, again)
 
-        def answer(_: None) -> None:
-            self._work.hear(call, self._enrolled_now, self._soon)
+        def answer(failed: StoreFull | None) -> None:
+            later = None if failed is None else partial(self._work.after, failed.retry_after_s[0], again)
+            self._work.hear(call, later or then, self._soon)
 
         self._say(self._soon, partial(self._server.enrol, self.client_id, capability, answer))
 
@@ -164,14 +159,9 @@ class Device(Presence):
     def view(self) -> View:
         """What it believes at the moment."""
         tasks = [self.session.task, *(waiting.task for waiting in self._outbox)]
-        return View(self._holds, tuple(task for task in tasks if task is not None))
+        return View(self._held.version, tuple(task for task in tasks if task is not None))
 
     # --- the session's orders ----------------------------------------------------------------
-
-    @property
-    def _now(self) -> float:
-        """By its own clock."""
-        return self._time.local(self._clock.now)
 
     def _handle(self, event: ev.SessionEvent) -> None:
         for effect in self.session.handle(event):
@@ -220,11 +210,13 @@ class Device(Presence):
 
     def _ask(self, task_id: str, now: float) -> None:
         session, before = f"life-{self._crashes}", f"life-{self._crashes - 1}"
-        ask = Ask(self.client_id, task_id, self._holds, session, before if self._crashes else "")
+        ask = Ask(self.client_id, task_id, self._held.version, session, before if self._crashes else "")
         call = self._work.begin(0.0, self._unanswered)
 
-        def answer(granting: Granting) -> None:
-            if not isinstance(granting, Refused):
+        def answer(granting: Granting | StoreFull) -> None:
+            if isinstance(granting, StoreFull):
+                self._work.hear(call, partial(self._failed, granting), self._soon)
+            elif not isinstance(granting, Refused):
                 self._work.hear(call, partial(self._granted, *granting), self._soon)
             elif self._skips_waits:
                 self._asleep = self._server.waits(granting, self)
@@ -235,6 +227,12 @@ class Device(Presence):
         self._say(now + self.link.latency_s, partial(self._server.ask, ask, answer))
 
     def _refused(self, refused: Refused, now: float) -> None:
+        if refused.reason is Reason.UNKNOWN_CLIENT:  # it was lost with the end of the server's log
+            self._enrol(lambda: self._turned_away(refused, self._clock.now))
+        else:
+            self._turned_away(refused, now)
+
+    def _turned_away(self, refused: Refused, now: float) -> None:
         local_s = self._time.local(now)
         self._handle(ev.TaskRefused(local_s, refused.retry_after_s, refused.detail, refused.final))
 
@@ -245,6 +243,9 @@ class Device(Presence):
     def _fetch(self) -> None:
         """The model's bytes; the server has them as a file, so that its crash does not matter."""
         assert self._offer is not None, "a granted task comes with its model"
+        if not is_base(self._held.head, self._offer.from_head):  # it has another model of that number
+            self._held = NOTHING
+            self._offer = replace(self._offer, payload_bytes=self._offer.whole_bytes, from_head="")
         if not self._offer.payload_bytes:  # the device has it
             self._work.end()
             self._handle(ev.ModelFetched(self._now))
@@ -256,14 +257,14 @@ class Device(Presence):
     def _fetched(self) -> None:
         assert self._offer is not None
         if not self._offer.part_only:
-            self._holds = self._offer.model.version
+            self._held = Held.of(self._offer)
         self._server.downloaded(self.client_id, self._offer.payload_bytes)
         self._handle(ev.ModelFetched(self._now))
 
     def _train(self, order: ef.Train) -> None:
         """Begin a task: how long it takes, and whether the device vanishes in it, is known at once."""
         assert self._offer is not None
-        model, self._offer = self._offer.model, None
+        (model, head), self._offer = self._held.base(self._offer), None
         self._work.end()
         self._tasks += 1
         around, task = self._around, order.task
@@ -277,9 +278,9 @@ class Device(Presence):
         self._training = around.executor.train(
             Job(self.index, model.vector, task, self._remembered, due_s, self._kept, self._own)
         )
-        self._work.after(train_s, partial(self._trained, order, train_s))
+        self._work.after(train_s, partial(self._trained, order, train_s, head))
 
-    def _trained(self, order: ef.Train, train_s: float) -> None:
+    def _trained(self, order: ef.Train, train_s: float, head: str) -> None:
         assert self._training is not None
         try:
             result = self._training.result()
@@ -292,7 +293,8 @@ class Device(Presence):
         self._kept, self._own = result.kept, result.own
         examples = result.examples or self.examples
         sha256 = self._around.hasher.begin(result.payload)
-        self._outbox = (*self._outbox, Outbox(order.task, order.update_id, examples, result, sha256))
+        done = Outbox(order.task, order.update_id, examples, result, sha256, head)
+        self._outbox = (*self._outbox, done)
         self._handle(ev.Trained(self._now, order.update_id))
 
     def _renew(self, task: Task, now: float) -> None:
@@ -301,8 +303,8 @@ class Device(Presence):
         granted_s = self._around.time.true(task.granted_at)
         client_id, task_id, progress = self.client_id, task.task_id, now - granted_s
 
-        def answer(said: Advice) -> None:
-            if said.notice is Notice.CANCEL:
+        def answer(said: Advice | StoreFull) -> None:
+            if isinstance(said, Advice) and said.notice is Notice.CANCEL:
                 self._network.send(down(client_id), self._soon, partial(self._cancelled, task_id))
 
         beat = partial(self._server.renew, client_id, task_id, progress, answer)
@@ -325,15 +327,18 @@ class Device(Presence):
         received_at = self._clock.now + upload_s
         call = self._pushes.begin(upload_s, partial(self._unanswered, update_id))
 
-        def answer(takes: bool) -> None:
-            if takes:  # the last byte will be there at `received_at`
+        def answer(takes: bool | StoreFull) -> None:
+            if takes is True:  # the last byte will be there at `received_at`
                 due_s = max(received_at, self._clock.now)
                 self._say(due_s, partial(self._server.push, self.client_id, outbox, decided))
             else:
                 self._pushes.hear(call, partial(self._not_taken, outbox), self._soon)
 
-        def decided(decision: Decision) -> None:
-            self._pushes.hear(call, partial(self._acknowledged, outbox, decision), self._soon)
+        def decided(decision: Decision | StoreFull) -> None:
+            if isinstance(decision, StoreFull):
+                self._pushes.hear(call, partial(self._failed, decision, outbox), self._soon)
+            else:
+                self._pushes.hear(call, partial(self._acknowledged, outbox, decision), self._soon)
 
         self._say(self._soon, partial(self._server.takes, self.client_id, outbox, answer))
 
@@ -343,6 +348,11 @@ class Device(Presence):
     def _not_taken(self, outbox: Outbox) -> None:
         detail = f"task {outbox.task.task_id!r} is not open any more"
         self._handle(ev.CallFailed(self._now, detail, retryable=False, update_id=outbox.update_id))
+
+    def _failed(self, error: StoreFull, outbox: Outbox | None = None) -> None:
+        """The server could not do its work: the call is repeated."""
+        update_id = None if outbox is None else outbox.update_id
+        self._handle(ev.CallFailed(self._now, str(error), True, error.retry_after_s, update_id))
 
     def _acknowledged(self, outbox: Outbox, decision: Decision) -> None:
         if decision.verdict is not Verdict.REJECTED:
@@ -360,26 +370,7 @@ class Device(Presence):
         (self._work if update_id is None else self._pushes).end()
         self._handle(ev.CallFailed(self._now, "no answer in time", retryable=True, update_id=update_id))
 
-    @property
-    def _soon(self) -> float:
-        """When a small message that leaves now is due."""
-        return self._clock.now + self.link.latency_s
-
-    def _say(self, due_s: float, action: Action) -> None:
-        """A message to the server, unless the device vanishes before it is there."""
-        life = self._life
-
-        def arrive() -> None:
-            if life == self._life:
-                action()
-
-        self._network.send(up(self.client_id), due_s, arrive)
-
     # --- small things ------------------------------------------------------------------------
-
-    def _moment(self, local_s: float) -> float:
-        """When its clock shows this; at once if it does already."""
-        return max(self._clock.now, self._time.true(local_s))
 
     def _abandon(self) -> None:
         if self._training is not None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from anabranch.core import events as ev
 from anabranch.core.config import RunTable
 from anabranch.core.effects import Effect, Published
+from anabranch.core.engine import Engine
 from anabranch.core.errors import AppError
 from anabranch.core.params import Vector
 from anabranch.reports.models import Best
@@ -66,6 +67,11 @@ class Evaluator:
         every = self._run.evaluate_every_versions
         if every and any(isinstance(e, Published) and e.version % every == 0 for e in effects):
             self._measure()
+
+    def taken_back(self, _: Engine, __: int) -> None:
+        """The newest versions are about to be lost, and others will have their numbers."""
+        self._settle()
+        self._last_version, self.newest = -1, None
 
     def finish(self) -> None:
         """Measure the last version, and record what is in hand."""

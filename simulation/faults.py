@@ -11,7 +11,8 @@ uplink remembers, the version that it holds. Its clock is set wrong, and goes to
 
 Server. It crashes with everything that is not committed, and comes back from its log and its newest
 snapshot (`server.py`). Its clock is set, forward or back, while it runs and while it does not
-(`server_time.py`).
+(`server_time.py`). Its disk is full for a while, loses the end of the log, or is put back to what it was
+(`disk.py`).
 
 Every draw is from a named stream, so a seed has one history. After `until_s` nothing goes wrong any more.
 """
@@ -23,10 +24,13 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from anabranch.core.faults import UNHARMED, FaultKind, FaultsTable, MessageFaults, length_s
 from anabranch.core.rng import rank
 from anabranch.simulation.clock import Action, VirtualClock
+
+T = TypeVar("T")
 
 NEVER = (math.inf, math.inf)
 
@@ -53,6 +57,7 @@ RIGHT = DeviceClock()
 CrashDevice = Callable[[str, float], None]
 CrashServer = Callable[[float], None]
 StepClock = Callable[[float], None]
+Fill = Callable[[bool], None]
 Happen = Callable[[int, float], None]
 
 
@@ -93,6 +98,24 @@ class Faults:
             step(math.copysign(by_s, u - 0.5))
 
         self._episodes("clock-step", self.table.clock_step_every_s, 0.0, happen)
+
+    def fail_disk(
+        self, fill: Fill, back_up: Callable[[], T | None], put_back: Callable[[T, float], None]
+    ) -> None:
+        """Let the server's disk be full for a while, and a backup be put back some time after it was made."""
+        table = self.table
+
+        def filled(_: int, lasts_s: float) -> None:
+            fill(True)
+            self._clock.at(self._clock.now + lasts_s, partial(fill, False))
+
+        def backed_up(number: int, age_s: float) -> None:
+            if (backup := back_up()) is not None:
+                down_s = length_s("exponential", table.server_down_s, self._draw("restore down", number))
+                self._clock.at(self._clock.now + age_s, partial(put_back, backup, down_s))
+
+        self._episodes("disk-full", table.disk_full_every_s, table.disk_full_s, filled)
+        self._episodes("restore", table.restore_every_s, table.restore_age_s, backed_up)
 
     @property
     def are_over(self) -> bool:

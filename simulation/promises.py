@@ -5,10 +5,12 @@ For runs with faults: `Checker` looks at the engine's history, `Promises` at wha
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted
+from anabranch.core.engine import Engine
 from anabranch.simulation.checkers import Checker
 from anabranch.simulation.devices import Device
 from anabranch.simulation.run import Simulation
@@ -30,8 +32,9 @@ class Promises:
         self._simulation, self._server, self._every = simulation, simulation.server, every
         self._granted_at: dict[str, float] = {}
         self._published_at = 0.0
-        self._version = 0
+        self._version = self._highest = 0
         simulation.world.observers.append(self.observe)
+        simulation.world.taken_back.append(self._taken_back)
         simulation.world.restarted.append(self.checker.restarted)
         simulation.server.on_restart.append(self.look)
 
@@ -44,6 +47,7 @@ class Promises:
                 self._granted_at[effect.task.client_id] = now
         if self._simulation.engine.version > self._version:
             self._version, self._published_at = self._simulation.engine.version, now
+            self._highest = max(self._highest, self._version)
         if self.checker.events % self._every == 0:
             for device in self._simulation.devices:
                 self._check_view(device)
@@ -58,6 +62,16 @@ class Promises:
             _need(receipt.decision == decision, f"update {update_id} is decided otherwise than it was told")
         for device in self._simulation.devices:
             self._check_view(device)
+
+    def _taken_back(self, engine: Engine, seq: int) -> None:
+        """The log ends at an earlier event: what comes now is held against what was before that."""
+        self.checker.taken_back(seq)
+        self._version = engine.version
+
+    @property
+    def counts(self) -> Counter[str]:
+        """What has become of the server's disk, and how often."""
+        return self._server.counts
 
     @property
     def restarts(self) -> int:
@@ -81,7 +95,7 @@ class Promises:
         """What a device believes is what the server has told, and has not forgotten."""
         view, name, told = device.view, device.client_id, self._server.told
         _need(
-            view.holds is None or view.holds <= self._simulation.engine.version,
+            view.holds is None or view.holds <= self._highest,
             f"{name} holds version {view.holds}, which nobody has published",
         )
         for task in view.tasks:

@@ -186,7 +186,8 @@ class Simulation:
         kept: Journal = journal
         if config.faults.on:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
-            kept = Disk(journal, begin, config.server.snapshot_every_updates)
+            every_updates = config.server.snapshot_every_updates
+            kept = Disk(journal, begin, every_updates, config.faults.takes_back)
         self.room = WaitingRoom(engine) if called_when_free(config) else None
         self.time = (SteppedTime if config.faults.clock_step_every_s else ServerTime)(self.clock)
         self.world = World(
@@ -201,6 +202,7 @@ class Simulation:
             config.run, self.clock, versions, executor, recorder, self.best, teller.measured
         )
         self.world.observers.append(self._evaluator.observe)
+        self.world.taken_back.append(self._evaluator.taken_back)
 
     @property
     def engine(self) -> Engine:
@@ -214,6 +216,7 @@ class Simulation:
             assert isinstance(self.server, Process)
             of = {device.client_id: device for device in self.devices}
             self.faults.begin(lambda client_id, down_s: of[client_id].crash(down_s), self.server.crash)
+            self.faults.fail_disk(self.server.disk.fill, self.server.backup, self.server.put_back)
             if isinstance(self.time, SteppedTime):
                 self.faults.set_clock(self.time.step)
         for device in self.devices:
@@ -255,9 +258,10 @@ class Simulation:
 
     def _serve(self) -> Direct:
         """The server as the devices meet it."""
-        if self.faults is None:
+        disk = self.world.disk
+        if disk is None:
             return Direct(self.world)
-        return Process(self.world, self.clock, self._config.run.seed, self._config.faults.commit_s)
+        return Process(self.world, disk, self.clock, self._config.run.seed, self._config.faults)
 
     def _devices(self) -> list[Device]:
         config, seed = self._config, self._config.run.seed

@@ -3,27 +3,39 @@
 `Process` is the live server's writer in virtual time. A call waits for the next commit; then the engine
 handles it and its answer leaves. A crash loses what waits, or, as it may strike between a commit and its
 answers, the answers alone. What was committed is rebuilt from the newest snapshot and the log after it.
+
+Where the disk fails too (`[faults]`), a crash may cut off the write in hand, and the disk may have lost
+writes that it had confirmed: the server finds out at its start, and its operator says that it shall go on
+without them. A disk without room costs a call its answer. A backup that is put back takes the server to where
+it was.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from anabranch.core.effects import Effect, Refused
+from anabranch.core.engine import Engine
+from anabranch.core.errors import LogLost, StoreFull
+from anabranch.core.faults import FaultsTable
+from anabranch.core.limits import RETRY_FULL_DISK_S
 from anabranch.core.rng import rank
-from anabranch.core.updates import Ask, Capability, Decision, Task
+from anabranch.core.updates import Ask, Capability, Decision, Reason, Task
 from anabranch.host.run import Advice
 from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.disk import Backup, Disk, PowerCut
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.versions import Offer
 from anabranch.simulation.waiting_room import Sleeper
 from anabranch.simulation.world import Order, World
 
 A = TypeVar("A")
-Reply = Callable[[A], None]
+Reply = Callable[[A | StoreFull], None]
 Granting = Refused | tuple[Task, Offer]
 
 
@@ -98,25 +110,36 @@ class Told:
     """All that the server has ever told anybody: what a crash may not take back.
 
     A task, its client and its version. (An ask that comes late, when its task is over, is a new one: the same
-    id may then be granted twice, from different versions.)
+    id may then be granted twice, from different versions.) `last`: the last event in the log when an update
+    was answered. What comes after the end of a log that has gone back is taken back, by its operator's word.
     """
 
-    tasks: set[tuple[str, str, int]]
-    decisions: dict[str, Decision]
+    tasks: set[tuple[str, str, int]] = field(default_factory=set)
+    decisions: dict[str, Decision] = field(default_factory=dict)
+    last: dict[str, int] = field(default_factory=dict)
+
+    def take_back(self, _: Engine, seq: int) -> None:
+        """The log ends at event `seq` now."""
+        for update_id in [u for u, told_at in self.last.items() if told_at > seq]:
+            del self.last[update_id], self.decisions[update_id]
 
 
 class Process(Direct):
-    """See the module. `on_restart` is called after every restart."""
+    """See the module. `on_restart` is called after every restart; `counts`: what has become of its disk."""
 
-    def __init__(self, world: World, clock: VirtualClock, seed: int, commit_s: float) -> None:
+    def __init__(self, world: World, disk: Disk, clock: VirtualClock, seed: int, faults: FaultsTable) -> None:
         super().__init__(world)
-        self.told = Told(set(), {})
+        self.disk, self._faults = disk, faults
+        self.told = Told()
+        self.counts: Counter[str] = Counter()
         self.restarts = 0
         self.on_restart: list[Callable[[], None]] = []
-        self._clock, self._seed, self._commit_s = clock, seed, commit_s
+        self._clock, self._seed = clock, seed
         self._waiting: list[tuple[Callable[[], Any], Reply[Any]]] = []
         self._is_up = True
+        self._doomed_s: float | None = None  # it dies in its next write, for so long
         self._offers: dict[str, Offer] = {}
+        world.taken_back += [self.told.take_back, self._taken_back]
 
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None:
         """As `Direct`; who asks again for a task gets the model that it is of."""
@@ -125,8 +148,8 @@ class Process(Direct):
             answer = self.world.ask(ask)
             return answer if isinstance(answer, Refused) else self._granted(*answer)
 
-        def tell(answer: Granting) -> None:
-            if not isinstance(answer, Refused):
+        def tell(answer: Granting | StoreFull) -> None:
+            if not isinstance(answer, Refused | StoreFull):
                 task, _ = answer
                 self.told.tasks.add((task.task_id, task.client_id, task.base_version))
             reply(answer)
@@ -136,30 +159,87 @@ class Process(Direct):
     def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None:
         """As `Direct`; the answer may not be taken back."""
 
-        def tell(decision: Decision) -> None:
-            self.told.decisions[outbox.update_id] = decision
+        def tell(decision: Decision | StoreFull) -> None:
+            if not isinstance(decision, StoreFull):
+                self.told.decisions[outbox.update_id] = decision
+                self.told.last[outbox.update_id] = self.disk.seq
             reply(decision)
 
         self._take(partial(self.world.push, client_id, outbox), tell)
 
     def crash(self, down_s: float) -> None:
-        """Stop now; come back after so many seconds."""
-        if not self._is_up:
+        """Stop now, or in the next write; come back after so many seconds."""
+        if not self._is_up or self._doomed_s is not None:
             return
-        committed = int(rank(self._seed, "fault", "committed", self.restarts) * (len(self._waiting) + 1))
-        for call, _ in self._waiting[:committed]:  # what is durable, but whose answers have not left
-            call()
+        if self._draw("torn-tail") < self._faults.torn_tail and not self._waiting:
+            self._doomed_s = down_s
+        else:
+            self._die(down_s)
+
+    def _die(self, down_s: float) -> None:
+        self._doomed_s = None
+        committed = int(self._draw("committed") * (len(self._waiting) + 1))
+        torn = bool(self._waiting) and self._draw("torn-tail") < self._faults.torn_tail
+        if torn:
+            committed = min(committed, len(self._waiting) - 1)
+        with suppress(StoreFull):
+            for call, _ in self._waiting[:committed]:  # what is durable, but whose answers have not left
+                call()
+            if torn:
+                self._die_writing(self._waiting[committed][0])
+        if self._draw("lost-tail") < self._faults.lost_tail:
+            self.disk.lose(self._draw("lost-length"))
         self._waiting.clear()
         self._is_up = False
         self.world.stop()
         self._clock.at(self._clock.now + down_s, self._restart)
 
+    def _die_writing(self, call: Callable[[], Any]) -> None:
+        """The write that a call makes, if it makes any, is cut off."""
+        self.disk.tears_at = self._draw("torn-length")
+        try:
+            call()
+        except PowerCut:
+            self.counts["torn-tail"] += 1
+        finally:
+            self.disk.tears_at = None
+
     def _restart(self) -> None:
+        if self._is_up:
+            return
+        if self.disk.is_full:  # there is no start without room: it is tried again
+            self._clock.at(self._clock.now + RETRY_FULL_DISK_S, self._restart)
+            return
         self.restarts += 1
-        self.world.restart()
+        try:
+            self.world.restart()
+        except LogLost:  # an operator hears of it, who has no backup
+            self.counts["lost-tail"] += 1
+            self.disk.attest()
+            self.world.restart()
         self._is_up = True
         for tell in self.on_restart:
             tell()
+
+    def backup(self) -> Backup | None:
+        """A copy of the disk; None while the server is down."""
+        return self.disk.backup(self.world.engine) if self._is_up else None
+
+    def put_back(self, backup: Backup, down_s: float) -> None:
+        """Stop, and come back with what a backup has, unless the disk went back since it was made."""
+        if backup.turn != self.disk.turn:
+            return
+        if self._is_up:
+            self._die(down_s)
+        self.counts["restored"] += 1
+        self.disk.put_back(backup)
+
+    def _taken_back(self, engine: Engine, _: int) -> None:
+        """The model files of lost tasks are lost with them."""
+        self._offers = {t: offer for t, offer in self._offers.items() if t in engine.ledger.tasks}
+
+    def _draw(self, purpose: str) -> float:
+        return rank(self._seed, "fault", purpose, self.restarts)
 
     def _take(self, call: Callable[[], A], reply: Reply[A]) -> None:
         """A call that arrives while the server is down is lost."""
@@ -167,19 +247,42 @@ class Process(Direct):
             return
         self._waiting.append((call, reply))
         if len(self._waiting) == 1:
-            self._clock.at(self._clock.now + self._commit_s, partial(self._commit, self.restarts))
+            self._clock.at(self._clock.now + self._faults.commit_s, partial(self._commit, self.restarts))
 
     def _commit(self, life: int) -> None:
         if life != self.restarts or not self._is_up:
             return
+        if self._doomed_s is not None:
+            self._die(self._doomed_s)
+            return
         batch, self._waiting = self._waiting, []
-        answers = [(reply, call()) for call, reply in batch]
+        answers = [(reply, self._answer(call)) for call, reply in batch]
+        self.world.acknowledge()
         for reply, answer in answers:
             reply(answer)
 
+    def _answer(self, call: Callable[[], A]) -> A | StoreFull:
+        try:
+            return call()
+        except StoreFull as full:
+            self.counts["not-written"] += 1
+            return full
+
     def _granted(self, task: Task, offer: Offer) -> Granting:
-        """The offer of the first grant: the model files of tasks outlive a crash."""
+        """The offer of the first grant: the model files of tasks outlive a crash, if the disk still has them.
+
+        Then the task is given back, as the live server does, and its device asks anew.
+        """
         open_tasks = self.world.engine.ledger.tasks
         if len(self._offers) > 2 * len(open_tasks) + 16:
             self._offers = {t: o for t, o in self._offers.items() if t in open_tasks}
-        return task, self._offers.setdefault(task.task_id, offer)
+        kept = self._offers.get(task.task_id)
+        if kept is not None and kept.model.version == task.base_version:
+            return task, kept
+        if offer.model.version != task.base_version:
+            gone = f"version {task.base_version} is not held any more"
+            self.world.drop(task.client_id, task.task_id, gone)
+            retry_s = self.world.engine.settings.retry_after_s
+            return Refused(Ask(task.client_id, task.task_id), Reason.BASE_GONE, gone, retry_s)
+        self._offers[task.task_id] = offer  # the first, or that of a late ask whose task was over
+        return task, offer

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from weakref import WeakValueDictionary
 
-from anabranch.compress.downloads import Download, Downloads, apply_download
+from anabranch.compress.downloads import Download, Downloads, apply_download, downloads_lead_from
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import STAGES
 from anabranch.core.engine import Engine
@@ -25,12 +26,41 @@ class Model:
 class Offer:
     """A model on its way to one device: the bytes that this takes on the wire, 0 where it has it.
 
-    `part_only`: the device gets no more of it than its task covers.
+    `part_only`: the device gets no more of it than its task covers. `head` names the version where the number
+    may not do; `from_head` is of what the bytes lead from, empty where that is nothing; `whole_bytes` are
+    those of the whole model, for who has something else.
     """
 
     model: Model
     payload_bytes: int
     part_only: bool = False
+    head: str = ""
+    from_head: str = ""
+    whole_bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Held:
+    """The newest version that a device has whole, on its disk. `model`: where its number may not do."""
+
+    version: int | None = None
+    head: str = ""
+    model: Model | None = None
+
+    @classmethod
+    def of(cls, offer: Offer) -> Held:
+        """What was fetched; with a name the model itself, since another may have its number one day."""
+        model = offer.model
+        return cls(model.version, offer.head, model if offer.head else None)
+
+    def base(self, offer: Offer) -> tuple[Model, str]:
+        """What a task starts from that was offered with this model, and its head."""
+        if offer.payload_bytes or self.model is None:
+            return offer.model, offer.head
+        return self.model, self.head
+
+
+NOTHING = Held()
 
 
 class Versions:
@@ -42,10 +72,29 @@ class Versions:
 
     def __init__(self, engine: Engine, frozen: Tensors) -> None:
         self.engine = engine
+        self._frozen = frozen
         self._downloads = Downloads(engine.spec, frozen)
         self._in_use: WeakValueDictionary[int, Model] = WeakValueDictionary()
         self._sizes: dict[int | None, int] = {}  # of the current version, by what a device holds
         self._sized_version = -1
+
+    def go_back(self) -> None:
+        """The engine is of an earlier version: what was made of later ones is of another history."""
+        self._downloads = Downloads(self.engine.spec, self._frozen)
+        self._in_use = WeakValueDictionary()
+        self._sizes, self._sized_version = {}, -1
+
+    def named(self, offer: Offer, holds: int | None, head_of: Callable[[int], str]) -> Offer:
+        """The offer to a device that holds a version, with the heads by which it can tell what that is."""
+        version = offer.model.version
+        whole = self.offer(None).payload_bytes
+        leads = holds is not None and not offer.part_only and (not offer.payload_bytes or self._leads(holds))
+        return replace(
+            offer, head=head_of(version), from_head=head_of(holds or 0) if leads else "", whole_bytes=whole
+        )
+
+    def _leads(self, holds: int) -> bool:
+        return downloads_lead_from(self.engine, self.engine.version, holds)
 
     @property
     def version(self) -> int:

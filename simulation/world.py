@@ -26,8 +26,9 @@ from anabranch.core.effects import (
     Refused,
 )
 from anabranch.core.engine import Engine
-from anabranch.core.errors import InvalidUpdate, UnknownTask
+from anabranch.core.errors import InvalidUpdate, StoreFull, UnknownTask
 from anabranch.core.journal import Record, to_record
+from anabranch.core.limits import RETRY_FULL_DISK_S
 from anabranch.core.updates import (
     Ask,
     Capability,
@@ -37,6 +38,7 @@ from anabranch.core.updates import (
     Verdict,
 )
 from anabranch.core.waiting import WaitingLine
+from anabranch.host.chain import is_of_other_base
 from anabranch.host.run import Advice, Run, advice
 from anabranch.host.submission import check_open, examined
 from anabranch.reports.recorder import Recorder
@@ -63,8 +65,9 @@ class Journal(Protocol):
 class World:
     """See the module. Observers see every engine event with its effects, after it was handled.
 
-    After a crash there is another engine: `restarted` are told of it. With a `room` refused devices sleep in
-    it, without one they stand in the live server's line.
+    After a crash there is another engine: `restarted` are told of it, and `taken_back`, before, if it is of
+    an earlier event: of which one. With a `room` refused devices sleep in it, without one they stand in the
+    live server's line.
     """
 
     def __init__(
@@ -83,9 +86,12 @@ class World:
         self.versions = versions
         self.room = room
         self.observers: list[Observer] = []
+        self.taken_back: list[Callable[[Engine, int], None]] = []
         self.restarted: list[Callable[[Engine], None]] = []
         self.whole: AbstractContextManager[object] = nullcontext()  # what nothing may come between
         self._journal = journal
+        self.disk = journal if isinstance(journal, Disk) else None
+        self._turn = 0
         self._recorder = recorder
         self._full_bytes = full_bytes(engine.spec)
         self._downlink_at = downlink_at
@@ -108,7 +114,11 @@ class World:
         answer = next(e for e in effects if isinstance(e, Granted | Refused))
         if isinstance(answer, Refused):
             return answer
-        return answer.task, self.versions.offer(ask.holds_version, answer.task.submodel)
+        task = answer.task
+        offer = self.versions.offer(ask.holds_version, task.submodel)
+        if self.disk is not None and self.disk.takes_back:
+            offer = self.versions.named(offer, ask.holds_version, self.disk.head_of)
+        return task, offer
 
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool = False) -> None:
         """A device gives a task back."""
@@ -132,7 +142,9 @@ class World:
         values = 0 if task.submodel is None else task.submodel.size
         reference = ev.Payload(outbox.sha256(), len(result.payload), result.codec, values)
         update, flaw = examined(update, reference, result.payload, spec)
-        arrived = ev.UpdateArrived(self.time.now(), update, reference, flaw)
+        known = None if self.disk is None else self.disk.head_of(task.base_version)
+        other_base = is_of_other_base(outbox.base_head, known)
+        arrived = ev.UpdateArrived(self.time.now(), update, reference, flaw, other_base=other_base)
         effects = self._handle(arrived, result.payload)
         return next(e for e in effects if isinstance(e, Decided)).receipt.decision
 
@@ -174,20 +186,32 @@ class World:
 
     # --- the engine --------------------------------------------------------------------------
 
+    def acknowledge(self) -> None:
+        """Everybody may hear of what was handled so far."""
+        if self.disk is not None:
+            self.disk.acknowledge()
+
     def stop(self) -> None:
         """The process is gone: no lease ends by itself until `restart`."""
         self._tick_at = math.inf
 
     def restart(self) -> None:
-        """Go on with the engine that the disk holds. Raises `ReplayMismatch` if it is not the same."""
-        assert isinstance(self._journal, Disk), "only a run with faults has a disk"
-        self.host = Run(self._journal.rebuild(self.engine), WaitingLine())
+        """Go on with the engine that the disk holds. Raises what `Disk.rebuild` does."""
+        assert self.disk is not None, "only a run with faults has a disk"
+        self.host = Run(self.disk.rebuild(self.engine), WaitingLine())
         self.versions.engine = self.engine
-        self.time.restart(self._journal.last_now)
+        self.time.restart(self.disk.last_now)
+        if self._turn != self.disk.turn:
+            self._turn = self.disk.turn
+            self.versions.go_back()
+            for tell_where in self.taken_back:
+                tell_where(self.engine, self.disk.seq)
+            self._recorder.taken_back(self.clock.now, self.engine.version)
         for tell in self.restarted:
             tell(self.engine)
         if self.engine.ledger.live:
             self._handle(ev.Returned(self.time.now()))
+            self.acknowledge()
         self._plan_tick()
 
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
@@ -205,8 +229,8 @@ class World:
             self.room.call(event)
         for observe in self.observers:
             observe(event, effects)
-        if isinstance(self._journal, Disk):
-            self._journal.save_if_due(self.engine)
+        if self.disk is not None:
+            self.disk.save_if_due(self.engine)
         self._plan_tick()
         return effects
 
@@ -231,6 +255,8 @@ class World:
                     self._recorder.trained(now, client_id, spec, event.update.submodel)
             case Published(version):
                 self._recorder.published(now, version)
+                if self.disk is not None:
+                    self.disk.published(version)
             case LeaseEnded(task, end):
                 self._recorder.note(now, "lease_ended", client=task.client_id, end=end.value)
             case Finished(why, given_up):
@@ -251,7 +277,13 @@ class World:
             return  # an earlier tick was planned after this one
         self._tick_at = math.inf
         due = self.engine.next_deadline()
-        if due is not None and due <= self.time.now():
-            self._handle(ev.Ticked(self.time.now()))
-        else:
+        if due is None or due > self.time.now():
             self._plan_tick()
+            return
+        try:
+            self._handle(ev.Ticked(self.time.now()))
+        except StoreFull:
+            self._tick_at = at = self.clock.now + RETRY_FULL_DISK_S
+            self.clock.at(at, lambda: self._tick(at))
+        else:
+            self.acknowledge()

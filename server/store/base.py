@@ -41,6 +41,8 @@ from anabranch.core.journal import Record
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import Snapshot
 from anabranch.core.updates import Receipt
+from anabranch.host.chain import Link as Link
+from anabranch.host.chain import Mark as Mark
 
 
 class DiskFailed(StoreError):
@@ -72,14 +74,6 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Link:
-    """A version's place in the chain of hashes, hex: see `identity.heads`."""
-
-    link: str
-    head: str
-
-
-@dataclass(frozen=True)
 class Projection:
     """What came of a logged event: written beside the log for look-ups and audits."""
 
@@ -90,18 +84,6 @@ class Projection:
     digests: Mapping[int, str] = field(default_factory=dict)
     # Of every version that was published.
     links: Mapping[int, Link] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Mark:
-    """How far the log of a run had come when it was last acknowledged: its last event, and all up to there.
-
-    `head`: `History.tip`, hex.
-    """
-
-    run_id: str
-    seq: int
-    head: str
 
 
 @dataclass(frozen=True)

@@ -22,10 +22,10 @@ def log_end(connection: Connection) -> int:
 
 def check_mark(mark: Mark | None, end: int, name: str) -> None:
     """Raises `LogLost` where the log ends before the mark."""
-    if mark is not None and mark.seq > end:
+    if mark is not None and (lost := mark.lost(end)):
         raise LogLost(
             f"{name}: the log ends at event {end}, but was acknowledged up to event {mark.seq}: "
-            f"{mark.seq - end} events are lost, and the updates among them; {ATTEST}"
+            f"{lost} events are lost, and the updates among them; {ATTEST}"
         )
 
 

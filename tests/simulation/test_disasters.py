@@ -1,24 +1,59 @@
-"""Runs in which the server's machine fails too: its clock is set. Every promise is kept, and notes agree."""
+"""Runs in which the server's machine fails too: its clock is set, its disk is full, torn, or put back.
+
+Every promise is kept, and what was noted from outside agrees (`disasters.py`).
+"""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+
 import pytest
-from disasters import Elapsed, disastrous
+from disasters import NOTES, disastrous, prove_disaster
 from fleets import config
-from rough import MADE_MIN, prove
+from rough import prove
 
 from anabranch.core.clock import EventClock
 from anabranch.core.config import Config
+from anabranch.core.errors import LogLost, ReplayMismatch, StoreFull
+from anabranch.core.journal import Record
+from anabranch.host.chain import Mark
+from anabranch.simulation import devices
 from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.disk import Disk, _read
 from anabranch.simulation.server_time import SteppedTime
 
 SHORT = 20
+LONG, AT_ONCE = int(os.environ.get("ANABRANCH_PROVE_SEEDS", "500")), 100
+EVERY_DISASTER = {"clock-step", "disk-full", "not-written", "torn-tail", "lost-tail", "restore", "restored"}
 
 
 @pytest.mark.parametrize("seed", range(SHORT))
 def test_every_promise_is_kept_whatever_fails(seed: int) -> None:
-    proved = prove(disastrous(seed, 8), 20, [Elapsed])
-    assert proved.versions > MADE_MIN
+    prove_disaster(seed)
+
+
+@pytest.mark.prove
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("first", range(1000, 1000 + LONG, AT_ONCE))
+def test_hundreds_of_seeds(first: int, figure: Callable[[str], None]) -> None:
+    seeds, began = range(first, min(first + AT_ONCE, 1000 + LONG)), time.monotonic()
+    with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as workers:
+        proofs = list(workers.map(prove_disaster, seeds))
+    found: Counter[str] = Counter()
+    for proved in proofs:
+        found.update(proved.faults)
+    figure(
+        f"{len(seeds)} seeds with disasters in {time.monotonic() - began:.0f} s: "
+        f"{sum(p.events for p in proofs)} events, {sum(p.applied for p in proofs)} updates, "
+        f"{sum(p.restarts for p in proofs)} restarts; {dict(sorted(found.items()))}"
+    )
+    assert set(found) >= EVERY_DISASTER
 
 
 def test_a_seed_has_one_history_with_all_its_disasters() -> None:
@@ -37,7 +72,37 @@ def test_leases_that_go_by_the_wall_clock_are_found_out(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(EventClock, "now", by_wall)
     with pytest.raises(AssertionError, match="apart from the true one"):
-        prove(disastrous(2, 8), 50, [Elapsed])
+        prove(disastrous(2, 8), 50, NOTES)
+
+
+def test_answers_before_the_write_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Disk.append
+
+    def careless(disk: Disk, record: Record, payload: bytes | memoryview | None = None) -> None:
+        with suppress(StoreFull):
+            honest(disk, record, payload)
+
+    monkeypatch.setattr(Disk, "append", careless)
+    with pytest.raises((ReplayMismatch, LogLost, AssertionError)):
+        prove(disastrous(2, 8), 50, NOTES)
+
+
+def test_a_torn_write_that_stays_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Disk, "_cut", lambda disk: list(_read(disk._log)))
+    with pytest.raises((LogLost, AssertionError)):
+        prove(disastrous(3, 8), 50, NOTES)
+
+
+def test_a_log_that_lost_what_was_acknowledged_unseen_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Mark, "lost", lambda mark, end: 0)
+    with pytest.raises(AssertionError, match="lost without a word"):
+        prove(disastrous(2, 8), 50, NOTES)
+
+
+def test_devices_that_take_a_number_for_a_name_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "is_base", lambda held, wanted: True)
+    with pytest.raises(AssertionError, match="is trained from another version"):
+        prove(disastrous(3, 8), 50, NOTES)
 
 
 # --- the parts -----------------------------------------------------------------------------------

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fleets import config
 
 from anabranch.core import events as ev
 from anabranch.core.config import Config, merge
+from anabranch.core.errors import StoreFull
 from anabranch.core.faults import length_s
 from anabranch.core.rng import rank
 from anabranch.core.robust import RULES
@@ -116,14 +117,23 @@ def rough(seed: int, clients: int = 50, **faults: Any) -> Config:
     return merge([("base", base.to_json()), ("strategy", {"strategy": params})])
 
 
-def prove(settings: Config, every: int = 1, notes: Sequence[Callable[[Simulation], object]] = ()) -> Proved:
+class Note(Protocol):
+    """Somebody who looks on at a run."""
+
+    def end(self) -> None:
+        """The run is over."""
+        ...
+
+
+def prove(settings: Config, every: int = 1, notes: Sequence[Callable[[Simulation], Note]] = ()) -> Proved:
     """Run, with every promise looked at after every event; operators meddle. `notes`: who else looks on."""
     with open_simulation(settings) as simulation:
         promises, operator = Promises(simulation, every), Operator(simulation, settings.run.seed)
-        for look_on in notes:
-            look_on(simulation)
+        taken = [take(simulation) for take in notes]
         simulation.run()
         promises.check_end(simulation.clock.now - settings.faults.until_s)
+        for note in taken:
+            note.end()
         assert not operator.open, "an order was never answered"
         result, engine = simulation.result(0.0), simulation.engine
         assert simulation.faults is not None
@@ -133,7 +143,7 @@ def prove(settings: Config, every: int = 1, notes: Sequence[Callable[[Simulation
             versions=engine.version,
             applied=engine.counters.applied,
             restarts=promises.restarts,
-            faults=dict(simulation.faults.counts),
+            faults=dict(simulation.faults.counts + promises.counts),
             orders=operator.given,
             barred=len(engine.guard.quarantined),
         )
@@ -154,11 +164,14 @@ def prove_twice(seed: int) -> Proved:
 class Operator:
     """Pauses the run, puts devices into quarantine, and takes both back before the faults are over.
 
-    One order at a time: what has no answer is given again. `open`: whether there is one without an answer.
+    One order at a time: what has no answer is given again. `open`: how many there are without an answer. What
+    was taken back is so again after the server has lost the newest part of its log.
     """
 
     def __init__(self, simulation: Simulation, seed: int) -> None:
-        self.given, self.open = 0, False
+        self.given = self.open = 0
+        self._taken_back: list[Order] = []
+        simulation.world.taken_back.append(lambda _, __: self._look_again())
         self._clock, self._server, self._seed = simulation.clock, simulation.server, seed
         self._names = [device.client_id for device in simulation.devices]
         self._plan(0)
@@ -173,9 +186,17 @@ class Operator:
 
         def later() -> None:
             at_s = max(self._clock.now, min(UNTIL_S, self._clock.now + takes_s))
-            self._clock.at(at_s, lambda: self._give(undo, lambda: self._plan(number + 1)))
+            self._clock.at(at_s, lambda: self._give(undo, lambda: self._undone(undo, number)))
 
         self._clock.at(at_s, lambda: self._give(do, later))
+
+    def _undone(self, undo: Order, number: int) -> None:
+        self._taken_back.append(undo)
+        self._plan(number + 1)
+
+    def _look_again(self) -> None:
+        for undo in self._taken_back:
+            self._clock.at(self._clock.now, partial(self._give, undo, lambda: None))
 
     def _orders(self, number: int) -> tuple[Order, Order]:
         if rank(self._seed, "operator", "pause", number) < 0.5:
@@ -185,7 +206,7 @@ class Operator:
 
     def _give(self, order: Order, then: Callable[[], None]) -> None:
         """Until it is answered, and then go on. A late copy comes before the next order, and is no harm."""
-        self.given, self.open = self.given + 1, True
+        self.given, self.open = self.given + 1, self.open + 1
         answered: list[object] = []
 
         def ask() -> None:
@@ -194,9 +215,11 @@ class Operator:
                 self._clock.at(self._clock.now + OPERATOR_RETRIES_S, ask)
 
         def heard(effects: object) -> None:
+            if isinstance(effects, StoreFull):
+                return
             answered.append(effects)
             if len(answered) == 1:
-                self.open = False
+                self.open -= 1
                 then()
 
         ask()

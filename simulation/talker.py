@@ -1,0 +1,51 @@
+"""How a simulated device speaks: by its own clock, on its own link, as long as it is there."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+from anabranch.simulation.clock import Action
+from anabranch.simulation.faults import DeviceClock
+from anabranch.simulation.network import Link, up
+from anabranch.simulation.presence import Presence
+from anabranch.simulation.surroundings import Surroundings
+
+
+class Talker(Presence):
+    """Base of a device, under its sessions and tasks."""
+
+    __slots__ = ("_around", "_life", "_network", "_time", "link")
+
+    def __init__(self, around: Surroundings, link: Link, time: DeviceClock) -> None:
+        super().__init__(around.clock, around.fleet, around.horizon_s)
+        self._around, self._network, self.link, self._time = around, around.network, link, time
+        self._life = 0  # counts how often it has vanished: what it had sent by then is gone
+
+    @property
+    @abstractmethod
+    def client_id(self) -> str:
+        """Its name."""
+
+    @property
+    def _now(self) -> float:
+        """By its own clock."""
+        return self._time.local(self._clock.now)
+
+    def _moment(self, local_s: float) -> float:
+        """When its clock shows this; at once if it does already."""
+        return max(self._clock.now, self._time.true(local_s))
+
+    @property
+    def _soon(self) -> float:
+        """When a small message that leaves now is due."""
+        return self._clock.now + self.link.latency_s
+
+    def _say(self, due_s: float, action: Action) -> None:
+        """A message to the server, unless the device vanishes before it is there."""
+        life = self._life
+
+        def arrive() -> None:
+            if life == self._life:
+                action()
+
+        self._network.send(up(self.client_id), due_s, arrive)
