@@ -26,6 +26,7 @@ from anabranch.core.updates import FLAWS, Decision, Task
 HEARTBEATS_PER_LEASE = 3
 HEARTBEAT_JITTER = 0.1
 LOST_MAX = 4  # doublings for results whose tasks had ended
+FLAWED_MAX = 3  # and for those that were of no use: the server counts them, to say that the run has diverged
 DOUBLINGS_MAX = 63  # 2.0**1024 overflows: a device may be offline for days
 
 
@@ -134,7 +135,8 @@ class Session:
         """Ask for the next task: at once, unless the last one has come to nothing."""
         if not (self.flaws or self.lost):
             return self._ask_anew(now)
-        self.task, self.update_id, self.failures = None, None, max(self.flaws, min(self.lost, LOST_MAX))
+        self.task = self.update_id = None
+        self.failures = max(min(self.flaws, FLAWED_MAX), min(self.lost, LOST_MAX))
         return self._wait(now, Session._ask_anew, None)
 
     def _ask_anew(self, now: float) -> list[ef.SessionEffect]:
@@ -224,7 +226,7 @@ class Session:
         self.task = self.update_id = None
         # A grant clears `failures`: without this, tasks that all fail would be asked for at full speed.
         self.given_up += 1
-        self.failures = max(self.failures, self.given_up)
+        self.failures = max(self.failures, min(self.given_up, FLAWED_MAX) if diverged else self.given_up)
         return [*diverged, *self._wait(event.now, Session._ask_anew, event.retry_after_s)]
 
     def _unwanted(self, event: ev.CallFailed) -> None:

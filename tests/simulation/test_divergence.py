@@ -73,7 +73,7 @@ def test_devices_back_off_from_rejections() -> None:
         simulation.run()
         took_s = simulation.clock.now
     # Six devices without a pause would be through in a few seconds of training each.
-    assert took_s > 100.0
+    assert took_s > 20.0
 
 
 def test_one_device_without_numbers_does_not_end_the_run_of_the_others() -> None:

@@ -153,7 +153,7 @@ def again(d: Device) -> None:
 
 
 @pytest.mark.parametrize("as_error", [False, True])
-def test_rejections_in_a_row_are_backed_off_from_ever_longer(as_error: bool) -> None:
+def test_rejections_in_a_row_are_backed_off_from_longer_up_to_a_bound(as_error: bool) -> None:
     def pauses(seed: int) -> list[float]:
         d, found = Device(seed, retry_base_s=1.0, retry_cap_s=60.0).at(Phase.PUSHING), []
         for _ in range(12):
@@ -169,7 +169,7 @@ def test_rejections_in_a_row_are_backed_off_from_ever_longer(as_error: bool) -> 
 
     rows = [pauses(seed) for seed in range(200)]
     for number, column in enumerate(zip(*rows, strict=True)):
-        most = min(60.0, 2.0 ** (number + 1))
+        most = min(8.0, 2.0 ** (number + 1))
         assert max(column) <= most
         assert sum(column) / len(column) == pytest.approx(most / 2.0, rel=0.15), "full jitter"
 
@@ -234,6 +234,24 @@ def test_tasks_that_fail_each_time_are_asked_for_ever_more_slowly() -> None:
         d.do(ev.TimerFired, "retry")
     assert max(latest[6:]) > 2.0**6  # a window that does not grow would stay under 2 s
     assert d.session.failures == 12
+
+
+@pytest.mark.parametrize("where", ["on the device", "at the server"])
+def test_a_lone_device_that_diverges_ends_its_run_in_minutes(where: str) -> None:
+    """A hundred results that are of no use, which the server must see to give the run up, and no flood."""
+    d, waited_s = Device().at(Phase.ASKING), 0.0
+    rejected = Decision(Verdict.REJECTED, reason=Reason.INVALID)
+    for _ in range(100):
+        d.do(ev.TaskGranted, d.task())
+        if where == "on the device":
+            d.do(ev.CallFailed, "not finite", retryable=False, flawed=True)
+        else:
+            d.do(ev.ModelFetched)
+            d.do(ev.Trained, d.session.update_id)
+            d.do(ev.PushAcknowledged, d.session.update_id, rejected)
+        waited_s += d.timer() - d.now
+        d.do(ev.TimerFired, "retry")
+    assert 100.0 < waited_s < 300.0
 
 
 @given(failures=st.integers(1, 2000), seed=st.integers(0, 2**32), base_s=st.floats(0.01, 5.0))
