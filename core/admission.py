@@ -62,14 +62,12 @@ def superseded(ask: Ask, books: Books) -> list[Task]:
     What is left may still be answered: the result of an expired task may be on its way. Where a client's
     share is bounded none is left, or whoever lets its leases expire could answer more than its share at once.
     """
-    settings, held = books.settings, books.ledger.held_by(ask.client_id)
+    settings = books.settings
     bounded = bool(settings.buffer_max or settings.window_max)
-    if not held or (held < settings.tasks_per_client and not bounded):
-        return []
     expired = books.ledger.expired_of(ask.client_id)
     mine = [*expired, *books.ledger.live_of(ask.client_id)]
     given_up = len(expired) if bounded else 0
-    return mine[: max(given_up, held - settings.tasks_per_client + 1)]
+    return mine[: max(given_up, len(mine) - settings.tasks_per_client + 1)]
 
 
 def given_up(refused: Refused, now: float, books: Books) -> TaskDropped | None:

@@ -164,10 +164,6 @@ class Ledger:
         if not mine:
             del self._by_client[task.client_id]
 
-    def held_by(self, client_id: str) -> int:
-        """How many tasks the client has, expired ones too."""
-        return len(self._by_client.get(client_id, ()))
-
     def leased(self) -> list[Task]:
         """All live tasks."""
         return [t for t in self.tasks.values() if t.state is TaskState.LEASED]

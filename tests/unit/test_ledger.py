@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from machines import Bench, decision
 
+from anabranch.core import events as ev
 from anabranch.core.effects import Granted, Published, Refused
-from anabranch.core.ledger import Ledger
+from anabranch.core.ledger import ClientRecord, Ledger, Unsaved
 from anabranch.core.snapshot import restore, take_snapshot
-from anabranch.core.updates import Decision, Reason, Receipt, Verdict
+from anabranch.core.updates import Capability, Decision, Reason, Receipt, Verdict
 
 
 def receipt(update_id: str, task_id: str) -> Receipt:
@@ -103,3 +105,65 @@ def test_what_is_over_leaves_nothing_in_the_indices() -> None:
         bench.push(f"c{n}", f"c{n}", now=1001.0)  # late, and welcome
     ledger = bench.engine.ledger
     assert (ledger.tasks, dict(ledger.bases), ledger._by_client) == ({}, {}, {})
+
+
+def test_what_a_device_says_of_itself_now_is_what_counts_and_is_kept_once() -> None:
+    bench = Bench()
+    for client in ("a", "b"):
+        bench.do(ev.Enrolled(0.0, client, Capability(accelerator="cpu", memory_bytes=1 << 30)))
+    bench.work("a", "t")
+    bench.do(ev.Enrolled(1.0, "a", Capability(accelerator="cuda", memory_bytes=1 << 30)))
+    e = bench.engine
+    for ledger in (e.ledger, restore(take_snapshot(e), e.spec, e.strategy, e.settings).ledger):
+        assert list(ledger.clients) == ["a", "b"]
+        assert [client.capability.accelerator for client in ledger.clients.values()] == ["cuda", "cpu"]
+        assert [client.accepted for client in ledger.clients.values()] == [1, 0]
+
+    ledger = Ledger(receipts_max=2)
+    kinds = [Capability(accelerator="".join(("c", "pu"))) for _ in range(3)]
+    ledger.enrol("x", kinds[0])
+    ledger.enrol("y", kinds[1])
+    ledger.restore([ClientRecord("z", kinds[2])], (), ())
+    assert len({id(client.capability) for client in ledger.clients.values()}) == 1
+
+
+def test_answers_and_refusals_are_counted_for_each_device() -> None:
+    bench = Bench(buffer_size=1, staleness_max=1)
+    bench.enrol("a", "b")
+    bench.ask("b", "late")
+    bench.work("a", "t0")
+    bench.work("a", "t1")
+    assert decision(bench.push("b", "late")).verdict is Verdict.REJECTED
+    counts = {name: (c.accepted, c.rejected) for name, c in bench.engine.ledger.clients.items()}
+    assert counts == {"a": (2, 0), "b": (0, 1)}
+
+
+def test_the_mean_time_of_a_device_follows_its_newest_tasks() -> None:
+    bench = Bench(lease_s=1000.0)
+    bench.enrol("a")
+    means = []
+    for n, took_s in enumerate((10.0, 20.0, 40.0)):
+        bench.ask("a", f"t{n}", now=100.0 * n)
+        bench.push("a", f"t{n}", now=100.0 * n + took_s, local_steps=2)
+        client = bench.engine.ledger.clients["a"]
+        means.append((client.task_s_ewma, client.step_s))
+    assert means == [(10.0, 5.0), (pytest.approx(13.0), 6.5), (pytest.approx(21.1), 11.0)]
+    assert bench.engine.ledger.slowness("a") == 0.5, "nobody else to compare with"
+
+
+def test_what_is_in_no_snapshot_is_noted_once_somebody_saves_the_books() -> None:
+    ledger = Ledger(receipts_max=10)
+    ledger.enrol("a", Capability())
+    ledger.file(receipt("u0", "t0"), answers_task=True)
+    assert [ledger.unsaved] == [None]
+    ledger.track(saved=False)
+    assert ledger.unsaved == Unsaved(["a"], {"a"}, 1)
+    ledger.track(saved=True)
+    assert ledger.unsaved == Unsaved([], set(), 0)
+    ledger.enrol("a", Capability(examples=3))
+    ledger.enrol("b", Capability())
+    for n in (1, 2, 3):
+        ledger.file(receipt(f"u{n}", f"t{n}"), answers_task=True)
+    assert ledger.unsaved == Unsaved(["b"], {"a", "b"}, 3)
+    assert [r.update_id for r in ledger.newest_receipts(3)] == ["u1", "u2", "u3"]
+    assert [r.update_id for r in ledger.newest_receipts(9)] == ["u0", "u1", "u2", "u3"]

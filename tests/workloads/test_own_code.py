@@ -149,7 +149,7 @@ def test_a_live_device_gives_its_task_back_and_ends(tmp_path: Path) -> None:
     with pytest.raises(AppError, match=r"^Fails\.train \(.*test_own_code\.py:\d+\) on a: ValueError: a mist"):
         federation.agent(app=Fails(), tasks_max=0).run()
     assert federation.server.engine.version == 2
-    assert federation.server.engine.ledger.held_by("a") == 0, "nobody waits for its lease"
+    assert federation.server.engine.ledger.live_of("a") == [], "nobody waits for its lease"
 
 
 def test_what_ends_a_training_from_outside_goes_through() -> None:
