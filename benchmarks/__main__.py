@@ -6,7 +6,7 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import closed_loop, codecs, fleet_speed, simulator, submodels, throughput
+from benchmarks import closed_loop, codecs, fleet_speed, hostile_fleet, simulator, submodels, throughput
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
@@ -33,6 +33,14 @@ Each asks, pushes 1 KB and asks again at once, for {closed_loop.RUNS_S:.0f} s; a
 which shares the cores with the server. A call that is shed is made again in the window that it was told.
 
 {closed_loop.table([closed_loop.measure(count) for count in closed_loop.FLEETS])}
+
+## An honest fleet beside a hostile one
+
+A tenth of 1,000 devices is hostile: they crash and ask again, hold places with heartbeats, cut uploads, run
+twice, forge, lie and flood. Honest devices train for a second; there are places for a tenth of the fleet.
+Server and devices share the cores.
+
+{hostile_fleet.table(list(hostile_fleet.fleets()))}
 
 ## The simulator
 

@@ -33,7 +33,9 @@ from benchmarks.writers import CHUNK
 Answer = TypeVar("Answer")
 
 DEVICES_PER_CONNECTION = 50
-AGAIN = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+Code = grpc.StatusCode
+# The last: gRPC's own word for an upload that was answered before all of it was sent.
+AGAIN = (Code.RESOURCE_EXHAUSTED, Code.UNAVAILABLE, Code.CANCELLED, Code.INTERNAL)
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,13 @@ class Device:
             if self.train_s:
                 await asyncio.sleep(random.uniform(0.5, 1.5) * self.train_s)
             header = self.header(answer.task)
-            pushed = await self._answered(partial(self.push, header, self.payload), self.heard.push_s)
+            try:
+                pushed = await self._answered(partial(self.push, header, self.payload), self.heard.push_s)
+            except aio.AioRpcError as error:
+                if error.code() is not Code.NOT_FOUND:
+                    raise
+                self.heard.verdicts["task gone"] += 1
+                continue
             self.heard.verdicts[pushed.decision.verdict] += 1
             self.accepted += pushed.decision.verdict != "rejected"
 
