@@ -13,7 +13,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ from anabranch.core import events as ev
 from anabranch.core.buffers import DeviceBuffers
 from anabranch.core.chains import RAW
 from anabranch.core.config import Config
-from anabranch.core.effects import Decided, Effect, Finished, Granted, LeaseEnd, LeaseEnded, Published
+from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Published
 from anabranch.core.errors import AppError
 from anabranch.core.journal import replay, to_record
 from anabranch.core.params import Delta, Tensors, Vector, dense, digest
@@ -36,6 +36,7 @@ from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
 from anabranch.host.build import Blueprint
+from anabranch.host.records import Teller
 from anabranch.host.run import NoLine, Run
 from anabranch.host.submission import loader
 from anabranch.reports.models import BEST, Best, write_model
@@ -107,6 +108,7 @@ class GridRun:
         self._capability = Capability() if config.uplink.codec == RAW else Capability(codecs=STAGES)
         self.engine = Blueprint.of(config, self.spec).engine(logbook.initial)
         self.host = Run(self.engine, NoLine())
+        self._teller = Teller(recorder)
         self._life = int.from_bytes(os.urandom(8), "little")  # ids of this process are no other's
         self._ids = 0
         self._start: float | None = None
@@ -332,37 +334,28 @@ class GridRun:
 
         done = self.host.take(event, log_it)
         if done.event is not None:
-            self._record(event.now, done.effects, len(payload or b""))
+            reference = event.payload if isinstance(event, ev.UpdateArrived) else None
+            self._record(event.now, done.effects, reference)
         return done.effects
 
-    def _record(self, now: float, effects: Iterable[Effect], size_bytes: int) -> None:
+    def _record(self, now: float, effects: Sequence[Effect], payload: ev.Payload | None) -> None:
         self._start = now if self._start is None else self._start
         self._now, since = now, now - self._start
         every = self._config.run.evaluate_every_versions
+        self._teller.tell(since, self.engine, effects, payload)
         for effect in effects:
             match effect:
-                case Granted(task):
-                    self._recorder.granted(since, task.client_id, task.task_id, task.base_version)
-                case Decided(client_id, receipt, examples):
-                    self._recorder.decided(
-                        since, client_id, receipt.version, receipt.decision, size_bytes, examples
-                    )
-                case Published(version):
-                    self._recorder.published(since, version)
-                    if every and version % every == 0:
-                        self._wanted_version = version
-                case LeaseEnded(task, end):
-                    self._recorder.note(since, "lease_ended", client=task.client_id, end=end.value)
-                    if end is not LeaseEnd.EXPIRED:  # a late update may still count
-                        self._give_up(task.task_id)
-                case Finished(why, given_up):
-                    self._recorder.finished(since, why, given_up)
+                case Published(version) if every and version % every == 0:
+                    self._wanted_version = version
+                case LeaseEnded(task, end) if end is not LeaseEnd.EXPIRED:  # a late update may still count
+                    self._give_up(task.task_id)
 
     def _replay(self) -> None:
         """Go on where an earlier process stood. Raises `ReplayMismatch` and `StoreCorrupt`."""
         load_delta = loader(self._logbook.payload, self.spec)
         for record, effects in replay(self.engine, self._logbook.records(), load_delta):
-            self._record(record["now"], effects, record.get("payload", {}).get("size_bytes", 0))
+            reference = ev.Payload(**record["payload"]) if "payload" in record else None
+            self._record(record["now"], effects, reference)
         for version, metrics in self._logbook.measurements():
             self._measured_version = max(self._measured_version, version)
             self._recorder.evaluated(self._since(), version, metrics)

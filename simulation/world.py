@@ -16,15 +16,7 @@ import numpy as np
 
 from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
-from anabranch.core.effects import (
-    Decided,
-    Effect,
-    Finished,
-    Granted,
-    LeaseEnded,
-    Published,
-    Refused,
-)
+from anabranch.core.effects import Decided, Effect, Finished, Granted, Published, Refused
 from anabranch.core.engine import Engine
 from anabranch.core.errors import InvalidUpdate, StoreFull, UnknownTask
 from anabranch.core.journal import Record, to_record
@@ -35,10 +27,10 @@ from anabranch.core.updates import (
     Decision,
     Task,
     Update,
-    Verdict,
 )
 from anabranch.core.waiting import WaitingLine
 from anabranch.host.chain import is_of_other_base
+from anabranch.host.records import Teller
 from anabranch.host.run import Advice, Run, advice
 from anabranch.host.submission import check_open, examined
 from anabranch.reports.recorder import Recorder
@@ -94,7 +86,7 @@ class World:
         self._turn = 0
         self._recorder = recorder
         self._full_bytes = full_bytes(engine.spec)
-        self._downlink_at = downlink_at
+        self._teller = Teller(recorder, downlink_at)
         self._tick_at = math.inf
 
     @property
@@ -221,8 +213,15 @@ class World:
     def _handled(self, message: ev.Event, payload: bytes | None) -> list[Effect]:
         done = self.host.take(message, lambda event: self._journal.append(to_record(event), payload))
         event, effects = done.event, done.effects
+        arrived = message if isinstance(message, ev.UpdateArrived) else None
+        about = () if arrived is None else (arrived.payload, arrived.update.submodel)
+        self._teller.tell(self.clock.now, self.engine, effects, *about)
         for effect in effects:
-            self._record(effect, message)
+            match effect:
+                case Published(version) if self.disk is not None:
+                    self.disk.published(version)
+                case Finished():
+                    self.clock.stop()
         if event is None:
             return effects
         if self.room is not None:
@@ -233,35 +232,6 @@ class World:
             self.disk.save_if_due(self.engine)
         self._plan_tick()
         return effects
-
-    def _record(self, effect: Effect, event: ev.Event) -> None:
-        now = self.clock.now
-        match effect:
-            case Granted(task):
-                self._recorder.granted(now, task.client_id, task.task_id, task.base_version)
-                self._recorder.compressed(
-                    now, task.base_version, task.uplink, self._downlink_at(task.base_version)
-                )
-            case Decided(client_id, receipt, _, True):
-                self._recorder.note(now, "resent", client=client_id, update=receipt.update_id)
-            case Decided(client_id, receipt, examples):
-                assert isinstance(event, ev.UpdateArrived), "only an update is decided"
-                size_bytes, spec = event.payload.size_bytes, self.engine.spec
-                raw_bytes = (event.payload.values or spec.size) * spec.vector_dtype.itemsize
-                self._recorder.decided(
-                    now, client_id, receipt.version, receipt.decision, size_bytes, examples, raw_bytes
-                )
-                if self.engine.planner is not None and receipt.decision.verdict is not Verdict.REJECTED:
-                    self._recorder.trained(now, client_id, spec, event.update.submodel)
-            case Published(version):
-                self._recorder.published(now, version)
-                if self.disk is not None:
-                    self.disk.published(version)
-            case LeaseEnded(task, end):
-                self._recorder.note(now, "lease_ended", client=task.client_id, end=end.value)
-            case Finished(why, given_up):
-                self._recorder.finished(now, why, given_up)
-                self.clock.stop()
 
     def _plan_tick(self) -> None:
         due = self.engine.next_deadline()

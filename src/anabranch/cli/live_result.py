@@ -7,33 +7,27 @@ that does not replay to the recorded digests is noticed here.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
 
 from anabranch.compress.downloads import Downloads
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import STAGES
-from anabranch.core.chains import RAW
 from anabranch.core.effects import (
     Decided,
-    Effect,
-    Finished,
     Granted,
-    LeaseEnded,
-    Published,
-    Reopened,
-    SettingsSet,
 )
 from anabranch.core.engine import Engine
+from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.journal import replay as replay_journal
-from anabranch.core.params import Tensors, Vector, digest
+from anabranch.core.params import ParamSpec, Tensors, Vector, digest
 from anabranch.core.rollback import Refolder
-from anabranch.core.submodels import UnitMap, submodel_from_json
-from anabranch.core.updates import Receipt, Task, Verdict
+from anabranch.core.submodels import Submodel, UnitMap, submodel_from_json
+from anabranch.core.updates import Receipt, Task
 from anabranch.host.build import Blueprint
+from anabranch.host.records import Teller
 from anabranch.host.submission import loader
 from anabranch.reports.folders import numbered
 from anabranch.reports.html import write_report
@@ -85,7 +79,8 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
         def numbered_records(after: int) -> Iterator[tuple[int, Record]]:
             return islice(enumerate(journal.records(), 1), after, None)
 
-        teller = _Teller(recorder, engine, spec.frozen(initial), blueprint.codec_at)
+        teller = Teller(recorder, blueprint.codec_at)
+        downloads = _Downloads(recorder, engine, spec.frozen(initial))
         start = now = None
         told: dict[str, Receipt] = {}  # the engine forgets the oldest
         refold = Refolder(fresh, numbered_records, load_delta, told.get)
@@ -93,7 +88,10 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
             told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
             now = float(record["now"])
             start = now if start is None else start
-            teller.tell(now - start, record, effects)
+            teller.tell(now - start, engine, effects, *_sent(record, spec))
+            for effect in effects:
+                if isinstance(effect, Granted) and not effect.again:
+                    downloads.tell(now - start, effect.task, record["holds_version"])
             models.look()
         wall_s = (now or 0.0) - (start or 0.0)
         for version, values in sorted(metrics.items()):
@@ -134,56 +132,29 @@ class _Models:
             )
 
 
-class _Teller:
-    """Tells the recorder what happened, with the bytes that the replayed engine would send."""
+class _Downloads:
+    """Tells the recorder the bytes of models that the replayed engine would send."""
 
-    def __init__(
-        self, recorder: Recorder, engine: Engine, frozen: Tensors, codec_at: Callable[[int], str]
-    ) -> None:
-        self._recorder, self._engine, self._codec_at = recorder, engine, codec_at
+    def __init__(self, recorder: Recorder, engine: Engine, frozen: Tensors) -> None:
+        self._recorder, self._engine = recorder, engine
         self._downloads = Downloads(engine.spec, frozen)
         self._full_bytes = full_bytes(engine.spec)
 
-    def tell(self, now: float, record: Record, effects: list[Effect]) -> None:
-        """One event of the journal, after the engine has handled it."""
-        for effect in effects:
-            match effect:
-                case Granted(task, again) if not again:
-                    self._granted(now, task, record["holds_version"])
-                case Decided(client, receipt, examples, duplicate) if not duplicate:
-                    self._decided(now, client, receipt, examples, record)
-                case Published(version):
-                    self._recorder.published(now, version)
-                case LeaseEnded(task, end):
-                    self._recorder.note(
-                        now, "lease_ended", client=task.client_id, task=task.task_id, end=end.value
-                    )
-                case Finished(why, given_up):
-                    self._recorder.finished(now, why, given_up)
-                case SettingsSet(changes):
-                    self._recorder.set(now, changes)
-                case Reopened():
-                    self._recorder.reopened(now)
-
-    def _granted(self, now: float, task: Task, holds: int | None) -> None:
-        recorder, engine, version = self._recorder, self._engine, task.base_version
-        recorder.granted(now, task.client_id, task.task_id, version)
-        codecs = engine.ledger.clients[task.client_id].capability.codecs
-        if task.uplink != RAW or set(STAGES) <= set(codecs):  # raw may be all that the device can do
-            recorder.compressed(now, version, task.uplink, self._codec_at(version))
+    def tell(self, now: float, task: Task, holds: int | None) -> None:
+        """A task was granted to a device that holds this version."""
+        engine, version = self._engine, task.base_version
         if holds == version:  # nothing to fetch
             return
+        codecs = engine.ledger.clients[task.client_id].capability.codecs
         part = task.submodel if isinstance(task.submodel, UnitMap) else None
         make = self._downloads.offer(engine, version, holds, codecs, part)
         assert make is not None, "the current version is always held"
-        recorder.downloaded(now, task.client_id, len(make().data), self._full_bytes)
+        self._recorder.downloaded(now, task.client_id, len(make().data), self._full_bytes)
 
-    def _decided(self, now: float, client: str, receipt: Receipt, examples: int, record: Record) -> None:
-        spec, payload = self._engine.spec, record["payload"]
-        raw_bytes = (payload["values"] or spec.size) * spec.vector_dtype.itemsize
-        up = int(payload["size_bytes"])
-        self._recorder.decided(now, client, receipt.version, receipt.decision, up, examples, raw_bytes)
-        if self._engine.planner is not None and receipt.decision.verdict is not Verdict.REJECTED:
-            packed = record["submodel"]
-            submodel = None if packed is None else submodel_from_json(packed, spec)
-            self._recorder.trained(now, client, spec, submodel)
+
+def _sent(record: Record, spec: ParamSpec) -> tuple[Payload, Submodel | None] | tuple[()]:
+    """Of an update its payload and its part."""
+    if "payload" not in record:
+        return ()
+    packed = record["submodel"]
+    return Payload(**record["payload"]), None if packed is None else submodel_from_json(packed, spec)

@@ -1,0 +1,89 @@
+"""What happens in a run, as its recorder is told: one translation of effects, whoever drives the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from anabranch.compress.registry import STAGES
+from anabranch.core.chains import RAW
+from anabranch.core.effects import (
+    Decided,
+    Effect,
+    Finished,
+    Granted,
+    LeaseEnded,
+    Published,
+    Reopened,
+    SettingsSet,
+)
+from anabranch.core.engine import Engine
+from anabranch.core.events import Payload
+from anabranch.core.submodels import Submodel
+from anabranch.core.updates import Task, Verdict
+from anabranch.reports.recorder import Recorder
+
+
+class Teller:
+    """Tells a recorder. `codec_at`: the codec of a version's way to the devices; None: nobody can say.
+
+    Times are the recorder's, in seconds since the run began.
+    """
+
+    def __init__(self, recorder: Recorder, codec_at: Callable[[int], str] | None = None) -> None:
+        self._recorder, self._codec_at = recorder, codec_at
+
+    def tell(
+        self,
+        now: float,
+        engine: Engine,
+        effects: Iterable[Effect],
+        payload: Payload | None = None,
+        submodel: Submodel | None = None,
+    ) -> None:
+        """What an event has come to, which `engine` has handled; of an update its payload and its part."""
+        recorder = self._recorder
+        for effect in effects:
+            match effect:
+                case Granted(task, again=False):
+                    recorder.granted(now, task.client_id, task.task_id, task.base_version)
+                    self._compressed(now, engine, task)
+                case Decided(client_id, receipt, duplicate=True):
+                    recorder.note(now, "resent", client=client_id, update=receipt.update_id)
+                case Decided():
+                    assert payload is not None, "only an update is decided"
+                    self._decided(now, engine, effect, payload, submodel)
+                case Published(version):
+                    recorder.published(now, version)
+                case LeaseEnded(task, end):
+                    told = {"client": task.client_id, "task": task.task_id, "end": end.value}
+                    recorder.note(now, "lease_ended", **told)
+                case Finished(why, given_up):
+                    recorder.finished(now, why, given_up)
+                case SettingsSet(changes):
+                    recorder.set(now, changes)
+                case Reopened():
+                    recorder.reopened(now)
+
+    def _compressed(self, now: float, engine: Engine, task: Task) -> None:
+        codecs = engine.ledger.clients[task.client_id].capability.codecs
+        if self._codec_at is None or (task.uplink == RAW and not set(STAGES) <= set(codecs)):
+            return  # raw may be all that the device can do
+        version = task.base_version
+        self._recorder.compressed(now, version, task.uplink, self._codec_at(version))
+
+    def _decided(
+        self, now: float, engine: Engine, decided: Decided, payload: Payload, submodel: Submodel | None
+    ) -> None:
+        client_id, receipt, spec = decided.client_id, decided.receipt, engine.spec
+        raw_bytes = (payload.values or spec.size) * spec.vector_dtype.itemsize
+        self._recorder.decided(
+            now,
+            client_id,
+            receipt.version,
+            receipt.decision,
+            payload.size_bytes,
+            decided.examples,
+            raw_bytes,
+        )
+        if engine.planner is not None and receipt.decision.verdict is not Verdict.REJECTED:
+            self._recorder.trained(now, client_id, spec, submodel)
