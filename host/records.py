@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from anabranch.compress.registry import STAGES
 from anabranch.core.chains import RAW
@@ -20,7 +21,9 @@ from anabranch.core.engine import Engine
 from anabranch.core.events import Payload
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Task, Verdict
-from anabranch.reports.recorder import Recorder
+
+if TYPE_CHECKING:  # a recorder has files and a clock, and is handed in
+    from anabranch.reports.recorder import Recorder
 
 
 class Teller:

@@ -45,10 +45,10 @@ MODULES = {
 class _Commands(TyperGroup):
     """Loads a command when it is asked for, and says in one line that it was interrupted."""
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(MODULES)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002 - click's
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
         # Of a name that is none, a near one is looked for among all.
         for name in [cmd_name] if cmd_name in MODULES else MODULES:
             if name not in self.commands:
