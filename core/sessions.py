@@ -42,11 +42,11 @@ class Heard:
 class Device:
     """The last two sessions of a device, and the `owner` of its tasks.
 
-    `coming`: the owner's ask has passed and its task is not there yet, as within one batch of the server's.
+    `coming`: the tasks that the engine is still to grant, and the sessions that they are for.
     """
 
     owner: str = ""
-    coming: bool = False
+    coming: dict[str, str] = field(default_factory=dict)
     sessions: dict[str, Heard] = field(default_factory=dict)
 
 
@@ -56,6 +56,7 @@ class Sessions:
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self._kept_max = kept_max
         self._devices: dict[str, Device] = {}
+        self._coming: list[Device] = []  # those with asks of the batch at hand that have passed
         self._twins_at: dict[str, float] = {}  # when both were last seen to live
         self.news: list[str] = []
 
@@ -81,16 +82,12 @@ class Sessions:
     def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """Why a session may not have the device's tasks now, or None: see the table."""
         device = self._devices.get(ask.client_id)
-        if device is None or not ask.session or ask.session == device.owner:
+        if device is None or not ask.session:
             return None
-        owner, tasks = device.sessions.get(device.owner), engine.ledger.live_of(ask.client_id)
-        if owner is None or not (tasks or device.coming):
-            return None
-        since = device.sessions.get(ask.session)
-        if ask.succeeds == device.owner and (since is None or owner.last < since.first):
-            return None
+        tasks = engine.ledger.live_of(ask.client_id)
+        holders = set(device.coming.values()) | ({device.owner} if tasks else set())
         lease_s = max((task.lease_s for task in tasks), default=engine.settings.lease_s)
-        left_s = owner.last + SILENT_LEASES * lease_s - now
+        left_s = max((_left_s(device, holder, ask, now, lease_s) for holder in holders), default=0.0)
         if left_s <= 0:
             return None
         detail = (
@@ -100,19 +97,37 @@ class Sessions:
         earliest_s = min(max(left_s, RETRY_S_MIN), RETRY_S_MAX)
         return Refused(ask, Reason.ANOTHER_SESSION, detail, (earliest_s, 1.25 * earliest_s))
 
-    def granted(self, ask: Ask) -> None:
-        """The task of this ask is its session's."""
+    def begin(self) -> None:
+        """A batch begins: what has passed before and was not decided could not be written."""
+        for device in self._coming:
+            device.coming.clear()
+        self._coming.clear()
+
+    def passed(self, ask: Ask) -> None:
+        """This ask is for the log: the device's tasks become its session's if they are granted."""
         device = self._devices.get(ask.client_id)
         if device is not None:
-            device.owner, device.coming = ask.session, True
+            device.coming[ask.task_id] = ask.session
+            self._coming.append(device)
 
-    def decided(self, client_id: str) -> None:
-        """What came of the ask is known: a task, which the engine has from now on, or none."""
+    def decided(self, client_id: str, task_id: str, granted: bool) -> None:
+        """What came of an ask is known, and in the log."""
         device = self._devices.get(client_id)
-        if device is not None:
-            device.coming = False
+        session = None if device is None else device.coming.pop(task_id, None)
+        if device is not None and session is not None and granted:
+            device.owner = session
 
     def twins(self, now: float) -> list[str]:
         """Devices that are run by two processes, as far as was seen lately, in order."""
         self._twins_at = {c: at for c, at in self._twins_at.items() if now - at <= TWINS_S}
         return sorted(self._twins_at)
+
+
+def _left_s(device: Device, holder: str, ask: Ask, now: float, lease_s: float) -> float:
+    """How long an ask has to wait for the session that has the device's tasks: see the table."""
+    held, since = device.sessions.get(holder), device.sessions.get(ask.session)
+    if held is None or holder == ask.session:
+        return 0.0
+    if ask.succeeds == holder and (since is None or held.last < since.first):
+        return 0.0
+    return held.last + SILENT_LEASES * lease_s - now

@@ -68,6 +68,10 @@ class WaitingLine:
     def __len__(self) -> int:
         return len(self._waiters)
 
+    def begin(self) -> None:
+        """A batch of messages begins: all that came before is decided, or could not be written."""
+        self.sessions.begin()
+
     def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """Why this ask would get no task now, or None. Changes nothing of the engine."""
         self._forget(now)
@@ -81,7 +85,7 @@ class WaitingLine:
         if refused is None or refused.reason is Reason.AT_CAPACITY:
             refused = self._lapsed(engine, ask, now) or refused or self._behind(engine, ask, now)
         if refused is None:
-            self.sessions.granted(ask)
+            self.sessions.passed(ask)
             return None
         return self._refused(refused, now)
 
@@ -101,10 +105,10 @@ class WaitingLine:
             match effect:
                 case Granted(task):
                     self._leave(task.client_id)
-                    self.sessions.decided(task.client_id)
+                    self.sessions.decided(task.client_id, task.task_id, granted=True)
                 case Refused(ask):
                     self._join(effect, now)
-                    self.sessions.decided(ask.client_id)
+                    self.sessions.decided(ask.client_id, ask.task_id, granted=False)
                 case Decided(duplicate=False) | LeaseEnded():
                     self._freed(now)
 

@@ -31,6 +31,10 @@ class Waiting(Protocol):
     As `core.waiting.WaitingLine` has it: beside the engine, forgotten by a restart.
     """
 
+    def begin(self) -> None:
+        """A batch of messages begins: all that came before is decided, or could not be written."""
+        ...
+
     def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """Why this ask would get no task now, or None."""
         ...
@@ -50,6 +54,9 @@ class Waiting(Protocol):
 
 class NoLine:
     """Nobody waits: the driver itself says who asks."""
+
+    def begin(self) -> None:
+        """See `Waiting`."""
 
     def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """The engine's."""
@@ -112,6 +119,7 @@ class Run:
 
     def begin(self, events: Iterable[ev.Event]) -> None:
         """A batch of these events is settled next."""
+        self.line.begin()
         self._beaten = set()
         self._coming = {e.update.task_id for e in events if isinstance(e, ev.UpdateArrived)}
 

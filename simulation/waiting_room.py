@@ -54,6 +54,9 @@ class WaitingRoom:
     def __len__(self) -> int:
         return len(self._sleepers)
 
+    def begin(self) -> None:
+        """A batch begins: who was called keeps its place over it."""
+
     def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """Why this ask would get no task now, or None. A device that was called has a place."""
         was_called = ask.client_id in self._called

@@ -10,11 +10,13 @@ from machines import Bench
 from anabranch.core import events as ev
 from anabranch.core.admission import given_up
 from anabranch.core.effects import Granted, Refused
+from anabranch.core.errors import StoreFull
 from anabranch.core.journal import from_record, line, to_record
 from anabranch.core.sessions import TWINS_S, Sessions
 from anabranch.core.snapshot import state_digest
 from anabranch.core.updates import Ask, Reason
 from anabranch.core.waiting import WaitingLine
+from anabranch.host.run import Run
 
 LEASE_S = 30.0
 
@@ -134,8 +136,38 @@ def test_two_that_ask_in_one_batch_are_told_apart_before_either_has_a_task(comes
         desk.push(one.task_id, 2.0)
     elif comes_to == "a refusal":
         line.heard(0.0, [Refused(one, Reason.AT_CAPACITY, "", (0.5, 2.0))])
-    assert is_refused(desk.ask("two", 2.0)) is (comes_to == "nothing")  # of which nobody heard: a full disk
+    assert is_refused(desk.ask("two", 2.0)) is (comes_to == "nothing")
     assert is_refused(desk.ask("two", LEASE_S / 2)) is False
+
+
+def test_an_ask_that_could_not_be_written_makes_nobody_the_owner() -> None:
+    desk = Desk()
+    run = Run(desk.bench.engine, desk.line)
+    asked = [Ask("a", "of-one", None, "one"), Ask("a", "of-copy", None, "copy", succeeds="one")]
+
+    def full(_: ev.Event) -> None:
+        raise StoreFull("no space left")
+
+    run.take(ev.TaskAsked(0.0, asked[0]))
+    with pytest.raises(StoreFull):
+        run.take(ev.TaskAsked(1.0, asked[1]), full)
+    run.take(ev.LeaseRenewed(2.0, "a", "of-one", 3.0, "one"))
+    (answer,) = run.take(ev.TaskAsked(3.0, asked[1])).effects
+    assert isinstance(answer, Refused)
+    assert is_refused(answer), "one has the task, and lives"
+    assert [t.task_id for t in desk.bench.engine.ledger.live_of("a")] == ["of-one"]
+    again = Ask("a", "of-one-2", None, "one")
+    assert isinstance(run.take(ev.TaskAsked(4.0, again)).effects[-1], Granted), "it may give its task up"
+
+
+def test_one_that_could_not_be_written_keeps_nobody_waiting() -> None:
+    desk = Desk()
+    run = Run(desk.bench.engine, desk.line)
+    asks = [ev.TaskAsked(float(n), Ask("a", f"t{n}", None, session)) for n, session in enumerate("xyy")]
+    run.begin(asks[:2])
+    assert [run.settle(event).event is not None for event in asks[:2]] == [True, False]
+    run.begin(asks[2:])  # the disk was full
+    assert run.settle(asks[2]).event is not None
 
 
 def test_one_that_was_asleep_does_not_take_over_as_a_restart_does() -> None:
