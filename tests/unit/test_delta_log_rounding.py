@@ -29,3 +29,24 @@ def test_a_move_of_less_than_six_tenths_of_a_unit_waits(step: float) -> None:
     whole = np.floor(parts) + (parts - np.floor(parts) > 0.6)
     np.testing.assert_allclose(sent[clear], whole[clear], atol=1e-6)
     assert {0.0, 1.0} <= set(whole[clear].tolist())
+
+
+def test_the_unit_is_one_root_mean_square_unless_said_otherwise() -> None:
+    states = [log.publish(log.init(START), 1, START * 2, ()) for log in (DeltaLog(SPEC), DeltaLog(SPEC, 1.0))]
+    assert states[0].entries[0].tobytes() == states[1].entries[0].tobytes()
+
+
+def test_a_leap_over_more_units_than_a_message_can_say_starts_a_new_lineage() -> None:
+    """One of 4,096 values leaps by 10^6, which is 6 x 10^10 units."""
+    log, w = DeltaLog(SPEC, 1e-9), START.copy()
+    w[7] = 1e6
+    state = log.publish(log.init(START), 1, w, ())
+    assert (state.first, state.entries) == (1, [])
+    assert float(np.abs(state.replica - w).max()) <= 2.0**-10 * 1e6
+
+
+def test_a_new_lineage_keeps_no_replica_for_a_strategy_that_mixes_no_models() -> None:
+    for keeps in (False, True):
+        log = DeltaLog(SPEC, keeps_replicas=keeps)
+        state = log.restart(log.init(START), 1, START, [0])
+        assert list(state.kept) == ["0"] * keeps

@@ -113,6 +113,8 @@ def test_outside_the_map_nothing_changes_and_inside_models_are_mixed(name: str) 
         assert np.array_equal(fleet.engine.vector[outside], before[outside])
         expected = 0.75 * before[at] + 0.25 * (start[at] + delta)
         np.testing.assert_allclose(fleet.engine.vector[at], expected, rtol=1e-6, atol=1e-7)
+        for versions, kept in zip(fleet.engine.planner_state.touched, task.submodel.kept, strict=True):
+            assert {int(versions[unit]) for unit in kept} == {fleet.engine.version}
 
 
 def test_one_device_without_staleness_moves_by_alpha_delta() -> None:

@@ -75,6 +75,14 @@ def test_updates_up_to_the_version_stay() -> None:
     assert digest(late.engine.vector) != digest(early.engine.vector)
 
 
+def test_a_second_rollback_counts_and_each_says_whom_it_left_out() -> None:
+    world = rolled(4)
+    world.roll_back(0, 0, "b")
+    assert world.engine.counters.rollbacks == 2
+    words = {c: f"a rollback to version {v} left its updates out" for c, v in (("c", 4), ("b", 0))}
+    assert world.engine.guard.quarantined == words
+
+
 def test_the_log_replays_to_the_same_state_with_the_rollback_in_it() -> None:
     world = rolled()
     world.play([(c, 1, 2.0) for c in "abdabdabdabd"])

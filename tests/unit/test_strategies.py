@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from machines import Bench, decision
+from machines import Bench, decision, vector
 
 import anabranch
 from anabranch.core.effects import Granted, Published, Refused
 from anabranch.core.errors import ConfigError
-from anabranch.core.updates import Reason
+from anabranch.core.strategy import Context
+from anabranch.core.updates import Reason, Task
+from anabranch.strategies.fedavg import FedAvg, FedAvgState
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.staleness import make_staleness
 
@@ -265,3 +267,32 @@ def test_a_round_of_a_small_fleet_is_the_whole_fleet() -> None:
     bench.work("a", "a1", now=61.0)
     bench.work("b", "b1", now=61.0)
     assert bench.engine.version == 2
+
+
+def test_a_late_model_is_mixed_with_a_base_that_no_live_task_trains_from() -> None:
+    """The base is the newest model itself, which the strategy writes on: half of 8, and half of 8 + 4."""
+    bench = Bench("fedasync", vector(8, 8, 8, 8), alpha=0.5, staleness={"name": "constant"}, lease_s=10.0)
+    bench.enrol("a")
+    bench.ask("a", "a0")
+    bench.tick(20.0)
+    assert bench.engine.ledger.live == 0
+    bench.push("a", "a0", (4, 4, 4, 4), now=21.0)
+    assert bench.engine.vector.tolist() == [10.0] * 4
+
+
+def test_a_straggler_is_lost_when_its_round_ends() -> None:
+    """What a strategy is told of it."""
+    told = []
+
+    class Noting(FedAvg):
+        def on_lost(self, state: FedAvgState, task: Task, context: Context) -> FedAvgState:
+            told.append((task.task_id, context.now, context.version))
+            return super().on_lost(state, task, context)
+
+    bench = Bench("fedavg", clients_per_round=1, over_selection=2.0)
+    bench.engine.strategy = Noting(clients_per_round=1, over_selection=2.0)
+    bench.enrol("a", "b")
+    for client in "ab":
+        bench.ask(client, f"{client}0")
+    bench.push("a", "a0", now=3.0)
+    assert told == [("b0", 3.0, 1)]

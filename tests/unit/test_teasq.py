@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from machines import Bench, decision
+from machines import Bench, decision, vector
 
 import anabranch
 from anabranch.compress.registry import STAGES
@@ -85,6 +85,41 @@ def test_the_size_of_the_cache_follows_the_fleet() -> None:
     b = bench(cache_fraction=0.5)  # ceil(0.5 * 4) = 2
     assert b.work("a", "a1").verdict is Verdict.HELD
     assert b.work("b", "b1").verdict is Verdict.PUBLISHED
+
+
+def test_a_decision_has_the_weight_of_its_staleness() -> None:
+    b = bench(cache_size=2, a=0.5)
+    b.ask("a", "a1")
+    assert b.work("b", "b1").weight == 1.0
+    b.work("c", "c1")  # version 1
+    waiting = decision(b.push("a", "a1", base=0))
+    assert (waiting.verdict, waiting.weight) == (Verdict.HELD, pytest.approx(2**-0.5))
+    last = b.work("d", "d1")
+    assert (last.verdict, last.weight) == (Verdict.PUBLISHED, 1.0)
+
+
+def test_a_rule_goes_from_the_newest_model_to_those_that_are_mixed() -> None:
+    """Half of 4, then half of what leads from 10 to 8 + 6."""
+    b = bench(cache_size=2, start=vector(8, 8, 8, 8), alpha=0.5, a=0.0, robust={"rule": "median"})
+    for client in "ab":
+        b.ask(client, f"{client}1")
+    for client in "cd":
+        b.work(client, f"{client}1", (4, 4, 4, 4))
+    assert b.engine.vector.tolist() == pytest.approx([10.0] * 4)
+    for client in "ab":
+        b.push(client, f"{client}1", (6, 6, 6, 6), base=0)
+    assert b.engine.vector.tolist() == pytest.approx([12.0] * 4)
+
+
+def test_other_numbers_of_versions_are_those_of_its_bases_too() -> None:
+    """As a rollback gives them."""
+    b = bench(cache_size=2, alpha=0.5)
+    b.work("a", "a1")
+    strategy, state = b.engine.strategy, b.engine.state
+    assert list(state.bases) == ["0"]
+    later = strategy.shifted(state, 7)
+    assert [entry["base_version"] for entry in later.cache] == [7]
+    assert {version: base.tolist() for version, base in later.bases.items()} == {"7": [0.0] * 4}
 
 
 def test_the_newest_update_of_a_device_and_version_counts() -> None:
