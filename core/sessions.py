@@ -40,7 +40,7 @@ class Heard:
 
 @dataclass(slots=True)
 class Device:
-    """The last two sessions of a device, and the `owner` of its tasks.
+    """Two sessions of a device: the `owner` of its tasks, as soon as it has had any, and the last other one.
 
     `coming`: the tasks that the engine is still to grant, and the sessions that they are for.
     """
@@ -70,8 +70,10 @@ class Sessions:
         known = device.sessions.get(session)
         if known is None:
             device.sessions[session] = Heard(now, now)
-            if len(device.sessions) > 2:
-                del device.sessions[min(device.sessions, key=lambda s: device.sessions[s].last)]
+            if len(device.sessions) > 2:  # whoever has the tasks is known, however many others come and go
+                holders = {device.owner, *device.coming.values()}
+                others = [name for name in device.sessions if name not in holders]
+                del device.sessions[min(others, key=lambda name: device.sessions[name].last)]
             return
         known.last = now
         if any(other.first > known.first for other in device.sessions.values()):

@@ -170,6 +170,17 @@ def test_one_that_could_not_be_written_keeps_nobody_waiting() -> None:
     assert run.settle(asks[2]).event is not None
 
 
+def test_a_copy_that_is_started_over_and_over_again_takes_nothing() -> None:
+    desk = Desk()
+    task = desk.ask("one", 0.0)
+    assert isinstance(task, str)
+    for n in range(1, 30):
+        assert is_refused(desk.ask(f"copy-life-{n}", float(n), succeeds=f"copy-life-{n - 1}")), n
+        if n % 10 == 0:
+            desk.beat("one", task, n + 0.5)
+    assert desk.line.sessions.twins(30.0) == ["a"]
+
+
 def test_one_that_was_asleep_does_not_take_over_as_a_restart_does() -> None:
     desk = Desk()
     assert desk.ask("one", 0.0) == "t1"
