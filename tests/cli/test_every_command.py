@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from click import Command, Group
+from click import Command, Group  # noqa: TID251 - that of developers has them
 from commands import anabranch, answer, command_line, serving
 
 from anabranch.cli.main import main

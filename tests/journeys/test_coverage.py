@@ -9,7 +9,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 
-import click
+import click  # noqa: TID251 - that of developers has them
 import pytest
 import walks
 from commands import command_line

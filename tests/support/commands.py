@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import click
+import click  # noqa: TID251 - that of developers has them
 import typer.main
 
 from anabranch.cli.program import app

@@ -93,7 +93,8 @@ def test_a_decision_has_the_weight_of_its_staleness() -> None:
     assert b.work("b", "b1").weight == 1.0
     b.work("c", "c1")  # version 1
     waiting = decision(b.push("a", "a1", base=0))
-    assert (waiting.verdict, waiting.weight) == (Verdict.HELD, pytest.approx(2**-0.5))
+    assert waiting.verdict is Verdict.HELD
+    assert waiting.weight == pytest.approx(2**-0.5)
     last = b.work("d", "d1")
     assert (last.verdict, last.weight) == (Verdict.PUBLISHED, 1.0)
 

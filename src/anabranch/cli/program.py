@@ -8,7 +8,6 @@ from importlib import import_module
 from types import TracebackType
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from typer.core import TyperGroup
@@ -43,19 +42,22 @@ MODULES = {
 
 
 class _Commands(TyperGroup):
-    """Loads a command when it is asked for, and says in one line that it was interrupted."""
+    """Loads a command when it is asked for, and says in one line that it was interrupted.
 
-    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+    Click's classes are not named here: later releases of typer carry their own.
+    """
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002
         return list(MODULES)
 
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002
         # Of a name that is none, a near one is looked for among all.
         for name in [cmd_name] if cmd_name in MODULES else MODULES:
             if name not in self.commands:
                 self.commands[name] = _loaded(name)
         return self.commands.get(cmd_name)
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
@@ -89,7 +91,7 @@ def root(
     """Asynchronous federated learning for real fleets."""
 
 
-def _loaded(name: str) -> click.Command:
+def _loaded(name: str) -> Any:
     """A command, or a group of them, from its module. Importing all of them takes longer than most run."""
     module = import_module(f"anabranch.cli.{MODULES[name]}")
     group, holder = getattr(module, f"{name}_app", None), typer.Typer()
