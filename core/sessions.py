@@ -26,6 +26,7 @@ from anabranch.core.updates import Ask, Reason
 
 SILENT_LEASES = 0.5
 TWINS_S = 600.0  # so long after it was last seen to be so, two are said to run
+SESSIONS_MAX = 3  # of a device: two that live, and one that is gone and had the tasks
 KEPT_MAX = 100_000  # devices; the least recently added leave
 RETRY_S_MIN, RETRY_S_MAX = 0.5, 60.0
 
@@ -40,7 +41,7 @@ class Heard:
 
 @dataclass(slots=True)
 class Device:
-    """Two sessions of a device: the `owner` of its tasks, as soon as it has had any, and the last other one.
+    """Sessions of a device: the `owner` of its tasks, as soon as it has had any, and the last other ones.
 
     `coming`: the tasks that the engine is still to grant, and the sessions that they are for.
     """
@@ -70,7 +71,8 @@ class Sessions:
         known = device.sessions.get(session)
         if known is None:
             device.sessions[session] = Heard(now, now)
-            if len(device.sessions) > 2:  # whoever has the tasks is known, however many others come and go
+            if len(device.sessions) > SESSIONS_MAX:
+                # Whoever has the tasks is known, however many others come and go.
                 holders = {device.owner, *device.coming.values()}
                 others = [name for name in device.sessions if name not in holders]
                 del device.sessions[min(others, key=lambda name: device.sessions[name].last)]

@@ -12,7 +12,7 @@ from anabranch.core.admission import given_up
 from anabranch.core.effects import Granted, Refused
 from anabranch.core.errors import StoreFull
 from anabranch.core.journal import from_record, line, to_record
-from anabranch.core.sessions import TWINS_S, Sessions
+from anabranch.core.sessions import SESSIONS_MAX, TWINS_S, Sessions
 from anabranch.core.snapshot import state_digest
 from anabranch.core.updates import Ask, Reason
 from anabranch.core.waiting import WaitingLine
@@ -181,6 +181,17 @@ def test_a_copy_that_is_started_over_and_over_again_takes_nothing() -> None:
     assert desk.line.sessions.twins(30.0) == ["a"]
 
 
+def test_two_that_wait_for_one_that_is_gone_are_both_remembered() -> None:
+    desk = Desk()
+    assert desk.ask("gone", 0.0) == "t1"
+    assert is_refused(desk.ask("one", 1.0))
+    assert is_refused(desk.ask("copy", 2.0, succeeds="one"))
+    desk.bench.tick(100.0)
+    assert desk.ask("one", 100.0) == "t4"
+    desk.beat("one", "t4", 101.0)
+    assert is_refused(desk.ask("copy", 102.0, succeeds="one")), "it asked before, so it is no restart"
+
+
 def test_one_that_was_asleep_does_not_take_over_as_a_restart_does() -> None:
     desk = Desk()
     assert desk.ask("one", 0.0) == "t1"
@@ -215,7 +226,7 @@ def test_what_is_kept_is_bounded() -> None:
         for session in range(5):
             sessions.heard(f"device-{n}", f"s{session}", float(n))
     assert len(sessions._devices) == 10
-    assert all(len(device.sessions) == 2 for device in sessions._devices.values())
+    assert all(len(device.sessions) == SESSIONS_MAX for device in sessions._devices.values())
 
 
 def no_values(*_: object) -> Any:
