@@ -37,7 +37,7 @@ which shares the cores with the server. A call that is shed is made again in the
 ## An honest fleet beside a hostile one
 
 A tenth of 1,000 devices is hostile: they crash and ask again, hold places with heartbeats, cut uploads, run
-twice, forge, lie and flood. Honest devices train for a second; there are places for a tenth of the fleet.
+twice, forge, lie and flood. Honest devices train for a second; there are places for a quarter of the fleet.
 Server and devices share the cores.
 
 {hostile_fleet.table(list(hostile_fleet.fleets()))}

@@ -1,12 +1,12 @@
 """An honest fleet beside a hostile one, against a real server: what the honest devices still get done.
 
-    python -m benchmarks.hostile_fleet [--devices 1000] [--seconds 40] [--updates N] [--json]
+    python -m benchmarks.hostile_fleet [--devices 1000] [--seconds 60] [--updates N] [--json]
 
 A tenth of the devices is hostile, in every way of `hostile_devices.py`. Honest and hostile ones have a
-process each, which share this machine with the server (SQLite, FedBuff, places for a tenth of the fleet). The
-same honest devices without the hostile ones are the pair; the two are taken in turns, each on a server of its
-own. With `--updates` there is one run, beside the hostile devices, until each honest device has had so many
-accepted; it trains in no time then.
+process each, which share this machine with the server (SQLite, FedBuff, places for a quarter of the fleet).
+The same honest devices without the hostile ones are the pair; the two are taken in turns, each on a server of
+its own. With `--updates` there is one run, beside the hostile devices, until each honest device has had so
+many accepted; it trains in no time then.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ from benchmarks.throughput import RUNS, durable_server, peak_rss_bytes
 
 DEVICES = 1_000
 SHARE = 0.1  # hostile
-VALUES = 300_000  # 1.2 MB: what is cut of an upload is a file
+PLACES = 0.25  # of the fleet: enough for the processor to be the bound, few enough to be fought for
+SHAPE = (300, 1_000)  # 1.2 MB: what is cut of an upload is a file
+VALUES = 300_000
 CODEC = "topk(0.001)|int8(256)|gaps|zstd"
 LEASE_S, TRAIN_S = 10.0, 1.0
-RUNS_S = 40.0
+RUNS_S = 60.0
 TURNS = (False, True, True, False)  # hostile devices or not
 
 
@@ -93,10 +95,10 @@ def measure(honest: int, hostile: int, lasts_s: float = RUNS_S, updates: int = 0
     """One run on a server of its own, for so long or until each honest device has had `updates` accepted."""
     fared = Fared(hostile)
     RUNS.mkdir(exist_ok=True)
-    places = max(16, round(SHARE * (honest + hostile)))
+    places = max(16, round(PLACES * (honest + hostile)))
     settings = [f"server.concurrency={places}", f"server.lease_s={LEASE_S}", f"uplink.codec={CODEC}"]
     with tempfile.TemporaryDirectory(dir=RUNS) as folder:
-        with durable_server(Path(folder), VALUES, *settings) as (address, process):
+        with durable_server(Path(folder), SHAPE, *settings) as (address, process):
             with beside(address, hostile, fared):
                 driving = _drive(address, honest, lasts_s, updates, fared, psutil.Process(process.pid))
                 asyncio.run(driving)
@@ -110,7 +112,7 @@ def measure(honest: int, hostile: int, lasts_s: float = RUNS_S, updates: int = 0
 async def _drive(
     address: str, honest: int, lasts_s: float, updates: int, fared: Fared, server: psutil.Process
 ) -> None:
-    payload, train_s = Payload.of(VALUES, CODEC, 1e-6), 0.0 if updates else TRAIN_S
+    payload, train_s = Payload.of(SHAPE, CODEC, 1e-6), 0.0 if updates else TRAIN_S
     async with connected(address, honest) as stubs:
         fleet = [Device(s, f"honest-{n}", fared.heard, payload, train_s) for n, s in enumerate(stubs)]
         await asyncio.gather(*(device.enrol() for device in fleet))
@@ -150,7 +152,7 @@ def beside(address: str, hostile: int, fared: Fared) -> Iterator[None]:
 
 def _harass(address: str, hostile: int, pipe: Connection) -> None:
     """What the process of the hostile devices does."""
-    payload, began_s = Payload.of(VALUES, CODEC, 1e-6), 0.0
+    payload, began_s = Payload.of(SHAPE, CODEC, 1e-6), 0.0
 
     def ready() -> None:
         nonlocal began_s

@@ -46,10 +46,10 @@ class Payload:
     codec: str = RAW
 
     @classmethod
-    def of(cls, values: int, codec: str, value: float) -> Payload:
-        """A model of so many numbers in one tensor, each moved by as much."""
-        layout = Layout.of(ParamSpec.of({"w": np.zeros(values, np.float32)}))
-        return cls(bytes(make_codec(codec).encode(np.full(values, value, np.float32), layout)), codec)
+    def of(cls, shape: tuple[int, ...], codec: str, value: float) -> Payload:
+        """A model of one tensor, each number of it moved by as much."""
+        layout = Layout.of(ParamSpec.of({"w": np.zeros(shape, np.float32)}))
+        return cls(bytes(make_codec(codec).encode(np.full(layout.size, value, np.float32), layout)), codec)
 
     @property
     def part(self) -> model.Part:

@@ -107,10 +107,12 @@ def _serve_bare(pipe: Connection) -> None:
 
 
 @contextmanager
-def durable_server(folder: Path, values: int, *more: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`anabranch server` on a model of so many values, with `more` settings; yields address and process."""
+def durable_server(
+    folder: Path, shape: int | tuple[int, ...], *more: str
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """`anabranch server` on a model of one tensor, with `more` settings; yields address and process."""
     model = folder / "model"
-    write_manifest(model, "benchmark", {"w": np.zeros(values, np.float32)})
+    write_manifest(model, "benchmark", {"w": np.zeros(shape, np.float32)})
     settings = ["server.address=127.0.0.1:0", "server.admin_address=127.0.0.1:0", "strategy.buffer_size=10"]
     settings += more
     command = [sys.executable, "-m", "anabranch.cli.main", "server", "--json", "--model", str(model)]

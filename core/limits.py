@@ -49,6 +49,7 @@ class Limits:
     join_failures_per_minute: float = 30.0  # Overloaded: who fails more often is not listened to
     queue_events_max: int = 1_024  # Overloaded
     calls_per_minute: float = 6_000.0  # Overloaded: of each call and each client; as many may come at once
+    early_calls_at_once: int = 20  # inside a wait that was told, of each client: more are answered late
     capabilities_per_hour: float = 12.0  # Overloaded: who says other things of itself more often
     # --- the engine
     receipts_max: int = 100_000  # oldest receipts leave memory; the store keeps them all

@@ -2,8 +2,10 @@
 
 Each has a bound a minute. And of one kind a client has one call at a time: its others wait for their turn, as
 no device makes two, so that whoever keeps many under way gets no more of a busy server than who has one. And
-who was told to wait because its tasks come to nothing, and asks before, has its answer late; so has whoever
-sends one heartbeat after the other.
+a call may come early: inside the wait that its client was told, right behind one that was of no use (refused,
+cut, full of errors, an ask that gave a task up), or as a heartbeat that renews nothing yet. Each client has a
+few such calls for nothing, for a device that was restarted asks early as well; whoever goes on has its
+answers late, one a second.
 """
 
 from __future__ import annotations
@@ -12,20 +14,23 @@ import asyncio
 import functools
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from anabranch.core.errors import Overloaded
+from anabranch.core.errors import AnabranchError, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.rates import Rates
 from anabranch.server.gate import Caller
 from anabranch.server.joining import source_of
 
 CALLERS_KEPT = 20_000  # of each call
+WHO_CHARS_MAX = 256  # of what may be no id
 WAIT_S_MIN = 0.5
 HELD_S_MAX = 1.0
+EARLY_PER_MINUTE = 6.0  # so fast are they forgiven
+USELESS_S = 1.0  # from a call that was of no use to the next, where the answer names no window
 
 
 @dataclass
@@ -47,6 +52,7 @@ class Calls:
     ) -> None:
         self._now, self._sleep = now, sleep
         self._not_before: dict[str, OrderedDict[str, float]] = defaultdict(OrderedDict)
+        self._early = Rates(EARLY_PER_MINUTE, limits.early_calls_at_once, CALLERS_KEPT)
         each = limits.calls_per_minute
         self._rates: dict[str, Rates] = defaultdict(lambda: Rates(each, each, CALLERS_KEPT))
         self._turns: dict[tuple[str, str], Turn] = {}
@@ -61,7 +67,7 @@ class Calls:
             raise Overloaded(f"{who!r} calls {call} too often: wait", (wait_s, 2 * wait_s))
 
     def told(self, call: str, who: str, earliest_s: float) -> None:
-        """This one is not to make this call before that."""
+        """A call of this kind that this one makes before that is early."""
         not_before = self._not_before[call]
         not_before[who] = self._now() + earliest_s
         not_before.move_to_end(who)
@@ -69,10 +75,21 @@ class Calls:
             not_before.popitem(last=False)
 
     async def hold(self, call: str, who: str) -> None:
-        """Let who calls too early wait, a second at most."""
-        early_s = self._not_before[call].pop(who, 0.0) - self._now()
-        if early_s > 0:
+        """Let who calls early once too often wait, a second at most."""
+        now = self._now()
+        early_s = self._not_before[call].pop(who, 0.0) - now
+        if early_s > 0 and self._early.take(who, now):
             await self._sleep(min(early_s, HELD_S_MAX))
+
+    @contextmanager
+    def heeding(self, call: str, who: str) -> Iterator[None]:
+        """Inside is a call of this client: if it is of no use or cut, the next one is early for a while."""
+        try:
+            yield
+        except (AnabranchError, asyncio.CancelledError) as error:
+            window = error.retry_after_s if isinstance(error, AnabranchError) else None
+            self.told(call, who, window[0] if window else USELESS_S)
+            raise
 
     @asynccontextmanager
     async def turn(self, call: str, who: str) -> AsyncIterator[None]:
@@ -112,14 +129,17 @@ Method = Callable[[Servicer, Request, Caller], Awaitable[Response]]
 
 
 def in_turn(method: Method[Servicer, Request, Response]) -> Method[Servicer, Request, Response]:
-    """A call of a device, which waits for the device's other calls of the kind."""
+    """A call of a device, which waits for the device's other calls of the kind, and longer if it is early."""
 
     @functools.wraps(method)
     async def waiting(self: Servicer, request: Request, caller: Caller) -> Response:
         said: Any = request
-        who = str(said.client_id) if caller.peer is None else _name(caller)
-        async with self.calls.turn(method.__name__, who):
-            return await method(self, request, caller)
+        who = str(said.client_id)[:WHO_CHARS_MAX] if caller.peer is None else _name(caller)
+        call, calls = method.__name__, self.calls
+        async with calls.turn(call, who):
+            await calls.hold(call, who)
+            with calls.heeding(call, who):
+                return await method(self, request, caller)
 
     return waiting
 

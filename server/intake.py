@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -152,6 +153,15 @@ def _chunk(request: devices.PushUpdateRequest) -> tuple[int, bytes]:
     return request.chunk.offset, request.chunk.data
 
 
+@contextmanager
+def _in_time() -> Iterator[None]:
+    """Inside is what comes of an upload. Raises `Unavailable` where that is too slow."""
+    try:
+        yield
+    except TimeoutError:
+        raise Unavailable("the upload came too slowly and was cut: query it and go on") from None
+
+
 class Intake:
     """Takes in the pushes of one run."""
 
@@ -176,14 +186,20 @@ class Intake:
             raise
 
     async def _push(self, requests: Requests, caller: Caller) -> Verdict:
-        try:
-            async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
+        with _in_time():
+            async with asyncio.timeout(self._limits.upload_idle_s):
                 header = await self._header(requests, caller)
+        who = header.update.client_id
+        await self.calls.hold("PushUpdate", who)
+        with self.calls.heeding("PushUpdate", who):
+            return await self._pushed(header, requests, caller)
+
+    async def _pushed(self, header: Header, requests: Requests, caller: Caller) -> Verdict:
+        with _in_time():
+            async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
                 if (known := await self._known(header)) is not None:
                     return replace(known, ask=header.ask)
                 upload = await self._receive(header, requests, deadline)
-        except TimeoutError:
-            raise Unavailable("the upload came too slowly and was cut: query it and go on") from None
         try:
             await caller.check_still()  # an upload may take long
             async with self._decoding:

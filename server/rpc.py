@@ -13,12 +13,12 @@ from typing import TypeVar
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import known_stages
 from anabranch.core import events as ev
-from anabranch.core.effects import Effect, Granted, Refused
+from anabranch.core.effects import Effect, Granted, LeaseEnd, LeaseEnded, Refused
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Reason, Task
-from anabranch.host.run import Notice, advice
+from anabranch.host.run import BEATS_PER_LEASE, Notice, advice
 from anabranch.identity.certificates import certificate_der
 from anabranch.identity.heads import head_message
 from anabranch.protos.convert import (
@@ -35,19 +35,18 @@ from anabranch.protos.convert import (
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
-from anabranch.server.calls import in_turn
+from anabranch.server.calls import USELESS_S, in_turn
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.intake import Requests, Verdict, read_ask
 from anabranch.server.models import ModelFile, Wanted
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
 
-E = TypeVar("E", Granted, Refused)
+E = TypeVar("E", Granted, LeaseEnded, Refused)
 
 LINKS_MAX = 4096  # in one answer: 128 KiB
 DEVICE_TABLES = ("run", "fleet", "client", "flower", "model")
 WHY_CHARS_MAX = 200
-BEAT_S = 0.1  # between two heartbeats of a device, which sends three a lease
 NOTICES = {
     Notice.NONE: devices.NOTICE_KIND_UNSPECIFIED,
     Notice.CANCEL: devices.NOTICE_KIND_CANCEL,
@@ -83,6 +82,7 @@ class Devices(DevicesServicer):
         said = capability_from_proto(request.capability)
         capability = replace(said, codecs=known_stages(said.codecs))  # of others nothing is ever asked
         await run.writer.submit(ev.Enrolled(run.writer.now(), client_id, capability))
+        self.calls.told("Enrol", client_id, USELESS_S)  # once a start is enough
         config = run.config
         tables = {t: v for t, v in config.to_json().items() if t in DEVICE_TABLES}
         tables["server"] = {"tasks_per_client": config.server.tasks_per_client}
@@ -102,11 +102,7 @@ class Devices(DevicesServicer):
         ask = read_ask(request, self.run.spec, self.run.limits)
         caller.check_name(ask.client_id)
         self.calls.take("AskTask", ask.client_id, caller)
-        await self.calls.hold("AskTask", ask.client_id)
-        answer = await self._answer_to(ask)
-        if answer.refusal.reason == Reason.LAPSED:
-            self.calls.told("AskTask", ask.client_id, answer.refusal.retry_after.earliest_s)
-        return answer
+        return await self._answer_to(ask)
 
     @streams
     async def FetchModel(
@@ -184,8 +180,8 @@ class Devices(DevicesServicer):
         if not 0 <= request.progress < float("inf"):
             raise InvalidUpdate(f"progress must be a finite number, 0 or more, not {request.progress!r}")
         session = self._id(request.session, "session") if request.session else ""
-        await self.calls.hold("Heartbeat", client_id)
-        self.calls.told("Heartbeat", client_id, BEAT_S)
+        if (task := writer.engine.ledger.tasks.get(task_id)) is not None:
+            self.calls.told("Heartbeat", client_id, task.lease_s / BEATS_PER_LEASE)
         await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress, session))
         said = await writer.look(lambda engine: advice(engine, client_id, task_id))
         about = "" if said.notice is Notice.FINISHED else task_id
@@ -278,6 +274,7 @@ class Devices(DevicesServicer):
 
     def _refusal(self, refused: Refused) -> devices.AskTaskResponse:
         earliest_s, latest_s = refused.retry_after_s
+        self.calls.told("AskTask", refused.ask.client_id, earliest_s)
         refusal = devices.Refusal(
             reason=refused.reason,
             detail=refused.detail,
@@ -294,6 +291,9 @@ class Devices(DevicesServicer):
         if not asked:
             writer = self.run.writer
             asked = (await writer.submit(ev.TaskAsked(writer.now(), ask))).effects
+        ended = _find(asked, LeaseEnded)
+        if ended is not None and ended.end is LeaseEnd.SUPERSEDED:  # for another, of which may come as little
+            self.calls.told("AskTask", ask.client_id, USELESS_S)
         granted = _find(asked, Granted)
         if granted is not None:
             return await self._grant(granted.task, ask.holds_version)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.store.factory import open_store
 
 AT_ONCE = 20
+UNHELD = replace(DEFAULT_LIMITS, early_calls_at_once=1000)  # nothing is answered late
 
 
 @pytest.fixture
@@ -98,7 +100,7 @@ def test_a_client_that_calls_without_end_is_told_to_wait(name: str, tmp_path: Pa
 
 
 def test_alternating_capabilities_fill_no_log(tmp_path: Path, small: Manifest) -> None:
-    with Served(server_config(tmp_path / "data"), small) as served:
+    with Served(server_config(tmp_path / "data"), small, UNHELD) as served:
         device = served.device()
         outcomes = []
         for number in range(100):
@@ -117,12 +119,49 @@ def test_alternating_capabilities_fill_no_log(tmp_path: Path, small: Manifest) -
 
 def test_heartbeats_at_every_moment_fill_no_log(tmp_path: Path, small: Manifest) -> None:
     server = {"lease_s": 36_000.0, "lease_max_s": 36_000.0}
-    with Served(server_config(tmp_path / "data", server=server), small) as served:
+    with Served(server_config(tmp_path / "data", server=server), small, UNHELD) as served:
         device = served.device()
         task = device.task()
         beats = [device.heartbeat(task.task_id, float(1 + n)) for n in range(100)]
         assert {beat.expires_at_s for beat in beats} == {beats[0].expires_at_s}
     assert [record["progress"] for record in logged(tmp_path / "data", "renewed")] == [1.0]
+
+
+def flawed(device: Device) -> Any:
+    """A push that is refused: there is no such task."""
+    with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
+        device.push(devices.Task(task_id="none"), np.ones(4, np.float32), codec="raw")
+
+
+def beaten(device: Device) -> Any:
+    """A heartbeat of the task in hand."""
+    return device.heartbeat("task-1")
+
+
+# What comes early the third time at the latest, by whom it is done, and the least seconds between.
+EARLY: dict[str, tuple[Callable[[Device], Any], str, float]] = {
+    "an enrolment": (Device.enrol, "device-1", 1.0),
+    "an ask that gives a task up": (Device.ask, "device-1", 1.0),
+    "an ask inside its wait": (Device.ask, "device-2", 0.7),
+    "a push behind one that was refused": (flawed, "device-1", 1.0),
+    "a heartbeat that renews nothing": (beaten, "device-1", 0.5),
+}
+
+
+@pytest.mark.parametrize("what", EARLY)
+def test_who_calls_early_again_and_again_has_its_answers_late(
+    what: str, tmp_path: Path, small: Manifest
+) -> None:
+    call, who, wait_s = EARLY[what]
+    server = {"concurrency": 1, "lease_s": 5.0, "retry_after_min_s": 0.7}
+    limits = replace(DEFAULT_LIMITS, early_calls_at_once=0)
+    with Served(server_config(tmp_path / "data", server=server), small, limits) as served:
+        fleet = {name: served.device(name) for name in ("device-1", "device-2")}
+        assert fleet["device-1"].ask("task-1").HasField("task")
+        began = time.monotonic()
+        for _ in range(3):
+            call(fleet[who])
+        assert time.monotonic() - began >= wait_s
 
 
 def test_pausing_what_is_paused_is_not_logged(tmp_path: Path, small: Manifest) -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from anabranch.core.errors import Overloaded
+from anabranch.core.errors import InvalidUpdate, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS
-from anabranch.server.calls import HELD_S_MAX, Calls
+from anabranch.server.calls import EARLY_PER_MINUTE, HELD_S_MAX, USELESS_S, Calls
 
 
 class Caller:
@@ -54,28 +54,69 @@ def test_calls_of_a_client_wait_for_each_other_and_nobody_for_another() -> None:
     asyncio.run(run())
 
 
+class Clock:
+    """Stands still; `slept` are the waits of who is held."""
+
+    def __init__(self, free: int = 0) -> None:
+        self.now, self.slept = 100.0, list[float]()
+        limits = replace(DEFAULT_LIMITS, early_calls_at_once=free)
+        self.calls = Calls(limits, now=lambda: self.now, sleep=self.sleep)
+
+    async def sleep(self, seconds: float) -> None:
+        """Note it, and be back at once."""
+        self.slept.append(seconds)
+
+    def hold(self, *calls: tuple[str, str]) -> list[float]:
+        """For how long each of these is held that is."""
+        self.slept = []
+
+        async def run() -> None:
+            for call, who in calls:
+                await self.calls.hold(call, who)
+
+        asyncio.run(run())
+        return self.slept
+
+
 def test_who_asks_before_it_may_has_its_answer_late_and_only_once() -> None:
-    clock = [100.0]
-    slept: list[float] = []
+    clock = Clock()
+    clock.calls.told("AskTask", "a", 30.0)
+    assert clock.hold(("AskTask", "b"), ("Heartbeat", "a")) == []
+    assert clock.hold(("AskTask", "a"), ("AskTask", "a")) == [HELD_S_MAX]
+    clock.calls.told("AskTask", "a", 0.25)
+    assert clock.hold(("AskTask", "a")) == [0.25]
+    clock.calls.told("AskTask", "a", 30.0)
+    clock.now += 30.0
+    assert clock.hold(("AskTask", "a")) == []
 
-    async def sleep(seconds: float) -> None:
-        slept.append(seconds)
 
-    async def run() -> None:
-        calls = Calls(now=lambda: clock[0], sleep=sleep)
-        calls.told("AskTask", "a", 30.0)
-        await calls.hold("AskTask", "b")
-        await calls.hold("Heartbeat", "a")
-        await calls.hold("AskTask", "a")
-        await calls.hold("AskTask", "a")
-        calls.told("AskTask", "a", 0.25)
-        await calls.hold("AskTask", "a")
-        calls.told("AskTask", "a", 30.0)
-        clock[0] += 30.0
-        await calls.hold("AskTask", "a")
+def test_a_few_early_calls_are_free_and_forgiven_with_time() -> None:
+    clock = Clock(free=3)
 
-    asyncio.run(run())
-    assert slept == [HELD_S_MAX, 0.25]
+    def early(count: int, who: str = "a") -> int:
+        held = 0
+        for _ in range(count):
+            clock.calls.told("AskTask", who, 5.0)
+            held += len(clock.hold(("AskTask", who)))
+        return held
+
+    assert early(10) == 7
+    assert early(3, "b") == 0
+    clock.now += 60.0 / EARLY_PER_MINUTE
+    assert early(3) == 2
+    clock.now += 1e6
+    assert early(4) == 1
+
+
+def test_the_call_after_one_of_no_use_is_early() -> None:
+    clock, window = Clock(), Overloaded("wait", (0.75, 1.5))
+    errors = {"window": window, "flaw": InvalidUpdate("odd"), "cut": asyncio.CancelledError()}
+    for who, error in errors.items():
+        with pytest.raises(type(error)), clock.calls.heeding("PushUpdate", who):
+            raise error
+    with clock.calls.heeding("PushUpdate", "of use"):
+        pass
+    assert clock.hold(*(("PushUpdate", who) for who in [*errors, "of use"])) == [0.75, USELESS_S, USELESS_S]
 
 
 def test_whoever_hangs_up_gives_the_turn_to_the_next() -> None:
