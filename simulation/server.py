@@ -214,6 +214,8 @@ class Process(Direct):
         try:
             self.world.restart()
         except LogLost:  # an operator hears of it, who has no backup
+            if not self.disk.takes_back:  # of a disk that keeps what it is given
+                raise
             self.counts["lost-tail"] += 1
             self.disk.attest()
             self.world.restart()

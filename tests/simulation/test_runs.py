@@ -194,7 +194,7 @@ def test_the_checker_has_teeth() -> None:
         with pytest.raises(AssertionError, match="version 2 after 0"):
             Checker(engine).observe(tick, [Published(2, engine.vector, ())])
         with pytest.raises(AssertionError, match="refused ask was journalled"):
-            Checker(engine).observe(tick, [Refused(ask, Reason.PAUSED, "", (0.0, 1.0))])
+            Checker(engine).observe(ev.TaskAsked(1.0, ask), [Refused(ask, Reason.PAUSED, "", (0.0, 1.0))])
         with pytest.raises(AssertionError, match="time went back"):
             Checker(engine).observe(ev.Ticked(-1.0), [])
         with pytest.raises(AssertionError, match="no new version for"):
