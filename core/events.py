@@ -148,7 +148,7 @@ class RolledBack:
 
     `everyone`: without the later updates of the others too, who are not put into quarantine for it.
     `to_seq`: the place in the log of the event that published the version, 0 for version 0. `fold` is the
-    state that the log gives then (`rollback.py`); it is no part of the record.
+    state that the log gives then (`host/rollback.py`); it is no part of the record.
     """
 
     now: float

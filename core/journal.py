@@ -1,4 +1,4 @@
-"""Events as records, and replay: the same journal gives the same digest.
+"""Events as records; `host/journal.py` replays them.
 
 A record is one JSON object; its canonical line (sorted keys, no spaces) is what is hashed, so two
 journals are equal exactly when their digests are. The values of an update are not in its record:
@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from anabranch.core import events as ev
-from anabranch.core.effects import Effect
-from anabranch.core.engine import Engine
-from anabranch.core.errors import ReplayMismatch
 from anabranch.core.params import Delta, ParamSpec
 from anabranch.core.snapshot import capability_of
 from anabranch.core.submodels import Submodel, submodel_from_json
@@ -25,7 +22,6 @@ from anabranch.core.updates import Ask, Update
 
 Record = dict[str, Any]
 LoadDelta = Callable[[ev.Payload, Submodel | None], Delta]
-Refold = Callable[[ev.RolledBack, int, Engine], ev.RolledBack]
 
 _PLAIN: dict[str, type[Any]] = {
     "renewed": ev.LeaseRenewed,
@@ -111,25 +107,6 @@ class JournalDigest:
         made = JournalDigest()
         made._sha = self._sha.copy()
         return made
-
-
-def replay(
-    engine: Engine, records: Iterable[Record], load_delta: LoadDelta, refold: Refold | None = None
-) -> Iterable[tuple[Record, list[Effect]]]:
-    """Feed the records to the engine, yielding each with its effects; `refold` is for rollbacks.
-
-    Raises `ReplayMismatch` where a record cannot be read as an event, or is a rollback without `refold`.
-    """
-    for number, record in enumerate(records):
-        try:
-            event = from_record(record, engine.spec, load_delta)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ReplayMismatch(f"record {number} of the journal is not an event: {error!r}") from error
-        if isinstance(event, ev.RolledBack):
-            if refold is None:
-                raise ReplayMismatch(f"record {number} of the journal is a rollback: it needs the whole log")
-            event = refold(event, number + 1, engine)
-        yield record, engine.handle(event)
 
 
 def _update_record(event: ev.UpdateArrived) -> Record:

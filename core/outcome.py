@@ -1,4 +1,4 @@
-"""What an engine takes over of the state that a rollback's fold (`rollback.py`) has come to."""
+"""What an engine takes over of the state that a rollback's fold (`host/rollback.py`) has come to."""
 
 from __future__ import annotations
 

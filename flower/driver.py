@@ -27,7 +27,7 @@ from anabranch.core.chains import RAW
 from anabranch.core.config import Config
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Published
 from anabranch.core.errors import AppError
-from anabranch.core.journal import replay, to_record
+from anabranch.core.journal import to_record
 from anabranch.core.params import Delta, Tensors, Vector, dense, digest
 from anabranch.core.rng import unique_id
 from anabranch.core.updates import FLAWS, Ask, Capability, Task, Update, Verdict, find_flaw
@@ -36,6 +36,7 @@ from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
 from anabranch.host.build import Blueprint
+from anabranch.host.journal import replay
 from anabranch.host.records import Teller
 from anabranch.host.run import NoLine, Run
 from anabranch.host.submission import loader
@@ -353,7 +354,7 @@ class GridRun:
     def _replay(self) -> None:
         """Go on where an earlier process stood. Raises `ReplayMismatch` and `StoreCorrupt`."""
         load_delta = loader(self._logbook.payload, self.spec)
-        for record, effects in replay(self.engine, self._logbook.records(), load_delta):
+        for _, record, effects in replay(self.engine, self._logbook.records(), load_delta):
             reference = ev.Payload(**record["payload"]) if "payload" in record else None
             self._record(record["now"], effects, reference)
         for version, metrics in self._logbook.measurements():

@@ -71,13 +71,13 @@ class Logbook:
         self.spec, self.initial = self._reader.spec, self._reader.initial()
         self._digest = JournalDigest()
         self._digest.add(run_record(self.spec, config))
-        for record in self._reader.records():
+        for _, record in self.records():
             self._digest.add(record)
         self._lines: IO[str] = (folder / JOURNAL).open("a", encoding="utf-8")
         self._synced = True
 
-    def records(self) -> Iterator[Record]:
-        """Every record but the run's own, as they lay there when the folder was opened."""
+    def records(self) -> Iterator[tuple[int, Record]]:
+        """Every record but the run's own with its place, as they lay there when the folder was opened."""
         return self._reader.records()
 
     def payload(self, reference: Payload) -> bytes:

@@ -7,8 +7,10 @@ far the log had come when somebody was last answered.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from anabranch.core.effects import Effect, Published
 from anabranch.core.journal import Record, line
 from anabranch.identity.heads import next_head
 
@@ -88,6 +90,11 @@ class Chain:
         if len(self._heads) > HEADS_KEPT:
             del self._heads[next(iter(self._heads))]
         return Link(link.hex(), head)
+
+    def follow(self, record: Record, effects: Iterable[Effect]) -> dict[int, Link]:
+        """An event is in the log, and has had these effects: the links of the versions that it published."""
+        self.add(record)
+        return {e.version: self.publish(e.version) for e in effects if isinstance(e, Published)}
 
     def copy(self) -> Chain:
         """One that goes on by itself."""

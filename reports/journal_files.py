@@ -12,6 +12,7 @@ import json
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
@@ -148,11 +149,9 @@ class JournalReader:
         """Whether the updates' bytes were kept, so that the journal replays by itself."""
         return (self.folder / PAYLOADS).is_file() or (self.folder / PAYLOAD_FOLDER).is_dir()
 
-    def records(self) -> Iterator[Record]:
-        """Every record after the run's own."""
-        lines = self._lines()
-        next(lines)
-        return lines
+    def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
+        """The records after a place, with their places: the run's own has none, the next is 1."""
+        return islice(enumerate(self._lines()), 1 + after, None)
 
     def sha256(self) -> str:
         """The digest of the journal as it lies there."""

@@ -16,14 +16,14 @@ from typing import Any
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, Published
 from anabranch.core.engine import Engine
-from anabranch.core.errors import AnabranchError, ConfigError, StoreCorrupt, StoreFull, UnknownVersion
+from anabranch.core.errors import AnabranchError, StoreCorrupt, StoreFull, UnknownVersion
 from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import digest
 from anabranch.core.retention import ALL, Keep
-from anabranch.core.rollback import Folding, Refolder
 from anabranch.core.updates import Receipt, Task
 from anabranch.core.waiting import WaitingLine
+from anabranch.host.rollback import Folding, Refolder, check_rollback
 from anabranch.host.run import Run, Settled
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History
@@ -168,7 +168,7 @@ class Books:
         """The fold that the rollback needs. Raises `UnknownVersion`, `ConfigError`."""
         assert self.refold is not None, "this writer was not told how to fold the log"
         self.project()
-        self._check_rollback(event)
+        check_rollback(self.engine, event)
         event = replace(event, to_seq=self._published_at(event.to_version))
         return Folding(self.refold, event, self.seq, self.engine)
 
@@ -200,23 +200,6 @@ class Books:
         self._log([call])
         if call.error is None:
             self.flush(event.now)
-
-    def _check_rollback(self, event: ev.RolledBack) -> None:
-        """Raises `UnknownVersion`, `ConfigError`."""
-        if self.engine.strategy.synchronous:
-            name = self.engine.strategy.name
-            raise ConfigError(
-                f"strategy {name!r} works in rounds, whose cohorts were drawn: they cannot be redone"
-            )
-        if not 0 <= event.to_version <= self.engine.version:
-            raise UnknownVersion(
-                f"version {event.to_version} is not published: the newest is {self.engine.version}"
-            )
-        if not event.without and not event.everyone:
-            raise ConfigError("without: name a client whose updates are left out, or set everyone")
-        for client_id in event.without:
-            if client_id not in self.engine.ledger.clients:
-                raise ConfigError(f"without: client {client_id!r} is not enrolled")
 
     def _look(self, call: Call) -> None:
         assert call.look is not None

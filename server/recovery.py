@@ -6,22 +6,20 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from anabranch.core import events as ev
 from anabranch.core.changes import Said
 from anabranch.core.clock import EventClock, Seconds
 from anabranch.core.config import Config
 from anabranch.core.effects import Effect, Published
 from anabranch.core.engine import Engine
 from anabranch.core.errors import ConfigError, LogLost, ReplayMismatch
-from anabranch.core.journal import Record, from_record
+from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.params import ParamSpec, digest
-from anabranch.core.rollback import Refolder
 from anabranch.core.settable import (
     as_started,
     differences,
@@ -31,6 +29,8 @@ from anabranch.core.settable import (
     with_values,
 )
 from anabranch.host.build import Begin, Blueprint
+from anabranch.host.journal import replay
+from anabranch.host.rollback import Refolder
 from anabranch.host.submission import loader
 from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest
@@ -89,7 +89,8 @@ def recover(
     check_mark(mark, history, seq)
     known = {row.version: row for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
-    for seq, record, effects in replay(engine, store, found.tail, begin):
+    refold = refolder(store, engine.spec, begin)
+    for seq, record, effects in replay(engine, found.tail, refold.load_delta, refold):
         last_now, replayed = record["now"], replayed + 1
         digests = check_versions(effects, known)
         links = check_links(history, record, effects, known)
@@ -126,24 +127,6 @@ def _sources(given: Config, said: Mapping[str, Any]) -> str:
     return f"the server's start ({', '.join(sources)})"
 
 
-def replay(
-    engine: Engine, store: Store, tail: Iterator[tuple[int, Record]], begin: Begin
-) -> Iterator[tuple[int, Record, list[Effect]]]:
-    """Feed logged events to the engine; `begin` makes one of a snapshot, or of version 0.
-
-    Raises `ReplayMismatch` where an event cannot be read.
-    """
-    refold = refolder(store, engine.spec, begin)
-    for seq, record in tail:
-        try:
-            event = from_record(record, engine.spec, refold.load_delta)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ReplayMismatch(f"event {seq} of the log cannot be read: {error!r}") from error
-        if isinstance(event, ev.RolledBack):
-            event = refold(event, seq, engine)
-        yield seq, record, engine.handle(event)
-
-
 def refolder(store: Store, spec: ParamSpec, begin: Begin) -> Refolder:
     """What makes the states of rollbacks, of a store's log, from where that begins."""
 
@@ -175,14 +158,11 @@ def check_links(
 
     Raises `ReplayMismatch` if one is not what the record says: an event before it was changed.
     """
-    history.add(record)
-    links = {}
-    for effect in effects:
-        if isinstance(effect, Published):
-            links[effect.version] = link = history.publish(effect.version)
-            row = known.get(effect.version)
-            if row is not None and row.head not in (None, link.head):
-                raise ReplayMismatch(f"version {effect.version} has another history than the one on record")
+    links = history.follow(record, effects)
+    for version, link in links.items():
+        row = known.get(version)
+        if row is not None and row.head not in (None, link.head):
+            raise ReplayMismatch(f"version {version} has another history than the one on record")
     return links
 
 

@@ -14,11 +14,12 @@ from anabranch.core.invariants import violations
 from anabranch.core.params import digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Begin, Blueprint
+from anabranch.host.journal import replay
 from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
 from anabranch.server.proofbook import Proofbook
 from anabranch.server.proofs import Proofs, read_authorities
-from anabranch.server.recovery import check_links, check_mark, check_versions, replay
+from anabranch.server.recovery import check_links, check_mark, check_versions, refolder
 from anabranch.server.store.base import Recovery, RunInfo, Store
 from anabranch.server.store.factory import open_data
 
@@ -118,7 +119,8 @@ def _replayed(
     """Every event's number with what is wrong after it."""
     recovery, mark = store.load(), store.mark()
     known = {row.version: row for row in store.versions(after=engine.version, limit=1 << 31)}
-    for seq, record, effects in replay(engine, store, first.tail, begin):
+    refold = refolder(store, engine.spec, begin)
+    for seq, record, effects in replay(engine, first.tail, refold.load_delta, refold):
         found = [] if (unproved := proofs.problem(record)) is None else [unproved]
         try:
             check_versions(effects, known)

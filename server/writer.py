@@ -23,7 +23,7 @@ from anabranch.core.engine import Engine
 from anabranch.core.errors import Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
 from anabranch.core.retention import ALL, Keep
-from anabranch.core.rollback import Refolder
+from anabranch.host.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History, head_at

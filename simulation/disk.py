@@ -14,13 +14,13 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anabranch.core.effects import Published
 from anabranch.core.engine import Engine
 from anabranch.core.errors import LogLost, ReplayMismatch, StoreFull
-from anabranch.core.journal import Record, line, replay
+from anabranch.core.journal import Record, line
 from anabranch.core.snapshot import Snapshot, state_digest, take_snapshot
 from anabranch.host.build import Begin
 from anabranch.host.chain import Chain, Mark
+from anabranch.host.journal import replay
 from anabranch.host.submission import loader
 from anabranch.identity.heads import first_head
 from anabranch.reports.journal_files import DigestJournal, JournalWriter, Place
@@ -201,14 +201,12 @@ class Disk:
         saved, mark = self._saved, self._mark
         engine, self._chain = self._make(saved.snapshot), saved.chain.copy()
         payloads = {w.record["payload"]["sha256"]: w.payload for w in found if "payload" in w.record}
-        seq, self.last_now = saved.seq, saved.last_now
+        self.last_now = saved.last_now
         load = loader(lambda payload: payloads[payload.sha256], engine.spec)
-        for record, effects in replay(engine, (w.record for w in found), load):
-            self._chain.add(record)
-            seq, self.last_now = seq + 1, record["now"]
-            for effect in effects:
-                if isinstance(effect, Published):
-                    self._chain.publish(effect.version)
+        tail = enumerate((w.record for w in found), saved.seq + 1)
+        for seq, record, effects in replay(engine, tail, load):
+            self._chain.follow(record, effects)
+            self.last_now = record["now"]
             if mark is not None and mark.contradicts(self._chain, seq):
                 raise LogLost(f"the log up to event {seq} is not what was acknowledged")
         return engine

@@ -6,22 +6,17 @@ simulating its configuration once more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
-from anabranch.core.effects import Decided
 from anabranch.core.engine import Engine
 from anabranch.core.errors import DataError
-from anabranch.core.journal import Record, replay
 from anabranch.core.params import digest
-from anabranch.core.rollback import Refolder
 from anabranch.core.snapshot import state_digest
-from anabranch.core.updates import Receipt
 from anabranch.host.build import Blueprint
+from anabranch.host.journal import replay_whole
 from anabranch.host.submission import loader
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
@@ -81,19 +76,9 @@ def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> Replay
 
 
 def _through_payloads(reader: JournalReader) -> Engine:
-    spec = reader.spec
-    fresh = partial(Blueprint.of(reader.config, spec).engine, reader.initial())
-
+    fresh = partial(Blueprint.of(reader.config, reader.spec).engine, reader.initial())
     engine = fresh()
     with reader.open_payloads() as read:
-        load_delta = loader(read, spec)
-        told: dict[str, Receipt] = {}  # the engine forgets the oldest
-        refold = Refolder(fresh, _numbered(reader), load_delta, told.get)
-        for _, effects in replay(engine, reader.records(), load_delta, refold):
-            told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
+        for _ in replay_whole(engine, fresh, reader.records, loader(read, reader.spec)):
+            pass
     return engine
-
-
-def _numbered(reader: JournalReader) -> Callable[[int], Iterator[tuple[int, Record]]]:
-    """The records after a place, with their places."""
-    return lambda after: islice(enumerate(reader.records(), 1), after, None)

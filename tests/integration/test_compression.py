@@ -16,10 +16,10 @@ from wire import Device, Served, server_config
 from anabranch.compress.downloads import LIST, SNAPSHOT, SUM, apply_download
 from anabranch.compress.registry import STAGES
 from anabranch.core.errors import ConfigError
-from anabranch.core.journal import replay
 from anabranch.core.params import Vector, digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Blueprint
+from anabranch.host.journal import replay
 from anabranch.host.submission import loader
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators

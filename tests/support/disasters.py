@@ -18,12 +18,13 @@ from anabranch.core.config import Config
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded
 from anabranch.core.engine import Engine
 from anabranch.core.errors import StoreFull
-from anabranch.core.journal import Record, replay
+from anabranch.core.journal import Record
 from anabranch.core.params import Delta, digest
 from anabranch.core.rng import rank
 from anabranch.core.snapshot import state_digest
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Decision, Reason, Task, TaskState, Verdict
+from anabranch.host.journal import replay
 from anabranch.simulation.disk import Backup
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
 from anabranch.simulation.outbox import Outbox
@@ -220,7 +221,8 @@ class Whole:
             return codec.decode(payloads[payload.sha256], Layout.of(engine.spec, submodel))
 
         decided: Counter[str] = Counter()
-        for _, effects in replay(engine, (record for record, _ in self._log), load):
+        log = enumerate((record for record, _ in self._log), 1)
+        for _, _, effects in replay(engine, log, load):
             new = [e for e in effects if isinstance(e, Decided) and not e.duplicate]
             decided.update(e.receipt.update_id for e in new)
         assert state_digest(engine) == state_digest(now), "the log gives another state"

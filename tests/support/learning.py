@@ -12,7 +12,8 @@ from anabranch.core.engine import Engine
 from anabranch.core.params import digest
 from anabranch.core.snapshot import take_snapshot
 from anabranch.host.build import Blueprint
-from anabranch.server.recovery import replay
+from anabranch.host.journal import replay
+from anabranch.server.recovery import refolder
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import stored_run
 
@@ -42,7 +43,8 @@ def recorded(data_dir: Path) -> dict[str, Recorded]:
         fresh = partial(Blueprint.of(Config.from_json(info.config), manifest.spec).engine, manifest.tensors)
         engine = fresh(None)
         before = learned(engine)
-        for _, record, _ in replay(engine, store, store.records(), fresh):
+        refold = refolder(store, engine.spec, fresh)
+        for _, record, _ in replay(engine, store.records(), refold.load_delta, refold):
             after = learned(engine)
             if record["kind"] == "update":
                 found[record["update_id"]] = Recorded(record["flaw"], before != after)

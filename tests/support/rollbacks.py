@@ -18,10 +18,10 @@ from anabranch.core.engine import Engine
 from anabranch.core.journal import Record, from_record, to_record
 from anabranch.core.params import Delta, ParamSpec, digest
 from anabranch.core.robust import RobustTable
-from anabranch.core.rollback import Refolder
 from anabranch.core.settings import EngineSettings
 from anabranch.core.submodels import Submodel
 from anabranch.core.updates import Ask, Capability
+from anabranch.host.rollback import Refolder
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows
 

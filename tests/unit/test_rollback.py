@@ -15,11 +15,11 @@ from anabranch.core import events as ev
 from anabranch.core.buffers import LOCAL, POLICIES
 from anabranch.core.effects import Barred, Published, RolledBackTo
 from anabranch.core.errors import ReplayMismatch
-from anabranch.core.journal import replay
 from anabranch.core.params import digest
-from anabranch.core.rollback import Folding
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.core.updates import Reason, Verdict
+from anabranch.host.journal import replay
+from anabranch.host.rollback import Folding
 
 # The names of strategies that may be rolled back, with parameters that make many versions of few updates.
 VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -87,12 +87,11 @@ def test_the_log_replays_to_the_same_state_with_the_rollback_in_it() -> None:
     world = rolled()
     world.play([(c, 1, 2.0) for c in "abdabdabdabd"])
     again = world.fresh()
-    records = [record for _, record in world.records()]
-    for _ in replay(again, records, world.load, world.refold):
+    for _ in replay(again, world.records(), world.load, world.refold):
         pass
     assert state_digest(again) == state_digest(world.engine)
     with pytest.raises(ReplayMismatch, match="rollback: it needs the whole log"):
-        list(replay(world.fresh(), records, world.load))
+        list(replay(world.fresh(), world.records(), world.load))
 
 
 def test_a_snapshot_after_a_rollback_goes_on_alike() -> None:
@@ -126,7 +125,7 @@ def test_buffers_are_those_of_a_run_in_which_the_updates_were_rejected(
     assert {k: v.tolist() for k, v in state.items()} == {k: v.tolist() for k, v in same.items()}
     mine.play([(c, 1, 2.0) for c in "acd"])
     again = mine.fresh()
-    for _ in replay(again, [record for _, record in mine.records()], mine.load, mine.refold):
+    for _ in replay(again, mine.records(), mine.load, mine.refold):
         pass
     assert state_digest(again) == state_digest(mine.engine)
 

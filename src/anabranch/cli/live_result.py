@@ -7,26 +7,22 @@ that does not replay to the recorded digests is noticed here.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 from anabranch.compress.downloads import Downloads
 from anabranch.compress.model import full_bytes
-from anabranch.core.effects import (
-    Decided,
-    Granted,
-)
+from anabranch.core.effects import Granted
 from anabranch.core.engine import Engine
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
-from anabranch.core.journal import replay as replay_journal
 from anabranch.core.params import ParamSpec, Tensors, Vector, digest
-from anabranch.core.rollback import Refolder
 from anabranch.core.submodels import Submodel, UnitMap, submodel_from_json
-from anabranch.core.updates import Receipt, Task
+from anabranch.core.updates import Task
 from anabranch.host.build import Blueprint
+from anabranch.host.journal import replay_whole
 from anabranch.host.records import Teller
 from anabranch.host.submission import loader
 from anabranch.reports.folders import numbered
@@ -76,16 +72,10 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     with recorder, journal.open_payloads() as payloads:
         load_delta = loader(payloads, spec)
 
-        def numbered_records(after: int) -> Iterator[tuple[int, Record]]:
-            return islice(enumerate(journal.records(), 1), after, None)
-
         teller = Teller(recorder, blueprint.codec_at)
         downloads = _Downloads(recorder, engine, spec.frozen(initial))
         start = now = None
-        told: dict[str, Receipt] = {}  # the engine forgets the oldest
-        refold = Refolder(fresh, numbered_records, load_delta, told.get)
-        for record, effects in replay_journal(engine, journal.records(), load_delta, refold):
-            told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
+        for _, record, effects in replay_whole(engine, fresh, journal.records, load_delta):
             now = float(record["now"])
             start = now if start is None else start
             teller.tell(now - start, engine, effects, *_sent(record, spec))

@@ -9,7 +9,7 @@ An update counts unless it was told `rejected`, or is left out. It is left out b
 its place in the log is after the event that published v and before the rollback, and if it is of one of the
 clients that the rollback is `without`; with `everyone`, whoever it is of. So several rollbacks add up.
 
-A log that is not kept whole begins with a snapshot (`retention.py`), and then so does the fold: what the
+A log that is not kept whole begins with a snapshot (`core/retention.py`), and then so does the fold: what the
 snapshot has folded counts, and no version before it can be gone back to. Tasks that were open then are as if
 they had just been granted.
 
@@ -26,15 +26,13 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from anabranch.core import events as ev
-from anabranch.core.errors import StoreCorrupt
+from anabranch.core.engine import Engine
+from anabranch.core.errors import ConfigError, StoreCorrupt, UnknownVersion
 from anabranch.core.journal import LoadDelta, Record, from_record
 from anabranch.core.updates import Receipt, TaskState, Verdict
-
-if TYPE_CHECKING:
-    from anabranch.core.engine import Engine
 
 Numbered = Iterable[tuple[int, Record]]
 
@@ -52,6 +50,22 @@ UNBOUNDED: Mapping[str, Any] = {
     "lease_min_s": math.inf,
     "lease_max_s": math.inf,
 }
+
+
+def check_rollback(engine: Engine, event: ev.RolledBack) -> None:
+    """Whether a run can be rolled back so. Raises `UnknownVersion`, `ConfigError`."""
+    if engine.strategy.synchronous:
+        name = engine.strategy.name
+        raise ConfigError(
+            f"strategy {name!r} works in rounds, whose cohorts were drawn: they cannot be redone"
+        )
+    if not 0 <= event.to_version <= engine.version:
+        raise UnknownVersion(f"version {event.to_version} is not published: the newest is {engine.version}")
+    if not event.without and not event.everyone:
+        raise ConfigError("without: name a client whose updates are left out, or set everyone")
+    for client_id in event.without:
+        if client_id not in engine.ledger.clients:
+            raise ConfigError(f"without: client {client_id!r} is not enrolled")
 
 
 @dataclass(frozen=True)
