@@ -168,7 +168,8 @@ def test_cut_uploads_do_not_fill_a_disk_and_a_full_one_is_started_on(tmp_path: P
     (tmp_path / "data").mkdir()
     spec = write_manifest(tmp_path / "model", "disk", {"w": np.zeros((5, 100_000), np.float32)}).spec
     with kept_disk(tmp_path / "data", "64m") as (launcher, data):
-        server = ServerProcess(tmp_path, Plan(), {"free_disk_bytes_min": 8 * MIB}, launcher)
+        limits = {"free_disk_bytes_min": 8 * MIB, "early_calls_at_once": CUTS}  # nothing is answered late
+        server = ServerProcess(tmp_path, Plan(), limits, launcher)
         server.start()
         with grpc.insecure_channel(server.address, options=QUICK) as channel:
             hostile, honest = Device(channel, spec, "hostile"), Device(channel, spec, "honest")
