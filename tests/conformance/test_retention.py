@@ -13,7 +13,8 @@ from sqlalchemy import func, select
 from stores import LIMITS, Backend
 
 from anabranch.core import events as ev
-from anabranch.core.errors import DataError, StoreCorrupt, UnknownVersion
+from anabranch.core.config import merge
+from anabranch.core.errors import ConfigError, DataError, StoreCorrupt, UnknownVersion
 from anabranch.core.updates import Reason, Verdict
 from anabranch.server.books import Call
 from anabranch.server.export import export_run
@@ -26,6 +27,7 @@ from anabranch.server.store.sql import SqlStore
 from anabranch.server.verify import verify
 
 FEW = replace(LIMITS, receipts_max=50)
+ROUNDS, PAIRS = {"name": "fedavg"}, {"name": "fedbuff", "buffer_size": 2}
 
 
 def keeping(what: str, every: int = 2) -> Any:
@@ -184,6 +186,48 @@ def test_a_rollback_goes_back_as_far_as_the_log(place: Place, tmp_path: Path) ->
     last = place.open()
     assert last.digest == before
     last.drop()
+
+
+def test_a_rollback_to_the_newest_version_leaves_it_as_it_is(place: Place) -> None:
+    """Which event made it may not be in the store yet when the order comes."""
+    desk = place.open("all")
+    desk.work(6)
+    assert desk.books.engine.version == 3
+    before = desk.books.engine.vector.copy()
+    back_to(desk, 3, "c1")
+    assert (desk.books.engine.vector == before).all()
+    desk.drop()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "order", "error", "words"),
+    [
+        (ROUNDS, {}, ConfigError, "'fedavg' works in rounds"),
+        (PAIRS, {"to_version": 2}, UnknownVersion, "version 2 is not published: the newest is 1"),
+        (PAIRS, {"to_version": -1}, UnknownVersion, "version -1 is not published"),
+        (
+            PAIRS,
+            {"without": ()},
+            ConfigError,
+            "name a client whose updates are left out",
+        ),
+        (PAIRS, {"without": ("c0", "ghost")}, ConfigError, "client 'ghost' is not enrolled"),
+        (PAIRS, {"to_version": 1}, None, ""),
+        (PAIRS, {"without": (), "everyone": True}, None, ""),
+    ],
+)
+def test_an_order_to_go_back_that_makes_no_sense_is_refused(
+    tmp_path: Path, strategy: dict[str, Any], order: dict[str, Any], error: type[Exception] | None, words: str
+) -> None:
+    desk = Desk(MemoryStore(FEW), tmp_path, merge([("test", {"strategy": strategy})]), FEW)
+    desk.work(2)
+    event = ev.RolledBack(desk.tick(), **{"to_version": 0, "to_seq": 0, "without": ("c0",), **order})
+    if error is None:
+        desk.books.begin_rollback(event)
+    else:
+        with pytest.raises(error, match=words):
+            desk.books.begin_rollback(event)
+    desk.drop()
 
 
 def back_to(desk: Desk, version: int, without: str) -> None:

@@ -13,6 +13,7 @@ from stores import LIMITS, Backend
 
 from anabranch.core import events as ev
 from anabranch.core.errors import StoreFull
+from anabranch.core.params import digest
 from anabranch.core.snapshot import restore, state_digest, take_changes, take_snapshot
 from anabranch.core.updates import Capability
 from anabranch.server.store import schema
@@ -115,6 +116,34 @@ def test_a_snapshot_that_fails_takes_its_changes_to_the_next(place: Place) -> No
     desk.work(4, first=100)
     desk.books.save(desk.now)
     assert restored(desk, desk.store) == desk.digest
+    desk.drop()
+
+
+def test_the_log_answers_for_an_update_that_the_engine_has_forgotten(place: Place) -> None:
+    desk = place.open()
+    desk.enrol("early")
+    task = desk.ask("early", "early-task")
+    answered = desk.push(task, 0.5).receipt
+    desk.work(9)
+    assert "u-early-task" not in desk.books.engine.ledger.receipts
+    before, logged = desk.digest, desk.books.seq
+    again = desk.push(task, 0.5)
+    assert (again.receipt, again.duplicate) == (answered, True)
+    assert (desk.digest, desk.books.seq) == (before, logged)
+    desk.drop()
+
+
+def test_a_snapshot_puts_the_digest_of_a_large_model_on_record(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is worked out beside the file, and is in the store once the snapshot is named."""
+    monkeypatch.setattr("anabranch.server.books.DIGEST_BYTES_MAX", 0)
+    desk = place.open()
+    desk.work(4)
+    desk.books.project()
+    assert [row.sha256 for row in desk.store.versions()] == [None] * 2
+    desk.books.save(desk.now)
+    assert [row.sha256 for row in desk.store.versions()] == [None, digest(desk.books.engine.vector)]
     desk.drop()
 
 

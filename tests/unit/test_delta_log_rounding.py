@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from anabranch.compress.delta_log import DeltaLog
+from anabranch.compress.delta_log import DeltaLog, apply
 from anabranch.core.params import ParamSpec
 
 SPEC = ParamSpec.of({"w": np.zeros((64, 64), np.float32)})
@@ -50,3 +50,22 @@ def test_a_new_lineage_keeps_no_replica_for_a_strategy_that_mixes_no_models() ->
         log = DeltaLog(SPEC, keeps_replicas=keeps)
         state = log.restart(log.init(START), 1, START, [0])
         assert list(state.kept) == ["0"] * keeps
+
+
+def test_buffers_come_to_the_bit_there_and_back() -> None:
+    """They are on no grid: values that no unit divides, and a zero below zero."""
+    spec = ParamSpec.of(
+        {"w": np.zeros((8, 8), np.float32), "mean": np.zeros(6, np.float32)}, buffers=("mean",)
+    )
+    log, mean = DeltaLog(spec), spec.slices["mean"]
+    first, second = np.random.default_rng(3).normal(0.0, 1.0, (2, spec.size)).astype(np.float32)
+    second[mean] = [1e-30, -0.0, 1e20, first[mean][3], 0.1, -0.1]
+    start = log.init(first)
+    after = log.publish(start, 1, second, ())
+    for state, model in ((start, first), (after, second)):
+        assert state.replica[mean].tobytes() == model[mean].tobytes()
+    there = apply(start.replica, after.entries[-1].data, log.layout)
+    assert there.tobytes() == after.replica.tobytes()
+    back = DeltaLog(spec).replica(after, 0)
+    assert back is not None
+    assert back.tobytes() == start.replica.tobytes()

@@ -112,6 +112,13 @@ def test_a_rule_goes_from_the_newest_model_to_those_that_are_mixed() -> None:
     assert b.engine.vector.tolist() == pytest.approx([12.0] * 4)
 
 
+def test_the_papers_mode_mixes_by_six_tenths_unless_said_otherwise() -> None:
+    for alpha, expected in ((0.0, 0.6), (0.25, 0.25)):
+        b = bench(cache_size=1, mode="paper", alpha=alpha)
+        b.work("a", "a1", (1, 1, 1, 1))
+        assert b.engine.vector.tolist() == pytest.approx([expected] * 4)
+
+
 def test_other_numbers_of_versions_are_those_of_its_bases_too() -> None:
     """As a rollback gives them."""
     b = bench(cache_size=2, alpha=0.5)
