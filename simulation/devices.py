@@ -26,7 +26,7 @@ from anabranch.compress.feedback import Memory
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.effects import Refused
-from anabranch.core.errors import InvalidUpdate, StoreFull
+from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull
 from anabranch.core.ledger import TRAIN_S
 from anabranch.core.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.rng import rank, seed_of
@@ -327,12 +327,12 @@ class Device(Talker):
         received_at = self._clock.now + upload_s
         call = self._pushes.begin(upload_s, partial(self._unanswered, update_id))
 
-        def answer(takes: bool | StoreFull) -> None:
-            if takes is True:  # the last byte will be there at `received_at`
+        def answer(objection: AnabranchError | None) -> None:
+            if objection is None:  # the last byte will be there at `received_at`
                 due_s = max(received_at, self._clock.now)
                 self._say(due_s, partial(self._server.push, self.client_id, outbox, decided))
             else:
-                self._pushes.hear(call, partial(self._not_taken, outbox), self._soon)
+                self._pushes.hear(call, partial(self._not_taken, outbox, str(objection)), self._soon)
 
         def decided(decision: Decision | StoreFull) -> None:
             if isinstance(decision, StoreFull):
@@ -340,14 +340,13 @@ class Device(Talker):
             else:
                 self._pushes.hear(call, partial(self._acknowledged, outbox, decision), self._soon)
 
-        self._say(self._soon, partial(self._server.takes, self.client_id, outbox, answer))
+        self._say(self._soon, partial(self._server.objection, self.client_id, outbox, answer))
 
     def _discard(self, update_id: str) -> None:
         self._outbox = tuple(waiting for waiting in self._outbox if waiting.update_id != update_id)
 
-    def _not_taken(self, outbox: Outbox) -> None:
-        detail = f"task {outbox.task.task_id!r} is not open any more"
-        self._handle(ev.CallFailed(self._now, detail, retryable=False, update_id=outbox.update_id))
+    def _not_taken(self, outbox: Outbox, why: str) -> None:
+        self._handle(ev.CallFailed(self._now, why, retryable=False, update_id=outbox.update_id))
 
     def _failed(self, error: StoreFull, outbox: Outbox | None = None) -> None:
         """The server could not do its work: the call is repeated."""

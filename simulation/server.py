@@ -21,7 +21,7 @@ from typing import Any, Protocol, TypeVar
 
 from anabranch.core.effects import Effect, Refused
 from anabranch.core.engine import Engine
-from anabranch.core.errors import LogLost, StoreFull
+from anabranch.core.errors import AnabranchError, LogLost, StoreFull
 from anabranch.core.faults import FaultsTable
 from anabranch.core.limits import RETRY_FULL_DISK_S
 from anabranch.core.rng import rank
@@ -37,6 +37,7 @@ from anabranch.simulation.world import Order, World
 A = TypeVar("A")
 Reply = Callable[[A | StoreFull], None]
 Granting = Refused | tuple[Task, Offer]
+Objecting = Reply[AnabranchError | None]
 
 
 class Server(Protocol):
@@ -45,7 +46,7 @@ class Server(Protocol):
     def enrol(self, client_id: str, capability: Capability, reply: Reply[None]) -> None: ...  # noqa: D102
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None: ...  # noqa: D102
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None: ...  # noqa: D102
-    def takes(self, client_id: str, outbox: Outbox, reply: Reply[bool]) -> None: ...  # noqa: D102
+    def objection(self, client_id: str, outbox: Outbox, reply: Objecting) -> None: ...  # noqa: D102
     def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None: ...  # noqa: D102
     def renew(  # noqa: D102
         self, client_id: str, task_id: str, progress: float, reply: Reply[Advice]
@@ -73,9 +74,9 @@ class Direct:
         """A device gives a task back, and waits for no answer."""
         self._take(partial(self.world.drop, client_id, task_id, why, diverged), lambda _: None)
 
-    def takes(self, client_id: str, outbox: Outbox, reply: Reply[bool]) -> None:
-        """Whether the payload of an update shall come."""
-        self._take(partial(self.world.takes, client_id, outbox), reply)
+    def objection(self, client_id: str, outbox: Outbox, reply: Objecting) -> None:
+        """Why the payload of an update shall not come, or None."""
+        self._take(partial(self.world.objection, client_id, outbox), reply)
 
     def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None:
         """What becomes of an update whose last byte is here."""

@@ -18,7 +18,7 @@ from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect, Finished, Granted, Published, Refused
 from anabranch.core.engine import Engine
-from anabranch.core.errors import InvalidUpdate, StoreFull, UnknownTask
+from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull, UnknownTask
 from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import RETRY_FULL_DISK_S
 from anabranch.core.updates import (
@@ -140,18 +140,18 @@ class World:
         effects = self._handle(arrived, result.payload)
         return next(e for e in effects if isinstance(e, Decided)).receipt.decision
 
-    def takes(self, client_id: str, outbox: Outbox) -> bool:
-        """Whether the payload shall come: not of another codec than its task's, nor for one that is over."""
+    def objection(self, client_id: str, outbox: Outbox) -> AnabranchError | None:
+        """Why a payload shall not come: it is of another codec than its task's, or for one that is over."""
         if outbox.update_id in self.engine.ledger.receipts:
-            return True
+            return None
         try:
             check_open(self.engine, client_id, outbox.task.task_id, outbox.result.codec)
-        except InvalidUpdate:
-            return False
-        except UnknownTask:
+        except InvalidUpdate as error:
+            return error
+        except UnknownTask as error:
             self._recorder.note(self.clock.now, "late", client=client_id, update=outbox.update_id)
-            return False
-        return True
+            return error
+        return None
 
     def renew(self, client_id: str, task_id: str, progress: float) -> Advice:
         """A heartbeat, and what its device should know."""

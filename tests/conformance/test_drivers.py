@@ -16,6 +16,7 @@ from drivers import CAPABILITY, Driver, driver, story
 
 from anabranch.core import events as ev
 from anabranch.core.config import Config, merge
+from anabranch.core.errors import ConfigError
 
 DRIVERS = ("live", "local", "simulated")
 INT8 = {"uplink": {"codec": "int8"}}
@@ -130,6 +131,42 @@ def the_end(run: Driver) -> list[str]:
     return [*told, run.beat("b", "t-b", 1.0), run.push("b", "t-b", "u-b"), run.ask("a", "t-c")]
 
 
+def the_end_by_updates(run: Driver) -> list[str]:
+    """What was refused is no update of the budget; the last one may publish no version."""
+    for client_id in ("a", "b", "c"):
+        run.enrol(client_id)
+    told = [run.ask("a", "t-1"), run.push("a", "t-1", "u-1", value=1e30), run.ask("a", "t-2")]
+    told += [run.ask("b", "t-3"), run.ask("c", "t-4"), run.push("a", "t-2", "u-2"), run.beat("b", "t-3", 1.0)]
+    told += [run.push("b", "t-3", "u-3"), run.beat("c", "t-4", 1.0), run.push("c", "t-4", "u-4")]
+    return [*told, run.ask("a", "t-5"), run.push("b", "t-3", "u-3")]
+
+
+def elastic(run: Driver) -> list[str]:
+    """Who trains on while its update is under way asks for its next task at once."""
+    run.enrol("a")
+    told = [run.ask("a", "t-1"), run.ask("a", "t-2"), run.push("a", "t-1", "u-1"), run.beat("a", "t-2", 1.0)]
+    return [*told, run.ask("a", "t-3"), run.push("a", "t-2", "u-2"), run.push("a", "t-3", "u-3")]
+
+
+def rolled_back(run: Driver) -> list[str]:
+    """A client's updates are left out of a version with the next number, and it is in quarantine.
+
+    A task of a later version has ended, where the model that it began with would be mixed in again.
+    """
+    for client_id in ("a", "b"):
+        run.enrol(client_id)
+    told = [
+        run.ask("b", "t-1"),
+        run.push("b", "t-1", "u-1"),
+        run.ask("a", "t-2"),
+        run.push("a", "t-2", "u-2"),
+    ]
+    told += [run.ask("b", "t-3"), run.push("b", "t-3", "u-3"), run.ask("a", "t-4"), run.ask("b", "t-5")]
+    told += [run.roll_back(9, "a"), run.roll_back(1, "c"), run.roll_back(1, "a")]
+    told += [run.push("a", "t-4", "u-4"), run.push("a", "t-2", "u-2"), run.ask("a", "t-6")]
+    return [*told, run.push("b", "t-5", "u-5"), run.ask("b", "t-7")]
+
+
 SOON = {"server": {"lease_s": 0.2, "lease_min_s": 0.2}}
 Scenario = Callable[[Driver], list[str]]
 SCENARIOS: dict[Scenario, tuple[Config, list[str]]] = {
@@ -159,6 +196,25 @@ SCENARIOS: dict[Scenario, tuple[Config, list[str]]] = {
         config(run={"versions_max": 1}),
         [*["of version 0"] * 2, "published", "finished", "rejected run_finished", "refused run_finished"],
     ),
+    the_end_by_updates: (
+        config(run={"updates_max": 2}, strategy={"name": "fedbuff", "buffer_size": 3}),
+        [
+            *["of version 0", "InvalidUpdate", *["of version 0"] * 3, "held", "", "held"],
+            *["finished", "rejected run_finished", "refused run_finished", "held"],
+        ],
+    ),
+    elastic: (
+        config(client={"push": "elastic"}, server={"tasks_per_client": 2}),
+        [*["of version 0"] * 2, "published", "", "of version 1", "published", "published"],
+    ),
+    rolled_back: (
+        config(),
+        [
+            *["of version 0", "published", "of version 1", "published", "of version 2", "published"],
+            *["of version 3", "of version 3", "UnknownVersion", "ConfigError", "version 4 without 1"],
+            *["UnknownTask", "published", "refused quarantined", "UnknownTask", "of version 4"],
+        ],
+    ),
 }
 
 
@@ -172,3 +228,11 @@ def test_every_driver_answers_and_logs_the_same(scenario: Scenario, tmp_path: Pa
         journals[name] = story(run.journal())
     assert journals["local"] == journals["live"]
     assert journals["simulated"] == journals["live"]
+
+
+@pytest.mark.parametrize("name", DRIVERS)
+def test_every_driver_refuses_the_same_settings(name: str, tmp_path: Path) -> None:
+    """A strategy that adds updates up would add again what a device keeps of its own."""
+    settings = config(strategy={"name": "fedbuff"}, client={"push": "elastic", "merge_weight": 0.5})
+    with pytest.raises(ConfigError, match=r"client\.merge_weight = 1"), driver(name, settings, tmp_path):
+        pass

@@ -6,9 +6,11 @@ Words are those of a device: an answer is what it is told, in a line of text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,13 +25,17 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core import events as ev
 from anabranch.core.config import Config
-from anabranch.core.effects import Refused
+from anabranch.core.effects import Effect, Published, Refused, RolledBackTo
+from anabranch.core.engine import Engine
 from anabranch.core.errors import AnabranchError
 from anabranch.core.journal import Record, line
 from anabranch.core.params import ParamSpec
 from anabranch.core.updates import Ask, Capability, Decision, LocalPlan, Reason, Task
 from anabranch.host.build import Blueprint
+from anabranch.host.journal import replay_whole
+from anabranch.host.rollback import Numbered, Refolder, check_rollback
 from anabranch.host.run import Advice
+from anabranch.host.submission import loader
 from anabranch.reports.recorder import Recorder
 from anabranch.server.store.factory import open_store
 from anabranch.simulation.clock import VirtualClock
@@ -56,6 +62,7 @@ class Driver(Protocol):
     def drop(self, client_id: str, task_id: str) -> None: ...
     def lapse(self, client_id: str, task_id: str) -> None: ...
     def order(self, make: Callable[[float], ev.Event]) -> None: ...
+    def roll_back(self, to_version: int, without: str) -> str: ...
     def journal(self) -> Sequence[Record]: ...
 
 
@@ -74,6 +81,36 @@ def encoded(value: float, codec: str) -> bytes:
     """An update of one value, or, where no codec takes it, its bytes as they are."""
     delta = np.full(SPEC.size, value, np.float32)
     return make_codec(codec).encode(delta, Layout.of(SPEC)) if np.isfinite(value) else delta.tobytes()
+
+
+def folded(
+    event: ev.RolledBack,
+    engine: Engine,
+    fresh: Callable[[], Engine],
+    journal: Sequence[Record],
+    payloads: Mapping[str, bytes],
+) -> ev.RolledBack:
+    """A rollback with its state, for who has the whole log. Raises as `check_rollback` does."""
+    check_rollback(engine, event)
+    log = json.loads(json.dumps(journal))
+
+    def records(after: int) -> Numbered:
+        return islice(enumerate(log, 1), after, None)
+
+    load = loader(lambda payload: payloads[payload.sha256], SPEC)
+    at = {
+        effect.version: seq
+        for seq, _, effects in replay_whole(fresh(), fresh, records, load)
+        for effect in effects
+        if isinstance(effect, Published)
+    }
+    event = replace(event, to_seq=at.get(event.to_version, 0))
+    return Refolder(fresh, records, load)(event, len(log) + 1, engine)
+
+
+def left_out(effects: Sequence[Effect]) -> str:
+    (done,) = (e for e in effects if isinstance(e, RolledBackTo))
+    return f"version {done.version} without {len(done.left_out)}"
 
 
 class Tasks:
@@ -152,6 +189,14 @@ class Live(Wired):
                 case ev.Released(_, client_id):
                     operator.release(client_id)
 
+    def roll_back(self, to_version: int, without: str) -> str:
+        with OperatorClient(self._admin_address) as operator:
+            try:
+                version, updates = operator.rollback(to_version, [without])
+            except AnabranchError as error:
+                return type(error).__name__
+            return f"version {version} without {updates}"
+
     def close(self) -> None:
         for transport in self._transports.values():
             assert isinstance(transport, GrpcTransport)
@@ -180,6 +225,15 @@ class Local(Wired):
     def order(self, make: Callable[[float], ev.Event]) -> None:
         self._server.do(make(self._now))
 
+    def roll_back(self, to_version: int, without: str) -> str:
+        server, event = self._server, ev.RolledBack(self._now, to_version, 0, (without,))
+        fresh = partial(Blueprint.of(server.config, server.spec).engine, FIRST)
+        try:
+            event = folded(event, server.engine, fresh, server.journal, server.payloads)
+        except AnabranchError as error:
+            return type(error).__name__
+        return left_out(server.do(event))
+
     def journal(self) -> Sequence[Record]:
         return self._server.journal
 
@@ -189,9 +243,11 @@ class Simulated:
 
     def __init__(self, config: Config) -> None:
         self._records: list[Record] = []
+        self._payloads: dict[str, bytes] = {}
         self._clock, self._tasks = VirtualClock(), Tasks()
         blueprint = Blueprint.of(config, SPEC)
-        engine = blueprint.engine(FIRST)
+        self._fresh = partial(blueprint.engine, FIRST)
+        engine = self._fresh()
         recorder = Recorder(config.strategy.name, "test", 0, 0.0, config.to_json(), "simulated")
         versions = Versions(engine, {})
         self._world = World(self._clock, engine, versions, self, recorder, blueprint.codec_at)
@@ -199,6 +255,8 @@ class Simulated:
 
     def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
         self._records.append(record)
+        if payload is not None:
+            self._payloads[record["payload"]["sha256"]] = bytes(payload)
 
     def enrol(self, client_id: str, capability: Capability = CAPABILITY) -> None:
         self._told(partial(self._server.enrol, client_id, capability))
@@ -214,9 +272,9 @@ class Simulated:
         entry = result_of(task, SPEC, update_id, codec=codec, payload=payload)
         result = LocalResult(payload, codec, entry.local_steps, entry.metrics)
         outbox = Outbox(task, update_id, entry.examples, result, lambda: entry.sha256)
-        if not self._told(partial(self._server.takes, client_id, outbox)):
-            is_open = task_id in self._world.engine.ledger.tasks
-            return "InvalidUpdate" if is_open else "UnknownTask"
+        objection = self._told(partial(self._server.objection, client_id, outbox))
+        if objection is not None:
+            return type(objection).__name__
         try:
             return decided(self._told(partial(self._server.push, client_id, outbox)))
         except AnabranchError as error:
@@ -234,6 +292,16 @@ class Simulated:
 
     def order(self, make: Callable[[float], ev.Event]) -> None:
         self._told(partial(self._server.order, make))
+
+    def roll_back(self, to_version: int, without: str) -> str:
+        def order(now: float) -> ev.Event:
+            event = ev.RolledBack(now, to_version, 0, (without,))
+            return folded(event, self._world.engine, self._fresh, self._records, self._payloads)
+
+        try:
+            return left_out(self._told(partial(self._server.order, order)))
+        except AnabranchError as error:
+            return type(error).__name__
 
     def journal(self) -> Sequence[Record]:
         return self._records

@@ -61,6 +61,7 @@ class LocalServer:
         self.host = Run(self.engine, WaitingLine())
         self.downloads = Downloads(self.spec, self.frozen)
         self.journal: list[Record] = []
+        self.payloads: dict[str, bytes] = {}  # by SHA-256
         self.lock = threading.Lock()
         self.turn = threading.RLock()  # for two events with nothing in between
         self.models = {0: self._encoded()}
@@ -156,6 +157,7 @@ class LocalTransport:
         values = 0 if update.submodel is None else update.submodel.size
         payload = ev.Payload(entry.sha256, len(entry.payload), entry.codec, values)
         update, flaw = examined(update, payload, entry.payload, s.spec)
+        s.payloads[entry.sha256] = bytes(entry.payload)
         effects = s.do(ev.UpdateArrived(s.clock(), update, payload, flaw))
         decided = next(e for e in effects if isinstance(e, Decided))
         if flaw:
