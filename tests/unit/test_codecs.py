@@ -72,6 +72,12 @@ def test_what_comes_back_is_near_what_went_in(text: str, kept: int) -> None:
         assert np.abs(found - wanted).max() <= tolerance(text, wanted)
 
 
+def test_bf16_takes_the_even_neighbour_of_two_that_are_as_near() -> None:
+    for value, expected in ((1 + 2**-8, 1.0), (1 + 3 * 2**-8, 1 + 2**-6), (1 + 2**-8 + 2**-20, 1 + 2**-7)):
+        found = group_values(round_trip("bf16", np.full(SPEC.size, value, np.float32)))
+        assert set(found.tolist()) == {expected}
+
+
 @pytest.mark.parametrize("text", CHAINS)
 @pytest.mark.parametrize("value", [1e-45, 1e-38, 1e-32, 3.4028235e38, -3.4028235e38, 1.0])
 def test_tiny_and_huge_values_stay_finite(text: str, value: float) -> None:

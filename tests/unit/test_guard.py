@@ -214,6 +214,15 @@ def flawed(b: Bench, client: str, number: int) -> list[Any]:
     return b.push(client, f"{client}{number}", flaw="delta is not finite", now=float(number))
 
 
+def test_every_flaw_of_a_client_is_counted_against_it() -> None:
+    b = Bench("fedbuff", buffer_size=1, flaws_max=0, rejections_max=0)
+    b.enrol("a", "b")
+    for client, number in (("a", 0), ("a", 1), ("b", 0)):
+        flawed(b, client, number)
+    b.work("a", "good")
+    assert [b.engine.guard.suspicion(client) for client in "ab"] == [2, 1]
+
+
 def test_a_run_whose_last_updates_were_all_rejected_is_given_up() -> None:
     b = Bench("fedbuff", buffer_size=1, rejections_max=4, flaws_max=2)
     b.enrol("a", "b")

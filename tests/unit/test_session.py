@@ -82,6 +82,16 @@ def test_a_task_from_the_ask_to_the_answer() -> None:
     assert d.session.answered == 1
 
 
+def test_devices_of_one_seed_ask_under_ids_of_their_own() -> None:
+    asked = [
+        effect.task_id
+        for client in "aab"
+        for effect in Session(client, 0).handle(ev.Started(100.0))
+        if isinstance(effect, ef.AskTask)
+    ]
+    assert asked[0] == asked[1] != asked[2]
+
+
 def test_what_the_outbox_holds_goes_first() -> None:
     d = Device()
     assert d.do(ev.Started, "u-old") == [ef.Push("u-old")]
