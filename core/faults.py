@@ -59,6 +59,8 @@ class FaultsTable:
     lost_tail: float = field(default=0.0, metadata=LATER_KEY)
     restore_every_s: float = field(default=0.0, metadata=LATER_KEY)
     restore_age_s: float = field(default=10.0, metadata=LATER_KEY)
+    device_copy_every_s: float = field(default=0.0, metadata=LATER_KEY)
+    device_copy_s: float = field(default=20.0, metadata=LATER_KEY)
 
     @property
     def on(self) -> bool:
@@ -85,6 +87,7 @@ FAULTS = (
     "clock_step_every_s",
     "disk_full_every_s",
     "restore_every_s",
+    "device_copy_every_s",
 )
 
 

@@ -55,6 +55,8 @@ class Device(Talker):
 
     __slots__ = (
         "_asleep",
+        "_copied_of",
+        "_copy",
         "_crashes",
         "_enrolled",
         "_heartbeat",
@@ -85,6 +87,7 @@ class Device(Talker):
         self._server = around.server
         self._enrolled = self._asleep = False
         self._crashes = 0
+        self._copy = self._copied_of = ""  # which copy it is, and of which process: empty for none
         self._work = Lane(around.clock, around.network, session.client_id)
         self._pushes = Lane(around.clock, around.network, session.client_id)
         # Nothing can reach a session that waits to ask again, so its time is skipped: not with two lanes.
@@ -112,9 +115,24 @@ class Device(Talker):
             return
         self._be_down(down_s)
         self._crashes += 1
-        seed = seed_of(self._around.seed, "life", self.client_id, self._crashes)
+        seed = seed_of(self._around.seed, "life", f"{self.client_id}{self._copy}", self._crashes)
         anew = type(self.session)
         self.session, self._enrolled = anew(self.client_id, seed, self.session.settings), False
+
+    def copied(self, number: int) -> Device:
+        """Another one with what is on the disk of this one; it is not there yet."""
+        seed = seed_of(self._around.seed, "copy", self.client_id, number)
+        session = type(self.session)(self.client_id, seed, self.session.settings)
+        copy = Device(self.index, self.examples, session, self._around, self._time)
+        copy._copy, copy._copied_of = f" copy-{number} ", self._process
+        copy._held, copy._memory, copy._outbox = self._held, self._memory, self._outbox
+        copy._kept, copy._own = self._kept, self._own
+        return copy
+
+    @property
+    def _process(self) -> str:
+        """The name that it has chosen for its session."""
+        return f"{self._copy}life-{self._crashes}"
 
     def _drop_out(self, task_index: int) -> None:
         self._be_away(self._fleet.availability_period_s * self._draw("dropout-away", task_index))
@@ -209,8 +227,8 @@ class Device(Talker):
         self._work.after(self.link.latency_s, lambda: self._handle(ev.TimerFired(self._now, "retry")))
 
     def _ask(self, task_id: str, now: float) -> None:
-        session, before = f"life-{self._crashes}", f"life-{self._crashes - 1}"
-        ask = Ask(self.client_id, task_id, self._held.version, session, before if self._crashes else "")
+        before = f"{self._copy}life-{self._crashes - 1}" if self._crashes else self._copied_of
+        ask = Ask(self.client_id, task_id, self._held.version, self._process, before)
         call = self._work.begin(0.0, self._unanswered)
 
         def answer(granting: Granting | StoreFull) -> None:
@@ -307,7 +325,7 @@ class Device(Talker):
             if isinstance(said, Advice) and said.notice is Notice.CANCEL:
                 self._network.send(down(client_id), self._soon, partial(self._cancelled, task_id))
 
-        beat = partial(self._server.renew, client_id, task_id, progress, answer)
+        beat = partial(self._server.renew, client_id, task_id, progress, self._process, answer)
         self._network.send(up(client_id), now + self.link.latency_s, beat)
 
     def _cancelled(self, task_id: str) -> None:
@@ -378,4 +396,4 @@ class Device(Talker):
 
     def _draw(self, purpose: str, number: int) -> float:
         """A uniform number in [0, 1) that no other device and no other purpose shares."""
-        return rank(self._around.seed, purpose, self.client_id, number)
+        return rank(self._around.seed, purpose, f"{self.client_id}{self._copy}", number)

@@ -7,7 +7,8 @@ under way then comes later, all at once. (After `swizzle` of FoundationDB's test
 which unclogs in the reversed order; the random one is ours.)
 
 Devices. A device crashes, forgets what it did, and comes back with what is on its disk: its outbox, what its
-uplink remembers, the version that it holds. Its clock is set wrong, and goes too fast or too slow.
+uplink remembers, the version that it holds. Its clock is set wrong, and goes too fast or too slow. It is
+copied, and both work under one name for a while (`copies.py`).
 
 Server. It crashes with everything that is not committed, and comes back from its log and its newest
 snapshot (`server.py`). Its clock is set, forward or back, while it runs and while it does not
@@ -58,6 +59,7 @@ CrashDevice = Callable[[str, float], None]
 CrashServer = Callable[[float], None]
 StepClock = Callable[[float], None]
 Fill = Callable[[bool], None]
+CopyDevice = Callable[[str, int, float], None]
 Happen = Callable[[int, float], None]
 
 
@@ -98,6 +100,16 @@ class Faults:
             step(math.copysign(by_s, u - 0.5))
 
         self._episodes("clock-step", self.table.clock_step_every_s, 0.0, happen)
+
+    def copy_devices(self, copy: CopyDevice) -> None:
+        """Let every device be copied now and then: `copy` is told which, its number, and for how long."""
+        every_s, lasts_s = self.table.device_copy_every_s, self.table.device_copy_s
+        for client_id in self._clients:
+            self._episodes(f"device-copy {client_id}", every_s, lasts_s, partial(copy, client_id))
+
+    def toss(self, client_id: str, number: int) -> float:
+        """Which of two devices goes."""
+        return self._draw("device-copy goes", client_id, number)
 
     def fail_disk(
         self, fill: Fill, back_up: Callable[[], T | None], put_back: Callable[[T, float], None]

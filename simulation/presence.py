@@ -15,11 +15,11 @@ class Presence(ABC):
     `horizon_s`: devices leave for good before this.
     """
 
-    __slots__ = ("_away", "_clock", "_fleet", "_gone", "_horizon_s", "_on", "is_down")
+    __slots__ = ("_away", "_clock", "_fleet", "_horizon_s", "_on", "has_left", "is_down")
 
     def __init__(self, clock: VirtualClock, fleet: FleetTable, horizon_s: float) -> None:
         self._clock, self._fleet, self._horizon_s = clock, fleet, horizon_s
-        self._on = self._away = self._gone = self.is_down = False
+        self._on = self._away = self.has_left = self.is_down = False
 
     @abstractmethod
     def _come(self) -> None:
@@ -36,21 +36,25 @@ class Presence(ABC):
     @property
     def is_there(self) -> bool:
         """Whether it runs and can be reached."""
-        return self._on and not (self._away or self._gone or self.is_down)
+        return self._on and not (self._away or self.has_left or self.is_down)
 
     def begin(self) -> None:
-        """From time 0: in the middle of an on or off period if the fleet has them."""
-        fleet = self._fleet
+        """From now on: in the middle of an on or off period if the fleet has them."""
+        fleet, now = self._fleet, self._clock.now
         if self._draw("leaver", 0) < fleet.leavers:
-            self._clock.at(self._horizon_s * self._draw("leaver-moment", 0), partial(self._set, _gone=True))
+            self._clock.at(max(now, self._horizon_s * self._draw("leaver-moment", 0)), self.leave)
         if fleet.availability >= 1.0:
             self._set(_on=True)
             return
         phase_s = fleet.availability_period_s * self._draw("availability", 0)
         on_s = fleet.availability_period_s * fleet.availability
-        self._cycle(-phase_s)
+        self._cycle(now - phase_s)
         if phase_s < on_s:
             self._set(_on=True)
+
+    def leave(self) -> None:
+        """Go for good."""
+        self._set(has_left=True)
 
     def _be_away(self, away_s: float) -> None:
         """Vanish, and be back after so many seconds."""
@@ -63,11 +67,11 @@ class Presence(ABC):
         self._clock.at(self._clock.now + down_s, partial(self._set, is_down=False))
 
     def _cycle(self, start_s: float) -> None:
-        """One period from `start_s`, which may lie before 0; then the next."""
+        """One period from `start_s`, of which a part may be over; then the next."""
         fleet, clock = self._fleet, self._clock
         off_s = start_s + fleet.availability_period_s * fleet.availability
         next_s = start_s + fleet.availability_period_s
-        if start_s >= 0.0:
+        if start_s >= clock.now:
             self._set(_on=True)
         if off_s > clock.now:
             clock.at(off_s, partial(self._set, _on=False))

@@ -28,6 +28,7 @@ from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result, Status
 from anabranch.simulation.attacks import hurried
 from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.copies import Copies
 from anabranch.simulation.devices import Device
 from anabranch.simulation.disk import Disk
 from anabranch.simulation.evaluation import Evaluator, Measured
@@ -214,8 +215,9 @@ class Simulation:
         self._evaluator.begin()
         if self.faults is not None:
             assert isinstance(self.server, Process)
-            of = {device.client_id: device for device in self.devices}
-            self.faults.begin(lambda client_id, down_s: of[client_id].crash(down_s), self.server.crash)
+            copies = Copies(self.devices, self.clock, self.faults.toss)
+            self.faults.begin(copies.crash, self.server.crash)
+            self.faults.copy_devices(copies.make)
             self.faults.fail_disk(self.server.disk.fill, self.server.backup, self.server.put_back)
             if isinstance(self.time, SteppedTime):
                 self.faults.set_clock(self.time.step)

@@ -49,7 +49,7 @@ class Server(Protocol):
     def objection(self, client_id: str, outbox: Outbox, reply: Objecting) -> None: ...  # noqa: D102
     def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None: ...  # noqa: D102
     def renew(  # noqa: D102
-        self, client_id: str, task_id: str, progress: float, reply: Reply[Advice]
+        self, client_id: str, task_id: str, progress: float, session: str, reply: Reply[Advice]
     ) -> None: ...
     def downloaded(self, client_id: str, payload_bytes: int) -> None: ...  # noqa: D102
     def gone(self, client_id: str) -> None: ...  # noqa: D102
@@ -82,9 +82,11 @@ class Direct:
         """What becomes of an update whose last byte is here."""
         self._take(partial(self.world.push, client_id, outbox), reply)
 
-    def renew(self, client_id: str, task_id: str, progress: float, reply: Reply[Advice]) -> None:
+    def renew(
+        self, client_id: str, task_id: str, progress: float, session: str, reply: Reply[Advice]
+    ) -> None:
         """A heartbeat, and what its device should know."""
-        self._take(partial(self.world.renew, client_id, task_id, progress), reply)
+        self._take(partial(self.world.renew, client_id, task_id, progress, session), reply)
 
     def order(self, order: Order, reply: Reply[list[Effect]]) -> None:
         """What an operator wants."""

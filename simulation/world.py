@@ -153,9 +153,9 @@ class World:
             return error
         return None
 
-    def renew(self, client_id: str, task_id: str, progress: float) -> Advice:
+    def renew(self, client_id: str, task_id: str, progress: float, session: str = "") -> Advice:
         """A heartbeat, and what its device should know."""
-        self._handle(ev.LeaseRenewed(self.time.now(), client_id, task_id, progress))
+        self._handle(ev.LeaseRenewed(self.time.now(), client_id, task_id, progress, session))
         return advice(self.engine, client_id, task_id)
 
     def order(self, order: Order) -> list[Effect]:

@@ -22,15 +22,25 @@ from anabranch.core.clock import EventClock
 from anabranch.core.config import Config
 from anabranch.core.errors import LogLost, ReplayMismatch, StoreFull
 from anabranch.core.journal import Record
+from anabranch.core.sessions import Sessions
 from anabranch.host.chain import Mark
 from anabranch.simulation import devices
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk, _read
 from anabranch.simulation.server_time import SteppedTime
 
-SHORT = 20
+SHORT = 12
 LONG, AT_ONCE = int(os.environ.get("ANABRANCH_PROVE_SEEDS", "500")), 100
-EVERY_DISASTER = {"clock-step", "disk-full", "not-written", "torn-tail", "lost-tail", "restore", "restored"}
+EVERY_DISASTER = {
+    "clock-step",
+    "disk-full",
+    "not-written",
+    "torn-tail",
+    "lost-tail",
+    "restore",
+    "restored",
+    "device-copy",
+}
 
 
 @pytest.mark.parametrize("seed", range(SHORT))
@@ -103,6 +113,12 @@ def test_devices_that_take_a_number_for_a_name_are_found_out(monkeypatch: pytest
     monkeypatch.setattr(devices, "is_base", lambda held, wanted: True)
     with pytest.raises(AssertionError, match="is trained from another version"):
         prove(disastrous(3, 8), 50, NOTES)
+
+
+def test_copies_that_take_each_others_tasks_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sessions, "refusal", lambda *_: None)
+    with pytest.raises(AssertionError, match="which lives"):
+        prove(disastrous(1, 8), 50, NOTES)
 
 
 # --- the parts -----------------------------------------------------------------------------------

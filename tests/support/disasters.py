@@ -5,6 +5,7 @@ Every note here is the test's own, by the virtual clock: nothing is taken from w
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,8 +15,8 @@ from rough import MADE_MIN, Proved, prove, rough
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
-from anabranch.core.config import Config
-from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded
+from anabranch.core.config import Config, merge
+from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Refused
 from anabranch.core.engine import Engine
 from anabranch.core.errors import StoreFull
 from anabranch.core.journal import Record
@@ -23,17 +24,20 @@ from anabranch.core.params import Delta, digest
 from anabranch.core.rng import rank
 from anabranch.core.snapshot import state_digest
 from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Decision, Reason, Task, TaskState, Verdict
+from anabranch.core.updates import Ask, Decision, Reason, Task, TaskState, Verdict
 from anabranch.host.journal import replay
+from anabranch.host.run import Advice
 from anabranch.simulation.disk import Backup
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.run import Simulation
 from anabranch.simulation.server import Process, Reply
+from anabranch.simulation.versions import Offer
 
 NEAR_S = 1e-3  # what floats and answers that are written at the same moment come to
 OVERDUE_S = 2.0  # a lease may end so late: its tick looks whether the disk has room again
 STEPS_S = (60.0, 3600.0, 3e6)
+LEASE_MAX_S = 40.0
 
 DISASTERS = {
     "clock_step_every_s": 8.0,
@@ -42,13 +46,17 @@ DISASTERS = {
     "torn_tail": 0.5,
     "lost_tail": 0.2,
     "restore_every_s": 15.0,
+    "device_copy_every_s": 30.0,
+    "device_copy_s": 15.0,
 }
 
 
 def disastrous(seed: int, clients: int = 16, **faults: Any) -> Config:
     """A rough run (`rough.py`) with every fault of the server's machine as well."""
     step_s = STEPS_S[int(rank(seed, "disaster", "step") * len(STEPS_S))]
-    return rough(seed, clients, **{**DISASTERS, "clock_step_s": step_s, **faults})
+    settings = rough(seed, clients, **{**DISASTERS, "clock_step_s": step_s, **faults})
+    # A device's mean task time has the time that a server believes to have been away: its lease may be long.
+    return merge([("rough", settings.to_json()), ("leases", {"server": {"lease_max_s": LEASE_MAX_S}})])
 
 
 def prove_disaster(seed: int) -> Proved:
@@ -233,4 +241,51 @@ class Whole:
             assert now.ledger.receipts[update_id].decision == decision, f"{update_id} was acknowledged"
 
 
-NOTES = (Elapsed, Bases, Whole)
+class Working:
+    """Of two copies of a device one works: none takes a task away from another that it knows to live.
+
+    A newcomer does so once, as a process that was started again: the other has not been heard of since.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        assert isinstance(simulation.server, Process)
+        self._simulation, self._server = simulation, simulation.server
+        self._holder: dict[str, str] = {}
+        self._first: dict[tuple[str, str, int], float] = {}  # when a session has asked, since a start
+        self._owners: dict[str, tuple[str, int]] = {}  # who had a device's last task, in which life
+        self._beats: dict[tuple[str, str, int], float] = {}
+        world = simulation.world
+        renew, self._ask = world.renew, world.ask
+
+        def renewing(client_id: str, task_id: str, progress: float, session: str = "") -> Advice:
+            self._beats[client_id, session, self._server.restarts] = simulation.clock.now
+            return renew(client_id, task_id, progress, session)
+
+        world.renew = renewing  # type: ignore[method-assign]
+        world.ask = self._asking  # type: ignore[method-assign]
+
+    def _asking(self, ask: Ask) -> Refused | tuple[Task, Offer]:
+        life, now = self._server.restarts, self._simulation.clock.now
+        before = set(self._simulation.engine.ledger.tasks)
+        live = self._simulation.engine.ledger.live_of(ask.client_id)
+        first = self._first.setdefault((ask.client_id, ask.session, life), now)
+        answer = self._ask(ask)
+        left = self._simulation.engine.ledger.tasks
+        for task in (t for t in live if t.task_id not in left):
+            holder = self._holder[task.task_id]
+            beat = self._beats.get((ask.client_id, holder, life), -math.inf)
+            alive = holder != ask.session and beat > first and now - beat < task.lease_s / 2.0 - NEAR_S
+            known = self._owners.get(ask.client_id) == (holder, life)  # a restart forgets it
+            assert not (alive and known), f"{ask.session} took a task away from {holder}, which lives"
+        if not isinstance(answer, Refused):
+            task_id = answer[0].task_id
+            if task_id not in before:
+                self._owners[ask.client_id] = ask.session, life
+            self._holder[task_id] = ask.session
+        return answer
+
+    def end(self) -> None:
+        """Nothing is left to be looked at."""
+
+
+NOTES = (Elapsed, Bases, Whole, Working)
