@@ -122,6 +122,28 @@ class ServerIdentity:
 
     def credentials(self, clients: bool) -> grpc.ServerCredentials:
         """Credentials of a port; `clients`: whoever calls must show a certificate of the authority."""
+        shown = self.configuration()
         return grpc.dynamic_ssl_server_credentials(
-            self.configuration(), self.configuration, require_client_authentication=clients
+            shown, Changes(self, shown).latest, require_client_authentication=clients
         )
+
+
+class Changes:
+    """The certificates of a port, as gRPC asks for them: before every handshake, from threads of its own.
+
+    It takes whatever it is given for new, and frees what it made of the one before under handshakes that go
+    on (github.com/grpc/grpc/issues/36693): a server that gave the same one each time died of a few at a time.
+    """
+
+    def __init__(self, identity: ServerIdentity, shown: grpc.ServerCertificateConfiguration) -> None:
+        self._identity, self._shown = identity, shown
+        self._lock = threading.Lock()
+
+    def latest(self) -> grpc.ServerCertificateConfiguration | None:
+        """The certificate of the moment, or None if it is the one of the last handshake."""
+        current = self._identity.configuration()
+        with self._lock:
+            if current is self._shown:
+                return None
+            self._shown = current
+            return current
