@@ -281,7 +281,7 @@ class Simulated:
             return type(error).__name__
 
     def beat(self, client_id: str, task_id: str, progress: float) -> str:
-        said: Advice = self._told(partial(self._server.renew, client_id, task_id, progress))
+        said: Advice = self._told(partial(self._server.renew, client_id, task_id, progress, ""))
         return said.notice
 
     def drop(self, client_id: str, task_id: str) -> None:
