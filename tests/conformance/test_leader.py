@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -131,7 +132,8 @@ def test_large_files_are_in_the_database(postgresql_url: str, tmp_path: Path) ->
     first.start(INFO)
     data = bytes(range(256)) * 10_000  # more than two pieces
     sha256 = upload(first, data, "u1")
-    first.save_snapshot(snapshot(1), 0, 5.0)
+    first.append([replace(update(1, data), inline=None)])
+    first.save_snapshot(snapshot(1), 1, 5.0)
     first.close()
     second.start(INFO)  # with a folder of its own
     assert bytes(second.blobs.read(sha256)) == data

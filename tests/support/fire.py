@@ -33,7 +33,8 @@ from anabranch.server.verify import verify
 
 SUPPORT = Path(__file__).parent
 MIB = 1024 * 1024
-WAITING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE)
+# gRPC cancels calls that a busy server has not begun.
+WAITING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 @dataclass

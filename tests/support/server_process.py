@@ -228,7 +228,7 @@ class ConfiguredServer(ServerProcess):
         server = {**tables.get("server", {}), "address": self.address, "admin_address": "127.0.0.1:0"}
         config = folder / "config.json"
         config.write_text(json.dumps({**tables, "server": server}), encoding="utf-8")
-        self._program = [sys.executable, "-m", "anabranch.cli.main", "server"]
+        self._program, self._is_forked = [sys.executable, "-m", "anabranch.cli.main", "server"], False
         self._arguments = [str(config), "--model", str(folder / "model"), "--data-dir", str(self.data_dir)]
 
 
