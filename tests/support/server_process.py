@@ -132,7 +132,6 @@ class ServerProcess:
             *([json.dumps(dict(limits))] if limits else []),
         ]
         self._nursery: Nursery | None = None
-        self._is_forked = not launcher
         self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self, failpoint: str = "") -> float:
@@ -145,7 +144,7 @@ class ServerProcess:
     def launch(self, failpoint: str = "") -> None:
         """Start."""
         arguments = [*self._arguments, *[failpoint][: bool(failpoint)]]
-        if self._is_forked:
+        if self._program == [sys.executable, str(SCRIPT)]:  # no launcher, and no program of another class
             if self._nursery is None:
                 self._nursery = Nursery(self._log)
                 weakref.finalize(self, self._nursery.close)
@@ -228,7 +227,7 @@ class ConfiguredServer(ServerProcess):
         server = {**tables.get("server", {}), "address": self.address, "admin_address": "127.0.0.1:0"}
         config = folder / "config.json"
         config.write_text(json.dumps({**tables, "server": server}), encoding="utf-8")
-        self._program, self._is_forked = [sys.executable, "-m", "anabranch.cli.main", "server"], False
+        self._program = [sys.executable, "-m", "anabranch.cli.main", "server"]
         self._arguments = [str(config), "--model", str(folder / "model"), "--data-dir", str(self.data_dir)]
 
 
