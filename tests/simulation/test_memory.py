@@ -137,9 +137,13 @@ def test_an_update_has_the_codec_of_its_task_or_raw(codec: str, taken: bool) -> 
         assert task.uplink == "int8|zstd"
         payload = np.ones(4, np.float32).tobytes()
         result = LocalResult(payload, codec, 1, {})
-        decision = simulation.world.push("a", Outbox(task, "u", 64, result, Hasher().begin(payload)))
-    assert (decision.reason is not Reason.INVALID) == taken
-    assert taken or f"codec {codec!r}, the task asked for 'int8|zstd'" in decision.detail
+        outbox = Outbox(task, "u", 64, result, Hasher().begin(payload))
+        objection = simulation.world.objection("a", outbox)
+        assert (objection is None) == taken
+        if taken:
+            assert simulation.world.push("a", outbox).reason is not Reason.INVALID
+        else:
+            assert f"codec {codec!r}, the task asked for 'int8|zstd'" in str(objection)
 
 
 def test_what_a_run_held_is_free_at_its_end() -> None:
