@@ -124,7 +124,9 @@ class ServerIdentity:
         """Credentials of a port; `clients`: whoever calls must show a certificate of the authority."""
         shown = self.configuration()
         return grpc.dynamic_ssl_server_credentials(
-            shown, Changes(self, shown).latest, require_client_authentication=clients
+            shown,
+            Changes(self, shown).latest,  # type: ignore[arg-type] # None is gRPC's word for no change
+            require_client_authentication=clients,
         )
 
 
