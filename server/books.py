@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -129,12 +130,10 @@ class Books:
 
     def flush(self, now: float) -> None:
         """Write what the log implies, and a snapshot if there is anything new."""
-        try:
+        with _without_snapshot_if_full():
             self.project()
             if self.seq > self.saving.saved.seq:
                 self.save(now)
-        except StoreFull as full:  # the log has it all: the next start takes longer, no more
-            log.warning("no snapshot was written: %s", full)
 
     def save(self, now: float) -> None:
         """Write a snapshot of the engine as it is, and wait for it. Raises `StoreFull`."""
@@ -159,10 +158,8 @@ class Books:
             self.project()
 
     def _name_snapshot(self) -> None:
-        try:
+        with _without_snapshot_if_full():
             self._named()
-        except StoreFull as full:  # the log has it all: a later batch tries again
-            log.warning("no snapshot was written: %s", full)
 
     def begin_rollback(self, event: ev.RolledBack) -> Folding:
         """The fold that the rollback needs. Raises `UnknownVersion`, `ConfigError`."""
@@ -252,16 +249,14 @@ class Books:
             call.take(self.run.repeat(call.event))
             return
         self.seq = call.seq = seq
-        self.history.add(record)
         call.effects = self.run.apply(Settled(call.event, call.effects))
         reach("handled")
-        digests, links = {}, {}
+        digests, links = {}, self.history.follow(record, call.effects)
         for effect in call.effects:
             if isinstance(effect, Granted):
                 self._keep(call.event, effect.task)
             elif isinstance(effect, Published):
                 self.models.published(effect.version, call.event.now)
-                links[effect.version] = self.history.publish(effect.version)
                 if effect.vector.nbytes <= DIGEST_BYTES_MAX:
                     digests[effect.version] = digest(effect.vector)
         self._projections.append(Projection(seq, call.event.now, call.effects, digests, links))
@@ -281,8 +276,15 @@ class Books:
     def _save_if_due(self, now: float) -> None:
         if not self.saving.is_due(self.seq):
             return
-        try:
+        with _without_snapshot_if_full():
             self.begin_snapshot(now)
-        except StoreFull as full:
-            log.warning("no snapshot was written: %s", full)
         self._name_snapshot()
+
+
+@contextmanager
+def _without_snapshot_if_full() -> Iterator[None]:
+    """Go on where there is no room for a snapshot: the log has it all, and a later batch tries again."""
+    try:
+        yield
+    except StoreFull as full:
+        log.warning("no snapshot was written: %s", full)

@@ -239,8 +239,11 @@ class World:
             return
         at = self.time.moment(due)
         if at < self._tick_at:
-            self._tick_at = at
-            self.clock.at(at, lambda: self._tick(at))
+            self._tick_next(at)
+
+    def _tick_next(self, at: float) -> None:
+        self._tick_at = at
+        self.clock.at(at, lambda: self._tick(at))
 
     def _tick(self, planned_at: float) -> None:
         if planned_at != self._tick_at:
@@ -253,7 +256,6 @@ class World:
         try:
             self._handle(ev.Ticked(self.time.now()))
         except StoreFull:
-            self._tick_at = at = self.clock.now + RETRY_FULL_DISK_S
-            self.clock.at(at, lambda: self._tick(at))
+            self._tick_next(self.clock.now + RETRY_FULL_DISK_S)
         else:
             self.acknowledge()

@@ -102,13 +102,13 @@ class Archive:
     def _set_aside(self, first: int) -> None:
         """What is there from this event on is of a crash, or of a log that was taken back to a backup."""
         for path in self._files():
-            if int(path.stem.partition("-")[2]) >= first:
+            if _last_event(path) >= first:
                 path.rename(path.with_suffix(".old"))
 
     def events(self, after: int = 0) -> Iterator[Archived]:
         """All that is here after an event, in order. Raises `StoreCorrupt`."""
         for path in self._files():
-            if int(path.stem.partition("-")[2]) > after:
+            if _last_event(path) > after:
                 yield from (event for event in self._read(path) if event.seq > after)
 
     def payload(self, sha256: str) -> bytes | None:
@@ -149,6 +149,10 @@ class Archive:
         if self._open is not None:
             self._open.close()
             self._open = None
+
+
+def _last_event(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
 
 
 def _put(archive: zipfile.ZipFile, name: str, data: bytes | memoryview, level: int = 0) -> None:

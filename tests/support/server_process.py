@@ -119,7 +119,8 @@ class ServerProcess:
     ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.data_dir = data_dir or folder / "data"
-        self._program = [*launcher, sys.executable, str(SCRIPT)]  # a launcher becomes the server
+        # Without a program of its own it is forked from a nursery; a launcher becomes the server.
+        self._program = [*launcher, sys.executable, str(SCRIPT)] if launcher else []
         self._log = folder / "server.log"
         arguments = [folder / "model", self.data_dir, plan.database, self.address, plan.inline_bytes_max]
         self._arguments = [
@@ -144,7 +145,7 @@ class ServerProcess:
     def launch(self, failpoint: str = "") -> None:
         """Start."""
         arguments = [*self._arguments, *[failpoint][: bool(failpoint)]]
-        if self._program == [sys.executable, str(SCRIPT)]:  # no launcher, and no program of another class
+        if not self._program:
             if self._nursery is None:
                 self._nursery = Nursery(self._log)
                 weakref.finalize(self, self._nursery.close)
