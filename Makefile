@@ -47,7 +47,7 @@ demo: setup  ## a real server, eight unequal devices, real images, a report
 prove: setup  ## the long forms of the proofs, and their figures: seeds with every fault, kills, hostile clients
 	$(BIN)/pytest -m prove -v $(PYTEST_ARGS)
 
-mutants: setup  ## which small changes to the code its tests notice: MODULES="core/ledger.py"
+mutants: setup  ## which small changes to the code its tests notice: MODULES="core/engine/ledger.py"
 	nice -n 19 $(BIN)/python -m scripts.mutants $(MODULES) $(MUTANTS_ARGS)
 
 bench: setup  ## the benchmarks, as ratios against a bare stream and a copy in memory

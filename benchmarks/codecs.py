@@ -19,8 +19,8 @@ import numpy as np
 from anabranch.compress.codec import accumulate
 from anabranch.compress.layout import MAIN, Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.params import ParamSpec, Vector, dense
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.params import ParamSpec, Vector, dense
+from anabranch.core.model.updates import LocalPlan
 
 CHAINS = (
     "raw",

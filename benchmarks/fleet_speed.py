@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 import anabranch
-from anabranch.core.config import Config, merge
-from anabranch.core.updates import LocalPlan
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.model.updates import LocalPlan
 from anabranch.flower.app import FlowerApp
 from anabranch.simulation.executors.base import Evaluation
 from anabranch.simulation.run import Simulation, open_simulation

@@ -21,9 +21,9 @@ from grpc import aio
 
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import STAGES, make_codec
-from anabranch.core.chains import RAW
-from anabranch.core.config import ClientTable
-from anabranch.core.params import ParamSpec
+from anabranch.core.config.tables import ClientTable
+from anabranch.core.model.chains import RAW
+from anabranch.core.model.params import ParamSpec
 from anabranch.protos.convert import PROTOCOL_VERSION
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model

@@ -22,9 +22,9 @@ from anabranch.client.agent import Agent
 from anabranch.client.live_training import LiveTraining
 from anabranch.client.trainer import shard_of
 from anabranch.client.transport import GrpcTransport
-from anabranch.core.config import ClientTable
-from anabranch.core.params import Vector
-from anabranch.core.updates import LocalPlan
+from anabranch.core.config.tables import ClientTable
+from anabranch.core.model.params import Vector
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Shard, load_app
 from anabranch.workloads.batches import watched
 from anabranch.workloads.trainer import LiveWeights, trainer_for

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import anabranch
-from anabranch.core.config import Config, merge
-from anabranch.core.updates import LocalPlan
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.model.updates import LocalPlan
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.run import open_simulation
 

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 
 from anabranch.core import events as ev
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.limits import MIB, Limits
-from anabranch.core.params import ParamSpec
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Ask, Capability, Update
 from anabranch.core.snapshot import take_changes, take_snapshot
-from anabranch.core.updates import Ask, Capability, Update
 from anabranch.server.app import every_of
 from anabranch.server.books import Books, Call
 from anabranch.server.manifest import Manifest

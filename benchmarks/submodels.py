@@ -20,9 +20,9 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from anabranch.core.params import ParamSpec
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import UnitMap, unit_map
 from anabranch.core.rng import stream
-from anabranch.core.submodels import UnitMap, unit_map
 from anabranch.workloads.app import Examples
 from anabranch.workloads.fashion_mnist_resnet import FashionMnistResNet
 from anabranch.workloads.model_graph import find_units

@@ -1,6 +1,6 @@
 """The device agent: it does what the session says, and tells the session what came of it.
 
-The session (`core/session.py`) decides; here are its hands. They are in the thread that calls `run`, but
+The session (`core/device/session.py`) decides; here are its hands, in the thread that calls `run`, but
 for heartbeats, and for what goes on in the background: pushes (`client.push = "overlap"`) or training
 (`elastic`). A result is in the outbox before it is sent: the agent may die at any moment, and go on from it.
 """
@@ -35,7 +35,10 @@ from anabranch.client.transport import Transport
 from anabranch.client.work import Work
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
-from anabranch.core.config import ClientTable, build
+from anabranch.core.config.ranges import ELASTIC, OVERLAP
+from anabranch.core.config.tables import ClientTable, build
+from anabranch.core.device.overlap import PUSH_TIMER, OverlapSession
+from anabranch.core.device.session import Phase, Session, SessionSettings
 from anabranch.core.errors import (
     AnabranchError,
     AppError,
@@ -45,10 +48,7 @@ from anabranch.core.errors import (
     WireError,
     outcome_of,
 )
-from anabranch.core.overlap import PUSH_TIMER, OverlapSession
-from anabranch.core.ranges import ELASTIC, OVERLAP
-from anabranch.core.session import Phase, Session, SessionSettings
-from anabranch.core.updates import Reason, Task, Verdict
+from anabranch.core.model.updates import Reason, Task, Verdict
 from anabranch.workloads.app import App, Shard
 
 log = logging.getLogger(__name__)

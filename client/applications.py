@@ -1,4 +1,4 @@
-"""The asks of one process of a device, which say what process it is: see `core/sessions.py`."""
+"""The asks of one process of a device, which say what process it is: see `core/engine/sessions.py`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 from anabranch.client.state import SESSION
 from anabranch.core.errors import InvalidUpdate, StoreError
+from anabranch.core.model.updates import Ask
 from anabranch.core.rng import unique_id
-from anabranch.core.updates import Ask
 from anabranch.identity.files import write_private
 from anabranch.protos.convert import checked_id
 

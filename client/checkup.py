@@ -20,10 +20,10 @@ from safetensors.numpy import load, save
 
 from anabranch.client.held import keep_model, kept_model
 from anabranch.client.trainer import BaseModel, shard_of
-from anabranch.core.arrays import plain_tensors
 from anabranch.core.errors import AnabranchError
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.calls import data_of, model_of
 from anabranch.workloads.numpy_trainer import NumpyTrainer

@@ -24,12 +24,12 @@ from anabranch.client.policies import make_policy
 from anabranch.client.stopping import Bell
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.compress.feedback import Memory
-from anabranch.core.buffers import LOCAL
-from anabranch.core.config import ClientTable
+from anabranch.core.config.tables import ClientTable
+from anabranch.core.engine.buffers import LOCAL
+from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import ConfigError
-from anabranch.core.ledger import TRAIN_S
-from anabranch.core.params import Vector
-from anabranch.core.updates import Task
+from anabranch.core.model.params import Vector
+from anabranch.core.model.updates import Task
 
 log = logging.getLogger(__name__)
 

@@ -18,12 +18,12 @@ from typing import NoReturn, TypeVar
 from anabranch.client.messages import Enrolment, FetchedModel, HeartbeatAnswer, PushAnswer, UploadState
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.transport import Transport
+from anabranch.core.config.faults import FaultKind, FaultsTable, MessageFaults
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, Unavailable
-from anabranch.core.faults import FaultKind, FaultsTable, MessageFaults
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Capability, Task
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Ask, Capability, Task
 
 T = TypeVar("T")
 

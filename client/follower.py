@@ -15,7 +15,7 @@ from anabranch.client.state import fresh_seed
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.trainer import LocalTrainer, finite
 from anabranch.client.transport import Transport
-from anabranch.core.config import ClientTable
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import AnabranchError
 from anabranch.workloads.app import App, Shard
 from anabranch.workloads.calls import data_of

@@ -18,9 +18,9 @@ from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.compress.model import full_bytes
 from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownVersion
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Task
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Task
 from anabranch.host.chain import is_base
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from anabranch.client.transport import Transport
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.errors import AnabranchError
-from anabranch.core.updates import Task
+from anabranch.core.model.updates import Task
 
 Handle = Callable[[ev.SessionEvent], list[ef.SessionEffect]]
 

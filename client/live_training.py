@@ -19,7 +19,7 @@ import numpy as np
 
 from anabranch.client.merging import Merge
 from anabranch.client.policies import PushPolicy, Since
-from anabranch.core.params import Vector
+from anabranch.core.model.params import Vector
 from anabranch.workloads.trainer import LiveWeights
 
 JOIN_S = 10.0  # of a step that is under way

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import Indices, Vector
+from anabranch.core.model.params import Indices, Vector
 from anabranch.workloads.trainer import LiveWeights
 
 DELTA, PAPER_INTERPOLATION = "delta", "paper-interpolation"
@@ -72,7 +72,7 @@ class Replacement:
 class WithBuffers:
     """A rule for weights; buffers, at the places `at`, go the part `pull` of the way to the server's.
 
-    So they stay between values that somebody had: no rule may go beyond them (`core/buffers.py`).
+    So they stay between values that somebody had: no rule may go beyond them (`core/engine/buffers.py`).
     """
 
     rule: Merge

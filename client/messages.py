@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from anabranch.core.effects import Refused
-from anabranch.core.params import ParamSpec
-from anabranch.core.updates import Decision, Task
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Decision, Task
 
 
 @dataclass(frozen=True)

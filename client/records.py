@@ -20,8 +20,8 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from anabranch.core.arrays import plain_tensors, to_bytes
 from anabranch.core.errors import disk_error
+from anabranch.core.model.arrays import plain_tensors, to_bytes
 from anabranch.identity.files import make_private_folder, private
 
 log = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
 from anabranch.client.transport import GrpcTransport
 from anabranch.client.waiting import Waiting
-from anabranch.core.config import ClientTable
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.workloads.app import Shard, load_app

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from anabranch.client.messages import PushAnswer
 from anabranch.client.outbox import UpdateEntry
-from anabranch.core.updates import Verdict
+from anabranch.core.model.updates import Verdict
 
 
 @dataclass

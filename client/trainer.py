@@ -23,13 +23,13 @@ from anabranch.client.outbox import UpdateEntry
 from anabranch.compress.downloads import apply_download
 from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.registry import STAGES
-from anabranch.core.buffers import AVERAGE, DeviceBuffers, policy_of
-from anabranch.core.config import ClientTable, FleetTable, build
+from anabranch.core.config.tables import ClientTable, FleetTable, build
+from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
-from anabranch.core.params import ParamSpec, Vector, digest
+from anabranch.core.model.params import ParamSpec, Vector, digest
+from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.updates import Capability, LocalPlan, Task
 from anabranch.core.rng import seed_of
-from anabranch.core.submodels import Submodel, UnitMap
-from anabranch.core.updates import Capability, LocalPlan, Task
 from anabranch.protos.convert import submodel_to_proto
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import watched

@@ -11,7 +11,7 @@ from anabranch.client.messages import FetchedModel
 from anabranch.client.outbox import UpdateEntry
 from anabranch.core.errors import InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import ParamSpec
+from anabranch.core.model.params import ParamSpec
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model

@@ -36,9 +36,9 @@ from anabranch.compress.registry import STAGES
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, InvalidUpdate, ProtocolError, Unavailable, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Capability, Reason, Task
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Ask, Capability, Reason, Task
 from anabranch.identity.certificates import Kind
 from anabranch.identity.signatures import update_message
 from anabranch.identity.wallet import Wallet

@@ -16,9 +16,9 @@ from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.compress.feedback import make_uplink
 from anabranch.core import effects as ef
+from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.ledger import TRAIN_S
-from anabranch.core.updates import Task
+from anabranch.core.model.updates import Task
 
 ROOM_LOOK_S = 1.0  # so often it is looked whether the outbox has room
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from anabranch.compress.delta_log import DeltaLog
 from anabranch.compress.direct import Direct
 from anabranch.compress.registry import make_codec
-from anabranch.core.broadcast import Broadcast
-from anabranch.core.chains import AUTO, RAW, StageText, parse_chain
+from anabranch.core.engine.broadcast import Broadcast
+from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import ParamSpec
-from anabranch.core.strategy import Strategy
+from anabranch.core.model.chains import AUTO, RAW, StageText, parse_chain
+from anabranch.core.model.params import ParamSpec
 
 LOG = "log"
 FAR = 1 << 30  # a version that no schedule changes after

@@ -12,7 +12,7 @@ from anabranch.compress.layout import MAIN, Group, Layout
 from anabranch.compress.quantisers import BFloat16, Float32
 from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Sparse, Stage, Value
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.params import Delta, SparseVector, Vector
+from anabranch.core.model.params import Delta, SparseVector, Vector
 
 ROUNDED: tuple[Stage, ...] = (BFloat16(),)
 EXACT: tuple[Stage, ...] = (Float32(),)

@@ -14,7 +14,7 @@ import numpy as np
 
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import Delta, Vector, add_scaled
+from anabranch.core.model.params import Delta, Vector, add_scaled
 
 Memory = MutableMapping[str, float]
 

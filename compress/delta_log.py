@@ -18,7 +18,7 @@ less than 2^24: float32 has every p and every difference exactly. In any order, 
 or one by one, on any machine, the same bits come out, and subtracting goes back. A model that outgrows
 its grid starts a new lineage on a coarser one. That is error feedback on the downlink without any state
 for a device: w - p is the error. The small group (biases, norms) gets a finer unit: a rounding there
-moves a whole channel, and its few numbers cost next to nothing. Buffers (`core/buffers.py`) are on no
+moves a whole channel, and its few numbers cost next to nothing. Buffers (`core/engine/buffers.py`) are on no
 grid: p has them as w does, in float32, and a message flips the bits that differ: exact both ways, too.
 
 Sources: EF21-P (Gruntkowska et al.) and the hidden state of QAFeL (arXiv 2308.00263) have p; the
@@ -48,7 +48,7 @@ from anabranch.compress.grid import (
 from anabranch.compress.layout import MAIN, Layout
 from anabranch.compress.recent import Recent
 from anabranch.core.errors import ConfigError, InvalidUpdate
-from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.model.params import ParamSpec, Vector
 
 Entry = npt.NDArray[np.uint8]
 

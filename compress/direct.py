@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.params import ParamSpec, Vector, dense
+from anabranch.core.model.params import ParamSpec, Vector, dense
 from anabranch.core.rng import seed_of
 
 

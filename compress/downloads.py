@@ -29,11 +29,11 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.model import decode_model, encode_model, frozen_tail, split_tail
 from anabranch.compress.recent import Recent, remembered
 from anabranch.compress.registry import make_codec
-from anabranch.core.chains import RAW, lacks
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import InvalidUpdate, TooLarge
-from anabranch.core.params import ParamSpec, Tensors, Vector, digest
-from anabranch.core.submodels import UnitMap
+from anabranch.core.model.chains import RAW, lacks
+from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
+from anabranch.core.model.submodels import UnitMap
 
 SNAPSHOT, SUM, LIST = "logsnapshot", "logsum", "loglist"
 LENGTH = struct.Struct("<I")

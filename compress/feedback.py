@@ -30,10 +30,10 @@ import numpy as np
 from anabranch.compress.codec import Codec
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.chains import FEEDBACK, parse_chain
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.params import ParamSpec, SparseVector, Vector
-from anabranch.core.submodels import Submodel
+from anabranch.core.model.chains import FEEDBACK, parse_chain
+from anabranch.core.model.params import ParamSpec, SparseVector, Vector
+from anabranch.core.model.submodels import Submodel
 
 AGE_MAX = 50  # versions
 LENGTH_MAX = 10.0  # lengths of a mean update

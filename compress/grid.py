@@ -21,9 +21,9 @@ from anabranch.compress.indices import Gaps
 from anabranch.compress.layout import Layout
 from anabranch.compress.levels import levels_max, read_levels, write_levels
 from anabranch.compress.stage import Coded, Context, Role, Stage, Stream, take
-from anabranch.core.arrays import from_bytes, to_bytes
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import Vector
+from anabranch.core.model.arrays import from_bytes, to_bytes
+from anabranch.core.model.params import Vector
 
 EXPONENT_MIN, EXPONENT_MAX = -100, 100  # 2^e is a normal float32, and so is every level of it
 LEVEL_MAX = 1 << 24  # up to here float32 has every whole number

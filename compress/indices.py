@@ -17,7 +17,7 @@ import numpy as np
 
 from anabranch.compress.stage import BLOCK, Coded, Context, Role, Stream, check_increasing, take
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import Indices
+from anabranch.core.model.params import Indices
 
 MORE = 255
 

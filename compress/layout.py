@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from anabranch.core.arrays import from_bytes, to_bytes
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import Indices, ParamSpec, Vector
-from anabranch.core.submodels import Coordinates, Submodel
+from anabranch.core.model.arrays import from_bytes, to_bytes
+from anabranch.core.model.params import Indices, ParamSpec, Vector
+from anabranch.core.model.submodels import Coordinates, Submodel
 
 MAIN, SMALL, EXACT = "main", "small", "exact"
 # A tensor is large from 1/256 of its model on, and from this many elements in any case.

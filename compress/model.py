@@ -6,9 +6,9 @@ import numpy as np
 
 from anabranch.compress.codec import Codec
 from anabranch.compress.layout import Layout
-from anabranch.core.arrays import Array, from_bytes, to_bytes
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import ParamSpec, Tensors, TensorSpec, Vector, dense
+from anabranch.core.model.arrays import Array, from_bytes, to_bytes
+from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, dense
 
 
 def encode_model(codec: Codec, spec: ParamSpec, vector: Vector, frozen: Tensors) -> bytes:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from anabranch.compress.seeds import random_words, read_seed, write_seed
 from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Role, Sparse, Stream, take
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import Vector
+from anabranch.core.model.params import Vector
 
 BLOCKS = (32, 64, 128, 256)
 TINY = np.float32(1e-30)  # blocks under this share its scale: their own would not be a normal number

@@ -21,8 +21,8 @@ from anabranch.compress.indices import Bitmap, Gaps, PlainIndices
 from anabranch.compress.quantisers import BLOCKS, BFloat16, Float32, Int4, Int8
 from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
 from anabranch.compress.stage import Stage
-from anabranch.core.chains import RAW, StageText, parse_chain
 from anabranch.core.errors import UnknownCodec
+from anabranch.core.model.chains import RAW, StageText, parse_chain
 
 Arguments = tuple[str, ...]
 STEP_WORD, RANDOM_WORD = "step", "sr"

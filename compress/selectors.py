@@ -25,7 +25,7 @@ from anabranch.compress.quantisers import check_sendable, magnitude_bits
 from anabranch.compress.seeds import SEED_MASK, random_words
 from anabranch.compress.stage import BLOCK, Context, Dense, Sparse
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.params import Indices, Vector
+from anabranch.core.model.params import Indices, Vector
 
 Flags = npt.NDArray[np.bool_]
 Ranks = npt.NDArray[np.integer[Any]]

@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import Indices, Vector
+from anabranch.core.model.params import Indices, Vector
 
 BLOCK = 1 << 17  # values that are worked on at a time; a multiple of every block of a quantiser
 

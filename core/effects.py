@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from anabranch.core.params import Vector
-from anabranch.core.updates import Ask, Reason, Receipt, Task
+from anabranch.core.model.params import Vector
+from anabranch.core.model.updates import Ask, Reason, Receipt, Task
 
 # --- the server's ----------------------------------------------------------------------------
 

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from anabranch.core.updates import Ask, Capability, Decision, Task, Update
+from anabranch.core.model.updates import Ask, Capability, Decision, Task, Update
 
 if TYPE_CHECKING:
-    from anabranch.core.engine import Engine
+    from anabranch.core.engine.engine import Engine
 
 # --- the server's ----------------------------------------------------------------------------
 

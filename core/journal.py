@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from anabranch.core import events as ev
-from anabranch.core.params import Delta, ParamSpec
+from anabranch.core.model.params import Delta, ParamSpec
+from anabranch.core.model.submodels import Submodel, submodel_from_json
+from anabranch.core.model.updates import Ask, Update
 from anabranch.core.snapshot import capability_of
-from anabranch.core.submodels import Submodel, submodel_from_json
-from anabranch.core.updates import Ask, Update
 
 Record = dict[str, Any]
 LoadDelta = Callable[[ev.Payload, Submodel | None], Delta]

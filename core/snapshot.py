@@ -21,19 +21,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.arrays import to_bytes
-from anabranch.core.broadcast import Broadcast
-from anabranch.core.changes import Changes
-from anabranch.core.engine import Engine
-from anabranch.core.guard import Guard
-from anabranch.core.ledger import ClientRecord, Counters
-from anabranch.core.params import ParamSpec
-from anabranch.core.planner import Planner
-from anabranch.core.settable import in_force
-from anabranch.core.settings import EngineSettings
-from anabranch.core.strategy import Strategy
-from anabranch.core.submodels import Coordinates, Submodel, UnitMap, submodel_from_json
-from anabranch.core.updates import (
+from anabranch.core.engine.broadcast import Broadcast
+from anabranch.core.engine.changes import Changes
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.guard import Guard
+from anabranch.core.engine.ledger import ClientRecord, Counters
+from anabranch.core.engine.planner import Planner
+from anabranch.core.engine.settable import in_force
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.strategy import Strategy
+from anabranch.core.model.arrays import to_bytes
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Coordinates, Submodel, UnitMap, submodel_from_json
+from anabranch.core.model.updates import (
     Capability,
     Decision,
     LocalPlan,

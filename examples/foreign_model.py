@@ -7,7 +7,7 @@ anabranch server examples/foreign.toml --model model
 import numpy as np
 
 import anabranch
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 
 
 class App(anabranch.App):

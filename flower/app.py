@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from anabranch.core.buffers import matching
-from anabranch.core.config import FleetTable, build
+from anabranch.core.config.flower import FlowerTable
+from anabranch.core.config.model import ModelTable
+from anabranch.core.config.tables import FleetTable, build
+from anabranch.core.engine.buffers import matching
 from anabranch.core.errors import AppError
-from anabranch.core.flower import FlowerTable
-from anabranch.core.model import ModelTable
+from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import seed_of
-from anabranch.core.updates import LocalPlan
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said, instruct, new_context
 from anabranch.flower.project import Project

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.core.errors import AppError
-from anabranch.core.params import ParamSpec, Tensors, digest
-from anabranch.core.updates import Decision, Verdict
+from anabranch.core.model.params import ParamSpec, Tensors, digest
+from anabranch.core.model.updates import Decision, Verdict
 from anabranch.flower.installed import flwr_version
 
 flwr_version()

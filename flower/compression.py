@@ -27,13 +27,13 @@ import numpy as np
 from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.buffers import DeviceBuffers
-from anabranch.core.chains import RAW, payload_codec
+from anabranch.core.engine.buffers import DeviceBuffers
 from anabranch.core.errors import AppError, InvalidUpdate, WireError
 from anabranch.core.events import Payload
-from anabranch.core.params import Delta, ParamSpec, Vector
+from anabranch.core.model.chains import RAW, payload_codec
+from anabranch.core.model.params import Delta, ParamSpec, Vector
+from anabranch.core.model.updates import Task
 from anabranch.core.rng import seed_of
-from anabranch.core.updates import Task
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.records import arrays_of
 from anabranch.host.submission import check_codec, check_size, decode

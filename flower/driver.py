@@ -1,7 +1,7 @@
 """Our engine over Flower's Grid: every node is a device, every message a task, and nobody waits for a round.
 
-The engine is the one of the server and the simulator (`core/engine.py`); here are its hands. What a Grid has
-not is left out: there are no heartbeats (so leases are long, and a node that dies is known by Flower's
+The engine is the one of the server and the simulator (`core/engine/engine.py`); these are its hands. What a
+Grid has not is left out: no heartbeats (so leases are long, and a node that dies is known by Flower's
 error), models travel whole, and nothing but a reply comes from a node. What is sent is sent after the event
 that it comes of is durable. A reply that was pulled but not yet written when the ServerApp died is gone:
 Flower hands it out once. Its task's lease ends, as that of a device that died.
@@ -22,15 +22,15 @@ import numpy as np
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import STAGES
 from anabranch.core import events as ev
-from anabranch.core.buffers import DeviceBuffers
-from anabranch.core.chains import RAW
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Published
+from anabranch.core.engine.buffers import DeviceBuffers
 from anabranch.core.errors import AppError
 from anabranch.core.journal import to_record
-from anabranch.core.params import Delta, Tensors, Vector, dense, digest
+from anabranch.core.model.chains import RAW
+from anabranch.core.model.params import Delta, Tensors, Vector, dense, digest
+from anabranch.core.model.updates import FLAWS, Ask, Capability, Task, Update, Verdict, find_flaw
 from anabranch.core.rng import unique_id
-from anabranch.core.updates import FLAWS, Ask, Capability, Task, Update, Verdict, find_flaw
 from anabranch.flower.app import mean_metrics, named
 from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.logbook import Logbook

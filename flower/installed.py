@@ -6,8 +6,8 @@ import os
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
+from anabranch.core.config.extras import how_to_install
 from anabranch.core.errors import AppError
-from anabranch.core.extras import how_to_install
 
 # What pyproject.toml says as well; a test compares them.
 OLDEST, BELOW = (1, 41), (1, 43)

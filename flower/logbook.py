@@ -24,13 +24,13 @@ from typing import IO, Any
 
 from safetensors.numpy import save
 
-from anabranch.core.arrays import plain_tensors
-from anabranch.core.buffers import matching
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
+from anabranch.core.engine.buffers import matching
 from anabranch.core.errors import ConfigError, StoreCorrupt, StoreLocked
 from anabranch.core.events import Payload
 from anabranch.core.journal import JournalDigest, Record
-from anabranch.core.params import ParamSpec, Tensors
+from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.reports.folders import has_ended, numbered
 from anabranch.reports.journal_files import (
     INITIAL,

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anabranch.core.chains import RAW
 from anabranch.core.errors import AppError
+from anabranch.core.model.chains import RAW
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.project import PROJECT, Project
 

@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.compress.feedback import make_uplink
-from anabranch.core.buffers import LOCAL
-from anabranch.core.chains import AUTO, RAW
 from anabranch.core.clock import EventClock
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.engine.buffers import LOCAL
 from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.model.chains import AUTO, RAW
 from anabranch.core.rng import seed_of
 from anabranch.flower.installed import flwr_version
 
@@ -38,7 +38,7 @@ flwr_version()
 from flwr.app import Context, Message  # noqa: E402 - the environment is set by then
 from flwr.serverapp import Grid, ServerApp  # noqa: E402
 
-from anabranch.core.params import Tensors  # noqa: E402
+from anabranch.core.model.params import Tensors  # noqa: E402
 from anabranch.flower.driver import GridRun  # noqa: E402
 from anabranch.flower.logbook import Logbook, free_folder  # noqa: E402
 from anabranch.flower.messages import Said, seeded  # noqa: E402

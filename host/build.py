@@ -6,16 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
-from anabranch.core.chains import RAW
-from anabranch.core.config import Config
-from anabranch.core.engine import Engine
+from anabranch.core.config.ranges import ELASTIC
+from anabranch.core.config.tables import Config
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import ParamSpec, Tensors
-from anabranch.core.ranges import ELASTIC
-from anabranch.core.settings import EngineSettings
+from anabranch.core.model.chains import RAW
+from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.snapshot import Snapshot, restore
-from anabranch.core.strategy import Strategy
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 

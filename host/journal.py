@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ReplayMismatch
 from anabranch.core.journal import LoadDelta, Record, from_record
-from anabranch.core.updates import Receipt
+from anabranch.core.model.updates import Receipt
 from anabranch.host.rollback import Numbered, Refolder
 
 Replayed = Iterator[tuple[int, Record, list[Effect]]]

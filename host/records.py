@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from anabranch.compress.registry import STAGES
-from anabranch.core.chains import RAW
 from anabranch.core.effects import (
     Decided,
     Effect,
@@ -17,10 +16,11 @@ from anabranch.core.effects import (
     Reopened,
     SettingsSet,
 )
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.events import Payload
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Task, Verdict
+from anabranch.core.model.chains import RAW
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Task, Verdict
 
 if TYPE_CHECKING:  # a recorder has files and a clock, and is handed in
     from anabranch.reports.recorder import Recorder

@@ -29,10 +29,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from anabranch.core import events as ev
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, StoreCorrupt, UnknownVersion
 from anabranch.core.journal import LoadDelta, Record, from_record
-from anabranch.core.updates import Receipt, TaskState, Verdict
+from anabranch.core.model.updates import Receipt, TaskState, Verdict
 
 Numbered = Iterable[tuple[int, Record]]
 

@@ -13,14 +13,14 @@ from enum import StrEnum
 from typing import Protocol
 
 from anabranch.core import events as ev
-from anabranch.core.admission import given_up
 from anabranch.core.effects import Conflicting, Effect, Refused
-from anabranch.core.engine import Engine
+from anabranch.core.engine.admission import given_up
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.objections import repeated
+from anabranch.core.engine.rates import Rates
 from anabranch.core.errors import AnabranchError, IdTaken, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.objections import repeated
-from anabranch.core.rates import Rates
-from anabranch.core.updates import Ask, Receipt, Task, TaskState
+from anabranch.core.model.updates import Ask, Receipt, Task, TaskState
 
 BEATS_PER_LEASE = 10  # renewals that the log has at the most; a device sends three
 

@@ -12,14 +12,14 @@ from dataclasses import replace
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
-from anabranch.core.chains import RAW, payload_codec
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownTask
 from anabranch.core.journal import LoadDelta
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import Delta, ParamSpec
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Update, find_flaw
+from anabranch.core.model.chains import RAW, payload_codec
+from anabranch.core.model.params import Delta, ParamSpec
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Update, find_flaw
 
 Data = bytes | memoryview
 

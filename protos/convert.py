@@ -15,10 +15,10 @@ import numpy as np
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch, TooLarge, WireError
 from anabranch.core.ids import checked_id as checked_id
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import ParamSpec, TensorSpec
-from anabranch.core.submodels import Coordinates, Submodel, UnitMap, unit_map_of_bits
-from anabranch.core.units import Member, UnitGroup
-from anabranch.core.updates import (
+from anabranch.core.model.params import ParamSpec, TensorSpec
+from anabranch.core.model.submodels import Coordinates, Submodel, UnitMap, unit_map_of_bits
+from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.updates import (
     Capability,
     Decision,
     LocalPlan,

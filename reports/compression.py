@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from anabranch.core.chains import RAW, StageText, parse_chain, payload_codec
 from anabranch.core.errors import UnknownCodec
+from anabranch.core.model.chains import RAW, StageText, parse_chain, payload_codec
 from anabranch.reports.page import card, table
 from anabranch.reports.result import CompressionStep, Result
 from anabranch.reports.scales import Axis, Scale

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.submodels import UnitMap
-from anabranch.core.units import UnitGroup
+from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.units import UnitGroup
 from anabranch.reports.result import Coverage
 
 ROWS_MAX, SLOTS, DEVICES_MAX = 32, 48, 40

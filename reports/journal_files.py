@@ -20,12 +20,12 @@ from typing import IO, Any
 import numpy.typing as npt
 from safetensors.numpy import load_file, save
 
-from anabranch.core.arrays import plain_tensors
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
 from anabranch.core.events import Payload
 from anabranch.core.journal import JournalDigest, Record
-from anabranch.core.params import ParamSpec, Tensors
+from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.params import ParamSpec, Tensors
 
 JOURNAL, INITIAL, PAYLOADS = "journal.jsonl", "initial.safetensors", "payloads.zip"
 PAYLOAD_FOLDER = "payloads"  # where a run that has not ended keeps each in a file, in the place of PAYLOADS

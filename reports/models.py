@@ -17,8 +17,8 @@ from typing import Generic, TypeVar
 
 from safetensors.numpy import save
 
-from anabranch.core.arrays import plain_tensors
-from anabranch.core.params import Tensors
+from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.params import Tensors
 
 FINAL, BEST = "final.safetensors", "best.safetensors"
 

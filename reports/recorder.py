@@ -14,12 +14,12 @@ from typing import Any, NamedTuple, Self, TextIO
 
 import numpy as np
 
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import SettingChange
 from anabranch.core.errors import DataError
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import Submodel, UnitMap
-from anabranch.core.updates import Decision, Verdict
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.updates import Decision, Verdict
 from anabranch.reports.coverage_tally import Coverages
 from anabranch.reports.origin import here, started_now
 from anabranch.reports.result import (

@@ -8,8 +8,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from anabranch.core.chains import AUTO
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
+from anabranch.core.model.chains import AUTO
 
 Settings = dict[str, Any]  # `table.key` -> value
 

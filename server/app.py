@@ -20,15 +20,15 @@ from pathlib import Path
 from anabranch.compress.broadcast import downlink_at
 from anabranch.core import events as ev
 from anabranch.core.clock import EventClock, Seconds
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.objections import tasks_of_use
+from anabranch.core.engine.settable import as_started
 from anabranch.core.errors import AnabranchError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.objections import tasks_of_use
-from anabranch.core.params import Tensors
+from anabranch.core.model.params import Tensors
 from anabranch.core.retention import Keep
-from anabranch.core.settable import as_started
 from anabranch.core.snapshot import Snapshot
 from anabranch.host.build import Blueprint
 from anabranch.identity.authority import Authority, authority_exists

@@ -16,14 +16,14 @@ from typing import Any
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, Published
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import AnabranchError, StoreCorrupt, StoreFull, UnknownVersion
 from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
+from anabranch.core.model.updates import Receipt, Task
 from anabranch.core.retention import ALL, Keep
-from anabranch.core.updates import Receipt, Task
-from anabranch.core.waiting import WaitingLine
 from anabranch.host.rollback import Folding, Refolder, check_rollback
 from anabranch.host.run import Run, Settled
 from anabranch.server.failpoints import reach

@@ -19,9 +19,9 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from anabranch.core.engine.rates import Rates
 from anabranch.core.errors import AnabranchError, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.rates import Rates
 from anabranch.server.gate import Caller
 from anabranch.server.joining import source_of
 

@@ -38,8 +38,8 @@ from anabranch.core.effects import (
     Reopened,
     SettingsSet,
 )
-from anabranch.core.engine import Engine
-from anabranch.core.updates import FLAWS, Reason, Verdict
+from anabranch.core.engine.engine import Engine
+from anabranch.core.model.updates import FLAWS, Reason, Verdict
 from anabranch.reports.text import duration_text
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import DataError
 from anabranch.core.events import Payload
 from anabranch.reports.journal_files import JournalWriter

@@ -19,8 +19,8 @@ from anabranch.core.effects import Decided, Effect
 from anabranch.core.errors import IdTaken, InvalidUpdate, Unavailable
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
-from anabranch.core.params import ParamSpec
-from anabranch.core.updates import Ask, Receipt, Update
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Ask, Receipt, Update
 from anabranch.host.chain import is_of_other_base
 from anabranch.host.submission import check_open, check_size, examined
 from anabranch.identity.signatures import check_signature, make_proof, update_message

@@ -13,9 +13,9 @@ import ipaddress
 import logging
 import re
 
+from anabranch.core.engine.rates import Rates
 from anabranch.core.errors import NotAuthenticated, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.rates import Rates
 from anabranch.identity.certificates import certificate_der
 from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningServicer

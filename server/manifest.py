@@ -21,11 +21,11 @@ from safetensors.numpy import load, save
 
 from anabranch.compress.model import encode_model
 from anabranch.compress.registry import make_codec
-from anabranch.core.arrays import plain_tensors
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.units import UnitGroup
+from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.units import UnitGroup
 from anabranch.identity.files import make_private_folder, tighten
 from anabranch.server.store.files import disk_errors, sync_file, sync_folder
 

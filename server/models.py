@@ -22,12 +22,12 @@ import numpy.typing as npt
 from anabranch.compress.broadcast import is_exact
 from anabranch.compress.downloads import Downloads as Payloads
 from anabranch.compress.downloads import Make, downloads_lead_from
-from anabranch.core.chains import RAW, lacks
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import UnknownVersion
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import Submodel, UnitMap
-from anabranch.core.updates import Task
+from anabranch.core.model.chains import RAW, lacks
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.updates import Task
 from anabranch.identity.files import make_private_folder, private, tighten
 
 _NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})\.bin\Z")

@@ -15,11 +15,11 @@ from safetensors.numpy import save
 from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
-from anabranch.core.arrays import plain_tensors
 from anabranch.core.effects import Reopened, RolledBackTo, SettingsSet
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.ledger import ClientRecord
 from anabranch.core.errors import UnknownVersion
-from anabranch.core.ledger import ClientRecord
+from anabranch.core.model.arrays import plain_tensors
 from anabranch.protos.convert import checked_id, manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer

@@ -15,7 +15,7 @@ from grpc import aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import PortInUse
 from anabranch.core.limits import KIB, Limits
 from anabranch.identity.certificates import Kind

@@ -15,7 +15,7 @@ import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, StoreError
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.snapshot import Snapshot, state_digest, take_snapshot

@@ -11,16 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from anabranch.core.changes import Said
 from anabranch.core.clock import EventClock, Seconds
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect, Published
-from anabranch.core.engine import Engine
-from anabranch.core.errors import ConfigError, LogLost, ReplayMismatch
-from anabranch.core.journal import Record
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import ParamSpec, digest
-from anabranch.core.settable import (
+from anabranch.core.engine.changes import Said
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.settable import (
     as_started,
     differences,
     typed,
@@ -28,6 +24,10 @@ from anabranch.core.settable import (
     why_fixed,
     with_values,
 )
+from anabranch.core.errors import ConfigError, LogLost, ReplayMismatch
+from anabranch.core.journal import Record
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.model.params import ParamSpec, digest
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.journal import replay
 from anabranch.host.rollback import Refolder

@@ -14,10 +14,10 @@ from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import known_stages
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, LeaseEnd, LeaseEnded, Refused
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Reason, Task
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Ask, Reason, Task
 from anabranch.host.run import BEATS_PER_LEASE, Notice, advice
 from anabranch.identity.certificates import certificate_der
 from anabranch.identity.heads import head_message

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from anabranch.core.config import Config, ServerTable
+from anabranch.core.config.tables import Config, ServerTable
 from anabranch.core.effects import Effect, Finished, Reopened, SettingsSet
+from anabranch.core.engine.settable import with_values
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import ParamSpec
-from anabranch.core.settable import with_values
+from anabranch.core.model.params import ParamSpec
 from anabranch.server.calls import Calls
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake

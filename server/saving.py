@@ -13,10 +13,10 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.ledger import Unsaved
 from anabranch.core.errors import StoreFull
-from anabranch.core.ledger import Unsaved
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
 from anabranch.core.retention import Keep
 from anabranch.core.snapshot import Snapshot, take_changes
 from anabranch.server.store.base import Store

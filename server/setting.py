@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import SettingChange
+from anabranch.core.engine.settable import typed
 from anabranch.core.errors import ConfigError
-from anabranch.core.settable import typed
 from anabranch.protos.v1 import operators_pb2 as operators
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from anabranch.core.config import Config, ServerTable
+from anabranch.core.config.tables import Config, ServerTable
 from anabranch.core.errors import ConfigError, LeadershipLost, StoreError, StoreUnreachable, Unavailable
 from anabranch.core.limits import Limits
 from anabranch.server.ports import NOT_SERVING, Ports

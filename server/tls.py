@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import grpc
 from cryptography import x509
 
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.identity.addresses import host_and_port, is_loopback
 from anabranch.identity.authority import Authority

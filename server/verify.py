@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from anabranch.core.config import Config
-from anabranch.core.engine import Engine
+from anabranch.core.config.tables import Config
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.invariants import violations
 from anabranch.core.errors import AnabranchError, DataError, FolderMissing, LogLost, ReplayMismatch
-from anabranch.core.invariants import violations
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.journal import replay

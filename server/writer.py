@@ -19,7 +19,7 @@ from typing import Any, Protocol, TypeVar
 from anabranch.core import events as ev
 from anabranch.core.clock import EventClock
 from anabranch.core.effects import Effect
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import Overloaded, StoreFull, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
 from anabranch.core.retention import ALL, Keep

@@ -26,8 +26,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from anabranch.core.config import FleetTable
-from anabranch.core.params import Vector
+from anabranch.core.config.tables import FleetTable
+from anabranch.core.model.params import Vector
 from anabranch.core.rng import rank
 from anabranch.workloads.app import Examples
 from anabranch.workloads.profiles import DeviceProfiles

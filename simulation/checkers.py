@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect, Granted, Published, Refused
-from anabranch.core.engine import Engine
-from anabranch.core.invariants import violations
-from anabranch.core.updates import Verdict
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.invariants import violations
+from anabranch.core.model.updates import Verdict
 
 
 class Checker:

@@ -1,7 +1,7 @@
 """Copies of devices: a second machine with what is on the first one's disk, under the same name.
 
 Both work at a time until one of them goes for good, by chance the copy or the one that it was made of. The
-server tells them apart by their sessions (`core/sessions.py`): one has the tasks, the other waits.
+server tells them apart by their sessions (`core/engine/sessions.py`): one has the tasks, the other waits.
 """
 
 from __future__ import annotations

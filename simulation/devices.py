@@ -13,7 +13,7 @@ What can happen to it, every draw from a stream named by the device:
 What it had trained is lost, except for finished updates: those wait in the outbox and are pushed
 when the device is back. A message under way when its device vanishes does not arrive.
 
-With `client.push = "overlap"` its session has two lanes (`core/overlap.py`): the next task is trained while
+With `client.push = "overlap"` its session has two lanes (`core/device/overlap.py`): a task is trained while
 the result of the last one is on its way. Both use the same link, each as if it had it for itself.
 """
 
@@ -25,13 +25,13 @@ from functools import partial
 from anabranch.compress.feedback import Memory
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
+from anabranch.core.device.overlap import PUSH_TIMER, OverlapSession
+from anabranch.core.device.session import Session
 from anabranch.core.effects import Refused
+from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull
-from anabranch.core.ledger import TRAIN_S
-from anabranch.core.overlap import PUSH_TIMER, OverlapSession
+from anabranch.core.model.updates import Ask, Decision, Reason, Task, Verdict
 from anabranch.core.rng import rank, seed_of
-from anabranch.core.session import Session
-from anabranch.core.updates import Ask, Decision, Reason, Task, Verdict
 from anabranch.host.chain import is_base
 from anabranch.host.run import Advice, Notice
 from anabranch.simulation.clock import Action

@@ -14,7 +14,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import LogLost, ReplayMismatch, StoreFull
 from anabranch.core.journal import Record, line
 from anabranch.core.snapshot import Snapshot, state_digest, take_snapshot

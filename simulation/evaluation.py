@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.core import events as ev
-from anabranch.core.config import RunTable
+from anabranch.core.config.tables import RunTable
 from anabranch.core.effects import Effect, Published
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import AppError
-from anabranch.core.params import Vector
+from anabranch.core.model.params import Vector
 from anabranch.reports.models import Best
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock

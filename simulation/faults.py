@@ -1,6 +1,6 @@
 """What goes wrong in a simulation, as `[faults]` says: on the links, on the devices and at the server.
 
-Links. Every message may be lost, come twice, come late or be overtaken (`core/faults.py`). A *partition*
+Links. Every message is lost, comes twice, late or is overtaken (`core/config/faults.py`). A *partition*
 cuts a part of the devices off for a while: what they send or are sent is lost. A *swizzle* clogs a part
 of the links one after the other, in random order, and unclogs them in another random order: what is
 under way then comes later, all at once. (After `swizzle` of FoundationDB's test workload RandomClogging,
@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from anabranch.core.faults import UNHARMED, FaultKind, FaultsTable, MessageFaults, length_s
+from anabranch.core.config.faults import UNHARMED, FaultKind, FaultsTable, MessageFaults, length_s
 from anabranch.core.rng import rank
 from anabranch.simulation.clock import Action, VirtualClock
 

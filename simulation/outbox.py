@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from anabranch.core.updates import Task
+from anabranch.core.model.updates import Task
 from anabranch.simulation.executors.base import LocalResult
 
 

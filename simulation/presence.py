@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from functools import partial
 
-from anabranch.core.config import FleetTable
+from anabranch.core.config.tables import FleetTable
 from anabranch.simulation.clock import VirtualClock
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from anabranch.compress.feedback import make_uplink
-from anabranch.core.buffers import DeviceBuffers
-from anabranch.core.chains import RAW
-from anabranch.core.config import Config
-from anabranch.core.params import Tensors, Vector
+from anabranch.core.config.tables import Config
+from anabranch.core.engine.buffers import DeviceBuffers
+from anabranch.core.model.chains import RAW
+from anabranch.core.model.params import Tensors, Vector
+from anabranch.core.model.updates import Task
 from anabranch.core.rng import seed_of
-from anabranch.core.updates import Task
 from anabranch.simulation.attacks import Attack
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app

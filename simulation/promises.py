@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.simulation.checkers import Checker
 from anabranch.simulation.devices import Device
 from anabranch.simulation.run import Simulation

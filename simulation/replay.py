@@ -11,9 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import DataError
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import replay_whole

@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from anabranch.core.config import Config
-from anabranch.core.engine import Engine
+from anabranch.core.config.ranges import ELASTIC, OVERLAP, TASK
+from anabranch.core.config.tables import Config
+from anabranch.core.device.overlap import OverlapSession
+from anabranch.core.device.session import Session, SessionSettings
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS
-from anabranch.core.overlap import OverlapSession
-from anabranch.core.params import Tensors, Vector, digest
-from anabranch.core.ranges import ELASTIC, OVERLAP, TASK
-from anabranch.core.session import Session, SessionSettings
+from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
 from anabranch.reports.folders import need_free
 from anabranch.reports.html import write_report

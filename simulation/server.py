@@ -19,13 +19,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from anabranch.core.config.faults import FaultsTable
 from anabranch.core.effects import Effect, Refused
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import AnabranchError, LogLost, StoreFull
-from anabranch.core.faults import FaultsTable
 from anabranch.core.limits import RETRY_FULL_DISK_S
+from anabranch.core.model.updates import Ask, Capability, Decision, Reason, Task
 from anabranch.core.rng import rank
-from anabranch.core.updates import Ask, Capability, Decision, Reason, Task
 from anabranch.host.run import Advice
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Backup, Disk, PowerCut

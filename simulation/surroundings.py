@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from anabranch.compress.registry import STAGES
-from anabranch.core.config import FleetTable
-from anabranch.core.updates import Capability, Task
+from anabranch.core.config.tables import FleetTable
+from anabranch.core.model.updates import Capability, Task
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.hasher import Hasher

@@ -9,9 +9,9 @@ from weakref import WeakValueDictionary
 from anabranch.compress.downloads import Download, Downloads, apply_download, downloads_lead_from
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import STAGES
-from anabranch.core.engine import Engine
-from anabranch.core.params import Tensors, Vector
-from anabranch.core.submodels import Submodel, UnitMap
+from anabranch.core.engine.engine import Engine
+from anabranch.core.model.params import Tensors, Vector
+from anabranch.core.model.submodels import Submodel, UnitMap
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,13 +1,13 @@
 """Where refused devices sleep until they are called: a fleet of a million costs what its active part does.
 
-A live device that was refused asks again; the server's line (`core/waiting.py`) says when. In a fleet of
+A live device that was refused asks again; a line (`core/engine/waiting.py`) says when. In a fleet of
 which few are active at a time, those asks would be nearly all that happens. Here a refused device sleeps,
 no event of its own in the queue. Whatever may make room (an update, a lost lease, a deadline, a new round)
 calls as many as there is room for: those that have waited longest, or the devices of the round. A called
 device asks as any other, one way to it and one way back later; meanwhile its place is kept.
 
 This is the live line for devices that come back at the very moment: the same order, no time lost. A device
-whose last tasks came to nothing asks again by itself while it has to wait for that (`core/lapses.py`).
+whose last tasks came to nothing asks again by itself while it has to wait for that (`core/engine/lapses.py`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from anabranch.core import events as ev
-from anabranch.core.admission import outstays
 from anabranch.core.effects import Effect, Refused
-from anabranch.core.engine import Engine
-from anabranch.core.lapses import Lapses
+from anabranch.core.engine.admission import outstays
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.lapses import Lapses
 from anabranch.core.limits import DEFAULT_LIMITS
-from anabranch.core.updates import Ask, Reason, Task
+from anabranch.core.model.updates import Ask, Reason, Task
 
 MAKES_NO_ROOM = (ev.TaskAsked, ev.LeaseRenewed)
 FOR_NOW = (Reason.AT_CAPACITY, Reason.NOT_SELECTED)  # what waiting helps against

@@ -17,18 +17,18 @@ import numpy as np
 from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect, Finished, Granted, Published, Refused
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull, UnknownTask
 from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import RETRY_FULL_DISK_S
-from anabranch.core.updates import (
+from anabranch.core.model.updates import (
     Ask,
     Capability,
     Decision,
     Task,
     Update,
 )
-from anabranch.core.waiting import WaitingLine
 from anabranch.host.chain import is_of_other_base
 from anabranch.host.records import Teller
 from anabranch.host.run import Advice, Run, advice

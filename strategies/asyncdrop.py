@@ -28,10 +28,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from anabranch.core.engine.strategy import AsyncStrategy, Context, Step, published
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import Vector, add_scaled
-from anabranch.core.strategy import AsyncStrategy, Context, Step, published
-from anabranch.core.updates import Update
+from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.updates import Update
 
 
 @dataclass(frozen=True)

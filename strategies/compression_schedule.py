@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anabranch.core.chains import RAW
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.chains import RAW
 
 KEPT = (1.0, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01)
 BITS = (32, 16, 8, 4)

@@ -25,10 +25,10 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
+from anabranch.core.engine.strategy import AsyncStrategy, Context, Plan, Step, published
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import Vector, add_scaled
-from anabranch.core.strategy import AsyncStrategy, Context, Plan, Step, published
-from anabranch.core.updates import Ask, LocalPlan, Update
+from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.updates import Ask, LocalPlan, Update
 from anabranch.strategies.staleness import Staleness, make_staleness
 
 

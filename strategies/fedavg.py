@@ -37,12 +37,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anabranch.core.config import NO_KEY
+from anabranch.core.config.tables import NO_KEY
+from anabranch.core.engine.strategy import (
+    AsyncStrategy,
+    Context,
+    Plan,
+    Refusal,
+    Step,
+    held,
+    published,
+    rejected,
+)
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import Vector, add_scaled
+from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
 from anabranch.core.rng import rank
-from anabranch.core.strategy import AsyncStrategy, Context, Plan, Refusal, Step, held, published, rejected
-from anabranch.core.updates import Ask, LocalPlan, Reason, Task, Update
 from anabranch.strategies.robust.rows import Row, covered_by, loaded_delta, stored_row
 from anabranch.strategies.robust.rule import Rule, combine
 

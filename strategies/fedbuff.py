@@ -31,11 +31,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anabranch.core.config import NO_KEY
+from anabranch.core.config.tables import NO_KEY
+from anabranch.core.engine.strategy import AsyncStrategy, Context, Step, held, published
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import Vector, add_scaled
-from anabranch.core.strategy import AsyncStrategy, Context, Step, held, published
-from anabranch.core.updates import Update
+from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.updates import Update
 from anabranch.strategies.robust.rows import Row, loaded_delta, stored_row
 from anabranch.strategies.robust.rule import Rule, combine
 from anabranch.strategies.staleness import Staleness, make_staleness

@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from anabranch.core.engine.strategy import Context, Plan
 from anabranch.core.errors import ConfigError
-from anabranch.core.strategy import Context, Plan
-from anabranch.core.updates import Ask, LocalPlan
+from anabranch.core.model.updates import Ask, LocalPlan
 from anabranch.strategies.fedavg import FedAvg, FedAvgState
 
 

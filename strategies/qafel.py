@@ -20,9 +20,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from anabranch.core.engine.strategy import Context, Plan
 from anabranch.core.errors import ConfigError
-from anabranch.core.strategy import Context, Plan
-from anabranch.core.updates import Ask, LocalPlan
+from anabranch.core.model.updates import Ask, LocalPlan
 from anabranch.strategies.fedbuff import FedBuff, FedBuffState
 
 

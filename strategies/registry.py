@@ -8,10 +8,10 @@ from dataclasses import fields, replace
 from importlib.metadata import entry_points
 from typing import Any
 
-from anabranch.core.config import Config, build
+from anabranch.core.config.tables import Config, build
+from anabranch.core.engine.robust import RobustTable
+from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
-from anabranch.core.robust import RobustTable
-from anabranch.core.strategy import Strategy
 from anabranch.strategies.asyncdrop import AsyncDrop
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from anabranch.core.config import build
+from anabranch.core.config.tables import build
 from anabranch.core.errors import ConfigError
 
 

@@ -23,7 +23,7 @@ When K updates are in the cache:
     alpha_t  = alpha S(tau_mean)
 
 In the robust mode an update longer than 4 times the median length is shortened to that, unless `[robust]
-clip` says otherwise (`core/clipping.py`): one device whose training has exploded would end the run.
+clip` says otherwise (`core/engine/clipping.py`): one device whose training has exploded would end the run.
 
 With a rule of `robust/` and s_mean = (1/K) sum_c s_c the mean is what the rule makes of the rows
 (s_c / s_mean) Delta_c, where models are mixed of (s_c / s_mean) (w_base,c + Delta_c - w_t). n_c does not
@@ -63,12 +63,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anabranch.core.chains import RAW
-from anabranch.core.config import NO_KEY
+from anabranch.core.config.tables import NO_KEY
+from anabranch.core.engine.strategy import (
+    AsyncStrategy,
+    Context,
+    Plan,
+    Refusal,
+    Step,
+    held,
+    published,
+    rejected,
+)
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import Vector, add_scaled
-from anabranch.core.strategy import AsyncStrategy, Context, Plan, Refusal, Step, held, published, rejected
-from anabranch.core.updates import Ask, LocalPlan, Reason, Update
+from anabranch.core.model.chains import RAW
+from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.updates import Ask, LocalPlan, Reason, Update
 from anabranch.strategies.compression_schedule import BITS, Schedule, Strength
 from anabranch.strategies.robust.rows import Row, covered_by, loaded_delta, stored_delta
 from anabranch.strategies.robust.rule import Combined, Rule, combine

@@ -29,9 +29,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anabranch.core.params import Delta, Indices, SparseVector, Vector
-from anabranch.core.strategy import Context, Step
-from anabranch.core.updates import Update
+from anabranch.core.engine.strategy import Context, Step
+from anabranch.core.model.params import Delta, Indices, SparseVector, Vector
+from anabranch.core.model.updates import Update
 from anabranch.strategies.robust.rows import covered_by, loaded_delta
 from anabranch.strategies.teasq import Teasq, TeasqState
 

@@ -22,10 +22,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.config import FleetTable
+from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import AppError, DataError
-from anabranch.core.units import UnitGroup
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.units import UnitGroup
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.own_code import own_code, own_frames
 from anabranch.workloads.registry import adapter_of, resolve
 

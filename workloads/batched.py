@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.params import Tensors, Vector
+from anabranch.core.model.params import Tensors, Vector
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.batches import batches
 from anabranch.workloads.objective import IGNORED, Objective

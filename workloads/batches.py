@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
-from anabranch.core.updates import LocalPlan
 
 _each_step: ContextVar[Callable[[], None] | None] = ContextVar("each_step", default=None)
 

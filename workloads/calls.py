@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from anabranch.core.errors import AppError, DataError
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Model, Shard, examples_of
 from anabranch.workloads.batches import every_generator
 from anabranch.workloads.own_code import head, own_code, told

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from anabranch.core.config.extras import how_to_install
 from anabranch.core.errors import AppError
-from anabranch.core.extras import how_to_install
 from anabranch.core.rng import stream
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.splits import take

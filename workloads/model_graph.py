@@ -1,4 +1,4 @@
-"""From a torch module to the units that a sub-model may leave out of it (`core/units.py`).
+"""From a torch module to the units that a sub-model may leave out of it (`core/model/units.py`).
 
 torch.fx traces the module, and every value of the graph is followed: which of its axes holds the units of
 which layer, and which weights they meet. Whatever is not understood keeps its units whole, which is always
@@ -20,7 +20,7 @@ import torch
 from torch import fx, nn
 
 from anabranch.core.errors import AppError
-from anabranch.core.units import UnitGroup
+from anabranch.core.model.units import UnitGroup
 from anabranch.workloads.unit_functions import FUNCTIONS, RULES
 from anabranch.workloads.unit_layers import LAYERS, Rule
 from anabranch.workloads.unit_values import Call, Value, Variable, lock, values_in

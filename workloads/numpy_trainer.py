@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from anabranch.core.params import ParamSpec, Tensors, Vector
-from anabranch.core.submodels import UnitMap
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.params import ParamSpec, Tensors, Vector
+from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
 from anabranch.workloads.trainer import (

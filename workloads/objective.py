@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.errors import AppError
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.own_code import own_name
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from types import ModuleType
 from typing import Any
 
 from anabranch.core import errors
+from anabranch.core.config.extras import how_to_install
 from anabranch.core.errors import AnabranchError, AppError, DataError
-from anabranch.core.extras import how_to_install
 
 FRAMES_MAX = 6
 MESSAGE_LINES_MAX = 6

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from anabranch.core.arrays import plain
 from anabranch.core.errors import AppError
-from anabranch.core.params import ParamSpec, Tensors, Vector
+from anabranch.core.model.arrays import plain
+from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.workloads.torch_loop import import_torch
 from anabranch.workloads.trainer import check_vector
 

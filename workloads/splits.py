@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.config import FleetTable
+from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.core.rng import stream
 from anabranch.workloads.app import Examples, Shard

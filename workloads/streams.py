@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import DataError
+from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import seed_of
-from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import Examples
 from anabranch.workloads.batches import batches, each_step, planned_steps
 

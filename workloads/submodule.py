@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from anabranch.core.errors import AppError
-from anabranch.core.submodels import UnitMap
+from anabranch.core.model.submodels import UnitMap
 from anabranch.workloads.small_attention import SmallAttention
 
 Shape = tuple[int, ...]

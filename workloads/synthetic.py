@@ -13,9 +13,9 @@ from functools import lru_cache
 
 import numpy as np
 
+from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
-from anabranch.core.units import Member, UnitGroup
-from anabranch.core.updates import LocalPlan
 from anabranch.workloads.app import App, Array, Examples, Shard
 from anabranch.workloads.batches import batches, planned_steps
 from anabranch.workloads.splits import take

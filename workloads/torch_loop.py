@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.core.config.extras import how_to_install
 from anabranch.core.errors import AnabranchError, AppError, ConfigError
-from anabranch.core.extras import how_to_install
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Examples
 from anabranch.workloads.batches import batches
 from anabranch.workloads.objective import Objective, forward

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anabranch.core.errors import AppError, ConfigError
-from anabranch.core.params import ParamSpec, Tensors, Vector
-from anabranch.core.submodels import UnitMap
-from anabranch.core.units import UnitGroup, check_groups
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.params import ParamSpec, Tensors, Vector
+from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.units import UnitGroup, check_groups
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
 from anabranch.workloads.resident import LiveModule, Resident

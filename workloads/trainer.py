@@ -12,11 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate, ManifestMismatch
-from anabranch.core.params import ParamSpec, Tensors, Vector
+from anabranch.core.model.params import ParamSpec, Tensors, Vector
+from anabranch.core.model.submodels import Coordinates, UnitMap
+from anabranch.core.model.units import UnitGroup
+from anabranch.core.model.updates import LocalPlan, Task
 from anabranch.core.rng import seed_of
-from anabranch.core.submodels import Coordinates, UnitMap
-from anabranch.core.units import UnitGroup
-from anabranch.core.updates import LocalPlan, Task
 from anabranch.workloads.app import App, Array, Examples, Model
 from anabranch.workloads.batches import planned_steps, watched
 from anabranch.workloads.calls import model_of

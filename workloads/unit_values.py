@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.core.units import Member, UnitGroup
+from anabranch.core.model.units import Member, UnitGroup
 
 
 @dataclass(eq=False)

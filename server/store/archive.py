@@ -24,8 +24,8 @@ from anabranch.core.errors import ConfigError, StoreCorrupt, StoreFull
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.limits import MIB
+from anabranch.core.model.updates import Receipt
 from anabranch.core.snapshot import receipt_of, receipt_row
-from anabranch.core.updates import Receipt
 from anabranch.server.store.files import make_own_folder, open_file, sync_folder
 
 ARCHIVED_BYTES = 64 * MIB  # payloads in a file: nothing is answered while one is written

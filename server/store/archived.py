@@ -9,7 +9,7 @@ from functools import cached_property
 from anabranch.core.errors import DataError, StoreCorrupt
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
-from anabranch.core.updates import Receipt
+from anabranch.core.model.updates import Receipt
 from anabranch.server.store.archive import Archive
 from anabranch.server.store.base import Recovery
 from anabranch.server.store.sql import SqlStore

@@ -38,9 +38,9 @@ from anabranch.core.effects import Effect
 from anabranch.core.errors import StoreError, StoreLocked
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
+from anabranch.core.model.updates import Receipt
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import Snapshot
-from anabranch.core.updates import Receipt
 from anabranch.host.chain import Link as Link
 from anabranch.host.chain import Mark as Mark
 

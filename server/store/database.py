@@ -21,8 +21,8 @@ from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
 
+from anabranch.core.config.secrets import masked
 from anabranch.core.errors import StoreCorrupt, StoreError, StoreFull, StoreLocked, StoreUnreachable
-from anabranch.core.secrets import masked
 from anabranch.identity.files import tighten
 from anabranch.server.store import leader
 from anabranch.server.store.base import DiskFailed

@@ -8,11 +8,11 @@ from pathlib import Path
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from anabranch.core.config import ServerTable
+from anabranch.core.config.extras import how_to_install
+from anabranch.core.config.secrets import MASK, masked
+from anabranch.core.config.tables import ServerTable
 from anabranch.core.errors import ConfigError
-from anabranch.core.extras import how_to_install
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.secrets import MASK, masked
 from anabranch.server.store.archived import ArchivedStore
 from anabranch.server.store.base import Store
 from anabranch.server.store.memory import MemoryStore

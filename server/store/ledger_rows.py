@@ -17,10 +17,10 @@ from typing import Any
 
 from sqlalchemy import Connection, delete, func, select
 
+from anabranch.core.engine.ledger import CAPABILITIES_KEPT, ClientRecord
 from anabranch.core.errors import StoreCorrupt
-from anabranch.core.ledger import CAPABILITIES_KEPT, ClientRecord
+from anabranch.core.model.updates import Capability, Receipt
 from anabranch.core.snapshot import FORMAT, Rows, Snapshot, capability_of, receipt_of, receipt_row
-from anabranch.core.updates import Capability, Receipt
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.rows import Row
 from anabranch.server.store.schema import client_records, enrolments, receipts

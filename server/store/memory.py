@@ -13,15 +13,15 @@ from itertools import islice, takewhile
 import numpy as np
 from safetensors.numpy import load, save
 
-from anabranch.core.arrays import plain_tensors
 from anabranch.core.effects import Decided, Published
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record, line
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.updates import Receipt
 from anabranch.core.retention import ALL, Keep, Taken, kept
 from anabranch.core.snapshot import Snapshot
-from anabranch.core.updates import Receipt
 from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import check_bytes, check_digest, check_name
 from anabranch.server.store.ledger_rows import (

@@ -14,7 +14,7 @@ from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from anabranch.core.effects import Decided, Granted, LeaseEnded, Published
-from anabranch.core.updates import Reason, Task, Verdict
+from anabranch.core.model.updates import Reason, Task, Verdict
 from anabranch.server.store.base import Projection
 from anabranch.server.store.rows import Row, bounded, storable
 from anabranch.server.store.schema import leases, model_versions, updates

@@ -9,7 +9,7 @@ from typing import Any
 
 from anabranch.core.errors import ManifestMismatch
 from anabranch.core.journal import Record, line
-from anabranch.core.updates import Decision, Reason, Receipt, Verdict
+from anabranch.core.model.updates import Decision, Reason, Receipt, Verdict
 from anabranch.server.store.base import Entry, RunInfo
 from anabranch.server.store.packs import Place
 

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
-from anabranch.core.arrays import plain_tensors, to_bytes
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.limits import Limits
+from anabranch.core.model.arrays import plain_tensors, to_bytes
 from anabranch.core.snapshot import APART, FORMAT, Snapshot
 from anabranch.server.store.files import check_space, disk_errors, make_own_folder, open_file, sync_folder
 

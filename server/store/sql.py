@@ -19,9 +19,9 @@ from anabranch.core.errors import LogLost, StoreCorrupt, StoreError
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
+from anabranch.core.model.updates import Receipt
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import Snapshot
-from anabranch.core.updates import Receipt
 from anabranch.server.failpoints import reach
 from anabranch.server.store import migrations, rows, schema, trimming
 from anabranch.server.store.archive import ARCHIVED_BYTES, Archive

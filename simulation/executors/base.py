@@ -13,8 +13,8 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from anabranch.compress.feedback import Memory
-from anabranch.core.params import Vector
-from anabranch.core.updates import Task
+from anabranch.core.model.params import Vector
+from anabranch.core.model.updates import Task
 
 Result_co = TypeVar("Result_co", covariant=True)
 

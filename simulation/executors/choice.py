@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from anabranch.core.chains import AUTO
-from anabranch.core.config import Config, RayTable
+from anabranch.core.config.tables import Config, RayTable
+from anabranch.core.model.chains import AUTO
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.executors.processes import ProcessesExecutor
 from anabranch.simulation.executors.serial import SerialExecutor

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from anabranch.core.params import Vector
+from anabranch.core.model.params import Vector
 
 T = TypeVar("T")
 

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from anabranch.core.config import Config, RayTable
+from anabranch.core.config.extras import how_to_install
+from anabranch.core.config.tables import Config, RayTable
 from anabranch.core.errors import ConfigError
-from anabranch.core.extras import how_to_install
-from anabranch.core.params import Vector
+from anabranch.core.model.params import Vector
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
 from anabranch.simulation.executors.models import Newest
 from anabranch.simulation.executors.queued import Queue

@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core import events as ev
-from anabranch.core.config import Config, StrategyTable, merge
+from anabranch.core.config.tables import Config, StrategyTable, merge
 from anabranch.core.effects import Decided, Effect, Refused
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.settings import EngineSettings
-from anabranch.core.strategy import Strategy
-from anabranch.core.submodels import Coordinates, Submodel
-from anabranch.core.updates import Ask, Capability, find_flaw
-from anabranch.core.updates import Update as CoreUpdate
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.submodels import Coordinates, Submodel
+from anabranch.core.model.updates import Ask, Capability, find_flaw
+from anabranch.core.model.updates import Update as CoreUpdate
 from anabranch.host.build import WHOLE, Blueprint
 from anabranch.host.run import NoLine, Run
 from anabranch.strategies.fedavg import FedAvg

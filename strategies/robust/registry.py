@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anabranch.core.robust import RobustTable
+from anabranch.core.engine.robust import RobustTable
 from anabranch.strategies.robust.centred_clipping import CentredClipping
 from anabranch.strategies.robust.coordinatewise import Median, TrimmedMean
 from anabranch.strategies.robust.geometric_median import GeometricMedian

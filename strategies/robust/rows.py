@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.params import Delta, Indices, ParamSpec, SparseVector, Vector
-from anabranch.core.submodels import submodel_from_json
-from anabranch.core.updates import Update
+from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
+from anabranch.core.model.submodels import submodel_from_json
+from anabranch.core.model.updates import Update
 
 Floats = npt.NDArray[np.float64]
 BLOCK = 1 << 14  # coordinates; a block of twenty rows stays in a core's own cache

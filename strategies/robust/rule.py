@@ -9,7 +9,7 @@ from typing import ClassVar, Protocol
 
 import numpy as np
 
-from anabranch.core.params import Vector
+from anabranch.core.model.params import Vector
 from anabranch.strategies.robust.rows import Floats, Row, Rows
 
 

@@ -31,10 +31,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.planner import Applicant
+from anabranch.core.engine.planner import Applicant
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.rng import rank, stream
-from anabranch.core.units import Member, UnitGroup
 from anabranch.strategies.submodels.planner import CoverageState, GroupPlanner, Units, dropped_count
 
 

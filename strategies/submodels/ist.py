@@ -26,11 +26,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anabranch.core.engine.planner import Applicant
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.planner import Applicant
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
 from anabranch.core.rng import stream
-from anabranch.core.submodels import Submodel, UnitMap, unit_map
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.planner import Applicant
-from anabranch.core.submodels import Submodel, UnitMap, unit_map
+from anabranch.core.engine.planner import Applicant
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
 
 Units = npt.NDArray[np.int64]
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from anabranch.core.chains import AUTO
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
+from anabranch.core.engine.planner import Planner
+from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import ParamSpec
-from anabranch.core.planner import Planner
-from anabranch.core.strategy import Strategy
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.params import ParamSpec
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows, RandomUnits
 from anabranch.strategies.submodels.ist import Ist
 from anabranch.strategies.submodels.widths import FedRolex, FjORD, HeteroFL

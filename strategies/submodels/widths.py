@@ -27,8 +27,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.planner import Applicant
+from anabranch.core.engine.planner import Applicant
+from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.rng import stream
 from anabranch.strategies.submodels.planner import GroupPlanner, Units
 

@@ -11,8 +11,8 @@ import pytest
 from commands import command_line
 
 from anabranch.client.checkup import FAIL, Checkup
-from anabranch.core.config import Config, merge
-from anabranch.core.updates import LocalPlan
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.model.updates import LocalPlan
 from anabranch.simulation.run import simulate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "app.md").read_text(encoding="utf-8")

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from anabranch.compress.registry import STAGES
-from anabranch.core.config import NO_KEY, TABLES
+from anabranch.core.config.tables import NO_KEY, TABLES
 from anabranch.core.errors import OUTCOMES
 from anabranch.core.limits import DEFAULT_LIMITS, GIB, KIB, MIB
-from anabranch.core.updates import Reason
+from anabranch.core.model.updates import Reason
 from anabranch.protos.v1 import devices_pb2, operators_pb2
 from anabranch.strategies.registry import BUILT_IN
 

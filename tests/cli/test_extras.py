@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from anabranch.core.extras import EXTRAS, how_to_install
+from anabranch.core.config.extras import EXTRAS, how_to_install
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = """

@@ -18,7 +18,7 @@ from commands import anabranch, answer
 from safetensors.numpy import load_file
 
 from anabranch.cli.next_steps import once_stopped, while_served
-from anabranch.core.config import Config, IdentityTable, ServerTable
+from anabranch.core.config.tables import Config, IdentityTable, ServerTable
 
 APP = '''
 import numpy as np

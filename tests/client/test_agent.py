@@ -19,12 +19,12 @@ from anabranch.client.messages import HeartbeatAnswer, PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.stopping import Bell
 from anabranch.client.trainer import BaseModel, LocalTrainer
-from anabranch.core.config import ClientTable
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.effects import Refused
+from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import AppError, InvalidUpdate, ManifestMismatch, Overloaded, StoreLocked
-from anabranch.core.ledger import TRAIN_S
-from anabranch.core.params import ParamSpec
-from anabranch.core.updates import Ask, LocalPlan, Task
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Ask, LocalPlan, Task
 from anabranch.workloads.app import Examples
 from anabranch.workloads.synthetic import Synthetic
 

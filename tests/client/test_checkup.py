@@ -14,8 +14,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from anabranch.client.checkup import Checkup, Finding
-from anabranch.core.config import Config
-from anabranch.core.updates import LocalPlan
+from anabranch.core.config.tables import Config
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.synthetic import Synthetic
 

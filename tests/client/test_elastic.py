@@ -21,11 +21,11 @@ from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.stopping import Bell
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
-from anabranch.core.config import ClientTable
+from anabranch.core.config.tables import ClientTable
+from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import AppError
-from anabranch.core.ledger import TRAIN_S
-from anabranch.core.params import ParamSpec
-from anabranch.core.updates import Ask, LocalPlan, Task
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Ask, LocalPlan, Task
 from anabranch.workloads.app import Examples, Shard
 from anabranch.workloads.batches import batches
 from anabranch.workloads.synthetic import Synthetic

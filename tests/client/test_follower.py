@@ -19,11 +19,11 @@ from anabranch.client.lease import Cancelled
 from anabranch.client.messages import FetchedModel
 from anabranch.client.trainer import BaseModel, LocalTrainer, shard_of
 from anabranch.compress.registry import STAGES
-from anabranch.core.config import ClientTable
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import AnabranchError, DataError, ManifestMismatch, Unavailable
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Capability, LocalPlan, Task
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Ask, Capability, LocalPlan, Task
 from anabranch.workloads.app import Examples, Shard, load_app
 from anabranch.workloads.synthetic import Synthetic
 

@@ -32,11 +32,11 @@ from anabranch.core.errors import (
     Unavailable,
     outcome_of,
 )
-from anabranch.core.params import ParamSpec
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.updates import Ask, Capability, Task, Verdict
 from anabranch.core.rng import stream
-from anabranch.core.submodels import UnitMap
-from anabranch.core.units import Member, UnitGroup
-from anabranch.core.updates import Ask, Capability, Task, Verdict
 
 T = TypeVar("T")
 

@@ -24,7 +24,7 @@ from anabranch.client.run import ClientOptions, FollowerOptions, follow, run_cli
 from anabranch.client.summary import AgentSummary
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable, UnknownVersion
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
 from anabranch.core.rng import stream
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic

@@ -14,8 +14,8 @@ import pytest
 from anabranch.client.live_training import Hook, LiveTraining, Snapshot
 from anabranch.client.merging import ElasticDelta, Replacement
 from anabranch.client.policies import Continuous, EverySteps, OnAdvice, OnChange
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.batches import batches
 from anabranch.workloads.trainer import LiveWeights, trainer_for

@@ -12,7 +12,7 @@ from anabranch.client.held import keep_model, kept_model
 from anabranch.client.memory import Memories
 from anabranch.client.trainer import BaseModel
 from anabranch.compress.feedback import Memory
-from anabranch.core.params import ParamSpec
+from anabranch.core.model.params import ParamSpec
 
 RUN, LAYOUT = "run-1", "aa" * 32
 SPEC = ParamSpec.of({"w": np.zeros(4, np.float32), "n": np.zeros(1, np.int64)})

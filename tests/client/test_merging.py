@@ -17,7 +17,7 @@ from anabranch.client.merging import (
     make_merge,
 )
 from anabranch.client.policies import Continuous, EverySteps, OnAdvice, OnChange, Since, make_policy
-from anabranch.core.config import ClientTable, merge
+from anabranch.core.config.tables import ClientTable, merge
 from anabranch.core.errors import ConfigError
 
 

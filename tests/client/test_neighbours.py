@@ -11,7 +11,7 @@ import pytest
 
 from anabranch.client.neighbours import Neighbours
 from anabranch.client.trainer import BaseModel, LocalTrainer
-from anabranch.core.config import ClientTable
+from anabranch.core.config.tables import ClientTable
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.synthetic import Synthetic
 

@@ -21,10 +21,10 @@ from anabranch.client.transport import Transport
 from anabranch.compress.feedback import Memory
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.config import ClientTable
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.params import SparseVector
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.params import SparseVector
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Examples
 from anabranch.workloads.synthetic import Synthetic
 

@@ -21,7 +21,7 @@ from anabranch.client.run import ClientOptions, run_client
 from anabranch.client.servers import Servers
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import ConfigError, Unavailable
-from anabranch.core.updates import Capability
+from anabranch.core.model.updates import Capability
 from anabranch.identity.addresses import parse_addresses
 
 BACK_S = 600.0

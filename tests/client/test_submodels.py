@@ -24,14 +24,14 @@ from anabranch.client.transport import GrpcTransport
 from anabranch.compress.feedback import Memory
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.config import ClientTable
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.effects import Refused
+from anabranch.core.engine.ledger import TRAIN_S
+from anabranch.core.engine.planner import Applicant
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.ledger import TRAIN_S
-from anabranch.core.params import ParamSpec, Vector, dense
-from anabranch.core.planner import Applicant
-from anabranch.core.submodels import Submodel, UnitMap, unit_map
-from anabranch.core.updates import Ask, Task
+from anabranch.core.model.params import ParamSpec, Vector, dense
+from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
+from anabranch.core.model.updates import Ask, Task
 from anabranch.protos import convert
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.manifest import write_manifest

@@ -8,7 +8,7 @@ from anabranch.client.shadow import Order, SyncThread
 from anabranch.client.stopping import Bell
 from anabranch.client.timers import RETRY, Reach, Timers
 from anabranch.core import effects as ef
-from anabranch.core.overlap import PUSH_TIMER
+from anabranch.core.device.overlap import PUSH_TIMER
 
 FAR = 1e6
 SOON_S = 30.0

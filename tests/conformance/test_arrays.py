@@ -29,14 +29,14 @@ from anabranch.compress.downloads import Downloads, apply_download
 from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.model import decode_model, encode_model
 from anabranch.compress.registry import STAGES, make_codec
-from anabranch.core.arrays import from_bytes, plain, to_bytes
-from anabranch.core.config import Config
-from anabranch.core.engine import Engine
+from anabranch.core.config.tables import Config
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.errors import AppError
-from anabranch.core.params import ParamSpec, dense
-from anabranch.core.settings import EngineSettings
+from anabranch.core.model.arrays import from_bytes, plain, to_bytes
+from anabranch.core.model.params import ParamSpec, dense
+from anabranch.core.model.updates import LocalPlan
 from anabranch.core.snapshot import FORMAT, Snapshot, state_digest
-from anabranch.core.updates import LocalPlan
 from anabranch.protos.convert import manifest_from_proto, manifest_to_proto
 from anabranch.reports.journal_files import JournalReader, JournalWriter
 from anabranch.server.manifest import read_manifest, read_weights, write_manifest

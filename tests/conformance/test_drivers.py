@@ -15,7 +15,7 @@ import pytest
 from drivers import CAPABILITY, Driver, driver, story
 
 from anabranch.core import events as ev
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import ConfigError
 
 DRIVERS = ("live", "local", "simulated")

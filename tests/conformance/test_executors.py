@@ -15,10 +15,10 @@ import pytest
 from fleets import Broken, config
 from local_apps import Brief, Diverges, Linear
 
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate
-from anabranch.core.submodels import UnitMap
-from anabranch.core.updates import LocalPlan, Task
+from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.updates import LocalPlan, Task
 from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult
 from anabranch.simulation.executors.choice import make_executor
 from anabranch.simulation.executors.ray import on_this_machine

@@ -1,4 +1,4 @@
-"""The laws of core/planner.py, for every planner."""
+"""The laws of core/engine/planner.py, for every planner."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from unit_groups import SPEC, line, tensors
 
-from anabranch.core.config import merge
+from anabranch.core.config.tables import merge
+from anabranch.core.engine.planner import Applicant, Planner
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import ParamSpec
-from anabranch.core.planner import Applicant, Planner
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import UnitMap
 from anabranch.core.rng import seed_of
 from anabranch.core.snapshot import _pack, _unpack
-from anabranch.core.submodels import UnitMap
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import scores
 from anabranch.strategies.submodels.registry import make_planner

@@ -13,9 +13,9 @@ from sqlalchemy import func, select
 from stores import LIMITS, Backend
 
 from anabranch.core import events as ev
-from anabranch.core.config import merge
+from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError, DataError, StoreCorrupt, UnknownVersion
-from anabranch.core.updates import Reason, Verdict
+from anabranch.core.model.updates import Reason, Verdict
 from anabranch.server.books import Call
 from anabranch.server.export import export_run
 from anabranch.server.history import head_at

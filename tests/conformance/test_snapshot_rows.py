@@ -13,9 +13,9 @@ from stores import LIMITS, Backend
 
 from anabranch.core import events as ev
 from anabranch.core.errors import StoreFull
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
+from anabranch.core.model.updates import Capability
 from anabranch.core.snapshot import restore, state_digest, take_changes, take_snapshot
-from anabranch.core.updates import Capability
 from anabranch.server.store import schema
 from anabranch.server.store.base import Store
 from anabranch.server.store.sql import SqlStore

@@ -18,7 +18,7 @@ from stores import (
 )
 
 from anabranch.core.effects import Granted, LeaseEnd, LeaseEnded
-from anabranch.core.updates import (
+from anabranch.core.model.updates import (
     Decision,
     Reason,
     Verdict,

@@ -30,11 +30,11 @@ from stores import (
 from anabranch.core import events as ev
 from anabranch.core.errors import ManifestMismatch, StoreCorrupt, StoreError
 from anabranch.core.journal import to_record
-from anabranch.core.snapshot import Snapshot
-from anabranch.core.updates import (
+from anabranch.core.model.updates import (
     Reason,
     Receipt,
 )
+from anabranch.core.snapshot import Snapshot
 from anabranch.server.store.base import Entry, Store
 
 # --- the log ---------------------------------------------------------------------------------

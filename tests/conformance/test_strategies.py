@@ -1,4 +1,4 @@
-"""The laws of core/strategy.py, for every built-in strategy."""
+"""The laws of core/engine/strategy.py, for every built-in strategy."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabranch.core.params import ParamSpec
-from anabranch.core.robust import RobustTable
+from anabranch.core.engine.robust import RobustTable
+from anabranch.core.engine.strategy import Context, State, Step, Strategy
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Coordinates
+from anabranch.core.model.updates import Ask, LocalPlan, Update, Verdict
 from anabranch.core.snapshot import _pack, _unpack
-from anabranch.core.strategy import Context, State, Step, Strategy
-from anabranch.core.submodels import Coordinates
-from anabranch.core.updates import Ask, LocalPlan, Update, Verdict
 from anabranch.strategies.registry import BUILT_IN, make_strategy
 
 SIZE = 5

@@ -21,8 +21,8 @@ from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core.effects import Refused
 from anabranch.core.errors import IdTaken, InvalidUpdate, ManifestMismatch, UnknownTask, UnknownVersion
-from anabranch.core.params import ParamSpec
-from anabranch.core.updates import Ask, Capability, Reason, Task, Verdict
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Ask, Capability, Reason, Task, Verdict
 
 SETTINGS = {"run": {"versions_max": 3}, "server": {"concurrency": 2}}
 Connect = Callable[[str], Transport]

@@ -18,7 +18,7 @@ from wire import QUICK, Device
 
 from anabranch.client.operator import OperatorClient
 from anabranch.core.errors import Unavailable
-from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.server.verify import verify
 
 VALUES = 300

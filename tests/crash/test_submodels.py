@@ -15,7 +15,7 @@ from server_process import Plan, ServerProcess
 from wire import QUICK, Device
 
 from anabranch.compress.registry import STAGES
-from anabranch.core.params import ParamSpec
+from anabranch.core.model.params import ParamSpec
 from anabranch.server.verify import verify
 
 NAMES = ("slow", "middle", "fast")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.core.errors import AppError, ConfigError
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 from anabranch.flower.app import FlowerApp, Partition, mean_metrics, named
 from anabranch.flower.messages import Reply
 from anabranch.flower.project import Project

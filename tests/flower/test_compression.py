@@ -16,8 +16,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from grid_runs import Run, adding, config
 
 from anabranch.core.errors import AppError
-from anabranch.core.params import ParamSpec, dense
-from anabranch.core.updates import LocalPlan, Task
+from anabranch.core.model.params import ParamSpec, dense
+from anabranch.core.model.updates import LocalPlan, Task
 from anabranch.flower.client_app import app as compressed_app
 from anabranch.flower.compression import MEMORY, RECORD, Counting, Encoded, compressed_uplink, encoded_in
 from anabranch.flower.local_grid import Node, in_a_task

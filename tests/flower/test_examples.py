@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
 pytest.importorskip("sklearn", reason="the examples' data comes with scikit-learn")
 
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.simulation.run import simulate
 from anabranch.workloads import load_app
 

@@ -21,9 +21,9 @@ from flower_apps import write_app
 from live_server import live_server
 
 from anabranch.client.operator import OperatorClient
-from anabranch.core.config import Config, StrategyTable
+from anabranch.core.config.tables import Config, StrategyTable
 from anabranch.core.errors import OUTCOMES, ConfigError
-from anabranch.core.params import Tensors
+from anabranch.core.model.params import Tensors
 from anabranch.server.manifest import read_manifest
 
 DEVICE = """

@@ -28,7 +28,7 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.compress.selectors import kept_count
 from anabranch.compress.stage import Coded, Role, Stream
-from anabranch.core.params import ParamSpec, SparseVector
+from anabranch.core.model.params import ParamSpec, SparseVector
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
 

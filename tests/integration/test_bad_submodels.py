@@ -16,8 +16,8 @@ from wire import Device, Served, server_config
 
 from anabranch.compress.registry import STAGES
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
-from anabranch.core.params import Vector
-from anabranch.core.submodels import Coordinates, UnitMap
+from anabranch.core.model.params import Vector
+from anabranch.core.model.submodels import Coordinates, UnitMap
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model

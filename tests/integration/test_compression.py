@@ -16,7 +16,7 @@ from wire import Device, Served, server_config
 from anabranch.compress.downloads import LIST, SNAPSHOT, SUM, apply_download
 from anabranch.compress.registry import STAGES
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import Vector, digest
+from anabranch.core.model.params import Vector, digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import replay

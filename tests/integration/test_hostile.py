@@ -17,7 +17,7 @@ from wire import Served, server_config
 from anabranch.cli.live_result import report_of_data
 from anabranch.client.operator import OperatorClient
 from anabranch.core.errors import ConfigError, UnknownVersion
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.manifest import Manifest
 from anabranch.server.verify import verify

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from anabranch.client.operator import OperatorClient
 from anabranch.client.run import ClientOptions, run_client
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.server.manifest import read_manifest, write_manifest
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate

@@ -21,7 +21,7 @@ from anabranch.client.run import ClientOptions, run_client
 from anabranch.compress.downloads import SNAPSHOT, apply_download
 from anabranch.compress.registry import STAGES
 from anabranch.core.errors import DataError, StoreCorrupt
-from anabranch.core.params import ParamSpec, Vector, digest
+from anabranch.core.model.params import ParamSpec, Vector, digest
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server import writer
 from anabranch.server.manifest import Manifest, write_manifest

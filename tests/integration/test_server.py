@@ -17,7 +17,7 @@ from wire import CALL_S, CHUNK, Device, Served, chunks, requests, server_config
 
 from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.server.export import export_run

@@ -13,7 +13,7 @@ from wire import Served, server_config
 
 from anabranch.cli.live_result import report_of_data
 from anabranch.client.operator import OperatorClient, RunStatus
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.reports.html import report_html

@@ -21,11 +21,11 @@ from anabranch.compress.downloads import apply_download
 from anabranch.compress.layout import Layout
 from anabranch.compress.model import encode_model
 from anabranch.compress.registry import STAGES, make_codec
-from anabranch.core.chains import payload_codec
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS
-from anabranch.core.params import Vector, dense, digest
-from anabranch.core.submodels import UnitMap, unit_map
+from anabranch.core.model.chains import payload_codec
+from anabranch.core.model.params import Vector, dense, digest
+from anabranch.core.model.submodels import UnitMap, unit_map
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators

@@ -16,16 +16,16 @@ from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import STAGES
 from anabranch.core import events as ev
-from anabranch.core.buffers import AVERAGE, LATEST, LOCAL, Covered, DeviceBuffers
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.effects import Decided, Granted, Published
-from anabranch.core.engine import Engine
-from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.engine.buffers import AVERAGE, LATEST, LOCAL, Covered, DeviceBuffers
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.updates import Ask, Capability, Task, Update, Verdict, find_flaw
 from anabranch.core.rng import stream
-from anabranch.core.settings import EngineSettings
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
-from anabranch.core.units import Member, UnitGroup
-from anabranch.core.updates import Ask, Capability, Task, Update, Verdict, find_flaw
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
 from anabranch.workloads.trainer import smaller

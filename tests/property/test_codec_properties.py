@@ -18,7 +18,7 @@ from anabranch.compress.codec import Codec
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.errors import InvalidUpdate, TooLarge
-from anabranch.core.params import ParamSpec, SparseVector, dense
+from anabranch.core.model.params import ParamSpec, SparseVector, dense
 
 SPEC = model()
 LAYOUT = Layout.of(SPEC)

@@ -15,7 +15,7 @@ import pytest
 from exchanges import Server, World
 
 from anabranch.client.merging import ElasticDelta, Merge, PaperInterpolation, Replacement
-from anabranch.core.params import Vector
+from anabranch.core.model.params import Vector
 
 A = 0.5
 MOVES = 5_000

@@ -15,7 +15,7 @@ from anabranch.compress.delta_log import DeltaLog, apply
 from anabranch.compress.downloads import apply_download
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import AnabranchError
-from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.model.params import ParamSpec, Vector
 
 LAYOUT = Layout.of(SPEC)
 TINY = ParamSpec.of({"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, np.float32)})

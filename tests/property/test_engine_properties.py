@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Published
-from anabranch.core.engine import Engine
-from anabranch.core.invariants import violations
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.invariants import violations
+from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.journal import JournalDigest, from_record, line, to_record
-from anabranch.core.params import ParamSpec
-from anabranch.core.settings import EngineSettings
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Coordinates
+from anabranch.core.model.updates import Ask, Capability, Reason, Update, Verdict
 from anabranch.core.snapshot import Snapshot, restore, state_digest, take_snapshot
-from anabranch.core.submodels import Coordinates
-from anabranch.core.updates import Ask, Capability, Reason, Update, Verdict
 from anabranch.strategies.registry import make_strategy
 
 SPEC = ParamSpec.of({"w": np.zeros(3, np.float32), "n": np.zeros((), np.int64)})

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from anabranch.core.robust import RULES, RobustTable
+from anabranch.core.engine.robust import RULES, RobustTable
 from anabranch.strategies.robust.registry import make_rule
 from anabranch.strategies.robust.rows import Row, Rows
 from anabranch.strategies.robust.rule import Rule

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from anabranch.core.updates import Decision, Reason, Verdict
+from anabranch.core.model.updates import Decision, Reason, Verdict
 from anabranch.reports.recorder import Recorder
 from anabranch.reports.result import Kind, Result
 

@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from anabranch.core.updates import Decision, Verdict
+from anabranch.core.model.updates import Decision, Verdict
 from anabranch.reports.compare import compare, compare_html
 from anabranch.reports.compression import Strength, saving, strength_of
 from anabranch.reports.html import report_html

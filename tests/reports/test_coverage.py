@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from unit_groups import GROUPS, SPEC
 
 from anabranch.cli.live_result import result_of_journal
-from anabranch.core.submodels import unit_map
-from anabranch.core.units import Member, UnitGroup
+from anabranch.core.model.submodels import unit_map
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.reports.coverage import GROUPS_MAX, SHADES, by_device, over_time
 from anabranch.reports.coverage_tally import DEVICES_MAX, ROWS_MAX, SLOTS, Coverages, CoverageTally
 from anabranch.reports.html import report_html

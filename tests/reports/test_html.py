@@ -12,7 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from anabranch.core.config import merge
+from anabranch.core.config.tables import merge
 from anabranch.reports.compare import compare_html
 from anabranch.reports.devices import spread_text
 from anabranch.reports.html import report_html, write_report

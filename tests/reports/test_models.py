@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from anabranch.core.params import ParamSpec
+from anabranch.core.model.params import ParamSpec
 from anabranch.reports.models import Best, write_model
 
 NAN = math.nan

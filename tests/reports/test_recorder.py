@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core.errors import DataError
-from anabranch.core.updates import Decision, Reason, Verdict
+from anabranch.core.model.updates import Decision, Reason, Verdict
 from anabranch.reports.recorder import Recorder, summarise
 from anabranch.reports.result import ClientShare, Kind, Point, Staleness
 

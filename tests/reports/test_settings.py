@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core.config import Config, merge, parse_override
+from anabranch.core.config.tables import Config, merge, parse_override
 from anabranch.reports.settings import changed, differing, label_text, setting_text, simulate_command
 
 TABLES: dict[str, dict[str, Any]] = {

@@ -28,11 +28,11 @@ from anabranch.client.state import HELD
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import GrpcTransport
-from anabranch.core.config import ClientTable
+from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ConfigError, HistoryMismatch
 from anabranch.core.limits import DEFAULT_LIMITS
-from anabranch.core.params import digest
-from anabranch.core.updates import Ask, Capability, Task
+from anabranch.core.model.params import digest
+from anabranch.core.model.updates import Ask, Capability, Task
 from anabranch.identity.authority import Authority
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.restored import FILE, attest

@@ -17,9 +17,9 @@ import psycopg
 import pytest
 from commands import anabranch, answer, serving
 
-from anabranch.core.config import TABLES, Config, merge
+from anabranch.core.config.secrets import MASK, SECRET, masked, masked_text
+from anabranch.core.config.tables import TABLES, Config, merge
 from anabranch.core.errors import OUTCOMES, ConfigError, StoreError, StoreUnreachable, outcome_of
-from anabranch.core.secrets import MASK, SECRET, masked, masked_text
 from anabranch.protos.v1 import devices_pb2, operators_pb2
 from anabranch.server.export import export_run
 

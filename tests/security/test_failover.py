@@ -22,7 +22,7 @@ from anabranch.client.operator import check_health
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import Unavailable
-from anabranch.core.updates import Capability
+from anabranch.core.model.updates import Capability
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import Kind
 from anabranch.identity.wallet import read_wallet

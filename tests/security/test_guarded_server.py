@@ -18,9 +18,9 @@ from anabranch.client.joining import join, join_addresses, joined_wallet
 from anabranch.client.link import Link
 from anabranch.client.operator import check_health
 from anabranch.client.run import ClientOptions, device_wallet
-from anabranch.core.config import merge
+from anabranch.core.config.tables import merge
 from anabranch.core.errors import ConfigError, NotAuthenticated, NotPermitted, Unavailable
-from anabranch.core.updates import Capability
+from anabranch.core.model.updates import Capability
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import Kind
 from anabranch.identity.wallet import read_wallet

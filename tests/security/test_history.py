@@ -19,7 +19,7 @@ from wire import Served
 
 from anabranch.client.history import SeenHistory
 from anabranch.core.errors import ConfigError, HistoryMismatch, NotAuthenticated, NotPermitted
-from anabranch.core.updates import Capability
+from anabranch.core.model.updates import Capability
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import Kind, certificate_der
 from anabranch.identity.heads import first_head, follow_links, head_message, next_head

@@ -16,9 +16,9 @@ from wire import CALL_S, QUICK
 
 from anabranch.client.channel import error_of, secure_channel
 from anabranch.client.joining import join
+from anabranch.core.engine.rates import KEPT, Rates
 from anabranch.core.errors import AnabranchError, NotAuthenticated, Overloaded
 from anabranch.core.limits import KIB, Limits
-from anabranch.core.rates import KEPT, Rates
 from anabranch.identity.authority import DAY_S
 from anabranch.identity.certificates import Kind, new_key, signing_request
 from anabranch.protos.v1 import identity_pb2 as identity

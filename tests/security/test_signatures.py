@@ -19,7 +19,7 @@ from wire import chunks, requests
 
 from anabranch.client.outbox import UpdateEntry
 from anabranch.core.errors import InvalidSignature
-from anabranch.core.updates import Ask, Capability, Task, Verdict
+from anabranch.core.model.updates import Ask, Capability, Task, Verdict
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import Kind, certificate_der, new_key
 from anabranch.identity.signatures import check_signature, make_proof, proof_problem, update_message

@@ -9,7 +9,7 @@ from anabranch.client.channel import check_not_guarded
 from anabranch.client.operator import OperatorClient
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import NotAuthenticated, Unavailable
-from anabranch.core.updates import Capability
+from anabranch.core.model.updates import Capability
 
 
 def test_an_operator_without_papers(guarded: Federation) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fleets import Ones, config, events
 
-from anabranch.core.config import FleetTable, merge
+from anabranch.core.config.tables import FleetTable, merge
 from anabranch.reports.result import Result
 from anabranch.simulation.attacks import FLOOD, Attack, hostile_devices, hurried
 from anabranch.simulation.replay import replay_run

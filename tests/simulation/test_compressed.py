@@ -11,7 +11,7 @@ import pytest
 from fleets import Ones, events
 from fleets import config as plain
 
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.effects import Granted
 from anabranch.core.snapshot import state_digest
 from anabranch.reports.result import Result

@@ -12,7 +12,7 @@ import pytest
 from fleets import Broken, Ones, config
 
 from anabranch.core.errors import AppError, ConfigError, DataError, StoreCorrupt
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
 from anabranch.core.snapshot import state_digest
 from anabranch.reports.journal_files import PAYLOADS
 from anabranch.reports.result import Result

@@ -19,10 +19,10 @@ from fleets import config
 from rough import prove
 
 from anabranch.core.clock import EventClock
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
+from anabranch.core.engine.sessions import Sessions
 from anabranch.core.errors import LogLost, ReplayMismatch, StoreFull
 from anabranch.core.journal import Record
-from anabranch.core.sessions import Sessions
 from anabranch.host.chain import Mark
 from anabranch.simulation import devices
 from anabranch.simulation.clock import VirtualClock

@@ -12,7 +12,7 @@ import pytest
 from fleets import config
 from local_apps import Brief, Linear
 
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.reports.journal_files import JournalReader
 from anabranch.simulation.executors.choice import chosen, settled
 from anabranch.simulation.problem import ProblemSource

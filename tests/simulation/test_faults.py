@@ -15,9 +15,9 @@ import pytest
 from fleets import Ones, config
 from rough import STRATEGIES, prove, prove_twice, rough
 
-from anabranch.core.engine import Engine
+from anabranch.core.config.faults import Fate, FaultKind, FaultsTable, MessageFaults, length_s
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, LogLost
-from anabranch.core.faults import Fate, FaultKind, FaultsTable, MessageFaults, length_s
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
 from anabranch.simulation.faults import DeviceClock, Faults

@@ -14,8 +14,8 @@ from fleets import Ones, config
 from safetensors.numpy import load_file
 
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import digest
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.params import digest
+from anabranch.core.model.updates import LocalPlan
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
 from anabranch.simulation.interruption import Interruptions

@@ -15,8 +15,8 @@ import pytest
 from fleets import Ones, config
 
 from anabranch.compress.feedback import Memory
-from anabranch.core.config import Config
-from anabranch.core.updates import Ask, Capability, Decision, Reason, Task, Verdict
+from anabranch.core.config.tables import Config
+from anabranch.core.model.updates import Ask, Capability, Decision, Reason, Task, Verdict
 from anabranch.reports.journal_files import DigestJournal
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult, Pending

@@ -11,9 +11,9 @@ import pytest
 from torch import nn
 
 from anabranch.core import events as ev
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.effects import Effect, Published
-from anabranch.core.params import Vector
+from anabranch.core.model.params import Vector
 from anabranch.core.snapshot import state_digest
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import Simulation, open_simulation, simulate

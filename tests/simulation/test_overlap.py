@@ -9,9 +9,9 @@ from fleets import Diverging, Ones, config, events
 from rough import STRATEGIES, prove, rough
 
 from anabranch.core import events as ev
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.engine.invariants import violations
 from anabranch.core.errors import ConfigError
-from anabranch.core.invariants import violations
 from anabranch.simulation.checkers import Checker
 from anabranch.simulation.run import open_simulation, simulate
 

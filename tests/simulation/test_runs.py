@@ -9,11 +9,11 @@ import pytest
 from fleets import Diverging, Ones, config, events
 
 from anabranch.core import events as ev
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import Published, Refused, SessionEffect, SetTimer
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError
-from anabranch.core.updates import Ask, Reason
+from anabranch.core.model.updates import Ask, Reason
 from anabranch.reports.html import REPORT_FILE
 from anabranch.reports.result import Result
 from anabranch.simulation.checkers import Checker

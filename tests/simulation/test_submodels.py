@@ -12,13 +12,13 @@ from fleets import config as plain
 from fleets import events
 
 from anabranch.core import events as ev
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.effects import Granted
-from anabranch.core.ledger import TRAIN_S
-from anabranch.core.params import ParamSpec
+from anabranch.core.engine.ledger import TRAIN_S
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.updates import Task, Update
 from anabranch.core.snapshot import state_digest
-from anabranch.core.submodels import UnitMap
-from anabranch.core.updates import Task, Update
 from anabranch.reports.result import Result
 from anabranch.simulation.checkers import Checker
 from anabranch.simulation.replay import replay_run

@@ -9,10 +9,10 @@ import pytest
 from fleets import Ones, config, events
 
 from anabranch.core import events as ev
-from anabranch.core.config import Config
-from anabranch.core.engine import Engine
+from anabranch.core.config.tables import Config
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError
-from anabranch.core.updates import Ask, Capability, Reason
+from anabranch.core.model.updates import Ask, Capability, Reason
 from anabranch.reports.result import Result
 from anabranch.simulation.checkers import Checker
 from anabranch.simulation.run import called_when_free, open_simulation, simulate

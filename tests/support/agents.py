@@ -12,8 +12,8 @@ from virtual import VirtualTime
 
 from anabranch.client.agent import Agent
 from anabranch.client.transport import Transport
-from anabranch.core.params import digest
-from anabranch.core.units import UnitGroup
+from anabranch.core.model.params import digest
+from anabranch.core.model.units import UnitGroup
 from anabranch.workloads.app import App, Shard
 from anabranch.workloads.synthetic import Synthetic
 

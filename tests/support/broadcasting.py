@@ -12,10 +12,10 @@ from anabranch.compress.broadcast import make_broadcast
 from anabranch.compress.downloads import Download, Downloads, apply_download
 from anabranch.core import events as ev
 from anabranch.core.effects import Granted
-from anabranch.core.engine import Engine
-from anabranch.core.params import ParamSpec, Vector, digest
-from anabranch.core.settings import EngineSettings
-from anabranch.core.updates import Ask, Capability, Task, Update
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.model.params import ParamSpec, Vector, digest
+from anabranch.core.model.updates import Ask, Capability, Task, Update
 from anabranch.strategies.registry import make_strategy
 
 Held = tuple[int, Vector]

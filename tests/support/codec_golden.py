@@ -14,7 +14,7 @@ import numpy as np
 
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.params import ParamSpec, Vector, dense, digest
+from anabranch.core.model.params import ParamSpec, Vector, dense, digest
 
 FOLDER = Path(__file__).parents[1] / "golden" / "codecs"
 DIGESTS = FOLDER / "decoded.json"

@@ -18,8 +18,8 @@ from crash_writer import VALUES, Applied, Writer
 from server_process import NotServing, Plan, ServerProcess
 
 from anabranch.core.journal import Record
-from anabranch.core.params import ParamSpec, Vector, digest
-from anabranch.core.units import Member, UnitGroup
+from anabranch.core.model.params import ParamSpec, Vector, digest
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.server.manifest import write_manifest
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from anabranch.client.run import ClientOptions, run_client
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App as Base
 from anabranch.workloads.app import Examples, Shard
 from anabranch.workloads.batches import batches

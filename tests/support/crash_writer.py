@@ -17,9 +17,9 @@ from wire import QUICK, Device
 
 from anabranch.compress.downloads import apply_download
 from anabranch.compress.registry import STAGES
-from anabranch.core.params import Indices, ParamSpec, Vector
-from anabranch.core.submodels import Submodel, UnitMap
-from anabranch.core.updates import Reason
+from anabranch.core.model.params import Indices, ParamSpec, Vector
+from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.updates import Reason
 from anabranch.protos.v1 import devices_pb2 as devices
 
 VALUES = 300

@@ -7,7 +7,7 @@ import zlib
 
 import numpy as np
 
-from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.model.params import ParamSpec, Vector
 
 # Every stage, every kind of argument, every form of values, indices and entropy coding.
 CHAINS = (

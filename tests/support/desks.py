@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from anabranch.core import events as ev
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.effects import Decided, Effect, Granted
 from anabranch.core.errors import StoreError
 from anabranch.core.limits import Limits
-from anabranch.core.params import ParamSpec
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Ask, Capability, Task, Update
 from anabranch.core.retention import Keep
 from anabranch.core.snapshot import state_digest
-from anabranch.core.updates import Ask, Capability, Task, Update
 from anabranch.host.build import Blueprint
 from anabranch.server.app import every_of
 from anabranch.server.books import Books, Call

@@ -24,7 +24,7 @@ from wire import SUM
 
 from anabranch.client.outbox import Outbox, OutboxBounds
 from anabranch.core.journal import Record
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
 

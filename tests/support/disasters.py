@@ -15,16 +15,16 @@ from rough import MADE_MIN, Proved, prove, rough
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Refused
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import StoreFull
 from anabranch.core.journal import Record
-from anabranch.core.params import Delta, digest
+from anabranch.core.model.params import Delta, digest
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Ask, Decision, Reason, Task, TaskState, Verdict
 from anabranch.core.rng import rank
 from anabranch.core.snapshot import state_digest
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Decision, Reason, Task, TaskState, Verdict
 from anabranch.host.journal import replay
 from anabranch.host.run import Advice
 from anabranch.simulation.disk import Backup

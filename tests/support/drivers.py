@@ -24,13 +24,13 @@ from anabranch.client.transport import GrpcTransport, Transport
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core import events as ev
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect, Published, Refused, RolledBackTo
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import AnabranchError
 from anabranch.core.journal import Record, line
-from anabranch.core.params import ParamSpec
-from anabranch.core.updates import Ask, Capability, Decision, LocalPlan, Reason, Task
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Ask, Capability, Decision, LocalPlan, Reason, Task
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import replay_whole
 from anabranch.host.rollback import Numbered, Refolder, check_rollback

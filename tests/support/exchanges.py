@@ -17,12 +17,12 @@ import numpy as np
 from anabranch.client.merging import Merge
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
-from anabranch.core.engine import Engine
-from anabranch.core.invariants import violations
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.session import Session, SessionSettings
-from anabranch.core.settings import EngineSettings
-from anabranch.core.updates import Ask, Capability, Task, Update
+from anabranch.core.device.session import Session, SessionSettings
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.invariants import violations
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.updates import Ask, Capability, Task, Update
 from anabranch.strategies.registry import make_strategy
 
 A = 0.5

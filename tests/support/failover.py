@@ -21,7 +21,7 @@ from wire import QUICK, Device
 
 from anabranch.compress.registry import STAGES
 from anabranch.core.errors import LeadershipLost, outcome_of
-from anabranch.core.params import Vector
+from anabranch.core.model.params import Vector
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
 
 MANY = 1_000_000  # the writers stop when they are told to

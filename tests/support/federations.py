@@ -10,9 +10,9 @@ import numpy.typing as npt
 from anabranch.client.outbox import UpdateEntry
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.config import Config, merge
-from anabranch.core.params import ParamSpec
-from anabranch.core.updates import Task
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Task
 from anabranch.workloads.synthetic import Synthetic
 from anabranch.workloads.trainer import trainer_for
 

@@ -25,7 +25,7 @@ from grpc import aio
 from server_process import Plan, ServerProcess
 from wire import CHUNK, QUICK, Device
 
-from anabranch.core.params import ParamSpec, digest
+from anabranch.core.model.params import ParamSpec, digest
 from anabranch.protos.convert import PROTOCOL_VERSION
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.manifest import write_manifest

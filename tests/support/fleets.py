@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from anabranch.core.config import Config, merge
-from anabranch.core.updates import LocalPlan
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Shard
 
 EXAMPLES = 64  # two steps of the default batch size

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.flower import server_app
 from anabranch.flower.driver import GridRun
 from anabranch.flower.local_grid import LocalGrid, Node

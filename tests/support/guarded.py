@@ -21,7 +21,7 @@ from anabranch.client.joining import join
 from anabranch.client.operator import OperatorClient
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import Tensors
+from anabranch.core.model.params import Tensors
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import Kind, new_key, signing_request
 from anabranch.identity.signatures import update_message

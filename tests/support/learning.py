@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from anabranch.core.config import Config
-from anabranch.core.engine import Engine
-from anabranch.core.params import digest
+from anabranch.core.config.tables import Config
+from anabranch.core.engine.engine import Engine
+from anabranch.core.model.params import digest
 from anabranch.core.snapshot import take_snapshot
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import replay

@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import Tensors
-from anabranch.core.units import UnitGroup
+from anabranch.core.model.params import Tensors
+from anabranch.core.model.units import UnitGroup
 from anabranch.server.app import ServerInfo, serve
 from anabranch.server.manifest import write_manifest
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Examples, Shard
 from anabranch.workloads.digits import Digits
 

@@ -22,8 +22,9 @@ from anabranch.compress.downloads import Downloads
 from anabranch.compress.model import encode_model
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core import events as ev
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.effects import Decided, Effect, Granted, Refused
+from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import (
     IdTaken,
     InvalidUpdate,
@@ -32,11 +33,10 @@ from anabranch.core.errors import (
     UnknownVersion,
 )
 from anabranch.core.journal import Record, to_record
-from anabranch.core.params import ParamSpec, Tensors
-from anabranch.core.submodels import Submodel, UnitMap
-from anabranch.core.units import UnitGroup
-from anabranch.core.updates import Ask, Capability, Receipt, Task, Update
-from anabranch.core.waiting import WaitingLine
+from anabranch.core.model.params import ParamSpec, Tensors
+from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.units import UnitGroup
+from anabranch.core.model.updates import Ask, Capability, Receipt, Task, Update
 from anabranch.host.build import Blueprint
 from anabranch.host.run import Run, advice
 from anabranch.host.submission import check_open, examined

@@ -9,13 +9,13 @@ import numpy as np
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect
-from anabranch.core.engine import Engine
-from anabranch.core.invariants import violations
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.robust import RobustTable
-from anabranch.core.settings import EngineSettings
-from anabranch.core.submodels import Coordinates, Submodel
-from anabranch.core.updates import Ask, Capability, Decision, Update
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.invariants import violations
+from anabranch.core.engine.robust import RobustTable
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.submodels import Coordinates, Submodel
+from anabranch.core.model.updates import Ask, Capability, Decision, Update
 from anabranch.strategies.registry import make_strategy
 
 SPEC = ParamSpec.of({"w": np.zeros(4, np.float32)})

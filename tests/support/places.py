@@ -11,8 +11,8 @@ from fleets import Ones, config
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted
+from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.limits import DEFAULT_LIMITS
-from anabranch.core.waiting import WaitingLine
 from anabranch.simulation.run import Simulation, open_simulation
 
 

@@ -14,13 +14,13 @@ from unit_groups import GROUPS, tensors
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.robust import RobustTable
+from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.journal import Record, from_record, to_record
-from anabranch.core.params import Delta, ParamSpec, digest
-from anabranch.core.robust import RobustTable
-from anabranch.core.settings import EngineSettings
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Ask, Capability
+from anabranch.core.model.params import Delta, ParamSpec, digest
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Ask, Capability
 from anabranch.host.rollback import Refolder
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows

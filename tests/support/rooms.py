@@ -11,11 +11,11 @@ from typing import Any
 from machines import Bench
 
 from anabranch.core import events as ev
-from anabranch.core.admission import given_up
 from anabranch.core.effects import Granted, LeaseEnded, Refused
+from anabranch.core.engine.admission import given_up
+from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.limits import DEFAULT_LIMITS
-from anabranch.core.updates import Ask
-from anabranch.core.waiting import WaitingLine
+from anabranch.core.model.updates import Ask
 
 
 class Room:

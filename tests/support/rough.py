@@ -10,11 +10,11 @@ from typing import Any, Protocol, TypeVar
 from fleets import config
 
 from anabranch.core import events as ev
-from anabranch.core.config import Config, merge
+from anabranch.core.config.faults import length_s
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.engine.robust import RULES
 from anabranch.core.errors import StoreFull
-from anabranch.core.faults import length_s
 from anabranch.core.rng import rank
-from anabranch.core.robust import RULES
 from anabranch.core.snapshot import state_digest
 from anabranch.simulation.promises import Promises
 from anabranch.simulation.run import Simulation, open_simulation

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from soak_device import SHAPE, delta_of
 
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
 from anabranch.server.store.factory import SQLITE_FILE
 from anabranch.server.verify import VerifyReport
 

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.core.errors import AnabranchError, outcome_of
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App as Base
 from anabranch.workloads.app import Examples, Shard
 from anabranch.workloads.batches import batches

@@ -15,7 +15,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from anabranch.core.config import merge
+from anabranch.core.config.tables import merge
 from anabranch.core.errors import AnabranchError, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server.app import ServerInfo, serve

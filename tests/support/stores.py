@@ -17,8 +17,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect, Published
 from anabranch.core.journal import Record, line, to_record
 from anabranch.core.limits import Limits
-from anabranch.core.snapshot import FORMAT, Array, Snapshot
-from anabranch.core.updates import (
+from anabranch.core.model.updates import (
     Ask,
     Capability,
     Decision,
@@ -29,6 +28,7 @@ from anabranch.core.updates import (
     Update,
     Verdict,
 )
+from anabranch.core.snapshot import FORMAT, Array, Snapshot
 from anabranch.server.store.base import Entry, Projection, RunInfo, Store
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.memory import MemoryStore

@@ -11,10 +11,10 @@ import numpy as np
 from guarded import Federation, federation
 from wire import Served
 
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
 from anabranch.identity.wallet import Wallet
 from anabranch.server.manifest import Manifest
 from anabranch.server.recovery import recover

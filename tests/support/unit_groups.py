@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.core.params import ParamSpec
-from anabranch.core.units import Member, UnitGroup
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.units import Member, UnitGroup
 
 HIDDEN, CELLS = 8, 3
 

@@ -16,11 +16,11 @@ import numpy as np
 
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.chains import payload_codec
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.params import ParamSpec, Vector
-from anabranch.core.submodels import Submodel
+from anabranch.core.model.chains import payload_codec
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.submodels import Submodel
 from anabranch.protos.convert import PROTOCOL_VERSION, submodel_from_proto
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model

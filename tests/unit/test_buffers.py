@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabranch.core.buffers import (
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.engine.buffers import (
     AVERAGE,
     LATEST,
     LOCAL,
@@ -17,12 +18,11 @@ from anabranch.core.buffers import (
     matching,
     policy_of,
 )
-from anabranch.core.config import Config, merge
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import ParamSpec, SparseVector, dense
-from anabranch.core.submodels import Coordinates, unit_map
-from anabranch.core.units import Member, UnitGroup
-from anabranch.core.updates import Update
+from anabranch.core.model.params import ParamSpec, SparseVector, dense
+from anabranch.core.model.submodels import Coordinates, unit_map
+from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.updates import Update
 
 TENSORS: dict[str, Any] = {
     "weight": np.zeros((3, 2), np.float32),

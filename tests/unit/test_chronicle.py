@@ -9,7 +9,7 @@ import pytest
 from machines import Bench
 
 from anabranch.core import events as ev
-from anabranch.core.updates import Ask
+from anabranch.core.model.updates import Ask
 from anabranch.server.chronicle import GATHERED_S, STALL_S, STARVING_S, Chronicle, Standing
 
 

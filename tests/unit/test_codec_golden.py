@@ -10,8 +10,8 @@ import pytest
 from codec_golden import FILES, FOLDER, LAYOUT
 
 from anabranch.compress.registry import STAGES, make_codec
-from anabranch.core.chains import parse_chain
-from anabranch.core.params import SparseVector, dense, digest
+from anabranch.core.model.chains import parse_chain
+from anabranch.core.model.params import SparseVector, dense, digest
 
 X = golden.vector()
 DIGESTS = json.loads(golden.DIGESTS.read_text(encoding="utf-8"))

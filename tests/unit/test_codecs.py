@@ -19,10 +19,10 @@ from anabranch.compress.layout import Group, Layout
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.compress.selectors import SAMPLE, _sampled, kept_count
 from anabranch.compress.stage import BLOCK
-from anabranch.core.chains import parse_chain
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.params import ParamSpec, SparseVector, Vector, dense
-from anabranch.core.submodels import Coordinates
+from anabranch.core.model.chains import parse_chain
+from anabranch.core.model.params import ParamSpec, SparseVector, Vector, dense
+from anabranch.core.model.submodels import Coordinates
 
 SPEC = model()
 LAYOUT = Layout.of(SPEC)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anabranch.cli.configuration import load_config, shown
-from anabranch.core.config import Config, merge, parse_override
+from anabranch.core.config.tables import Config, merge, parse_override
 from anabranch.core.errors import ConfigError
 
 

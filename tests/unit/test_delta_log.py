@@ -15,9 +15,9 @@ from anabranch.compress.layout import MAIN, SMALL, Layout
 from anabranch.core.effects import Decided
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.journal import from_record, to_record
-from anabranch.core.params import ParamSpec, Vector
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.updates import Reason, Verdict
 from anabranch.core.snapshot import Snapshot, restore, state_digest, take_snapshot
-from anabranch.core.updates import Reason, Verdict
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "delta_log.json"
 LAYOUT = Layout.of(SPEC)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from anabranch.compress.delta_log import DeltaLog, apply
-from anabranch.core.params import ParamSpec
+from anabranch.core.model.params import ParamSpec
 
 SPEC = ParamSpec.of({"w": np.zeros((64, 64), np.float32)})
 START = np.random.default_rng(1).normal(0.0, 1.0, SPEC.size).astype(np.float32)

@@ -16,7 +16,7 @@ from anabranch.compress.downloads import LIST, SNAPSHOT, SUM, apply_download, do
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import STAGES
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate, TooLarge, UnknownCodec
-from anabranch.core.params import Vector, digest
+from anabranch.core.model.params import Vector, digest
 from anabranch.core.snapshot import state_digest
 from anabranch.strategies.registry import make_strategy
 

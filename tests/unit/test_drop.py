@@ -14,16 +14,16 @@ from unit_groups import GROUPS, SPEC, line, tensors
 
 import anabranch
 from anabranch.core import events as ev
-from anabranch.core.config import merge
+from anabranch.core.config.tables import merge
 from anabranch.core.effects import Granted
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.strategy import Context
 from anabranch.core.journal import from_record, to_record
-from anabranch.core.params import ParamSpec, SparseVector
-from anabranch.core.settings import EngineSettings
+from anabranch.core.model.params import ParamSpec, SparseVector
+from anabranch.core.model.submodels import Coordinates, UnitMap
+from anabranch.core.model.updates import Ask, Capability, Reason, Task, Update, Verdict
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
-from anabranch.core.strategy import Context
-from anabranch.core.submodels import Coordinates, UnitMap
-from anabranch.core.updates import Ask, Capability, Reason, Task, Update, Verdict
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.registry import make_planner
 

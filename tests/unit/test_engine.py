@@ -10,7 +10,7 @@ from machines import Bench, decision, part, vector
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Finished, Granted, LeaseEnd, LeaseEnded, Published, Refused
-from anabranch.core.updates import Capability, Reason, Verdict
+from anabranch.core.model.updates import Capability, Reason, Verdict
 
 
 def only(effects: Any, kind: Any) -> Any:

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from anabranch.compress.feedback import AGE_MAX, LENGTH_MAX, Memory, make_uplink
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.params import ParamSpec, dense
-from anabranch.core.submodels import Coordinates
+from anabranch.core.model.params import ParamSpec, dense
+from anabranch.core.model.submodels import Coordinates
 
 SPEC = ParamSpec.of({"w": np.zeros((40, 30), np.float32), "b": np.zeros(30, np.float32)})
 LOSSY = "topk(0.1)|int8(64)|gaps|zstd"

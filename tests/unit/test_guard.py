@@ -12,11 +12,11 @@ from machines import Bench, decision
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Barred, Finished, Granted, LeaseEnd, LeaseEnded, Refused, Unbarred
-from anabranch.core.guard import READY_KEPT, Guard
+from anabranch.core.engine.guard import READY_KEPT, Guard
+from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.journal import from_record, to_record
-from anabranch.core.settings import EngineSettings
+from anabranch.core.model.updates import Reason, Verdict
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
-from anabranch.core.updates import Reason, Verdict
 
 
 def reason(effects: list[Any]) -> Reason | None:

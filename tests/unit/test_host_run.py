@@ -10,11 +10,11 @@ from machines import Bench
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Granted, LeaseEnd, LeaseEnded, Refused
+from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import IdTaken, Overloaded
 from anabranch.core.limits import Limits
+from anabranch.core.model.updates import Ask, Capability, Decision, Reason, Receipt, Verdict
 from anabranch.core.snapshot import state_digest
-from anabranch.core.updates import Ask, Capability, Decision, Reason, Receipt, Verdict
-from anabranch.core.waiting import WaitingLine
 from anabranch.host.run import Advice, NoLine, Notice, Run, Settled, advice
 
 

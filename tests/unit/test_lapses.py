@@ -8,8 +8,8 @@ import pytest
 from rooms import Room, contest
 
 from anabranch.core.effects import Granted, Refused
-from anabranch.core.lapses import WAIT_S_MAX, Lapses
-from anabranch.core.updates import Ask, Reason
+from anabranch.core.engine.lapses import WAIT_S_MAX, Lapses
+from anabranch.core.model.updates import Ask, Reason
 
 LEASE_S, SHORT_S = 60.0, 16.0
 HONEST = tuple(f"honest-{n}" for n in range(10))

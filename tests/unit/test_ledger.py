@@ -7,9 +7,9 @@ from machines import Bench, decision
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Granted, Published, Refused
-from anabranch.core.ledger import ClientRecord, Ledger, Unsaved
+from anabranch.core.engine.ledger import ClientRecord, Ledger, Unsaved
+from anabranch.core.model.updates import Capability, Decision, Reason, Receipt, Verdict
 from anabranch.core.snapshot import restore, take_snapshot
-from anabranch.core.updates import Capability, Decision, Reason, Receipt, Verdict
 
 
 def receipt(update_id: str, task_id: str) -> Receipt:

@@ -11,9 +11,9 @@ from machines import Bench, decision
 
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
-from anabranch.core.overlap import OverlapSession
-from anabranch.core.session import Phase, SessionSettings
-from anabranch.core.updates import Decision, LocalPlan, Reason, Task, Verdict
+from anabranch.core.device.overlap import OverlapSession
+from anabranch.core.device.session import Phase, SessionSettings
+from anabranch.core.model.updates import Decision, LocalPlan, Reason, Task, Verdict
 
 ACCEPTED = Decision(Verdict.HELD)
 LEASE_S = 30.0

@@ -14,9 +14,9 @@ from anabranch.compress.codec import Raw
 from anabranch.compress.model import decode_model, encode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownCodec
-from anabranch.core.params import BLOCK, ParamSpec, add_scaled, digest
-from anabranch.core.submodels import Coordinates
-from anabranch.core.updates import find_flaw
+from anabranch.core.model.params import BLOCK, ParamSpec, add_scaled, digest
+from anabranch.core.model.submodels import Coordinates
+from anabranch.core.model.updates import find_flaw
 
 MODEL: dict[str, Any] = {
     "conv": np.arange(12, dtype=np.float32).reshape(3, 2, 2),

@@ -10,9 +10,9 @@ import pytest
 from machines import Bench, decision, part
 
 import anabranch
+from anabranch.core.engine.robust import RULES, RobustTable
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import SparseVector
-from anabranch.core.robust import RULES, RobustTable
+from anabranch.core.model.params import SparseVector
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.robust.centred_clipping import CentredClipping

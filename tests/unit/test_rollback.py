@@ -12,12 +12,12 @@ from machines import SPEC
 from rollbacks import CLIENTS, Script, World, ask_of, scripts, seq_of_version
 
 from anabranch.core import events as ev
-from anabranch.core.buffers import LOCAL, POLICIES
 from anabranch.core.effects import Barred, Published, RolledBackTo
+from anabranch.core.engine.buffers import LOCAL, POLICIES
 from anabranch.core.errors import ReplayMismatch
-from anabranch.core.params import digest
+from anabranch.core.model.params import digest
+from anabranch.core.model.updates import Reason, Verdict
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
-from anabranch.core.updates import Reason, Verdict
 from anabranch.host.journal import replay
 from anabranch.host.rollback import Folding
 

@@ -14,12 +14,12 @@ from rollbacks import CLIENTS, Script, World, ask_of, at_version, scripts, seq_o
 from anabranch.compress.downloads import Downloads, apply_download
 from anabranch.core import events as ev
 from anabranch.core.effects import Finished, LeaseEnd, LeaseEnded, RolledBackTo
+from anabranch.core.engine.invariants import violations
 from anabranch.core.errors import StoreCorrupt
-from anabranch.core.invariants import violations
-from anabranch.core.params import Delta, digest
+from anabranch.core.model.params import Delta, digest
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Capability, Reason
 from anabranch.core.snapshot import state_digest
-from anabranch.core.submodels import Submodel
-from anabranch.core.updates import Capability, Reason
 
 # What comes with a world: sub-models, a lossy downlink, both.
 ROUGH: list[tuple[Any, dict[str, Any]]] = [

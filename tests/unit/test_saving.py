@@ -15,8 +15,8 @@ from desks import LIMITS, Desk, settings
 from anabranch.core import events as ev
 from anabranch.core.clock import EventClock
 from anabranch.core.errors import StoreFull
+from anabranch.core.model.updates import Capability
 from anabranch.core.snapshot import Snapshot, restore, state_digest
-from anabranch.core.updates import Capability
 from anabranch.server.saving import AtOnce, Every
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import open_store

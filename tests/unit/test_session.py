@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
-from anabranch.core.session import (
+from anabranch.core.device.session import (
     HEARTBEAT_JITTER,
     HEARTBEATS_PER_LEASE,
     Phase,
     Session,
     SessionSettings,
 )
-from anabranch.core.updates import Decision, LocalPlan, Reason, Task, Verdict
+from anabranch.core.model.updates import Decision, LocalPlan, Reason, Task, Verdict
 
 ACCEPTED = Decision(Verdict.HELD)
 LEASE_S = 30.0

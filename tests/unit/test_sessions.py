@@ -8,14 +8,14 @@ import pytest
 from machines import Bench
 
 from anabranch.core import events as ev
-from anabranch.core.admission import given_up
 from anabranch.core.effects import Granted, Refused
+from anabranch.core.engine.admission import given_up
+from anabranch.core.engine.sessions import SESSIONS_MAX, TWINS_S, Sessions
+from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import StoreFull
 from anabranch.core.journal import from_record, line, to_record
-from anabranch.core.sessions import SESSIONS_MAX, TWINS_S, Sessions
+from anabranch.core.model.updates import Ask, Reason
 from anabranch.core.snapshot import state_digest
-from anabranch.core.updates import Ask, Reason
-from anabranch.core.waiting import WaitingLine
 from anabranch.host.run import Run
 
 LEASE_S = 30.0

@@ -11,13 +11,10 @@ from machines import SPEC, Bench, decision, vector
 from rollbacks import CLIENTS, World, seq_of_version
 
 from anabranch.core import events as ev
-from anabranch.core.changes import Changes, Said
-from anabranch.core.config import TABLES, Config, merge
+from anabranch.core.config.tables import TABLES, Config, merge
 from anabranch.core.effects import Finished, Granted, Refused, Reopened, SettingsSet
-from anabranch.core.errors import ConfigError
-from anabranch.core.journal import from_record, line, to_record
-from anabranch.core.params import digest
-from anabranch.core.settable import (
+from anabranch.core.engine.changes import Changes, Said
+from anabranch.core.engine.settable import (
     FIXED,
     SETTABLE,
     check_settable,
@@ -28,9 +25,12 @@ from anabranch.core.settable import (
     why_fixed,
     with_values,
 )
-from anabranch.core.settings import EngineSettings
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.errors import ConfigError
+from anabranch.core.journal import from_record, line, to_record
+from anabranch.core.model.params import digest
+from anabranch.core.model.updates import Reason
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
-from anabranch.core.updates import Reason
 
 ALICE = "operator 'alice'"
 EVERY = [f"{t}.{f.name}" for t, cls in TABLES.items() for f in fields(cls)]

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core.chains import StageText, lacks, parse_chain
 from anabranch.core.errors import UnknownCodec
-from anabranch.core.params import ParamSpec, SparseVector, add_scaled, dense
-from anabranch.core.submodels import Coordinates
-from anabranch.core.updates import find_flaw
+from anabranch.core.model.chains import StageText, lacks, parse_chain
+from anabranch.core.model.params import ParamSpec, SparseVector, add_scaled, dense
+from anabranch.core.model.submodels import Coordinates
+from anabranch.core.model.updates import find_flaw
 
 SPEC = ParamSpec.of({"a": np.zeros((2, 3), np.float32), "b": np.zeros(4, np.float32)})
 

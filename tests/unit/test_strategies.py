@@ -12,9 +12,9 @@ from machines import Bench, decision, vector
 
 import anabranch
 from anabranch.core.effects import Granted, Published, Refused
+from anabranch.core.engine.strategy import Context
 from anabranch.core.errors import ConfigError
-from anabranch.core.strategy import Context
-from anabranch.core.updates import Reason, Task
+from anabranch.core.model.updates import Reason, Task
 from anabranch.strategies.fedavg import FedAvg, FedAvgState
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.staleness import make_staleness

@@ -10,8 +10,8 @@ from anabranch.compress.registry import make_codec
 from anabranch.core.errors import InvalidUpdate, TooLarge
 from anabranch.core.events import Payload
 from anabranch.core.limits import Limits
-from anabranch.core.params import ParamSpec, dense
-from anabranch.core.updates import Update
+from anabranch.core.model.params import ParamSpec, dense
+from anabranch.core.model.updates import Update
 from anabranch.host.submission import check_codec, check_size, decode, examined, loader
 
 SPEC = ParamSpec.of({"w": np.zeros(4, np.float32)})

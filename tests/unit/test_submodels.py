@@ -14,9 +14,15 @@ from unit_groups import CELLS, GROUPS, HIDDEN, SPEC, line, tensors
 
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import Coordinates, UnitMap, submodel_from_json, unit_map, unit_map_of_bits
-from anabranch.core.units import Member, UnitGroup
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import (
+    Coordinates,
+    UnitMap,
+    submodel_from_json,
+    unit_map,
+    unit_map_of_bits,
+)
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.protos import convert
 from anabranch.protos.v1 import model_pb2 as model
 

@@ -13,10 +13,10 @@ import anabranch
 from anabranch.compress.registry import STAGES
 from anabranch.core import events as ev
 from anabranch.core.effects import Granted, Published, Refused
+from anabranch.core.engine.strategy import Context
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import SparseVector
-from anabranch.core.strategy import Context
-from anabranch.core.updates import Capability, Reason, Update, Verdict
+from anabranch.core.model.params import SparseVector
+from anabranch.core.model.updates import Capability, Reason, Update, Verdict
 from anabranch.strategies.compression_schedule import Schedule, Strength
 from anabranch.strategies.compression_search import Trial, search_compression
 from anabranch.strategies.registry import make_strategy

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from rooms import Room
 
 from anabranch.core.effects import Refused
+from anabranch.core.engine.waiting import GRACE_S, KEPT_S, PACE_S_MAX, PACE_S_MIN
+from anabranch.core.model.updates import Reason
 from anabranch.core.snapshot import state_digest
-from anabranch.core.updates import Reason
-from anabranch.core.waiting import GRACE_S, KEPT_S, PACE_S_MAX, PACE_S_MIN
 
 NAMES = tuple("abcdef")
 

@@ -18,9 +18,9 @@ from anabranch.core.errors import (
     WireError,
     outcome_of,
 )
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import Coordinates
-from anabranch.core.updates import Capability, Decision, LocalPlan, Reason, Task, Verdict
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Coordinates
+from anabranch.core.model.updates import Capability, Decision, LocalPlan, Reason, Task, Verdict
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model

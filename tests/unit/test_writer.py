@@ -18,7 +18,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Granted
 from anabranch.core.errors import StoreError, StoreFull, Unavailable
 from anabranch.core.limits import RETRY_FULL_DISK_S
-from anabranch.core.updates import Ask, Capability
+from anabranch.core.model.updates import Ask, Capability
 from anabranch.server.saving import Every
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.writer import Writer

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabranch.core.config import FleetTable
-from anabranch.core.params import ParamSpec, digest
-from anabranch.core.updates import LocalPlan
+from anabranch.core.config.tables import FleetTable
+from anabranch.core.model.params import ParamSpec, digest
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import App, Shard, Trainer, load_app, trainer_for
 from anabranch.workloads.registry import BUILT_IN
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anabranch.core.errors import AppError, DataError
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
 
 OWN_TRAIN = """

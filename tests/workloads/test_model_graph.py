@@ -12,8 +12,8 @@ from torch.nn import functional
 from unit_models import EXACT, NORMED, Attentive, Cnn, Mlp, Recurrent, Transformer, depthwise, normed, resnet
 
 from anabranch.core.errors import AppError
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import unit_map
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import unit_map
 from anabranch.workloads import load_app
 from anabranch.workloads.model_graph import find_units
 from anabranch.workloads.submodule import smaller

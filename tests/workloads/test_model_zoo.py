@@ -13,8 +13,8 @@ from model_zoo import ZOO
 from torch import nn
 
 from anabranch.core.errors import AppError
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import UnitMap, unit_map
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import UnitMap, unit_map
 from anabranch.workloads.model_graph import find_units
 from anabranch.workloads.submodule import smaller
 

@@ -14,9 +14,9 @@ import torch
 from agents import Federation
 
 from anabranch.client.lease import Cancelled
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import AppError, DataError, Unavailable
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 from anabranch.simulation.interruption import Interruptions, Terminated
 from anabranch.simulation.run import simulate
 from anabranch.workloads import Examples, Shard, load_app, trainer_for

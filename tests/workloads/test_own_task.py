@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from anabranch.core.config import Config, merge
+from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import AppError, DataError
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 from anabranch.reports.result import Result
 from anabranch.simulation.run import simulate
 from anabranch.workloads.app import App, Examples, Shard

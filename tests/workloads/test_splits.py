@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from anabranch.core.config import FleetTable
+from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError, DataError
 from anabranch.core.rng import stream
 from anabranch.workloads.app import Examples, Shard

@@ -13,9 +13,9 @@ from torch import nn
 from unit_models import EXACT, NORMED, Transformer, resnet
 
 from anabranch.core.errors import AppError
-from anabranch.core.params import ParamSpec
-from anabranch.core.submodels import UnitMap, unit_map
-from anabranch.core.units import Member, UnitGroup, places
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import UnitMap, unit_map
+from anabranch.core.model.units import Member, UnitGroup, places
 from anabranch.workloads.model_graph import find_units
 from anabranch.workloads.small_attention import SmallAttention
 from anabranch.workloads.submodule import smaller

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
-from anabranch.core.params import Vector, digest
+from anabranch.core.model.params import Vector, digest
+from anabranch.core.model.submodels import UnitMap, unit_map
+from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
-from anabranch.core.submodels import UnitMap, unit_map
-from anabranch.core.units import Member, UnitGroup
-from anabranch.core.updates import LocalPlan
 from anabranch.workloads import App, Examples, Shard, Trainer, trainer_for
 from anabranch.workloads.batches import batches, planned_steps
 from anabranch.workloads.synthetic import Synthetic, loss_and_gradient

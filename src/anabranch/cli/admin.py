@@ -13,7 +13,7 @@ from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
 from anabranch.cli.output import Output
 from anabranch.cli.restoring import attest_restore
-from anabranch.core.config import parse_override
+from anabranch.core.config.tables import parse_override
 from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.identity.certificates import time_text
 from anabranch.reports.settings import setting_text

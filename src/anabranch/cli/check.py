@@ -12,7 +12,7 @@ from anabranch.cli.initialise import AppName, DataPath
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec
 from anabranch.cli.output import Output
 from anabranch.core.errors import AppError
-from anabranch.core.updates import LocalPlan
+from anabranch.core.model.updates import LocalPlan
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "red"}
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.feedback import make_uplink
-from anabranch.core.chains import AUTO
-from anabranch.core.config import TABLES, Config, merge, parse_override
+from anabranch.core.config.tables import TABLES, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.chains import AUTO
 from anabranch.core.rng import seed_of
 from anabranch.strategies.registry import strategy_of
 from anabranch.workloads.app import load_app

@@ -19,7 +19,7 @@ from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.processes import Fleet
 from anabranch.client.operator import OperatorClient, RunStatus
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, DataError, Unavailable
 from anabranch.reports.folders import LIVE_DATA, claimed
 from anabranch.reports.result import Result

@@ -10,7 +10,7 @@ import typer
 from anabranch.cli.configuration import load_config
 from anabranch.cli.options import AsJson, Overrides
 from anabranch.cli.output import Output
-from anabranch.core.config import parse_override
+from anabranch.core.config.tables import parse_override
 
 flower_app = typer.Typer(help="Flower apps on Flower's own runtime.", no_args_is_help=True)
 

@@ -11,7 +11,7 @@ import typer
 from anabranch.cli.configuration import load_config
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, writing
 from anabranch.cli.output import Output
-from anabranch.core.params import ParamSpec
+from anabranch.core.model.params import ParamSpec
 from anabranch.reports.text import count_text
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from anabranch.cli.options import summary
 from anabranch.cli.output import Output
-from anabranch.core.chains import AUTO
-from anabranch.core.config import NO_KEY, Config
+from anabranch.core.config.tables import NO_KEY, Config
 from anabranch.core.errors import DataError
+from anabranch.core.model.chains import AUTO
 from anabranch.reports.folders import holds_run
 from anabranch.reports.result import RESULT_FILE, Result
 from anabranch.reports.settings import differing

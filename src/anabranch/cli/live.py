@@ -30,7 +30,7 @@ from anabranch.cli.options import (
 )
 from anabranch.cli.output import Output, json_line
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, FolderMissing
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.text import visible

@@ -15,12 +15,12 @@ from pathlib import Path
 from anabranch.compress.downloads import Downloads
 from anabranch.compress.model import full_bytes
 from anabranch.core.effects import Granted
-from anabranch.core.engine import Engine
+from anabranch.core.engine.engine import Engine
 from anabranch.core.events import Payload
 from anabranch.core.journal import Record
-from anabranch.core.params import ParamSpec, Tensors, Vector, digest
-from anabranch.core.submodels import Submodel, UnitMap, submodel_from_json
-from anabranch.core.updates import Task
+from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
+from anabranch.core.model.submodels import Submodel, UnitMap, submodel_from_json
+from anabranch.core.model.updates import Task
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import replay_whole
 from anabranch.host.records import Teller

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.logging import RichHandler
 
 from anabranch.cli.output import json_line
+from anabranch.core.config.secrets import masked_text
 from anabranch.core.errors import ConfigError
-from anabranch.core.secrets import masked_text
 from anabranch.core.text import LAYOUT, visible
 
 LEVELS = ("debug", "info", "warning", "error")

@@ -12,7 +12,7 @@ import typer
 
 from anabranch.cli.options import AsJson
 from anabranch.cli.output import Output
-from anabranch.core.config import IdentityTable
+from anabranch.core.config.tables import IdentityTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import new_key, time_text

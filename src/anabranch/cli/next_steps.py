@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from anabranch.core.config import Config
-from anabranch.core.secrets import masked
+from anabranch.core.config.secrets import masked
+from anabranch.core.config.tables import Config
 from anabranch.identity.addresses import host_and_port, is_loopback
 from anabranch.identity.wallet import read_wallet
 from anabranch.reports.folders import holds_run

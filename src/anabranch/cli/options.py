@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anabranch.core.config import parse_override
+from anabranch.core.config.tables import parse_override
 from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
 from anabranch.reports.metrics import ACCURACY, metric_names, value
 from anabranch.reports.models import BEST, FINAL

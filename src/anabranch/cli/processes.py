@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from anabranch.cli.configuration import secrets_environment
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import Unavailable
 from anabranch.workloads.profiles import speed_profile
 

@@ -15,9 +15,9 @@ from typer.core import TyperGroup
 import anabranch
 from anabranch.cli.main import INTERRUPTED
 from anabranch.cli.output import json_line
+from anabranch.core.config.extras import how_to_install
+from anabranch.core.config.secrets import masked_text
 from anabranch.core.errors import NO_SPACE, AnabranchError, ConfigError, StoreError, disk_error, outcome_of
-from anabranch.core.extras import how_to_install
-from anabranch.core.secrets import masked_text
 from anabranch.core.text import LAYOUT, visible
 
 # The module of each command or group of commands, in the order in which help lists them.

@@ -11,7 +11,7 @@ import typer
 from anabranch.cli.members import FOLDER, Folder
 from anabranch.cli.options import AsJson
 from anabranch.cli.output import Output
-from anabranch.core.config import ServerTable
+from anabranch.core.config.tables import ServerTable
 from anabranch.identity.authority import Authority
 
 

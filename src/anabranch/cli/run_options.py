@@ -11,7 +11,7 @@ import typer
 from anabranch.cli.configuration import Layer, is_config, run_name
 from anabranch.cli.options import app_spec
 from anabranch.cli.output import Output
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 
 RunSource = Annotated[
     str,

@@ -15,9 +15,9 @@ from anabranch.cli.configuration import load_config
 from anabranch.cli.options import AsJson, Overrides
 from anabranch.cli.output import Output
 from anabranch.cli.run_options import Clients, RunSource, Seed, option_layers, run_source
-from anabranch.core.config import Config, StrategyTable
+from anabranch.core.config.tables import Config, StrategyTable
 from anabranch.core.errors import ConfigError
-from anabranch.core.params import Tensors
+from anabranch.core.model.params import Tensors
 from anabranch.core.rng import seed_of
 from anabranch.reports.folders import SEARCH_FILE, claimed
 from anabranch.reports.search import search_html

@@ -24,7 +24,7 @@ from anabranch.cli.run_options import (
     run_source,
     with_end,
 )
-from anabranch.core.config import Config
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import Diverged
 from anabranch.reports.folders import claimed
 from anabranch.reports.result import Result

@@ -1,0 +1,158 @@
+"""Which values the tables of a configuration may have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from anabranch.core.engine.robust import RULES
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.chains import AUTO
+from anabranch.core.retention import Keep
+
+Tables = Mapping[str, Any]  # by name, as the fields of `Config`
+
+TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
+
+CHOICES = {
+    "run.evaluate_on": ("test", "validation"),
+    "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
+    "model.buffers": ("average", "latest", "local"),
+    "robust.rule": RULES,
+    "fleet.split": ("iid", "dirichlet", "shards", "speed-shards", "draws"),
+    "fleet.attack": ("sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood"),
+    "fleet.submodel_step": ("operations", "whole"),
+    "fleet.waiting": (AUTO, "ask", "called"),
+    "fleet.executor": (AUTO, "serial", "processes", "batched", "ray"),
+    "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
+    "identity.tls": ("auto", "always"),
+    "client.push": (TASK, OVERLAP, ELASTIC),
+    "client.push_when": ("interval", "continuous", "change", "advised"),
+    "client.merge": ("delta", "paper-interpolation"),
+    "client.precision": ("auto", "float32", "bfloat16", "float16"),
+    "faults.delay_shape": ("fixed", "uniform", "exponential", "lognormal", "pareto"),
+}
+POSITIVE = (
+    "fleet.clients",
+    "fleet.dirichlet_alpha",
+    "fleet.shards_per_client",
+    "fleet.speed_levels",
+    "fleet.batch_devices",
+    "fleet.step_time_s",
+    "fleet.availability_period_s",
+    "robust.iterations",
+    "robust.window_versions",
+    "server.lease_s",
+    "server.lease_min_s",
+    "server.lease_max_s",
+    "server.tasks_per_client",
+    "server.upload_bytes_per_client",
+    "server.retry_after_max_s",
+    "server.leader_lease_s",
+    "identity.certificate_s",
+    "client.batch_size",
+    "client.learning_rate",
+    "faults.timeout_s",
+    "faults.clock_step_s",
+    "faults.restore_age_s",
+    "client.push_steps",
+    "client.push_duty",
+    "client.push_change",
+    "client.merge_weight",
+)
+FRACTIONS = (
+    "run.target_accuracy",
+    "fleet.dropout",
+    "fleet.availability",
+    "fleet.leavers",
+    "fleet.attackers",
+    "faults.duplication",
+    "faults.reordering",
+    "faults.delay",
+    "faults.partition_fraction",
+    "faults.swizzle_fraction",
+    "faults.torn_tail",
+    "faults.lost_tail",
+    "client.push_duty",
+    "client.merge_weight",
+)
+BELOW_ONE = {
+    "submodel.drop": "nothing would be left of a unit group",
+    "fleet.dropout": "no update would ever come",
+    "faults.loss": "no message would ever arrive",
+    "faults.drift": "a device's clock would stand still",
+}
+
+
+def _at(tables: Tables, path: str) -> Any:
+    table, key = path.split(".")
+    return getattr(tables[table], key)
+
+
+def check_ranges(tables: Tables) -> None:
+    """Raises `ConfigError`, naming the key and what it may be."""
+    for path, allowed in CHOICES.items():
+        if _at(tables, path) not in allowed:
+            raise ConfigError(f"{path} must be one of {', '.join(allowed)}, not {_at(tables, path)!r}")
+    for path in POSITIVE:
+        if not _at(tables, path) > 0:
+            raise ConfigError(f"{path} must be greater than 0, not {_at(tables, path)!r}")
+    for path in FRACTIONS:
+        if not 0 <= _at(tables, path) <= 1:
+            raise ConfigError(f"{path} must be from 0 to 1, not {_at(tables, path)!r}")
+    _check_no_negatives(tables)
+    _check_fleet(tables["fleet"], tables["run"])
+    _check_relations(tables)
+    Keep.of(tables["server"].keep)
+    tables["robust"].check()
+    _check_push(tables)
+
+
+def _check_fleet(fleet: Any, run: Any) -> None:
+    if fleet.speed_ratio < 1:
+        raise ConfigError(f"fleet.speed_ratio must be at least 1, not {fleet.speed_ratio!r}")
+    if fleet.split == "draws" and not fleet.examples_per_client:
+        raise ConfigError("fleet.split draws needs fleet.examples_per_client: how many a device has")
+    if fleet.availability == 0:
+        raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
+    if fleet.leavers and not run.virtual_s_max:
+        raise ConfigError("fleet.leavers needs run.virtual_s_max: devices leave at a random moment of it")
+
+
+def _check_relations(tables: Tables) -> None:
+    server, submodel, client = tables["server"], tables["submodel"], tables["client"]
+    for path, else_ in BELOW_ONE.items():
+        if not _at(tables, path) < 1:
+            raise ConfigError(f"{path} must be less than 1, not {_at(tables, path)!r}: {else_}")
+    if not submodel.widths or not all(isinstance(w, float | int) and 0 < w <= 1 for w in submodel.widths):
+        raise ConfigError(f"submodel.widths must be fractions in (0, 1], not {submodel.widths!r}")
+    if not (client.epochs or client.steps):
+        raise ConfigError("client.epochs or client.steps must be greater than 0: nothing would be learned")
+    if server.lease_min_s > server.lease_max_s:
+        raise ConfigError(f"server.lease_min_s must not be over lease_max_s, {server.lease_max_s:g}")
+    if server.retry_after_min_s > server.retry_after_max_s:
+        raise ConfigError(
+            f"server.retry_after_min_s must not be over retry_after_max_s, {server.retry_after_max_s:g}"
+        )
+
+
+def _check_push(tables: Tables) -> None:
+    client, server, submodel = tables["client"], tables["server"], tables["submodel"]
+    if client.push_steps_max < client.push_steps:
+        raise ConfigError(f"client.push_steps_max must not be under push_steps, {client.push_steps}")
+    if client.push == ELASTIC and submodel.name not in (AUTO, "none"):
+        raise ConfigError("client.push = 'elastic' trains the whole model: set submodel.name = 'none'")
+    if client.push == OVERLAP and server.tasks_per_client < 2:
+        raise ConfigError(
+            "client.push = 'overlap' needs server.tasks_per_client of at least 2: "
+            "a device asks for a task while the result of another is on its way"
+        )
+
+
+def _check_no_negatives(tables: Tables) -> None:
+    for name, table in tables.items():
+        for f in fields(table):
+            value = getattr(table, f.name)
+            if isinstance(value, int | float) and value < 0:
+                raise ConfigError(f"{name}.{f.name} must not be negative, not {value!r}")

@@ -1,0 +1,393 @@
+"""The configuration of a run: one TOML file, frozen dataclasses, every value with its source.
+
+Precedence: defaults < TOML < `ANABRANCH_<TABLE>_<KEY>` < flags. An unknown key is an error that
+names the nearest one. The files and the environment are read by the command line; this module
+only merges and checks.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
+
+from anabranch.core.config.faults import LATER_KEY, FaultsTable
+from anabranch.core.config.flower import FlowerTable
+from anabranch.core.config.model import ModelTable
+from anabranch.core.config.ranges import TASK, check_ranges
+from anabranch.core.config.secrets import SECRET, masked
+from anabranch.core.engine.robust import RobustTable
+from anabranch.core.errors import ConfigError
+from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT
+from anabranch.core.model.chains import AUTO
+
+T = TypeVar("T")
+
+NO_KEY = {"key": False}  # the metadata of a field that is no key of its table: others set it
+
+
+@dataclass(frozen=True)
+class RunTable:
+    """`[run]`: what is learned, from which seed, and when it ends. A budget of 0 is no budget.
+
+    `rejections_max`: the run is given up when so many updates in a row cannot be used.
+    """
+
+    name: str = "run"
+    seed: int = 0
+    workload: str = "digits"
+    data_path: str = field(default="", repr=False, metadata=SECRET)
+    target_accuracy: float = 0.0
+    versions_max: int = 0
+    updates_max: int = 0
+    rejections_max: int = 100
+    virtual_s_max: float = 0.0
+    evaluate_every_s: float = 0.0
+    evaluate_every_versions: int = 1
+    evaluate_on: str = "test"
+    keep_payloads: bool = True
+
+
+@dataclass(frozen=True)
+class FleetTable:
+    """`[fleet]`: how many devices, how the data lies on them, how fast and how reliable they are.
+
+    `speed`: `levels` (evenly spaced step times, slowest/fastest = `speed_ratio`), `lognormal`
+    (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes).
+    `split`: `iid`, `dirichlet`, `shards`, `speed-shards`, `draws`. `leavers`: the fraction of devices that
+    leave for good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model
+    takes its share of the whole model's operations (`operations`), or as long as the whole model's
+    (`whole`). Simulated devices that were refused ask again like live ones (`waiting`: `ask`), or sleep
+    until there is room (`called`); `auto`: the latter where they are more than a live server's line has
+    places for. `executor` does the training of a simulation, `batch_devices` at a time where it is batched.
+    The fraction `attackers` of simulated devices sends what `attack` makes of its updates, as strong as
+    `attack_strength` says (0: as the attack does itself).
+    """
+
+    clients: int = 8
+    split: str = "iid"
+    dirichlet_alpha: float = 0.3
+    shards_per_client: int = 2
+    examples_per_client: int = 0
+    speed: str = "levels"
+    speed_ratio: float = 5.0
+    speed_levels: int = 8
+    step_time_s: float = 0.1
+    up_mbps: float = 0.0
+    down_mbps: float = 0.0
+    latency_s: float = 0.05
+    dropout: float = 0.0
+    availability: float = 1.0
+    availability_period_s: float = 600.0
+    leavers: float = 0.0
+    submodel_step: str = "operations"
+    waiting: str = AUTO
+    executor: str = AUTO
+    batch_devices: int = 64
+    attackers: float = 0.0
+    attack: str = "sign_flip"
+    attack_strength: float = 0.0
+
+
+@dataclass(frozen=True)
+class RayTable:
+    """`[ray]`: of the executor of that name. `address`: of a cluster; empty: Ray on this machine.
+
+    An actor reserves `cpus` and `gpus`, which may be fractions; `gpus_by_group`, if not empty, has the GPUs
+    for the devices of each speed group, the fastest first; the last is for all that are slower.
+    """
+
+    address: str = field(default="", repr=False, metadata=SECRET)
+    cpus: float = 1.0
+    gpus: float = 0.0
+    gpus_by_group: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class StrategyTable:
+    """`[strategy]`: the name, and the parameters that the strategy itself declares."""
+
+    name: str = "fedbuff"
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SubmodelTable:
+    """`[submodel]`: how a device's part of the model is chosen.
+
+    `auto` is the strategy's own choice, `none` the whole model. `drop` is for `random` and `hetero`: the
+    fraction of the units of each group that are left out. `widths` are for `heterofl`, `fedrolex` and
+    `fjord`: the fractions that are kept, by the device's speed. `parts` is for `ist`. A unit that no update
+    has touched for more than `coverage_versions` versions goes into every sub-model (0: no such guard).
+    """
+
+    name: str = AUTO
+    drop: float = 0.25
+    widths: list[float] = field(default_factory=lambda: [1.0, 0.875, 0.75, 0.625, 0.5])
+    parts: int = 4
+    coverage_versions: int = 50
+
+
+@dataclass(frozen=True)
+class UplinkTable:
+    """`[uplink]`: the codec chain of updates; `auto` is the strategy's own choice, else `raw`.
+
+    `ef(beta)|...` gives devices error feedback with that decay.
+    """
+
+    codec: str = AUTO
+
+
+@dataclass(frozen=True)
+class DownlinkTable:
+    """`[downlink]`: how published models travel; `auto` is the strategy's own choice, else `raw`.
+
+    A chain encodes each version by itself; `log(step)` is the shared delta log.
+    """
+
+    codec: str = AUTO
+
+
+@dataclass(frozen=True)
+class ServerTable:
+    """`[server]`: where it listens, where it keeps its data, whom it lets in and how long for.
+
+    `concurrency` caps the devices in training at a time (0: no cap). `staleness_max` rejects older
+    updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds; it is
+    renewed for at most `tenure_leases` times its length while others wait for a place (0: no bound). A device
+    whose task is `upload_now_versions` behind is advised to push what it has (0: never). Its updates on their
+    way, and what has come of those that were cut, are `upload_bytes_per_client` at most. A `standby` waits
+    while another server leads the run, and takes over from one that is silent for `leader_lease_s`.
+    `keep`: how much of the log is kept, see `retention.py`; what goes is put into `archive`, if that is set.
+    """
+
+    address: str = "127.0.0.1:7070"
+    admin_address: str = "127.0.0.1:7071"
+    database: str = field(default="", repr=False, metadata=SECRET)
+    data_dir: str = "anabranch-data"
+    concurrency: int = 0
+    staleness_max: int = 0
+    lease_s: float = 60.0
+    lease_min_s: float = 10.0
+    lease_max_s: float = 3600.0
+    tasks_per_client: int = 1
+    tenure_leases: float = 5.0
+    upload_now_versions: int = 0
+    upload_bytes_per_client: int = UPLOAD_BYTES_PER_CLIENT
+    retry_after_min_s: float = 0.5
+    retry_after_max_s: float = 2.0
+    snapshot_every_versions: int = 50
+    snapshot_every_updates: int = 500
+    snapshot_every_events: int = 5000
+    keep: str = "all"
+    archive: str = field(default="", metadata=LATER_KEY)
+    drain_s: float = 20.0
+    standby: bool = False
+    leader_lease_s: float = 10.0
+
+
+@dataclass(frozen=True)
+class IdentityTable:
+    """`[identity]`: who may speak to the server, where other machines reach it.
+
+    `tls`: `auto` guards every address that is not loopback, `always` those as well. `join_address` empty: on
+    the host of `server.address`, two ports further. Devices and the server renew their certificates by
+    themselves at two thirds of `certificate_s`.
+    """
+
+    folder: str = "anabranch-identity"
+    tls: str = "auto"
+    join_address: str = ""
+    certificate_s: float = 604800.0
+
+
+@dataclass(frozen=True)
+class ClientTable:
+    """`[client]`: local training, and how the agent behaves.
+
+    `push`: `task` sends a result before the next task is asked for, `overlap` while it is trained; with
+    `elastic` devices train on, and the keys after it say when they push and how they merge.
+    """
+
+    epochs: int = 1
+    steps: int = 0
+    batch_size: int = 32
+    learning_rate: float = 0.05
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    precision: str = "auto"
+    device: str = "auto"
+    retry_base_s: float = 0.5
+    retry_cap_s: float = 60.0
+    push: str = TASK
+    push_when: str = "continuous"
+    push_steps: int = 10
+    push_steps_max: int = 200
+    push_duty: float = 0.5
+    push_change: float = 0.3
+    merge: str = "delta"
+    merge_weight: float = 0.5
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole configuration. `sources` says where each value that is no default came from."""
+
+    run: RunTable = RunTable()
+    fleet: FleetTable = FleetTable()
+    ray: RayTable = field(default_factory=RayTable)
+    strategy: StrategyTable = StrategyTable()
+    model: ModelTable = field(default_factory=ModelTable)
+    submodel: SubmodelTable = SubmodelTable()
+    robust: RobustTable = field(default_factory=RobustTable)
+    uplink: UplinkTable = UplinkTable()
+    downlink: DownlinkTable = DownlinkTable()
+    server: ServerTable = ServerTable()
+    identity: IdentityTable = IdentityTable()
+    client: ClientTable = ClientTable()
+    faults: FaultsTable = field(default_factory=FaultsTable)
+    flower: FlowerTable = field(default_factory=FlowerTable)
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def to_json(self, every_table: bool = False) -> dict[str, Any]:
+        """Tables of plain values, to be stored and shown: secrets are masked. `[strategy]` is flat again.
+
+        Tables and keys that were not always there are left out where they say nothing, unless `every_table`:
+        the journal of an unchanged run stays what it was.
+        """
+        quiet = () if every_table else [t for t in LATER if getattr(self, t) == TABLES[t]()]
+        out = {t: _plain(getattr(self, t), every_table) for t in TABLES if t not in quiet}
+        out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
+        return out
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Config:
+        """The inverse of `to_json`, but for secrets; of older releases too. Raises `ConfigError`."""
+        return merge([("before", BEFORE), ("json", data)])
+
+    def secrets(self) -> dict[str, str]:
+        """The clear text of what `to_json` masks, by `table.key`."""
+        shown = self.to_json()
+        return {
+            f"{t}.{f.name}": getattr(getattr(self, t), f.name)
+            for t in TABLES
+            for f in fields(TABLES[t])
+            if f.metadata == SECRET and shown[t][f.name] != getattr(getattr(self, t), f.name)
+        }
+
+
+TABLES: dict[str, type[Any]] = {
+    "run": RunTable,
+    "fleet": FleetTable,
+    "ray": RayTable,
+    "strategy": StrategyTable,
+    "model": ModelTable,
+    "submodel": SubmodelTable,
+    "robust": RobustTable,
+    "uplink": UplinkTable,
+    "downlink": DownlinkTable,
+    "server": ServerTable,
+    "identity": IdentityTable,
+    "client": ClientTable,
+    "faults": FaultsTable,
+    "flower": FlowerTable,
+}
+LATER = ("model",)
+
+
+# Settings by which runs of releases that did not know them were as these values make them.
+BEFORE = {"run": {"rejections_max": 0}}
+
+
+def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
+    """One configuration of layers (source name, tables), later layers over earlier ones.
+
+    Raises `ConfigError`, naming the key and the nearest known one, or the type or range needed.
+    """
+    values: dict[str, dict[str, Any]] = {t: {} for t in TABLES}
+    sources: dict[str, str] = {}
+    for source, tables in layers:
+        for table, keys in tables.items():
+            _known(table, TABLES, "table")
+            if not isinstance(keys, Mapping):
+                raise ConfigError(f"[{table}] must be a table of keys, not {keys!r}")
+            for key, value in keys.items():
+                values[table][key] = value
+                sources[f"{table}.{key}"] = source
+    strategy = values.pop("strategy")
+    name = strategy.pop("name", StrategyTable.name)
+    built = {t: build(TABLES[t], v, t) for t, v in values.items()}
+    built["strategy"] = StrategyTable(str(name), strategy)
+    check_ranges(built)
+    return Config(sources=sources, **built)
+
+
+def build(cls: type[T], values: Mapping[str, Any], table: str) -> T:
+    """A dataclass of the table's values. Raises `ConfigError` on unknown keys and wrong types."""
+    hints = typing.get_type_hints(cls)
+    known = {f.name: f for f in fields(cls) if f.metadata != NO_KEY}  # type: ignore[arg-type]
+    for key in values:
+        _known(key, known, f"key in [{table}]")
+    lacking = [
+        n
+        for n, f in known.items()
+        if f.default is MISSING and f.default_factory is MISSING and n not in values
+    ]
+    if lacking:
+        raise ConfigError(f"[{table}] needs {lacking[0]!r}")
+    return cls(**{k: _typed(v, hints[k], f"{table}.{k}") for k, v in values.items()})
+
+
+def parse_override(text: str, option: str = "--set ") -> tuple[str, str, Any]:
+    """`table.key=value` as (table, key, value); the value is read as TOML, or else as a string.
+
+    Raises `ConfigError`, which shows how to write it after `option`.
+    """
+    import tomllib
+
+    path, equals, raw = text.partition("=")
+    table, dot, key = path.strip().partition(".")
+    if not (equals and dot and key):
+        raise ConfigError(f"{option}{text!r}: write table.key=value, for example {option}run.updates_max=1")
+    try:
+        value = tomllib.loads(f"value = {raw.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = raw.strip()
+    return table, key, value
+
+
+def _known(name: str, known: Iterable[str], what: str) -> None:
+    names = list(known)
+    if name in names:
+        return
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+    hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+    raise ConfigError(f"unknown {what}: {name!r}; {hint}")
+
+
+def _typed(value: Any, hint: Any, path: str) -> Any:
+    allowed = typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
+    plain = tuple(typing.get_origin(a) or a for a in allowed)
+    if float in plain and int not in plain and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if Any in plain:
+        return value
+    if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
+        names = " or ".join(getattr(p, "__name__", str(p)) for p in plain)
+        raise ConfigError(f"{path} must be {names}, not {value!r}")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{path} must be a finite number, not {value!r}")
+    return value
+
+
+def _plain(table: Any, every_key: bool) -> dict[str, Any]:
+    values = {
+        f.name: value
+        for f in fields(table)
+        if (value := getattr(table, f.name)) != f.default or f.metadata != LATER_KEY or every_key
+    }
+    return values | {f.name: masked(values[f.name]) for f in fields(table) if f.metadata == SECRET}

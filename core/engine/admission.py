@@ -1,0 +1,84 @@
+"""Why an ask gets no task, whatever the method; what the strategy has against it comes last."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from anabranch.core.effects import Refused
+from anabranch.core.engine.guard import Guard
+from anabranch.core.engine.ledger import Ledger
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.strategy import Context, Refusal, State, Strategy
+from anabranch.core.events import TaskDropped
+from anabranch.core.model.updates import Ask, Reason, Task, TaskState
+
+
+class Books(Protocol):
+    """What the engine has on record."""
+
+    strategy: Strategy
+    state: State
+    settings: EngineSettings
+    ledger: Ledger
+    guard: Guard
+    paused: bool
+    finished: str
+
+
+def refusal_of(ask: Ask, context: Context, books: Books, ahead: int = 0) -> Refusal | None:
+    """Why this ask would get no task now, or None. Changes nothing. `ahead`: as for `Engine.refusal`."""
+    ledger, settings = books.ledger, books.settings
+    if books.finished:
+        return Refusal(Reason.RUN_FINISHED, books.finished)
+    known = ledger.tasks.get(ask.task_id)
+    if known is not None and known.client_id == ask.client_id and known.state is TaskState.LEASED:
+        return None
+    if books.paused:
+        return Refusal(Reason.PAUSED, "the run is paused by its operator")
+    if ask.client_id not in ledger.clients:
+        return Refusal(Reason.UNKNOWN_CLIENT, f"client {ask.client_id!r} is not enrolled: enrol first")
+    if known is not None or ledger.receipt_of_task(ask.task_id) is not None:
+        return Refusal(Reason.DUPLICATE_TASK, f"task {ask.task_id!r} was used before: ask under a new id")
+    if settings.admits_all:
+        return None
+    gone = [task for task in superseded(ask, books) if task.state is TaskState.LEASED]
+    live = ledger.live - len(gone) + ahead
+    others = len(ledger.live_of(ask.client_id)) - len(gone)
+    if refusal := books.guard.refusal(ask.client_id, others, context.now, settings):
+        return refusal
+    # A device that asks anew with a task in hand keeps its place where nobody waits for it.
+    if settings.concurrency and live >= settings.concurrency and (ahead or not gone):
+        return Refusal(Reason.AT_CAPACITY, f"{live} of {settings.concurrency} devices are in training")
+    state = books.state
+    for task in gone:
+        state = books.strategy.on_lost(state, task, context)
+    return books.strategy.admit(state, ask, replace(context, live_tasks=live))
+
+
+def superseded(ask: Ask, books: Books) -> list[Task]:
+    """The tasks that the client gives up by asking, beyond what it may hold: expired, then old ones.
+
+    What is left may still be answered: the result of an expired task may be on its way. Where a client's
+    share is bounded none is left, or whoever lets its leases expire could answer more than its share at once.
+    """
+    settings = books.settings
+    bounded = bool(settings.buffer_max or settings.window_max)
+    expired = books.ledger.expired_of(ask.client_id)
+    mine = [*expired, *books.ledger.live_of(ask.client_id)]
+    given_up = len(expired) if bounded else 0
+    return mine[: max(given_up, len(mine) - settings.tasks_per_client + 1)]
+
+
+def given_up(refused: Refused, now: float, books: Books) -> TaskDropped | None:
+    """What frees the place of a device that asked anew with a task in hand, and is told to wait its turn."""
+    if refused.reason not in (Reason.AT_CAPACITY, Reason.LAPSED, Reason.TOO_FAST):
+        return None
+    live = (task for task in superseded(refused.ask, books) if task.state is TaskState.LEASED)
+    task = next(live, None)
+    return None if task is None else TaskDropped(now, task.client_id, task.task_id, "its device asked anew")
+
+
+def outstays(task: Task, now: float, settings: EngineSettings) -> bool:
+    """Whether a task has had its place for longer than one may while others wait."""
+    return 0 < settings.tenure_leases * task.lease_s <= now - task.granted_at

@@ -1,0 +1,400 @@
+"""The server machine: admission, leases, idempotency, staleness, versions. It calls the strategy.
+
+Pure: `handle(event)` changes the state and returns effects; every event carries `now`. Equal
+journals give equal digests. The engine is owned by a single writer. The driver makes an event
+durable before it calls `handle`, and releases the effects after.
+
+What is decided where: the engine computes staleness, here and nowhere else, and decides all that is
+true of every method (who may hold a lease, what is a duplicate, what is too old); the strategy
+decides what its paper decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from anabranch.core import events as ev
+from anabranch.core.effects import (
+    Barred,
+    Decided,
+    Effect,
+    Finished,
+    Granted,
+    LeaseEnd,
+    LeaseEnded,
+    Published,
+    Refused,
+    Reopened,
+    RolledBackTo,
+    Unbarred,
+)
+from anabranch.core.engine.admission import refusal_of, superseded
+from anabranch.core.engine.broadcast import Broadcast, BroadcastState
+from anabranch.core.engine.buffers import Buffers
+from anabranch.core.engine.changes import Changes
+from anabranch.core.engine.deadlines import Deadlines
+from anabranch.core.engine.guard import Guard
+from anabranch.core.engine.ledger import Counters, Ledger
+from anabranch.core.engine.objections import objection, repeated
+from anabranch.core.engine.outcome import outcome
+from anabranch.core.engine.planner import Applicant, Planner, PlannerState
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.stepping import stepped
+from anabranch.core.engine.strategy import Context, State, Step, Strategy, rejected
+from anabranch.core.model.chains import chain_for
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.updates import Ask, Reason, Receipt, Task, TaskState, Update, Verdict
+from anabranch.core.rng import seed_of
+
+
+class Engine:
+    """See the module. All attributes are for reading; only `handle` changes them."""
+
+    def __init__(
+        self,
+        spec: ParamSpec,
+        strategy: Strategy,
+        settings: EngineSettings,
+        vector: Vector,
+        broadcast: Broadcast | None = None,
+        planner: Planner | None = None,
+    ) -> None:
+        self.spec = spec
+        self.strategy = strategy
+        self.settings = settings
+        self.changes = Changes()
+        self.version = 0
+        self.vector: Vector = vector.astype(spec.vector_dtype, copy=True)
+        self.state: State = strategy.init(self.vector)
+        # With a lossy downlink the bases come from it, without one from the history.
+        self.broadcast = broadcast
+        self.broadcast_state: BroadcastState = None if broadcast is None else broadcast.init(self.vector)
+        self.planner = planner
+        self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
+        self.buffers = Buffers(spec, settings.buffers, self.vector)
+        self.history: dict[int, Vector] = {}
+        self.ledger = Ledger(settings.receipts_max)
+        self.guard = Guard()
+        self.pending: list[str] = []
+        self.counters = Counters()
+        self.paused, self.finished = False, ""
+        self.deadlines = Deadlines(self.ledger)
+
+    # --- the machine -------------------------------------------------------------------------
+
+    def handle(self, event: ev.Event) -> list[Effect]:
+        """Take one event, return the effects in order."""
+        match event:
+            case ev.TaskAsked():
+                return self._asked(event)
+            case ev.UpdateArrived():
+                return self._arrived(event)
+            case ev.LeaseRenewed():
+                return self._renewed(event)
+            case ev.Ticked():
+                return self._ticked(event.now)
+            case ev.Enrolled():
+                self.ledger.enrol(event.client_id, event.capability)
+            case ev.TaskDropped():
+                return self._dropped(event)
+            case _:
+                return self._ordered(event)
+        return []
+
+    def refusal(self, ask: Ask, now: float, ahead: int = 0) -> Refused | None:
+        """Why this ask would get no task now, or None. Changes nothing, so it needs no journal.
+
+        `ahead`: devices that come first, so that as many more are as good as in training.
+        """
+        refused = refusal_of(ask, self._context(now), self, ahead)
+        if refused is None:
+            return None
+        return Refused(ask, refused.reason, refused.detail, self.settings.retry_after_s, bool(self.finished))
+
+    def next_deadline(self) -> float | None:
+        """When a `Ticked` event is due: the earliest lease end or timer of the strategy."""
+        timer = None if self.finished else self.strategy.timer(self.state)
+        known = [t for t in (self.deadlines.earliest(), timer) if t is not None]
+        return min(known) if known else None
+
+    def receipt(self, update_id: str, task_id: str) -> Receipt | None:
+        """The receipt of an update, or of the update that used up the task."""
+        return self.ledger.receipts.get(update_id) or self.ledger.receipt_of_task(task_id)
+
+    # --- asks --------------------------------------------------------------------------------
+
+    def _asked(self, event: ev.TaskAsked) -> list[Effect]:
+        ask, now = event.ask, event.now
+        if refused := self.refusal(ask, now):
+            return [refused]
+        if task := self.ledger.tasks.get(ask.task_id):
+            return [Granted(task, again=True)]
+        effects = [e for t in superseded(ask, self) for e in self._lose(t, LeaseEnd.SUPERSEDED, now)]
+        plan = self.strategy.plan(self.state, ask, self.settings.local, self._context(now))
+        self.state = plan.state
+        submodel = self._submodel(ask)
+        client = self.ledger.clients[ask.client_id]
+        lease_s = self.settings.lease_of(client.task_s_ewma)
+        task = Task(
+            task_id=ask.task_id,
+            client_id=ask.client_id,
+            base_version=self.version,
+            granted_at=now,
+            expires_at=now + lease_s,
+            lease_s=lease_s,
+            seed=seed_of(self.settings.seed, "task", ask.client_id, self.counters.granted),
+            local=plan.local,
+            uplink=chain_for(client.capability.codecs, self.settings.uplink, plan.uplink),
+            submodel=submodel,
+        )
+        self.counters.granted += 1
+        self.guard.granted(ask.client_id, now, self.settings)
+        self.ledger.open(task)
+        self.deadlines.add(task)
+        return [*effects, Granted(task)]
+
+    def _submodel(self, ask: Ask) -> Submodel | None:
+        """The part of the model that the next task is of; without a planner the whole."""
+        if self.planner is None:
+            return None
+        seed = seed_of(self.settings.seed, "submodel", ask.client_id, self.counters.granted)
+        applicant = Applicant(self.ledger.slowness(ask.client_id), self.version, seed)
+        self.planner_state, submodel = self.planner.plan(self.planner_state, self.vector, applicant)
+        return submodel
+
+    # --- updates -----------------------------------------------------------------------------
+
+    def _arrived(self, event: ev.UpdateArrived) -> list[Effect]:
+        update = event.update
+        if (known := self.ledger.receipts.get(update.update_id)) is not None:
+            self.counters.duplicates += 1
+            return [repeated(event, known)]
+        task = self.ledger.tasks.get(update.task_id)
+        context = self._context(event.now, update)
+        step = self._step(event, task, context)
+        assert step.decision is not None, f"{self.strategy.name}: a step must carry a decision"
+        effects = self._take(step, [update.update_id])
+        named = update.client_id, event.payload.sha256
+        receipt = Receipt(update.update_id, update.task_id, self.version, step.decision, *named)
+        effects += self._settle(task, receipt, event)
+        decided = Decided(update.client_id, receipt, update.examples)
+        return [decided, *effects, *self._after(effects, event.now)]
+
+    def _step(self, event: ev.UpdateArrived, task: Task | None, context: Context) -> Step:
+        """The strategy's step for a good update; a rejection, state untouched, for any other."""
+        update = event.update
+        decision = objection(event, task, context, self)
+        if decision is not None:
+            return Step(self._without(task, event), None, decision)
+        if self.strategy.needs_base:
+            base = self._base(update.base_version)
+            if base is None:
+                detail = f"the model of version {update.base_version} is not held any more: its lease ended"
+                refused = rejected(context.staleness, Reason.BASE_GONE, detail)
+                return Step(self._without(task, event), None, refused)
+            context = replace(context, base=base)
+        return stepped(update, context, self, self._donated(context.base))
+
+    def _base(self, version: int) -> Vector | None:
+        """The model that devices have of a version, or None where it is not held any more."""
+        if self.broadcast is not None:
+            return self.broadcast.replica(self.broadcast_state, version)
+        return self.vector if version == self.version else self.history.get(version)
+
+    def _without(self, task: Task | None, event: ev.UpdateArrived) -> State:
+        """The strategy's state when a task's update is of no use: the task is lost."""
+        if self.finished or task is None or task.state is not TaskState.LEASED:
+            return self.state
+        if task.client_id != event.update.client_id:
+            return self.state
+        return self.strategy.on_lost(self.state, task, self._context(event.now))
+
+    def _settle(self, task: Task | None, receipt: Receipt, event: ev.UpdateArrived) -> list[Effect]:
+        update, reason = event.update, receipt.decision.reason
+        rejection = receipt.decision.verdict is Verdict.REJECTED
+        self.counters.rejected += rejection
+        self.counters.applied += not rejection
+        owned = task is not None and task.client_id == update.client_id
+        self.ledger.file(receipt, answers_task=owned and reason is not Reason.DUPLICATE_TASK)
+        if task is None or not owned:
+            return []
+        self._close(task)
+        self._tell_planner(task, applied=not rejection)
+        self.ledger.finished_task(task, event.now, update, rejection)
+        return self._flawed(update.client_id, reason, receipt.decision.detail, event.now)
+
+    def _flawed(self, client_id: str, reason: Reason, detail: str, now: float) -> list[Effect]:
+        """An update was not taken, or will not come: whether its client is to blame."""
+        why = self.guard.flawed(client_id, reason, detail, len(self.ledger.clients), self.settings)
+        return self._quarantined(client_id, why, now) if why else []
+
+    # --- what operators order ----------------------------------------------------------------
+
+    def _ordered(self, event: ev.Event) -> list[Effect]:
+        match event:
+            case ev.Paused() | ev.Resumed():
+                self.paused = isinstance(event, ev.Paused)
+            case ev.Quarantined():
+                return self._quarantined(event.client_id, event.why, event.now)
+            case ev.Released() if self.guard.release(event.client_id):
+                return [Unbarred(event.client_id)]
+            case ev.RolledBack():
+                return self._rolled_back(event)
+            case ev.Returned(now):
+                for task in self.ledger.leased():
+                    self._extend(task, now)
+            case ev.SettingsChanged():
+                return self._set(event)
+        return []
+
+    def _set(self, event: ev.SettingsChanged) -> list[Effect]:
+        """Go by other settings from now on: a run ends by them, or goes on after its end."""
+        had_ended = bool(self.finished)
+        self.changes, self.settings, told = self.changes.take(event, self.settings)
+        ended = self._ended()
+        if not had_ended:
+            return [told, *ended]
+        if not ended:
+            self.state = self.strategy.reopened(self.state, self.ledger.holders)
+        return [told] if ended else [told, Reopened()]
+
+    def _quarantined(self, client_id: str, why: str, now: float) -> list[Effect]:
+        """No task for this client any more; those that it has end."""
+        self.guard.bar(client_id, why)
+        for task in self.ledger.expired_of(client_id):
+            self._close(task)
+        live = self.ledger.live_of(client_id)
+        return [Barred(client_id, why), *(e for t in live for e in self._lose(t, LeaseEnd.CANCELLED, now))]
+
+    def _rolled_back(self, event: ev.RolledBack) -> list[Effect]:
+        """Publish what the log gives without some clients, which go into quarantine."""
+        found = outcome(event, self)
+        why = f"a rollback to version {event.to_version} left its updates out"
+        effects = [e for c in event.without for e in self._quarantined(c, why, event.now)]
+        self.pending, self.guard.lengths = found.folded, found.lengths
+        effects += [e for task in found.in_doubt for e in self._lose(task, LeaseEnd.CANCELLED, event.now)]
+        self.counters.rollbacks += 1
+        effects += self._take(Step(found.state, found.vector), [], afresh=True)
+        self.pending = found.pending
+        self.buffers.follow(found.buffers)
+        return [*effects, RolledBackTo(self.version, event.to_version, found.left_out)]
+
+    # --- leases ------------------------------------------------------------------------------
+
+    def _renewed(self, event: ev.LeaseRenewed) -> list[Effect]:
+        task = self.ledger.tasks.get(event.task_id)
+        if task is None or task.client_id != event.client_id or task.state is not TaskState.LEASED:
+            return []
+        if event.progress > task.progress:  # a device that hangs must not hold a slot for ever
+            self._extend(replace(task, progress=event.progress), event.now)
+        return []
+
+    def _extend(self, task: Task, now: float) -> None:
+        task = replace(task, expires_at=max(task.expires_at, now + task.lease_s))
+        self.ledger.replace(task)
+        self.deadlines.add(task)
+
+    def _dropped(self, event: ev.TaskDropped) -> list[Effect]:
+        task = self.ledger.tasks.get(event.task_id)
+        if task is None or task.client_id != event.client_id:
+            return []
+        lost = self._lose(task, LeaseEnd.DROPPED, event.now)
+        if not event.diverged or self.finished:
+            return lost
+        told = [LeaseEnded(task, LeaseEnd.DROPPED, event.why)] if lost else []
+        return [*told, *self._flawed(event.client_id, Reason.INVALID, event.why, event.now), *self._ended()]
+
+    def _ticked(self, now: float) -> list[Effect]:
+        ended = self.deadlines.ended(now)
+        effects = [e for task in ended for e in self._lose(task, LeaseEnd.EXPIRED, now)]
+        timer = None if self.finished else self.strategy.timer(self.state)
+        if timer is not None and timer <= now:
+            step = self.strategy.on_timer(self.state, self._donated(), self._context(now))
+            effects += self._take(step, []) if step else []
+        return [*effects, *self._after(effects, now)]
+
+    def _lose(self, task: Task, end: LeaseEnd, now: float) -> list[Effect]:
+        """End a lease without an update; an expired task is remembered for a late one."""
+        was_live = task.state is TaskState.LEASED
+        if end is LeaseEnd.EXPIRED:
+            self.ledger.replace(replace(task, state=TaskState.EXPIRED))
+            self._forget_base(task.base_version)
+        else:
+            self._close(task)
+        if not was_live:
+            return []
+        self._tell_planner(task, applied=False)
+        self.counters.leases_lost += 1
+        if not self.finished:
+            self.state = self.strategy.on_lost(self.state, task, self._context(now))
+        return [LeaseEnded(task, end)]
+
+    def _tell_planner(self, task: Task, applied: bool) -> None:
+        if self.planner is None:
+            return
+        if applied:
+            self.planner_state = self.planner.applied(self.planner_state, task.submodel, self.version)
+        elif task.state is TaskState.LEASED:
+            self.planner_state = self.planner.released(self.planner_state, task.submodel)
+
+    def _close(self, task: Task) -> None:
+        self.ledger.close(task)
+        self._forget_base(task.base_version)
+
+    # --- versions ----------------------------------------------------------------------------
+
+    def _context(self, now: float, update: Update | None = None) -> Context:
+        staleness = 0 if update is None else self.version - update.base_version
+        clients = self.ledger.client_ids
+        return Context(
+            now, self.version, self.settings.seed, clients, self.ledger.live, staleness, spec=self.spec
+        )
+
+    def _donated(self, base: Vector | None = None) -> Vector:
+        """The vector for a strategy to write on: a copy where a live task may need the old one."""
+        is_base = self._keeps_history and self.ledger.bases.get(self.version)
+        return self.vector.copy() if is_base or base is self.vector else self.vector
+
+    def _take(self, step: Step, update_ids: list[str], afresh: bool = False) -> list[Effect]:
+        """Adopt the outcome of a strategy's call; a vector makes a version, `afresh` after a large step."""
+        self.state = step.state
+        if step.decision is None or step.decision.verdict is not Verdict.REJECTED:
+            self.pending += update_ids
+        if step.dropped:
+            self.pending = [u for u in self.pending if u not in step.dropped]
+        if step.vector is None:
+            return []
+        if self._keeps_history and self.ledger.bases.get(self.version):
+            self.history[self.version] = self.vector
+        self.vector = step.vector
+        if not afresh:
+            self.buffers.publish(self.vector)
+        self.version += 1
+        self.guard.published(self.settings)
+        if self.broadcast is not None:
+            publish = self.broadcast.restart if afresh else self.broadcast.publish
+            self.broadcast_state = publish(self.broadcast_state, self.version, self.vector, self.ledger.bases)
+        folded, self.pending = tuple(self.pending), []
+        return [Published(self.version, self.vector, folded)]
+
+    @property
+    def _keeps_history(self) -> bool:
+        return self.strategy.needs_base and self.broadcast is None
+
+    def _after(self, effects: list[Effect], now: float) -> list[Effect]:
+        """What follows an update or a tick: stragglers of a round that ended, a used-up budget."""
+        more: list[Effect] = []
+        if self.strategy.synchronous and any(isinstance(e, Published) for e in effects):
+            for task in [t for t in self.ledger.tasks.values() if t.base_version < self.version]:
+                more += self._lose(task, LeaseEnd.CANCELLED, now)
+        return more if self.finished else [*more, *self._ended()]
+
+    def _ended(self) -> list[Effect]:
+        spent = self.settings.spent(self.version, self.counters.applied)
+        self.finished = spent or self.guard.hopeless(self.settings)
+        return [Finished(self.finished, given_up=not spent)] if self.finished else []
+
+    def _forget_base(self, version: int) -> None:
+        if version in self.history and not self.ledger.bases.get(version):
+            del self.history[version]

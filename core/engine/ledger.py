@@ -1,0 +1,268 @@
+"""The books of the server machine: who is enrolled, which tasks are open, what was answered.
+
+`bases` counts the live tasks that started from each version: the engine keeps the model of a
+version while somebody may still return to it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field, replace
+from itertools import islice
+
+from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.updates import Capability, Receipt, Task, TaskState, Update
+
+EWMA_WEIGHT = 0.3  # of the newest time
+TRAIN_S = "train_s"  # the metric in which a device says how many seconds it trained
+CAPABILITIES_KEPT = (
+    4096  # of devices that say the same of themselves it is kept once, as long as they are few
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRecord:
+    """What the server knows of a device.
+
+    Mean times in seconds: `task_s_ewma` from grant to update, `step_s_ewma` of a local step, as if it were of
+    the whole model.
+    """
+
+    client_id: str
+    capability: Capability
+    accepted: int = 0
+    rejected: int = 0
+    task_s_ewma: float | None = None
+    step_s_ewma: float | None = None
+
+    @property
+    def step_s(self) -> float | None:
+        """The mean time of a local step to two digits, so that devices of one kind are equals."""
+        return None if self.step_s_ewma is None else float(f"{self.step_s_ewma:.1e}")
+
+
+@dataclass
+class Counters:
+    """Totals since version 0."""
+
+    granted: int = 0
+    applied: int = 0
+    rejected: int = 0
+    duplicates: int = 0
+    leases_lost: int = 0
+    rollbacks: int = 0
+
+
+@dataclass
+class Unsaved:
+    """What of the books is in no snapshot: new clients in their order, changed ones, how many receipts."""
+
+    enrolled: list[str] = field(default_factory=list)
+    clients: set[str] = field(default_factory=set)
+    receipts: int = 0
+
+
+class Ledger:
+    """Clients, tasks and receipts, with the indices that make every look-up cheap."""
+
+    def __init__(self, receipts_max: int) -> None:
+        self.receipts_max = receipts_max
+        self.clients: dict[str, ClientRecord] = {}
+        self.tasks: dict[str, Task] = {}
+        self.receipts: dict[str, Receipt] = {}
+        self.live = 0
+        self.bases: Counter[int] = Counter()
+        self._by_client: dict[str, list[str]] = {}
+        self._answered: dict[str, str] = {}
+        self._steps_s: Counter[float] = Counter()  # how many clients have a step time: it has two digits
+        self._capabilities: dict[Capability, Capability] = {}
+        # Noted for a driver that saves the books piece by piece (`track`), by nobody else.
+        self.unsaved: Unsaved | None = None
+
+    # --- clients -----------------------------------------------------------------------------
+
+    @property
+    def client_ids(self) -> Collection[str]:
+        """Every enrolled client, in the order of enrolment: a view, not a copy."""
+        return self.clients.keys()
+
+    def enrol(self, client_id: str, capability: Capability) -> None:
+        """Add a client, or take note of what it says of itself now."""
+        known, capability = self.clients.get(client_id), self._shared(capability)
+        if known is None:
+            self.clients[client_id] = ClientRecord(client_id, capability)
+        else:
+            self.clients[client_id] = replace(known, capability=capability)
+        self._note(client_id, is_new=known is None)
+
+    def _shared(self, capability: Capability) -> Capability:
+        """An equal one that others have as well: a fleet has few kinds of devices."""
+        if len(self._capabilities) >= CAPABILITIES_KEPT:
+            self._capabilities.clear()
+        return self._capabilities.setdefault(capability, capability)
+
+    def _note(self, client_id: str, is_new: bool = False) -> None:
+        if self.unsaved is not None:
+            self.unsaved.clients.add(client_id)
+            if is_new:
+                self.unsaved.enrolled.append(client_id)
+
+    def finished_task(self, task: Task, now: float, update: Update, rejection: bool) -> None:
+        """Count an answered task for its client and learn the client's speed from it."""
+        client = self.clients[task.client_id]
+        took_s = now - task.granted_at
+        known = replace(
+            client,
+            accepted=client.accepted + (not rejection),
+            rejected=client.rejected + rejection,
+            task_s_ewma=_ewma(client.task_s_ewma, took_s),
+            step_s_ewma=_ewma(client.step_s_ewma, _step_s(update, took_s)),
+        )
+        self._rank(client.step_s, known.step_s)
+        self.clients[task.client_id] = known
+        self._note(task.client_id)
+
+    def slowness(self, client_id: str) -> float | None:
+        """A client's place among those whose step time is known: 0 the fastest, 1 the slowest."""
+        step_s = self.clients[client_id].step_s
+        if step_s is None:
+            return None
+        faster = sum(count for other_s, count in self._steps_s.items() if other_s < step_s)
+        slower = sum(count for other_s, count in self._steps_s.items() if other_s > step_s)
+        return faster / (faster + slower) if faster + slower else 0.5
+
+    def _rank(self, before_s: float | None, now_s: float | None) -> None:
+        """Keep count of the step times."""
+        if before_s is not None:
+            self._steps_s[before_s] -= 1
+            if not self._steps_s[before_s]:
+                del self._steps_s[before_s]
+        if now_s is not None:
+            self._steps_s[now_s] += 1
+
+    # --- tasks -------------------------------------------------------------------------------
+
+    def open(self, task: Task) -> None:
+        """Enter a task."""
+        self.tasks[task.task_id] = task
+        self._by_client.setdefault(task.client_id, []).append(task.task_id)
+        self._count(task, +1)
+
+    def replace(self, task: Task) -> None:
+        """Change a task's state or expiry."""
+        self._count(self.tasks[task.task_id], -1)
+        self.tasks[task.task_id] = task
+        self._count(task, +1)
+
+    def close(self, task: Task) -> None:
+        """Remove a task."""
+        current = self.tasks.pop(task.task_id)
+        self._count(current, -1)
+        mine = self._by_client[task.client_id]
+        mine.remove(task.task_id)
+        if not mine:
+            del self._by_client[task.client_id]
+
+    def leased(self) -> list[Task]:
+        """All live tasks."""
+        return [t for t in self.tasks.values() if t.state is TaskState.LEASED]
+
+    @property
+    def holders(self) -> set[str]:
+        """The clients that have a live task."""
+        return {t.client_id for t in self.leased()}
+
+    def live_of(self, client_id: str) -> list[Task]:
+        """The client's live tasks, oldest first."""
+        return [t for t in self._of(client_id) if t.state is TaskState.LEASED]
+
+    def expired_of(self, client_id: str) -> list[Task]:
+        """The client's expired tasks, oldest first."""
+        return [t for t in self._of(client_id) if t.state is TaskState.EXPIRED]
+
+    def _of(self, client_id: str) -> list[Task]:
+        return [self.tasks[i] for i in self._by_client.get(client_id, [])]
+
+    def _count(self, task: Task, by: int) -> None:
+        if task.state is not TaskState.LEASED:
+            return
+        self.live += by
+        self.bases[task.base_version] += by
+        if not self.bases[task.base_version]:
+            del self.bases[task.base_version]
+
+    # --- receipts ----------------------------------------------------------------------------
+
+    def file(self, receipt: Receipt, answers_task: bool) -> None:
+        """Keep a receipt; the oldest leave once there are more than `receipts_max`."""
+        self.receipts[receipt.update_id] = receipt
+        if answers_task:
+            self._answered[receipt.task_id] = receipt.update_id
+        if self.unsaved is not None:
+            self.unsaved.receipts += 1
+        while len(self.receipts) > self.receipts_max:
+            oldest = self.receipts.pop(next(iter(self.receipts)))
+            if self._answered.get(oldest.task_id) == oldest.update_id:
+                del self._answered[oldest.task_id]
+
+    def receipt_of_task(self, task_id: str) -> Receipt | None:
+        """The receipt of the update that answered a task."""
+        update_id = self._answered.get(task_id)
+        return None if update_id is None else self.receipts[update_id]
+
+    def restore(
+        self,
+        clients: Iterable[ClientRecord],
+        tasks: Iterable[Task],
+        receipts: Iterable[tuple[Receipt, bool]],
+    ) -> None:
+        """Fill empty books, in the given order."""
+        for client in clients:
+            shared = self._shared(client.capability)
+            kept = client if shared is client.capability else replace(client, capability=shared)
+            self.clients[client.client_id] = kept
+            self._rank(None, client.step_s)
+        for task in tasks:
+            self.open(task)
+        for receipt, answers_task in receipts:
+            self.file(receipt, answers_task)
+
+    def track(self, saved: bool) -> None:
+        """Note from now on what is in no snapshot; `saved`: all that is here is in one, as rows."""
+        self.unsaved = Unsaved()
+        if not saved:
+            self.unsaved = Unsaved(list(self.clients), set(self.clients), len(self.receipts))
+
+    def unsaved_after_all(self, before: Unsaved) -> None:
+        """What was taken for a snapshot that has come to nothing goes into the next one."""
+        assert self.unsaved is not None, "a ledger that is saved in pieces notes what changed"
+        since = self.unsaved
+        enrolled, clients = before.enrolled + since.enrolled, before.clients | since.clients
+        self.unsaved = Unsaved(enrolled, clients, before.receipts + since.receipts)
+
+    def newest_receipts(self, count: int) -> list[Receipt]:
+        """So many receipts, or all where there are fewer, oldest first."""
+        return list(islice(reversed(self.receipts.values()), count))[::-1]
+
+    def answers_task(self, receipt: Receipt) -> bool:
+        """Whether this receipt is the one that used up its task."""
+        return self._answered.get(receipt.task_id) == receipt.update_id
+
+
+def _ewma(mean: float | None, newest: float | None) -> float | None:
+    if mean is None or newest is None:
+        return mean if newest is None else newest
+    return (1 - EWMA_WEIGHT) * mean + EWMA_WEIGHT * newest
+
+
+def _step_s(update: Update, took_s: float) -> float | None:
+    """Seconds of one of the update's steps, as if it were of the whole model.
+
+    A device says how long it trained (`TRAIN_S`); without that the whole task's time stands in for it.
+    """
+    train_s = update.metrics.get(TRAIN_S, took_s)
+    if update.local_steps < 1 or not train_s > 0:
+        return None
+    part = update.submodel.size / update.submodel.spec.size if isinstance(update.submodel, UnitMap) else 1.0
+    return train_s / update.local_steps / part

@@ -1,0 +1,65 @@
+"""What an engine takes over of the state that a rollback's fold (`host/rollback.py`) has come to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from anabranch.core import events as ev
+from anabranch.core.engine.buffers import Buffers
+from anabranch.core.engine.strategy import State
+from anabranch.core.model.params import Vector
+from anabranch.core.model.updates import Task, Verdict
+
+if TYPE_CHECKING:
+    from anabranch.core.engine.engine import Engine
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine takes over of a fold.
+
+    `folded`: updates that had been held and are in the new version; `pending`: those that are still held;
+    `left_out`: those that count no more; `in_doubt`: open tasks whose results would bring back what is left
+    out.
+    """
+
+    state: State
+    vector: Vector
+    buffers: Buffers
+    lengths: list[float]
+    folded: list[str]
+    pending: list[str]
+    left_out: tuple[str, ...]
+    in_doubt: list[Task]
+
+
+def outcome(event: ev.RolledBack, engine: Engine) -> Outcome:
+    """What becomes of an engine by a rollback that has its state."""
+    fold = event.fold
+    assert fold is not None, "a rollback is handled with the state that the log gives"
+    held, counting = set(fold.pending), fold.ledger.receipts
+    taken = [u for u, r in engine.ledger.receipts.items() if r.decision.verdict is not Verdict.REJECTED]
+    return Outcome(
+        # The numbers of versions in it are the fold's; its newest one is to be our next.
+        state=engine.strategy.shifted(fold.state, engine.version + 1 - fold.version),
+        vector=fold.vector,
+        buffers=fold.buffers,
+        lengths=list(fold.guard.lengths),
+        folded=[u for u in engine.pending if u not in held and u in counting],
+        pending=[u for u in engine.pending if u in held],
+        left_out=tuple(u for u in taken if u not in counting),
+        in_doubt=_in_doubt(event, engine),
+    )
+
+
+def _in_doubt(event: ev.RolledBack, engine: Engine) -> list[Task]:
+    """Open tasks of later versions, where the model they started from would be mixed into ours again.
+
+    A difference from it does little harm, so strategies that add differences up take those; unless nothing of
+    anybody's is to be left.
+    """
+    if not (engine.strategy.needs_base or event.everyone):
+        return []
+    tasks = engine.ledger.tasks.values()
+    return [t for t in tasks if t.base_version > event.to_version and t.client_id not in event.without]

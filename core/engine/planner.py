@@ -1,0 +1,53 @@
+"""Who trains which part of the model: the interface of a sub-model planner.
+
+A planner chooses the units of a task's sub-model, whatever the strategy then does with the update. Pure, like
+a strategy: its state is data, equal calls give equal results, and arrays of a state are never written to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from anabranch.core.model.params import Vector
+from anabranch.core.model.submodels import Submodel, UnitMap
+
+PlannerState = Any
+
+
+@dataclass(frozen=True)
+class Applicant:
+    """The device that asks, and the moment at which it does.
+
+    `slowness`: its place among the devices whose step time is known, 0 the fastest, 1 the slowest; None
+    until its own is known. `seed` is of this task alone.
+    """
+
+    slowness: float | None
+    version: int
+    seed: int
+
+
+class Planner(Protocol):
+    """One method of choosing sub-models."""
+
+    name: ClassVar[str]
+    state_type: ClassVar[type[Any]]
+
+    def init(self, vector: Vector) -> PlannerState:
+        """The state at version 0. The vector, shape (size,), is read and not kept."""
+        ...
+
+    def plan(
+        self, state: PlannerState, vector: Vector, applicant: Applicant
+    ) -> tuple[PlannerState, UnitMap | None]:
+        """The sub-model of a task (None: the whole model), and the state with the task counted."""
+        ...
+
+    def applied(self, state: PlannerState, submodel: Submodel | None, version: int) -> PlannerState:
+        """An update of this sub-model was taken; `version` is the model's after that."""
+        ...
+
+    def released(self, state: PlannerState, submodel: Submodel | None) -> PlannerState:
+        """A task with this sub-model has ended without an update of use."""
+        ...

@@ -1,0 +1,145 @@
+"""Which settings may change while a run goes on, and why the others may not: the one table of it.
+
+What may change says how much, how fast and how long: a budget, a lease, a rate. Nothing of it changes what a
+vector means, and no version that there is would be another with it. It takes effect with the next event.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from anabranch.core.config.tables import TABLES, Config, merge
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.errors import ConfigError
+
+SETTABLE = (
+    *("run.versions_max", "run.updates_max", "run.rejections_max"),
+    *("server.concurrency", "server.staleness_max", "server.tasks_per_client", "server.upload_now_versions"),
+    *("server.lease_s", "server.lease_min_s", "server.lease_max_s"),
+    *("server.retry_after_min_s", "server.retry_after_max_s"),
+    *("robust.clip", "robust.buffer_max", "robust.window_max", "robust.window_versions"),
+    *("robust.tasks_per_minute", "robust.flaws_max"),
+    # They travel with each task.
+    *("client.epochs", "client.steps", "client.batch_size"),
+    *("client.learning_rate", "client.momentum", "client.weight_decay"),
+)
+
+RULE = "the versions so far were made by that rule, and updates wait for it"
+PROCESS = "it is of the server's process: start the server again with another value"
+JOINING = "devices read it when they join: start the server again with another value, and then the devices"
+SIMULATED = "only simulations read it"
+REPORTED = "only the run's report reads it, which has what the run was started with"
+FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
+    "run.name": PROCESS,
+    "run.seed": "every draw of the run comes of it",
+    "run.workload": "it is what is learned",
+    "run.data_path": JOINING,
+    "run.target_accuracy": REPORTED,
+    "run.keep_payloads": REPORTED,
+    "run": SIMULATED,
+    "fleet": JOINING,
+    "ray": SIMULATED,
+    "faults": SIMULATED,
+    "flower": JOINING,
+    "strategy": "the versions so far were made by it",
+    "submodel": "the tasks so far were chosen by it",
+    "model": "it says what the values of an update mean",
+    "robust": RULE,
+    "uplink": "devices keep what its codec has left out so far",
+    "downlink": "devices make the next model of what it has sent them",
+    "server": PROCESS,
+    "identity": PROCESS,
+    "client": JOINING,
+}
+# What a restart compares with the run's start, as the history is a function of it.
+KEPT = ("run.seed", "strategy", "submodel", "model.buffers", "robust", "uplink.codec", "downlink.codec")
+
+
+def why_fixed(path: str) -> str:
+    """Why a setting may not change; empty for one that may."""
+    return "" if path in SETTABLE else FIXED.get(path) or FIXED[path.partition(".")[0]]
+
+
+def check_settable(paths: Iterable[str]) -> None:
+    """Raises `ConfigError` for a setting that may not change, with the reason, or that there is not."""
+    for path in paths:
+        table, _, key = path.partition(".")
+        known = table in TABLES and (table == "strategy" or key in TABLES[table].__dataclass_fields__)
+        if not known or not key:
+            near = difflib.get_close_matches(path, SETTABLE, n=1, cutoff=0.7)
+            hint = f"did you mean {near[0]!r}?" if near else "docs/configuration.md has them"
+            raise ConfigError(f"there is no setting {path!r}: {hint}")
+        if why := why_fixed(path):
+            raise ConfigError(f"{path} cannot be changed in a run: {why}")
+
+
+def typed(config: Config, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The values as their settings have them, in a run that has `config`. Raises `ConfigError`."""
+    check_settable(values)
+    given: dict[str, dict[str, Any]] = {}
+    for path, value in values.items():
+        table, _, key = path.partition(".")
+        given.setdefault(table, {})[key] = value
+    whole = merge([("the run", config.to_json(every_table=True)), (source, given)])
+    return {path: value_of(whole, path) for path in values}
+
+
+def value_of(config: Config, path: str) -> Any:
+    """The value of `table.key`."""
+    table, _, key = path.partition(".")
+    return getattr(getattr(config, table), key)
+
+
+def with_values(config: Config, values: Mapping[str, Any]) -> Config:
+    """The configuration with other values of settings that may change."""
+    for path, value in values.items():
+        table, _, key = path.partition(".")
+        config = replace(config, **{table: replace(getattr(config, table), **{key: value})})
+    return config
+
+
+def as_started(stored: Config, given: Config) -> Config:
+    """What a process was given, with the settings that may change as the run was started with."""
+    return with_values(given, {path: value_of(stored, path) for path in SETTABLE})
+
+
+def in_force(settings: EngineSettings, values: Mapping[str, Any]) -> EngineSettings:
+    """The settings of an engine with other values of some of them."""
+    for path, value in values.items():
+        table, _, key = path.partition(".")
+        earliest_s, latest_s = settings.retry_after_s
+        if table == "client":
+            settings = replace(settings, local=replace(settings.local, **{key: value}))
+        elif key == "retry_after_min_s":
+            settings = replace(settings, retry_after_s=(value, latest_s))
+        elif key == "retry_after_max_s":
+            settings = replace(settings, retry_after_s=(earliest_s, value))
+        else:
+            settings = replace(settings, **{key: value})
+    return settings
+
+
+def value_in_force(settings: EngineSettings, path: str) -> Any:
+    """The value that an engine goes by."""
+    table, _, key = path.partition(".")
+    if table == "client":
+        return getattr(settings.local, key)
+    if key in ("retry_after_min_s", "retry_after_max_s"):
+        return settings.retry_after_s[key == "retry_after_max_s"]
+    return getattr(settings, key)
+
+
+def differences(stored: Config, given: Config) -> Iterable[tuple[str, Any, Any]]:
+    """What a restart may not change and did: (path, what the run was started with, what was given)."""
+    before, now = stored.to_json(every_table=True), given.to_json(every_table=True)
+    for kept in KEPT:
+        table, _, key = kept.partition(".")
+        names = [key] if key else sorted({*before[table], *now[table]}, key=lambda n: (n != "name", n))
+        for name in names:
+            path = f"{table}.{name}"
+            was, value = before[table].get(name), now[table].get(name)
+            if path not in SETTABLE and was != value:
+                yield path, was, value

@@ -1,0 +1,98 @@
+"""The part of a configuration that the server machine obeys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabranch.core.config.tables import Config
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.updates import LocalPlan
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """Zero means no bound. Times in seconds, the retry window as (earliest, latest).
+
+    `uplink`: the codec chain of updates; `auto` leaves it to the strategy. `any_submodel`: an update may
+    cover another part of the model than its task, which is for those who aggregate by hand. `admits_all`: who
+    asks gets a task, which is for a fold of a log in which that was decided. From `clip` on:
+    `clipping.py` and `guard.py`; `auto` leaves the clip to the strategy. `buffers`: see `buffers.py`.
+    """
+
+    seed: int = 0
+    concurrency: int = 0
+    staleness_max: int = 0
+    lease_s: float = 60.0
+    lease_min_s: float = 10.0
+    lease_max_s: float = 3600.0
+    tasks_per_client: int = 1
+    tenure_leases: float = 5.0
+    retry_after_s: tuple[float, float] = (0.5, 2.0)
+    versions_max: int = 0
+    updates_max: int = 0
+    receipts_max: int = DEFAULT_LIMITS.receipts_max
+    local: LocalPlan = field(default_factory=LocalPlan)
+    uplink: str = AUTO
+    any_submodel: bool = False
+    admits_all: bool = False
+    clip: float | str = AUTO
+    buffer_max: int = 0
+    window_max: int = 0
+    window_versions: int = 20
+    tasks_per_minute: float = 0.0
+    flaws_max: int = 0
+    rejections_max: int = 0
+    buffers: str = "average"
+    upload_now_versions: int = 0
+
+    def lease_of(self, task_s_ewma: float | None) -> float:
+        """Seconds of the lease of a client with this mean task time, None where that is not known."""
+        if task_s_ewma is None:
+            return self.lease_s
+        return min(max(3.0 * task_s_ewma, self.lease_min_s), self.lease_max_s)
+
+    def spent(self, version: int, applied: int) -> str:
+        """Why a run with this version and so many applied updates has ended; empty while it goes on."""
+        if self.versions_max and version >= self.versions_max:
+            return f"the run ended at version {version}, its budget"
+        if self.updates_max and applied >= self.updates_max:
+            return f"the run ended after {applied} updates, its budget"
+        return ""
+
+    @classmethod
+    def of(cls, config: Config, limits: Limits = DEFAULT_LIMITS) -> EngineSettings:
+        """The settings of a configuration."""
+        server, run, client, robust = config.server, config.run, config.client, config.robust
+        return cls(
+            seed=run.seed,
+            concurrency=server.concurrency,
+            staleness_max=server.staleness_max,
+            lease_s=server.lease_s,
+            lease_min_s=server.lease_min_s,
+            lease_max_s=server.lease_max_s,
+            tasks_per_client=server.tasks_per_client,
+            tenure_leases=server.tenure_leases,
+            retry_after_s=(server.retry_after_min_s, server.retry_after_max_s),
+            versions_max=run.versions_max,
+            updates_max=run.updates_max,
+            receipts_max=limits.receipts_max,
+            local=LocalPlan(
+                epochs=client.epochs,
+                steps=client.steps,
+                batch_size=client.batch_size,
+                learning_rate=client.learning_rate,
+                momentum=client.momentum,
+                weight_decay=client.weight_decay,
+            ),
+            uplink=config.uplink.codec,
+            clip=robust.clip,
+            buffer_max=robust.buffer_max,
+            window_max=robust.window_max,
+            window_versions=robust.window_versions,
+            tasks_per_minute=robust.tasks_per_minute,
+            flaws_max=robust.flaws_max,
+            rejections_max=run.rejections_max,
+            buffers=config.model.buffers,
+            upload_now_versions=server.upload_now_versions,
+        )

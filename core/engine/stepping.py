@@ -1,0 +1,47 @@
+"""One good update through the strategy: what it may weigh, and what is remembered of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from anabranch.core.engine.buffers import Buffers
+from anabranch.core.engine.clipping import clipped
+from anabranch.core.engine.guard import Guard
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.strategy import Context, State, Step, Strategy
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.updates import Update, Verdict
+
+
+class Books(Protocol):
+    """What the engine has on record."""
+
+    spec: ParamSpec
+    strategy: Strategy
+    settings: EngineSettings
+    state: State
+    buffers: Buffers
+    guard: Guard
+
+
+def stepped(update: Update, context: Context, books: Books, vector: Vector) -> Step:
+    """The strategy's step: buffers as differences, and a bounded length where lengths are bounded.
+
+    `vector` is the strategy's to write on.
+    """
+    reached, length, detail = None, None, ""
+    if books.buffers:
+        update, reached = books.buffers.given(update, vector, context.base)
+    clip = books.settings.clip
+    if isinstance(clip, str):  # left to the strategy
+        clip = books.strategy.clip
+    if clip:
+        cut = clipped(update, books.spec, books.guard.lengths, clip)
+        update, length, detail = cut.update, cut.length, cut.detail
+    step = books.strategy.step(books.state, vector, update, context)
+    if step.decision is None or step.decision.verdict is Verdict.REJECTED:
+        return step
+    books.buffers.count(reached)
+    books.guard.taken(update.client_id, length, bool(detail), books.settings)
+    return replace(step, decision=replace(step.decision, detail=detail or step.decision.detail))

@@ -1,0 +1,216 @@
+"""The interface of a strategy: the decisions of one paper, pure.
+
+A strategy is a frozen dataclass of its parameters. Everything that changes lives in its `State`,
+which is data: a dataclass of JSON values and numpy arrays (lists and dicts of them too).
+
+Laws, checked for every strategy by `tests/conformance/test_strategies.py`:
+
+1. No clock, no randomness but `core.rng`, no I/O: equal calls give equal results.
+2. The version grows by one exactly when a step returns a vector.
+3. A step that rejects leaves state and vector identical. An update that the engine refuses never gets
+   to the strategy; its task is lost.
+4. The arrays of the state and the vector that are passed in may be reused (written to): the engine
+   hands over a copy where it still needs the old one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from anabranch.core.model.chains import RAW
+from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Task, Update, Verdict
+
+State = Any
+
+
+@dataclass(frozen=True)
+class Context:
+    """What the engine knows at the time of a call. `base` is w_base where the strategy needs it.
+
+    `clients` are the enrolled ones, in their order, as they are during the call. `spec` is the model's; it
+    is never None in a run.
+    """
+
+    now: float
+    version: int
+    seed: int
+    clients: Collection[str] = ()
+    live_tasks: int = 0
+    staleness: int = 0
+    base: Vector | None = None
+    spec: ParamSpec | None = None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """The strategy does not want this ask now."""
+
+    reason: Reason
+    detail: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a granted task shall do, and the state with the grant counted.
+
+    `uplink`: the codec chain of its update, where `[uplink] codec` leaves that to the strategy.
+    """
+
+    state: State
+    local: LocalPlan
+    uplink: str = RAW
+
+
+@dataclass(frozen=True)
+class Step:
+    """The outcome of a call: the new state; the new vector if a version is published.
+
+    `dropped`: updates that were held and will not be folded after all.
+    """
+
+    state: State
+    vector: Vector | None = None
+    decision: Decision | None = None
+    dropped: tuple[str, ...] = ()
+
+
+class Strategy(Protocol):
+    """One paper's rules. One that mixes models needs the base: w_base of every live task is kept.
+
+    `submodel` names the planner of its tasks where `[submodel] name` leaves that to the strategy.
+    """
+
+    name: ClassVar[str]
+    state_type: ClassVar[type[Any]]
+    synchronous: ClassVar[bool]
+    supports_submodels: ClassVar[bool]
+    submodel: ClassVar[str]
+
+    @property
+    def needs_base(self) -> bool:
+        """Whether the steps want `context.base`."""
+        ...
+
+    @property
+    def clip(self) -> float:
+        """To how many median lengths a longer update is cut, where `[robust] clip` leaves that to us."""
+        ...
+
+    def init(self, vector: Vector) -> State:
+        """The state before the first update. `vector` has the shape of the model, (size,)."""
+        ...
+
+    def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
+        """Whether this device may have a task now. Changes nothing."""
+        ...
+
+    def selected(self, state: State) -> list[str] | None:
+        """The devices that alone may be admitted as things are; None: whoever asks first."""
+        ...
+
+    def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+        """The task for an admitted ask; `local` is what the configuration says."""
+        ...
+
+    def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
+        """Take one valid update, of `context.staleness`; the step carries a decision."""
+        ...
+
+    def on_lost(self, state: State, task: Task, context: Context) -> State:
+        """A live task ended without an update of use. Writes to no array; only a timer can publish."""
+        ...
+
+    def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
+        """The moment named by `timer` has come."""
+        ...
+
+    def timer(self, state: State) -> float | None:
+        """When `on_timer` wants to be called next, on the clock of `context.now`."""
+        ...
+
+    def shifted(self, state: State, versions: int) -> State:
+        """The state in which every version has a number that is higher by `versions`."""
+        ...
+
+    def reopened(self, state: State, training: Collection[str]) -> State:
+        """The run goes on after its end, in which no lost task was told; these clients have a task."""
+        ...
+
+    def downlink(self, version: int) -> str:
+        """The codec of a version's way to the devices, where `[downlink] codec` leaves that to us."""
+        ...
+
+
+class AsyncStrategy:
+    """The habits of strategies without rounds: everybody is welcome, no timers.
+
+    A base class to inherit defaults from; the contract is `Strategy`.
+    """
+
+    synchronous: ClassVar[bool] = False
+    supports_submodels: ClassVar[bool] = False
+    submodel: ClassVar[str] = "none"
+
+    @property
+    def needs_base(self) -> bool:
+        """Deltas are enough."""
+        return False
+
+    @property
+    def clip(self) -> float:
+        """Never."""
+        return 0.0
+
+    def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
+        """Admit: the engine's concurrency cap is the only limit."""
+        return None
+
+    def selected(self, state: State) -> list[str] | None:
+        """Nobody is preferred."""
+        return None
+
+    def plan(self, state: State, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+        """The configured local training, on the whole model."""
+        return Plan(state, local)
+
+    def on_lost(self, state: State, task: Task, context: Context) -> State:
+        """Nobody waits for a lost task."""
+        return state
+
+    def on_timer(self, state: State, vector: Vector, context: Context) -> Step | None:
+        """No timers."""
+        return None
+
+    def timer(self, state: State) -> float | None:
+        """No timers."""
+        return None
+
+    def shifted(self, state: State, versions: int) -> State:
+        """The state knows no versions."""
+        return state
+
+    def reopened(self, state: State, training: Collection[str]) -> State:
+        """Nobody waits for a lost task."""
+        return state
+
+    def downlink(self, version: int) -> str:
+        """As it is."""
+        return RAW
+
+
+def published(staleness: int, weight: float) -> Decision:
+    """The update was folded and a version came of it."""
+    return Decision(Verdict.PUBLISHED, staleness, weight)
+
+
+def held(staleness: int, weight: float) -> Decision:
+    """The update was folded into a buffer or waits for its round."""
+    return Decision(Verdict.HELD, staleness, weight)
+
+
+def rejected(staleness: int, reason: Reason, detail: str) -> Decision:
+    """The update was not used."""
+    return Decision(Verdict.REJECTED, staleness, None, reason, detail)

@@ -1,0 +1,205 @@
+"""Whose turn it is where places are few: the line of devices that were refused for want of a place.
+
+Without it a device that has just pushed, and asks within milliseconds, wins every time against one that
+was refused and comes back in a second. So a place that is free belongs to the device that has waited
+longest. That one is not there at the moment, and the place stays empty until it is: so each is told to come
+back as soon as its turn may be near, the first in the line most often of all.
+
+A device that asks anew with a task in hand gives the task up, and has its turn like the others: it keeps the
+place only where there are enough for all who wait. One whose last tasks came to nothing waits longer
+(`lapses.py`), and while somebody waits no place is kept by renewals for ever (`server.tenure_leases`). Of two
+processes of one device one has its tasks, and the other waits (`sessions.py`).
+
+Beside the engine, and no part of its state or its journal: a refusal changes nothing there, and after
+a restart the line forms again. Pure like the engine, driven by the same `now`, and bounded.
+
+The pace, ours: with a place freed every `interval_s` (an exponential mean), a device with p others before
+it expects its turn in p * interval_s and is told to come back in a quarter to half of that, the first in
+1/32 to 1/16 of an interval. A line of n devices then asks O(log n) times for each place that is freed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left, insort
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from anabranch.core.effects import Decided, Effect, Granted, LeaseEnded, Refused
+from anabranch.core.engine.admission import outstays
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.lapses import Lapses
+from anabranch.core.engine.sessions import Sessions
+from anabranch.core.events import LeaseRenewed
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.model.updates import Ask, Reason, Task
+
+INTERVAL_WEIGHT = 0.1  # of the newest interval
+LATEST = 0.5  # of the time until a device's turn; the earliest moment of a window is at half of that
+FIRST = 0.125  # of an interval, as if so much were left before the turn of the first in the line
+PACE_S_MIN, PACE_S_MAX = 0.05, 60.0  # the latest moment of a window is within these
+GRACE_S = 0.5  # for the way there and back; a device that is later is not waited for
+KEPT_S = 60.0  # and one that is so much later has lost its turn
+
+
+@dataclass(frozen=True)
+class Waiter:
+    """A device in the line: a lower `ticket` comes first. After `until` it is not waited for."""
+
+    ticket: int
+    until: float
+
+
+class WaitingLine:
+    """See the module. `refusal` stands in for the engine's; `heard` must see every effect of the engine."""
+
+    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+        self.waiting_max = limits.waiting_max
+        self.interval_s: float | None = None
+        self._waiters: dict[str, Waiter] = {}
+        self._tickets: list[int] = []
+        self._ends: list[tuple[float, int, str]] = []
+        self._drawn = 0
+        self._freed_at: float | None = None
+        self._lapses = Lapses(limits.waiting_max)
+        self.sessions = Sessions()
+        self._sound: set[int] = set()  # of the tickets, those of devices that have not lapsed
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def begin(self) -> None:
+        """A batch of messages begins: all that came before is decided, or could not be written."""
+        self.sessions.begin()
+
+    def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
+        """Why this ask would get no task now, or None. Changes nothing of the engine."""
+        self._forget(now)
+        refused = engine.refusal(ask, now)
+        another = self.sessions.refusal(engine, ask, now)
+        self.sessions.heard(ask.client_id, ask.session, now)
+        if refused is None and ask.task_id in engine.ledger.tasks:
+            return None  # it has this very task
+        if another is not None and not (refused is not None and refused.final):
+            return another
+        if refused is None or refused.reason is Reason.AT_CAPACITY:
+            refused = self._lapsed(engine, ask, now) or refused or self._behind(engine, ask, now)
+        if refused is None:
+            self.sessions.passed(ask)
+            return None
+        return self._refused(refused, now)
+
+    def beats(self, beat: LeaseRenewed) -> None:
+        """A heartbeat has come, of use or not."""
+        self.sessions.heard(beat.client_id, beat.session, beat.now)
+
+    def renews(self, engine: Engine, task: Task, now: float) -> bool:
+        """Whether a heartbeat may renew the lease of this task: not for ever, while others wait."""
+        return not (self._tickets and outstays(task, now, engine.settings))
+
+    def heard(self, now: float, effects: Iterable[Effect]) -> None:
+        """Take note of what an event has come to: places taken, places freed."""
+        effects = list(effects)
+        self._lapses.heard(now, effects)
+        for effect in effects:
+            match effect:
+                case Granted(task):
+                    self._leave(task.client_id)
+                    self.sessions.decided(task.client_id, task.task_id, granted=True)
+                case Refused(ask):
+                    self._join(effect, now)
+                    self.sessions.decided(ask.client_id, ask.task_id, granted=False)
+                case Decided(duplicate=False) | LeaseEnded():
+                    self._freed(now)
+
+    def ahead(self, client_id: str) -> int:
+        """How many devices wait whose turn comes before this one's."""
+        waiter = self._waiters.get(client_id)
+        return len(self._tickets) if waiter is None else bisect_left(self._tickets, waiter.ticket)
+
+    # --- the line ----------------------------------------------------------------------------
+
+    def _lapsed(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
+        """The refusal of a device whose last tasks came to nothing, while others wait."""
+        return self._lapses.refusal(engine, ask, now) if self._sound else None
+
+    def _behind(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
+        """The refusal of an ask for a place that is another's first."""
+        ahead = self.ahead(ask.client_id)
+        refused = engine.refusal(ask, now, ahead) if ahead else None
+        if refused is None:
+            return None
+        return replace(refused, detail=f"devices that have waited longer for a place: {ahead}")
+
+    def _refused(self, refused: Refused, now: float) -> Refused:
+        """The refusal with a window of its own, if it is for want of a place."""
+        if refused.reason is Reason.AT_CAPACITY and self.interval_s is not None and self.waiting_max:
+            turn_s = (self.ahead(refused.ask.client_id) + FIRST) * self.interval_s
+            latest_s = min(max(LATEST * turn_s, PACE_S_MIN), PACE_S_MAX)
+            refused = replace(refused, retry_after_s=(latest_s / 2.0, latest_s))
+        self._join(refused, now)
+        return refused
+
+    def _join(self, refused: Refused, now: float) -> None:
+        """Keep the device's turn until it should be back; who is refused for another reason has none.
+
+        One of those who have enough places has its turn, but no place is kept for it meanwhile.
+        """
+        client_id = refused.ask.client_id
+        passed_over = refused.reason is Reason.LAPSED and not self._lapses.waits(client_id, now)
+        if refused.reason is not Reason.AT_CAPACITY and not passed_over:
+            self._leave(client_id)
+            return
+        known = self._waiters.get(client_id)
+        if known is None and len(self._waiters) >= self.waiting_max:
+            return
+        self._drawn += known is None
+        ticket = self._drawn if known is None else known.ticket
+        if passed_over:
+            self._pass_over(ticket)
+        elif not self._is_awaited(ticket):
+            insort(self._tickets, ticket)
+        if client_id not in self._lapses:
+            self._sound.add(ticket)
+        waiter = self._waiters[client_id] = Waiter(ticket, now + refused.retry_after_s[1] + GRACE_S)
+        heapq.heappush(self._ends, (waiter.until, waiter.ticket, client_id))
+        if len(self._ends) > 2 * self.waiting_max:  # somebody asks without end: keep what still counts
+            self._ends = [
+                (w.until if self._is_awaited(w.ticket) else w.until + KEPT_S, w.ticket, c)
+                for c, w in self._waiters.items()
+            ]
+            heapq.heapify(self._ends)
+
+    def _leave(self, client_id: str) -> None:
+        waiter = self._waiters.pop(client_id, None)
+        if waiter is not None:
+            self._pass_over(waiter.ticket)
+
+    def _forget(self, now: float) -> None:
+        """Pass over those who should be back and are not; in the end let them go."""
+        while self._ends and self._ends[0][0] < now:
+            at, ticket, client_id = heapq.heappop(self._ends)
+            waiter = self._waiters.get(client_id)
+            if waiter is None or waiter.ticket != ticket:
+                continue
+            if at == waiter.until:
+                self._pass_over(ticket)
+                heapq.heappush(self._ends, (at + KEPT_S, ticket, client_id))
+            elif at == waiter.until + KEPT_S:
+                self._leave(client_id)
+
+    def _pass_over(self, ticket: int) -> None:
+        self._sound.discard(ticket)
+        if self._is_awaited(ticket):
+            del self._tickets[bisect_left(self._tickets, ticket)]
+
+    def _is_awaited(self, ticket: int) -> bool:
+        at = bisect_left(self._tickets, ticket)
+        return at < len(self._tickets) and self._tickets[at] == ticket
+
+    def _freed(self, now: float) -> None:
+        if self._freed_at is not None:
+            newest_s = now - self._freed_at
+            before_s = newest_s if self.interval_s is None else self.interval_s
+            self.interval_s = (1 - INTERVAL_WEIGHT) * before_s + INTERVAL_WEIGHT * newest_s
+        self._freed_at = now

@@ -1,0 +1,254 @@
+"""The shape of a model, and its values as one flat vector.
+
+`ParamSpec` names every tensor. Float tensors are *aggregated*: laid end to end, in the order of the
+spec, they are the vector `w` that strategies compute on. Integer and boolean tensors (counters such
+as `num_batches_tracked`) are *frozen*: they keep the values the model started with, whatever the
+devices send, because an average of counters means nothing. Float tensors that are no parameters, such as
+running statistics, are *buffers*: in the vector, with a policy of their own (`buffers.py`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
+from anabranch.core.model.arrays import to_bytes
+from anabranch.core.model.units import UnitGroup, check_groups
+
+Vector = npt.NDArray[np.floating[Any]]
+Indices = npt.NDArray[np.int64]
+Tensors = Mapping[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, shape and dtype (numpy's name, little-endian on the wire) of one tensor."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements; 1 for a scalar."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def aggregated(self) -> bool:
+        """Whether the tensor is part of the vector."""
+        return np.dtype(self.dtype).kind == "f"
+
+
+@dataclass(frozen=True)
+class ParamSpec:
+    """Every tensor of a model, in the order in which the vector holds them.
+
+    `groups`: the units that a sub-model may leave out (`units.py`); none where that is not known.
+    `buffers`: the names of the tensors that are some (`buffers.py`). Both are no part of the layout: models
+    with the same tensors can be averaged.
+    """
+
+    tensors: tuple[TensorSpec, ...]
+    groups: tuple[UnitGroup, ...] = ()
+    buffers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.groups:
+            check_groups(self.groups, {t.name: t.shape for t in self.tensors if t.aggregated})
+        for name in self.buffers:
+            if name not in self.slices or self.buffers.count(name) > 1:
+                raise ConfigError(f"buffers: {name!r} is not the name of one float tensor of the model")
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.tensors, self.groups, self.buffers))
+
+    def __hash__(self) -> int:
+        return self._hash  # it keys caches, and a large model has many tensors
+
+    @classmethod
+    def of(cls, tensors: Tensors, groups: Iterable[UnitGroup] = (), buffers: Iterable[str] = ()) -> ParamSpec:
+        """The spec of named arrays. Raises `InvalidUpdate` for a dtype that cannot travel.
+
+        Raises `ConfigError` for groups of units, or buffers, that do not fit the arrays.
+        """
+        specs = []
+        for name, array in tensors.items():
+            if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+                raise InvalidUpdate(
+                    f"tensor {name!r} is {array.dtype}: use floats, integers or booleans of at most 64 bits"
+                )
+            specs.append(TensorSpec(name, tuple(int(n) for n in array.shape), array.dtype.name))
+        return cls(tuple(specs), tuple(groups), tuple(buffers))
+
+    @cached_property
+    def vector_dtype(self) -> np.dtype[Any]:
+        """float64 where any aggregated tensor is float64, float32 otherwise."""
+        wide = any(t.dtype == "float64" for t in self.tensors)
+        return np.dtype(np.float64 if wide else np.float32)
+
+    @cached_property
+    def size(self) -> int:
+        """Elements of the vector."""
+        return sum(t.size for t in self.tensors if t.aggregated)
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of all tensors, those that are not aggregated included."""
+        return sum(t.size for t in self.tensors)
+
+    @cached_property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors as they are."""
+        return sum(t.size * np.dtype(t.dtype).itemsize for t in self.tensors)
+
+    @cached_property
+    def slices(self) -> dict[str, slice]:
+        """Where each aggregated tensor lies in the vector."""
+        found, start = {}, 0
+        for t in self.tensors:
+            if t.aggregated:
+                found[t.name] = slice(start, start + t.size)
+                start += t.size
+        return found
+
+    @cached_property
+    def buffer_places(self) -> Indices:
+        """The coordinates of the vector that are buffers', increasing."""
+        flags = np.zeros(self.size, np.bool_)
+        for name in self.buffers:
+            flags[self.slices[name]] = True
+        return np.flatnonzero(flags)
+
+    @cached_property
+    def layout_hash(self) -> str:
+        """SHA-256 over names, shapes and dtypes: two models with one hash can be averaged."""
+        return hashlib.sha256(json.dumps(self._layout, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def _layout(self) -> list[list[Any]]:
+        return [[t.name, list(t.shape), t.dtype] for t in self.tensors]
+
+    def to_json(self) -> Any:
+        """A list of [name, shape, dtype]; a dict of `tensors` and what else there is, if there is."""
+        groups = {"groups": [group.to_json() for group in self.groups]} if self.groups else {}
+        buffers = {"buffers": list(self.buffers)} if self.buffers else {}
+        return {"tensors": self._layout, **groups, **buffers} if groups or buffers else self._layout
+
+    @classmethod
+    def from_json(cls, data: Any) -> ParamSpec:
+        """The inverse of `to_json`. Raises `ConfigError` for groups or buffers that do not fit."""
+        found = data if isinstance(data, dict) else {"tensors": data}
+        tensors = tuple(TensorSpec(str(n), tuple(int(k) for k in s), str(d)) for n, s, d in found["tensors"])
+        groups = tuple(UnitGroup.from_json(group) for group in found.get("groups", ()))
+        return cls(tensors, groups, tuple(str(name) for name in found.get("buffers", ())))
+
+    def flatten(self, tensors: Tensors) -> Vector:
+        """The vector of named arrays. Raises `ManifestMismatch` on other names or shapes."""
+        self.check(tensors)
+        out = np.empty(self.size, self.vector_dtype)
+        for name, where in self.slices.items():
+            out[where] = tensors[name].reshape(-1)
+        return out
+
+    def unflatten(self, vector: Vector, frozen: Tensors | None = None) -> dict[str, npt.NDArray[Any]]:
+        """Named arrays in the dtypes of the spec; frozen tensors come from `frozen` or are zero."""
+        frozen = frozen or {}
+        out: dict[str, npt.NDArray[Any]] = {}
+        for t in self.tensors:
+            if t.aggregated:
+                out[t.name] = vector[self.slices[t.name]].reshape(t.shape).astype(t.dtype)
+            else:
+                out[t.name] = frozen.get(t.name, np.zeros(t.shape, t.dtype))
+        return out
+
+    def frozen(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:
+        """The tensors that are not aggregated."""
+        return {t.name: tensors[t.name] for t in self.tensors if not t.aggregated}
+
+    def check(self, tensors: Tensors) -> None:
+        """Raises `ManifestMismatch`, naming the first tensor that does not fit the spec."""
+        names = [t.name for t in self.tensors]
+        if missing := [n for n in names if n not in tensors]:
+            raise ManifestMismatch(f"tensor {missing[0]!r} is missing: send every tensor of the manifest")
+        if foreign := sorted(set(tensors) - set(names)):
+            raise ManifestMismatch(
+                f"tensor {foreign[0]!r} is not in the manifest: it has {', '.join(names[:8])}"
+            )
+        for t in self.tensors:
+            if tuple(tensors[t.name].shape) != t.shape:
+                raise ManifestMismatch(
+                    f"tensor {t.name!r} has shape {tuple(tensors[t.name].shape)}, the manifest says {t.shape}"
+                )
+
+    def name_at(self, index: int) -> str:
+        """The tensor that holds coordinate `index` of the vector."""
+        return next(name for name, where in self.slices.items() if where.start <= index < where.stop)
+
+
+@dataclass(frozen=True, eq=False)
+class SparseVector:
+    """A vector of `size` coordinates of which all but k are zero.
+
+    `indices` (k,) int64, each once, in any order, within 0..size-1; `values` (k,) in the vector's dtype.
+    """
+
+    indices: Indices
+    values: Vector
+    size: int
+
+    def dense(self) -> Vector:
+        """All coordinates, shape (size,); a new array."""
+        out = np.zeros(self.size, self.values.dtype)
+        out[self.indices] = self.values
+        return out
+
+
+Delta = Vector | SparseVector
+
+
+def dense(x: Delta) -> Vector:
+    """All coordinates of x, shape (size,); x itself if it has them."""
+    return x.dense() if isinstance(x, SparseVector) else x
+
+
+BLOCK = 1 << 16  # elements; three float32 blocks stay in a core's own cache
+
+
+def add_scaled(
+    out: Vector, scale: float, x: Delta, where: slice | npt.NDArray[np.int64] = slice(None)
+) -> None:
+    """`out[where] += scale * x`, in place, without a temporary of the model's size.
+
+    `x` has the shape of `out[where]`; a sparse one costs its own length only. Blocks change nothing
+    in the result: the operation is elementwise.
+    """
+    if isinstance(x, SparseVector):
+        at = x.indices if isinstance(where, slice) else where[x.indices]
+        out = out[where] if isinstance(where, slice) else out
+        out[at] += out.dtype.type(scale) * x.values
+        return
+    if not isinstance(where, slice):
+        out[where] += out.dtype.type(scale) * x
+        return
+    out = out[where]
+    factor = out.dtype.type(scale)
+    scratch = np.empty(min(BLOCK, out.size), out.dtype)
+    for start in range(0, out.size, BLOCK):
+        block = out[start : start + BLOCK]
+        product = scratch[: block.size]
+        np.multiply(x[start : start + BLOCK], factor, out=product)
+        block += product
+
+
+def digest(vector: npt.NDArray[Any]) -> str:
+    """SHA-256 over the little-endian bytes of an array."""
+    return hashlib.sha256(to_bytes(vector)).hexdigest()

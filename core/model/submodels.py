@@ -1,0 +1,189 @@
+"""Which part of the model a task covers, and what belongs to it.
+
+`UnitMap` keeps some units of each group (`units.py`) and everything that is in no group: a smaller model of
+the same kind, whose tensors a device can build and train. `Coordinates` is any set of coordinates: it can be
+aggregated, but only be trained as a whole model of which the rest is not sent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any
+
+import numpy as np
+
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.model.params import Indices, ParamSpec, TensorSpec
+from anabranch.core.model.units import places
+
+Kept = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """The coordinates of the vector that a task covers, sorted and unique; the rest is not touched."""
+
+    indices: Indices
+
+    @property
+    def size(self) -> int:
+        """How many coordinates."""
+        return int(self.indices.size)
+
+    def check(self, spec: ParamSpec) -> None:
+        """Raises `InvalidUpdate` unless the indices are sorted, unique and in range."""
+        i = self.indices
+        if i.ndim != 1 or i.size == 0:
+            raise InvalidUpdate("submodel: indices must be one non-empty list of coordinates")
+        if i[0] < 0 or i[-1] >= spec.size or bool(np.any(np.diff(i) <= 0)):
+            raise InvalidUpdate(
+                f"submodel: indices must be strictly increasing and within 0..{spec.size - 1}"
+            )
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Coordinates) and np.array_equal(self.indices, other.indices)
+
+    def __hash__(self) -> int:
+        return hash(self.indices.tobytes())
+
+    def to_json(self) -> list[int]:
+        """The coordinates."""
+        found: list[int] = self.indices.tolist()
+        return found
+
+
+@dataclass(frozen=True)
+class UnitMap:
+    """`kept[g]`: the numbers of the units that are kept of `spec.groups[g]`, increasing, at least one.
+
+    Made by `unit_map`, which checks them. The coordinates are not stored but computed.
+    """
+
+    spec: ParamSpec
+    kept: Kept
+
+    @property
+    def indices(self) -> Indices:
+        """The covered coordinates of the vector, increasing, shape (size,); not to be written to."""
+        return _coordinates(self.spec, self.kept)
+
+    @cached_property
+    def size(self) -> int:
+        """How many coordinates."""
+        return self.small.size
+
+    @cached_property
+    def small(self) -> ParamSpec:
+        """The tensors of the smaller model: its vector is the covered part of the whole one."""
+        cut = _cut(self.spec, self.kept)
+        return ParamSpec(
+            tuple(
+                TensorSpec(t.name, tuple(_length(cut, t.name, a, n) for a, n in enumerate(t.shape)), t.dtype)
+                for t in self.spec.tensors
+            ),
+            buffers=self.spec.buffers,
+        )
+
+    def check(self, spec: ParamSpec) -> None:
+        """Raises `InvalidUpdate` when it is of another model."""
+        if spec.layout_hash != self.spec.layout_hash or spec.groups != self.spec.groups:
+            raise InvalidUpdate("submodel: its units are those of another model")
+
+    def to_json(self) -> dict[str, list[str]]:
+        """The kept units as bits, in hexadecimal: unit u is bit u % 8 of byte u // 8."""
+        return {"kept": [bits.hex() for bits in self.bits]}
+
+    @property
+    def bits(self) -> list[bytes]:
+        """For each group ceil(units / 8) bytes: unit u is bit u % 8 of byte u // 8."""
+        found = []
+        for group, kept in zip(self.spec.groups, self.kept, strict=True):
+            flags = np.zeros(group.size, np.bool_)
+            flags[list(kept)] = True
+            found.append(np.packbits(flags, bitorder="little").tobytes())
+        return found
+
+
+Submodel = Coordinates | UnitMap
+
+
+def unit_map(spec: ParamSpec, kept: Iterable[Iterable[int]]) -> UnitMap:
+    """The sub-model of these units of each group. Raises `InvalidUpdate`, naming the group."""
+    found = tuple(tuple(int(u) for u in units) for units in kept)
+    if not spec.groups:
+        raise InvalidUpdate("submodel: this model has no groups of units")
+    if len(found) != len(spec.groups):
+        raise InvalidUpdate(
+            f"submodel: {len(found)} groups of units were given, the model has {len(spec.groups)}"
+        )
+    for group, units in zip(spec.groups, found, strict=True):
+        increasing = all(a < b for a, b in itertools.pairwise(units))
+        if not units or not increasing or units[0] < 0 or units[-1] >= group.size:
+            raise InvalidUpdate(
+                f"submodel, group {group.name!r}: units must be strictly increasing, at least one, "
+                f"within 0..{group.size - 1}"
+            )
+    return UnitMap(spec, found)
+
+
+def unit_map_of_bits(spec: ParamSpec, bits: Sequence[bytes]) -> UnitMap:
+    """The inverse of `UnitMap.bits`. Raises `InvalidUpdate`, naming the group."""
+    if len(bits) != len(spec.groups):
+        raise InvalidUpdate(
+            f"submodel: {len(bits)} groups of units were given, the model has {len(spec.groups)}"
+        )
+    kept = []
+    for group, packed in zip(spec.groups, bits, strict=True):
+        if len(packed) != math.ceil(group.size / 8):
+            raise InvalidUpdate(
+                f"submodel, group {group.name!r}: {group.size} units need {math.ceil(group.size / 8)} bytes, "
+                f"not {len(packed)}"
+            )
+        flags = np.unpackbits(np.frombuffer(packed, np.uint8), bitorder="little")
+        kept.append(np.flatnonzero(flags).tolist())
+    return unit_map(spec, kept)
+
+
+def submodel_from_json(data: Any, spec: ParamSpec) -> Submodel:
+    """The inverse of `to_json`. Raises `InvalidUpdate`."""
+    if isinstance(data, dict):
+        return unit_map_of_bits(spec, [bytes.fromhex(bits) for bits in data["kept"]])
+    return Coordinates(np.asarray(data, np.int64))
+
+
+Cut = dict[tuple[str, int], Indices]
+
+
+def _cut(spec: ParamSpec, kept: Kept) -> Cut:
+    """By tensor and axis: the places that are kept. Axes that no group runs through are not in it."""
+    return {
+        (m.tensor, m.axis): places(m, group.size, units)
+        for group, units in zip(spec.groups, kept, strict=True)
+        for m in group.members
+    }
+
+
+def _length(cut: Cut, name: str, axis: int, whole: int) -> int:
+    found = cut.get((name, axis))
+    return whole if found is None else int(found.size)
+
+
+@lru_cache(maxsize=4)  # eight bytes a coordinate
+def _coordinates(spec: ParamSpec, kept: Kept) -> Indices:
+    cut, parts = _cut(spec, kept), []
+    for t in spec.tensors:
+        if not t.aggregated:
+            continue
+        flat = np.zeros(1, np.int64)
+        for axis, length in enumerate(t.shape):
+            along = cut.get((t.name, axis))
+            along = np.arange(length, dtype=np.int64) if along is None else along
+            flat = (flat[:, None] * length + along).reshape(-1)
+        parts.append(spec.slices[t.name].start + flat)
+    found = np.concatenate(parts)
+    found.flags.writeable = False
+    return found
