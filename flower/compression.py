@@ -29,14 +29,13 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.engine.buffers import DeviceBuffers
 from anabranch.core.errors import AppError, InvalidUpdate, WireError
-from anabranch.core.events import Payload
 from anabranch.core.model.chains import RAW, payload_codec
-from anabranch.core.model.params import Delta, ParamSpec, Vector
+from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import Task
 from anabranch.core.rng import seed_of
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.records import arrays_of
-from anabranch.host.submission import check_codec, check_size, decode
+from anabranch.host.submission import check_codec, check_size
 
 if TYPE_CHECKING:
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message
@@ -56,20 +55,17 @@ class Encoded:
 
     @classmethod
     def whole(cls, delta: Vector, spec: ParamSpec) -> Encoded:
-        """What has come as arrays, as it is stored; nothing of values that are none (`find_flaw` says so)."""
-        try:
-            return cls(RAW, make_codec(RAW).encode(delta, Layout.of(spec)))
-        except InvalidUpdate:
-            return cls(RAW, b"")
+        """What has come as arrays, as it is stored, whatever the values are."""
+        return cls(RAW, make_codec(RAW).encode(delta, Layout.of(spec)))
 
-    def decode(self, task: Task, spec: ParamSpec) -> Delta:
-        """The changes. Raises `AppError` for what the task did not ask for, and for damaged bytes."""
+    def checked(self, task: Task, spec: ParamSpec) -> Encoded:
+        """Itself. Raises `AppError` for what the task did not ask for, and for more than there can be."""
         try:
             check_codec(self.codec, task.uplink)
             check_size(len(self.data), self.codec, spec, None)
-            return decode(Payload("", len(self.data), self.codec), self.data, spec, None)
         except WireError as error:
             raise AppError(f"the reply is of no use: {error}") from error
+        return self
 
 
 def encoded_in(record: ArrayRecord) -> Encoded | None:

@@ -1,10 +1,14 @@
 """Our engine over Flower's Grid: every node is a device, every message a task, and nobody waits for a round.
 
-The engine is the one of the server and the simulator (`core/engine/engine.py`); these are its hands. What a
-Grid has not is left out: no heartbeats (so leases are long, and a node that dies is known by Flower's
-error), models travel whole, and nothing but a reply comes from a node. What is sent is sent after the event
-that it comes of is durable. A reply that was pulled but not yet written when the ServerApp died is gone:
-Flower hands it out once. Its task's lease ends, as that of a device that died.
+The engine is the one of the server and the simulator, and so is what stands round it (`host`); these are its
+hands. What a Grid has not is left out: no heartbeats (so leases are long, and a node that dies is known by
+Flower's error), models travel whole, nobody stands in line, as a node is asked and does not ask, and nothing
+but one reply comes of a task. So a reply that a server would refuse, for its device to send another, gives
+its task back here.
+
+What is sent is sent after the event that it comes of is durable. A reply that was pulled but not yet written
+when the ServerApp died is gone: Flower hands it out once. Its task's lease ends, as that of a device that
+died, and it does not begin anew with the next process, to which nobody could answer.
 """
 
 from __future__ import annotations
@@ -13,7 +17,7 @@ import hashlib
 import logging
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,19 +32,18 @@ from anabranch.core.engine.buffers import DeviceBuffers
 from anabranch.core.errors import AppError
 from anabranch.core.journal import to_record
 from anabranch.core.model.chains import RAW
-from anabranch.core.model.params import Delta, Tensors, Vector, dense, digest
-from anabranch.core.model.updates import FLAWS, Ask, Capability, Task, Update, Verdict, find_flaw
+from anabranch.core.model.params import Tensors, Vector, digest
+from anabranch.core.model.updates import FLAWS, Ask, Capability, Task, Update, Verdict
 from anabranch.core.rng import unique_id
-from anabranch.flower.app import mean_metrics, named
 from anabranch.flower.compression import RECORD, Counting, Encoded
+from anabranch.flower.evaluation import Evaluation
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import replay
 from anabranch.host.records import Teller
 from anabranch.host.run import NoLine, Run
-from anabranch.host.submission import loader
-from anabranch.reports.models import BEST, Best, write_model
+from anabranch.host.submission import examined, loader
 from anabranch.reports.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -71,18 +74,13 @@ class _Node:
     def client_id(self) -> str:
         return f"node-{self.node_id}"
 
+    def rested(self) -> None:
+        """It may be asked again."""
+        self.failures, self.not_before = 0, -math.inf
+
     def failed(self, now: float) -> None:
         self.not_before = now + min(BACK_OFF_MAX_S, BACK_OFF_S * 2.0**self.failures)
         self.failures = min(self.failures + 1, 10)
-
-
-@dataclass(eq=False)
-class _Measuring:
-    """An evaluation under way: its messages, and the replies so far."""
-
-    version: int
-    waiting: set[str] = field(default_factory=set)
-    replies: list[Reply] = field(default_factory=list)
 
 
 class GridRun:
@@ -102,7 +100,7 @@ class GridRun:
         clock: Clock,
     ) -> None:
         self._grid, self._config, self._logbook, self._recorder = grid, config, logbook, recorder
-        self._train, self._evaluate, self._clock = train, evaluate, clock
+        self._train, self._judge, self._clock = train, evaluate, clock
         self.spec = logbook.spec
         self._frozen: Tensors = self.spec.frozen(logbook.initial)
         # Whether a node has our mod is known from its replies: without it they are whole, which is as good.
@@ -114,18 +112,17 @@ class GridRun:
         self._ids = 0
         self._start: float | None = None
         self._now = self._behind_s = 0.0
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, _Node] = {}  # all that ever were there
+        self._here: list[_Node] = []
         self._tasks: dict[str, tuple[Task, _Node]] = {}  # by the id of the message that is under way
         self._bases: dict[int, Vector] = {}
-        self._measuring: _Measuring | None = None
-        self._measured_version = self._wanted_version = -1
-        self._best: Best[None] = Best()
+        self._evaluation = Evaluation(config, logbook, recorder, self._since)
         self._replay()
 
     @property
     def done(self) -> bool:
         """Whether the run has ended and its last version was measured."""
-        return bool(self.engine.finished) and self._measured_version == self.engine.version
+        return bool(self.engine.finished) and self._evaluation.judged == self.engine.version
 
     @property
     def live_s(self) -> float:
@@ -134,27 +131,30 @@ class GridRun:
 
     def step(self) -> None:
         """Take what has come, hand out what is wanted."""
-        self._meet(self._grid.get_node_ids())
+        self.meet(self._grid.get_node_ids())
         self._pull()
         self._tick()
         self._hand_out()
-        self._measure_if_due()
+        self._evaluate()
         self._logbook.sync()
 
     # --- nodes -------------------------------------------------------------------------------
 
-    def _meet(self, node_ids: Iterable[int]) -> None:
-        """Enrol who is new; whoever is gone is asked no more until it is back."""
-        known, self._nodes = self._nodes, {}
+    def meet(self, node_ids: Iterable[int]) -> None:
+        """Enrol who is new; whoever is gone is asked no more until it is back, and then at once."""
+        before, self._here = set(self._here), []
         for node_id in sorted(node_ids):
-            node = self._nodes[node_id] = known.get(node_id, _Node(node_id))
+            node = self._nodes.setdefault(node_id, _Node(node_id))
+            self._here.append(node)
+            if node not in before:
+                node.rested()
             if node.client_id not in self.engine.ledger.clients:
                 self._handle(ev.Enrolled(self._tell_time(), node.client_id, self._capability))
 
     def _hand_out(self) -> None:
         """A task for each node that may have one, the messages sent once the grants are durable."""
         granted: list[tuple[Task, _Node]] = []
-        for node in sorted(self._nodes.values(), key=lambda node: node.turn):  # where places are few
+        for node in sorted(self._here, key=lambda node: node.turn):  # where places are few
             under_way = sum(other is node for _, other in self._tasks.values())
             while under_way < self.engine.settings.tasks_per_client and (task := self._ask(node)):
                 granted.append((task, node))
@@ -180,61 +180,70 @@ class GridRun:
         return found[0] if found else None
 
     def _order(self, task: Task, node: _Node) -> Message:
-        message = self._message(self._train, TRAIN, node, task.base_version)
+        model = self._model(self._bases[task.base_version])
+        message = self._message(self._train, TRAIN, node, model, task.base_version)
         if task.uplink != RAW:
             message.content[RECORD] = node.counting.order(task, self.spec.buffers)
         return message
 
-    def _message(self, said: Said, what: str, node: _Node, version: int) -> Message:
+    def _message(self, said: Said, what: str, node: _Node, model: Tensors, version: int) -> Message:
         from flwr.app import Message
 
-        vector = self._bases.get(version, self.engine.vector)
-        content = said.content(self.spec.unflatten(vector, self._frozen), version + 1)
-        ttl_s = self._config.server.lease_max_s
+        content, ttl_s = said.content(model, version + 1), self._config.server.lease_max_s
         return Message(content, node.node_id, what, group_id=str(version + 1), ttl=ttl_s)
+
+    def _evaluate(self) -> None:
+        """Have the newest version judged, if it is time."""
+        version, nodes = self.engine.version, self._here
+        if not nodes or not self._evaluation.wants(version, is_last=bool(self.engine.finished)):
+            return
+        model = self._model(self.engine.vector.copy())
+        asked = nodes[: self._config.flower.evaluate_partitions or len(nodes)]
+        messages = [self._message(self._judge, EVALUATE, node, model, version) for node in asked]
+        self._evaluation.begin(version, model, self._grid.push_messages(messages))
 
     # --- replies -----------------------------------------------------------------------------
 
     def _pull(self) -> None:
-        asked = [*self._tasks, *(self._measuring.waiting if self._measuring else ())]
+        asked = [*self._tasks, *self._evaluation.waiting]
         for message in self._grid.pull_messages(asked) if asked else ():
             message_id = message.metadata.reply_to_message_id
             if message_id in self._tasks:
                 self._trained(*self._tasks.pop(message_id), message)
-            elif self._measuring is not None and message_id in self._measuring.waiting:
-                self._judged(self._measuring, message_id, message)
-        self._forget_bases()
+            elif message_id in self._evaluation.waiting:
+                self._evaluation.take(message_id, message)
+        needed = {task.base_version for task, _ in self._tasks.values()}
+        self._bases = {v: base for v, base in self._bases.items() if v in needed}
 
     def _trained(self, task: Task, node: _Node, message: Message) -> None:
         try:
             reply = Reply.of(message, TRAIN)
-            delta = self._delta(task, reply)
+            sent = self._sent(task, reply)
         except AppError as error:
             self._failed(task, node, str(error))
             return
         if task.uplink != RAW and reply.encoded is None and not node.sends_whole:
             node.sends_whole = True
             log.warning("%s sends whole arrays: its ClientApp lacks compressed_uplink", node.client_id)
-        sent = reply.encoded or Encoded.whole(dense(delta), self.spec)
-        flaw = find_flaw(self.spec, delta, reply.examples, None) or ""
         update = Update(
             update_id=self._fresh_id("update"),
             task_id=task.task_id,
             client_id=node.client_id,
             base_version=task.base_version,
             examples=reply.examples,
-            delta=np.empty(0, self.spec.vector_dtype) if flaw else delta,
+            delta=np.empty(0, self.spec.vector_dtype),
             local_steps=1,
             metrics={k: v for k, v in reply.metrics.items() if math.isfinite(v)},
         )
         reference = ev.Payload(hashlib.sha256(sent.data).hexdigest(), len(sent.data), sent.codec)
+        update, flaw = examined(update, reference, sent.data, self.spec)
         effects = self._handle(ev.UpdateArrived(self._tell_time(), update, reference, flaw), sent.data)
         (receipt,) = [e.receipt for e in effects if isinstance(e, Decided)]
         node.counting.answered(task.task_id, receipt.decision.verdict is not Verdict.REJECTED)
         if receipt.decision.reason in FLAWS:
             node.failed(self._tell_time())
         else:
-            node.failures = 0
+            node.rested()
 
     def _failed(self, task: Task, node: _Node, why: str) -> None:
         """There is no update of a task, and the node has a rest."""
@@ -245,10 +254,13 @@ class GridRun:
         self._recorder.note(self._since(), "failed", client=node.client_id, why=why)
         self._handle(ev.TaskDropped(now, node.client_id, task.task_id, why[:200]))
 
-    def _delta(self, task: Task, reply: Reply) -> Delta:
-        """What the node has changed, buffers as reached. Raises `AppError` for arrays of another model."""
+    def _sent(self, task: Task, reply: Reply) -> Encoded:
+        """What the node has changed, buffers as reached, as it goes on record.
+
+        Raises `AppError` for bytes that the task did not ask for, and for arrays of another model.
+        """
         if reply.encoded is not None:
-            return reply.encoded.decode(task, self.spec)
+            return reply.encoded.checked(task, self.spec)
         known = {t.name: t.shape for t in self.spec.tensors}
         came = {name: array.shape for name, array in reply.arrays.items()}
         if came != known:
@@ -256,7 +268,7 @@ class GridRun:
             shapes = f"{came.get(wrong)}, the model's {known.get(wrong)}"
             raise AppError(f"the reply's array {wrong!r} has shape {shapes}")
         base, came_to = self._bases[task.base_version], self.spec.flatten(reply.arrays)
-        return DeviceBuffers(self.spec).told(base, came_to - base, None, b"")[0]
+        return Encoded.whole(DeviceBuffers(self.spec).told(base, came_to - base, None, b"")[0], self.spec)
 
     def _give_up(self, task_id: str) -> None:
         """Whatever comes of a task, it does not count any more."""
@@ -264,61 +276,6 @@ class GridRun:
             if task.task_id == task_id:
                 node.counting.answered(task_id, taken=False)
                 del self._tasks[message_id]
-
-    def _forget_bases(self) -> None:
-        needed = {task.base_version for task, _ in self._tasks.values()}
-        if self._measuring is not None:
-            needed.add(self._measuring.version)
-        self._bases = {v: base for v, base in self._bases.items() if v in needed}
-
-    # --- evaluation --------------------------------------------------------------------------
-
-    def _measure_if_due(self) -> None:
-        """One evaluation at a time; a version that comes meanwhile is passed over, but for the last."""
-        version = self.engine.version
-        if self._measuring is not None or not self._nodes:
-            return
-        if self.engine.finished and self._measured_version != version:
-            self._wanted_version = version
-        if self._wanted_version <= self._measured_version or self._wanted_version < 0:
-            return
-        self._bases.setdefault(version, self.engine.vector.copy())
-        at_most = self._config.flower.evaluate_partitions or len(self._nodes)
-        nodes = list(self._nodes.values())[:at_most]
-        messages = [self._message(self._evaluate, EVALUATE, node, version) for node in nodes]
-        self._measuring = _Measuring(version, set(self._grid.push_messages(messages)))
-        self._wanted_version = version
-
-    def _judged(self, measuring: _Measuring, message_id: str, message: Message) -> None:
-        measuring.waiting.discard(message_id)
-        try:
-            measuring.replies.append(Reply.of(message, EVALUATE))
-        except AppError as error:
-            log.warning("evaluation of version %d: %s", measuring.version, error)
-        if measuring.waiting:
-            return
-        self._measuring, self._measured_version = None, measuring.version
-        if not measuring.replies:
-            log.warning("version %d could not be measured: no node answered", measuring.version)
-            return
-        flower, metrics = self._config.flower, mean_metrics(measuring.replies)
-        try:
-            chosen = {"accuracy": flower.accuracy, "loss": flower.loss}
-            metrics |= named(metrics, chosen, self._recorder.workload)
-        except AppError as error:
-            log.warning("version %d: %s", measuring.version, error)
-            return
-        self._keep_if_best(measuring.version, metrics)
-        self._logbook.measured(measuring.version, metrics)
-        self._recorder.evaluated(self._since(), measuring.version, metrics)
-        told = ", ".join(f"{name} {metrics[name]:.4f}" for name in ("accuracy", "loss") if name in metrics)
-        log.info("version %d: %s", measuring.version, told)
-
-    def _keep_if_best(self, version: int, metrics: Mapping[str, float]) -> None:
-        """On disk before the measurement is: an earlier process's best version is there then."""
-        if self._best.offer(version, metrics, lambda: None):
-            tensors = self.spec.unflatten(self._bases[version], self._frozen)
-            write_model(self._logbook.folder / BEST, tensors, version, metrics)
 
     # --- the engine --------------------------------------------------------------------------
 
@@ -342,12 +299,11 @@ class GridRun:
     def _record(self, now: float, effects: Sequence[Effect], payload: ev.Payload | None) -> None:
         self._start = now if self._start is None else self._start
         self._now, since = now, now - self._start
-        every = self._config.run.evaluate_every_versions
         self._teller.tell(since, self.engine, effects, payload)
         for effect in effects:
             match effect:
-                case Published(version) if every and version % every == 0:
-                    self._wanted_version = version
+                case Published(version):
+                    self._evaluation.published(version)
                 case LeaseEnded(task, end) if end is not LeaseEnd.EXPIRED:  # a late update may still count
                     self._give_up(task.task_id)
 
@@ -357,14 +313,9 @@ class GridRun:
         for _, record, effects in replay(self.engine, self._logbook.records(), load_delta):
             reference = ev.Payload(**record["payload"]) if "payload" in record else None
             self._record(record["now"], effects, reference)
-        for version, metrics in self._logbook.measurements():
-            self._measured_version = max(self._measured_version, version)
-            self._recorder.evaluated(self._since(), version, metrics)
-            self._best.offer(version, metrics, lambda: None)  # its file is there
+        self._evaluation.resume()
         if self._logbook.resumed:
             log.info("resumed at version %d, %d updates", self.engine.version, self.engine.counters.applied)
-        elif self._config.run.evaluate_every_versions:
-            self._wanted_version = 0
 
     def _tell_time(self) -> float:
         """The time of the next event: it goes on from the last one where the clock was set back since."""
@@ -385,4 +336,7 @@ class GridRun:
 
     def model(self) -> dict[str, Any]:
         """The newest version, by name."""
-        return self.spec.unflatten(self.engine.vector, self._frozen)
+        return self._model(self.engine.vector)
+
+    def _model(self, vector: Vector) -> dict[str, Any]:
+        return self.spec.unflatten(vector, self._frozen)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from drivers import CAPABILITY, Driver, driver, story
+from drivers import CAPABILITY, NOT_HEARD, Driver, driver, story
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, merge
@@ -228,6 +228,37 @@ def test_every_driver_answers_and_logs_the_same(scenario: Scenario, tmp_path: Pa
         journals[name] = story(run.journal())
     assert journals["local"] == journals["live"]
     assert journals["simulated"] == journals["live"]
+
+
+# What cannot be said over Flower's Grid, and why not. Heartbeats are passed over in what can.
+NOT_OVER_GRIDS: dict[Scenario, str] = {
+    wrong_codec: "a task has one reply: no other can follow one that is refused, so the task is given back",
+    sent_twice: "a task has one reply",
+    the_end_by_updates: "a task has one reply",
+    said_twice: "a node says nothing of itself, and gives no task back but with an error",
+    beats: "a node sends no heartbeats",
+    asked_anew: "a node is asked, and not while it has a task",
+    ordered_twice: "a run on Flower has no operator",
+    rolled_back: "a run on Flower has no operator",
+}
+
+
+@pytest.mark.parametrize(
+    "scenario", [s for s in SCENARIOS if s not in NOT_OVER_GRIDS], ids=lambda s: s.__name__
+)
+def test_a_grid_answers_and_logs_as_the_simulator(scenario: Scenario, tmp_path: Path) -> None:
+    """And so as the live server; but for what no node says."""
+    pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
+    from grid_driver import told_to_grids
+
+    settings, expected = SCENARIOS[scenario]
+    journals = {}
+    for name in ("simulated", "grid"):
+        with driver(name, settings, tmp_path / name) as run:
+            said = zip(scenario(run), expected, strict=True)
+            assert [answer for answer, e in said if answer not in (e, NOT_HEARD)] == [], name
+            journals[name] = told_to_grids(story(run.journal()))
+    assert journals["grid"] == journals["simulated"]
 
 
 @pytest.mark.parametrize("name", DRIVERS)

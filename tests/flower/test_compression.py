@@ -16,7 +16,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from grid_runs import Run, adding, config
 
 from anabranch.core.errors import AppError
-from anabranch.core.model.params import ParamSpec, dense
+from anabranch.core.events import Payload
+from anabranch.core.model.params import ParamSpec, Vector, dense
 from anabranch.core.model.updates import LocalPlan, Task
 from anabranch.flower.client_app import app as compressed_app
 from anabranch.flower.compression import MEMORY, RECORD, Counting, Encoded, compressed_uplink, encoded_in
@@ -24,6 +25,8 @@ from anabranch.flower.local_grid import Node, in_a_task
 from anabranch.flower.messages import TRAIN, Reply, new_context, new_message
 from anabranch.flower.packing import ASYNCHRONOUS, BASELINE, COMPRESSED, pack
 from anabranch.flower.server_app import Options
+from anabranch.host.submission import decode
+from anabranch.reports.journal_files import JournalReader
 from anabranch.simulation.replay import replay_run
 
 RNG = np.random.default_rng(3)
@@ -70,7 +73,12 @@ def sent(node: Context, counting: Counting, number: int) -> np.ndarray[Any, Any]
     encoded = encoded_in(reply.content["arrays"])
     assert encoded is not None
     assert len(encoded.data) < LARGE["w"].nbytes / 7
-    return dense(encoded.decode(task(number), SPEC)).reshape(64, 128)
+    return decoded(encoded).reshape(64, 128)
+
+
+def decoded(encoded: Encoded) -> Vector:
+    """The values of what a node has sent."""
+    return dense(decode(Payload("", len(encoded.data), encoded.codec), encoded.data, SPEC, None))
 
 
 def test_what_one_update_left_out_is_in_the_next() -> None:
@@ -121,7 +129,7 @@ def test_a_chain_without_feedback_remembers_nothing() -> None:
     reply = compressed_uplink(told(Counting().order(task(uplink="int8"))), node, moving)
     found = encoded_in(reply.content["arrays"])
     assert found is not None
-    assert np.allclose(dense(found.decode(task(uplink="int8"), SPEC)), STEP.ravel(), atol=0.05)
+    assert np.allclose(decoded(found.checked(task(uplink="int8"), SPEC)), STEP.ravel(), atol=0.05)
     assert not node.state
 
 
@@ -158,12 +166,11 @@ def test_without_an_order_and_with_an_error_the_mod_does_nothing() -> None:
     [
         (Encoded("int4", b"1234"), "the task asked for 'topk"),
         (Encoded("topk(0.1)|int8", bytes(99_000)), "needs at most"),
-        (Encoded("topk(0.1)|int8", b"12345678"), "is of no use"),
     ],
 )
 def test_bytes_that_nobody_asked_for_are_refused(encoded: Encoded, why: str) -> None:
     with pytest.raises(AppError, match=why):
-        encoded.decode(task(), SPEC)
+        encoded.checked(task(), SPEC)
 
 
 # --- with the engine -------------------------------------------------------------------------
@@ -226,6 +233,25 @@ def test_a_node_that_sends_other_bytes_has_failed(tmp_path: Path) -> None:
     assert result.clients["node-1"].updates == 12
 
 
+def test_damaged_bytes_are_on_record_with_their_flaw(tmp_path: Path) -> None:
+    """As they are on a server: the task is closed, and whoever replays finds them."""
+
+    def cut(message: Message) -> Message:
+        reply = honest(message)
+        if message.metadata.message_type == TRAIN:
+            (array,) = reply.content["arrays"].values()
+            short = Array("uint8", (len(array.data) - 3,), array.stype, array.data[:-3])
+            reply.content["arrays"] = ArrayRecord({"update": short})
+        return reply
+
+    honest = behind_the_mod(adding(1.0))
+    _, result = run_of(tmp_path, {1: behind_the_mod(adding(1.0)), 2: cut}, {"name": "fedasync"}, "int8")
+    updates = [r for _, r in JournalReader(tmp_path).records() if r["kind"] == "update"]
+    damaged = [bool(r["flaw"]) for r in updates]
+    assert damaged == [r["client_id"] == "node-2" for r in updates]
+    assert result.clients["node-2"].rejected == sum(damaged) > 0
+
+
 def test_a_packed_app_with_a_codec_has_the_mod(tmp_path: Path) -> None:
     app = write_app(tmp_path)
     tables: dict[str, dict[str, Any]] = {"run": {"updates_max": 5}, "uplink": {"codec": "int8"}}
@@ -238,7 +264,7 @@ def test_a_packed_app_with_a_codec_has_the_mod(tmp_path: Path) -> None:
     message.content["config"] = ConfigRecord({"lr": 0.5, "server-round": 1})
     reply = Reply.of(compressed_app(message, node), TRAIN)
     assert reply.encoded is not None
-    assert np.allclose(dense(reply.encoded.decode(task(uplink="int8"), SPEC)), 1.0, atol=0.05)
+    assert np.allclose(decoded(reply.encoded), 1.0, atol=0.05)
     assert reply.metrics["tasks"] == 1
 
 
