@@ -50,7 +50,7 @@ def malformed(server: Target, messages: int, seed: int, figure: Figure) -> None:
 
 def test_malformed_messages_harm_nobody_but_their_sender(tmp_path: Path, figure: Figure) -> None:
     with target(tmp_path, 300) as server:
-        malformed(server, 2_000, 1, figure)
+        malformed(server, 1_000, 1, figure)
 
 
 @pytest.mark.prove

@@ -121,10 +121,9 @@ def test_under_local_the_server_keeps_what_the_run_started_with() -> None:
     assert len(set(own)) == len(own), "each has its own, of its own data"
 
 
-@pytest.mark.parametrize("policy", ["average", "local"])
-def test_workers_and_sub_models_come_to_the_same(policy: str) -> None:
+def test_workers_and_sub_models_come_to_the_same() -> None:
     tables: dict[str, dict[str, Any]] = {
-        "model": {"buffers": policy},
+        "model": {"buffers": "local"},
         "run": {"updates_max": 16, "workload": f"{__file__}:Normed"},  # which a worker can find
         "strategy": {"name": "teasq_drop", "concurrency_fraction": 1.0, "cache_size": 4},
     }
