@@ -1,0 +1,144 @@
+"""What older programs left on disks starts, replays and is written again, to the bit (`kept_state.py`)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_state import ARCHIVE, RUNS, SERVERS, SPEC, Life, entries
+from safetensors.numpy import load_file
+
+from anabranch.client.outbox import Outbox, UpdateEntry
+from anabranch.core.config.tables import Config
+from anabranch.core.journal import from_record, line, to_record
+from anabranch.core.snapshot import Rows, Snapshot, state_digest, take_changes, take_snapshot
+from anabranch.host.submission import loader
+from anabranch.server.store.snapshots import META
+from anabranch.server.verify import verify
+from anabranch.simulation.replay import replay_run
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kept")
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(folder, filter="data")
+    return folder / "state"
+
+
+@pytest.fixture(scope="module")
+def expected(kept: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((kept / "expected.json").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module", params=sorted(SERVERS))
+def name(request: pytest.FixtureRequest) -> str:
+    found: str = request.param
+    return found
+
+
+def opened(name: str, folder: Path) -> Life:
+    """A server that starts on a copy of the data of its name."""
+    with tarfile.open(ARCHIVE) as archive:
+        mine = [m for m in archive.getmembers() if m.name.startswith(f"state/servers/{name}/")]
+        archive.extractall(folder, members=mine, filter="data")
+    return Life(name, folder / "state" / "servers" / name)
+
+
+@pytest.fixture(scope="module")
+def life(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Life]:
+    """A server of that name that has started, to be looked at."""
+    found = opened(name, tmp_path_factory.mktemp(name))
+    yield found
+    found.close()
+
+
+def test_a_server_starts_where_it_stood(name: str, life: Life, expected: dict[str, Any]) -> None:
+    assert life.found.saved.seq > 0, "there is a snapshot"
+    assert life.found.replayed > 0, "the log goes on after it"
+    assert life.expected == expected["servers"][name]
+
+
+def test_it_goes_on_from_there_and_starts_again(name: str, tmp_path: Path) -> None:
+    life = opened(name, tmp_path)
+    version = life.books.engine.version
+    life.play(1000, 1020)
+    life.books.save(life.now)
+    after = life.expected
+    assert after["version"] > version
+    life.close()
+    again = Life(name, life.folder)
+    assert again.expected == after
+    again.close()
+
+
+def test_its_whole_log_replays_and_its_snapshots_are_what_it_replays_to(name: str, kept: Path) -> None:
+    report = verify(kept / "servers" / name, whole=True)
+    assert report.problems == ()
+
+
+def test_every_record_of_a_log_is_written_as_it_was_read(life: Life) -> None:
+    load = loader(life.store.payload, SPEC)
+    kinds = set()
+    for _, record in life.store.records(0):
+        kinds.add(record["kind"])
+        assert line(to_record(from_record(record, SPEC, load))) == line(record)
+    assert kinds >= {"enrolled", "asked", "renewed", "update", "dropped", "ticked", "paused", "resumed"}
+    assert kinds >= {"quarantined", "released", "settings_changed"}
+
+
+def test_every_snapshot_is_written_as_it_was_read(name: str, life: Life, kept: Path) -> None:
+    """But for clients and receipts, which are rows."""
+    for path in kept.glob(f"servers/{name}/snapshots/*"):
+        arrays = load_file(path)
+        meta = json.loads(arrays.pop(META).tobytes())
+        engine = life.begin(Snapshot(meta, arrays, Rows((), ())))
+        engine.ledger.track(saved=True)
+        again = take_changes(engine)
+        del meta["rows"], again.meta["rows"]
+        assert json.dumps(again.meta) == json.dumps(meta)
+        assert {n: a.tobytes() for n, a in again.arrays.items()} == {
+            n: a.tobytes() for n, a in arrays.items()
+        }
+
+
+def test_a_snapshot_without_rows_comes_back(life: Life) -> None:
+    """As simulated servers keep them: clients and receipts within."""
+    whole = take_snapshot(life.books.engine)
+    again = life.begin(whole)
+    assert json.dumps(take_snapshot(again).meta) == json.dumps(whole.meta)
+    assert state_digest(again) == state_digest(life.books.engine)
+
+
+def test_the_settings_of_a_run_are_written_as_they_were_read(life: Life) -> None:
+    stored = life.found.info.config
+    assert json.dumps(Config.from_json(stored).to_json(), sort_keys=True) == json.dumps(stored)
+
+
+@pytest.mark.parametrize("run", sorted(RUNS))
+def test_the_folder_of_a_simulated_run_replays(run: str, kept: Path, expected: dict[str, Any]) -> None:
+    outcome = replay_run(kept / "runs" / run)
+    assert outcome.matches, outcome
+    wanted = expected["runs"][run]
+    assert (outcome.model_sha256, outcome.journal_sha256) == (
+        wanted["model_sha256"],
+        wanted["journal_sha256"],
+    )
+
+
+def test_a_device_finds_its_outbox(kept: Path, expected: dict[str, Any]) -> None:
+    outbox = Outbox(kept / "outbox")
+    assert outbox.pending() == ["update-a", "update-b", "update-c"]
+    for number, wanted in enumerate(entries(SPEC.layout_hash), 1):
+        path = kept / "outbox" / f"{wanted.update_id}.update"
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == expected["outbox"][wanted.update_id]
+        found = UpdateEntry.from_bytes(path.read_bytes())
+        assert found[1] == number
+        assert b"".join(found[0].to_bytes(number)) == path.read_bytes()
+        assert b"".join(wanted.to_bytes(number)) == path.read_bytes()
