@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
 from anabranch.core.config.ranges import ELASTIC
@@ -21,6 +22,7 @@ from anabranch.strategies.submodels.registry import make_planner
 
 # Tables of a run whose devices get the model whole and as it is.
 WHOLE = {"downlink": {"codec": RAW}, "submodel": {"name": "none"}}
+DEVICE_TABLES = ("run", "fleet", "client", "flower", "model")
 # An engine that goes on from a snapshot, or begins at version 0 (`Blueprint.engine` with its first argument).
 Begin = Callable[[Snapshot | None], Engine]
 
@@ -57,6 +59,12 @@ class Blueprint:
             return restore(snapshot, self.spec, self.strategy, self.settings, broadcast, planner)
         vector = self.spec.flatten(initial)
         return Engine(self.spec, self.strategy, self.settings, vector, broadcast, planner)
+
+
+def device_tables(config: Config) -> dict[str, Any]:
+    """What a device may read of a run's configuration."""
+    tables = {table: values for table, values in config.to_json().items() if table in DEVICE_TABLES}
+    return {**tables, "server": {"tasks_per_client": config.server.tasks_per_client}}
 
 
 def _check_elastic(config: Config, strategy: Strategy) -> None:

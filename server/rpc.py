@@ -18,6 +18,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Reason, Task
+from anabranch.host.build import device_tables
 from anabranch.host.run import BEATS_PER_LEASE, Notice, advice
 from anabranch.identity.certificates import certificate_der
 from anabranch.identity.heads import head_message
@@ -45,7 +46,6 @@ from anabranch.server.run import LiveRun
 E = TypeVar("E", Granted, LeaseEnded, Refused)
 
 LINKS_MAX = 4096  # in one answer: 128 KiB
-DEVICE_TABLES = ("run", "fleet", "client", "flower", "model")
 WHY_CHARS_MAX = 200
 NOTICES = {
     Notice.NONE: devices.NOTICE_KIND_UNSPECIFIED,
@@ -83,14 +83,11 @@ class Devices(DevicesServicer):
         capability = replace(said, codecs=known_stages(said.codecs))  # of others nothing is ever asked
         await run.writer.submit(ev.Enrolled(run.writer.now(), client_id, capability))
         self.calls.told("Enrol", client_id, USELESS_S)  # once a start is enough
-        config = run.config
-        tables = {t: v for t, v in config.to_json().items() if t in DEVICE_TABLES}
-        tables["server"] = {"tasks_per_client": config.server.tasks_per_client}
         return devices.EnrolResponse(
             run=run.info.name,
             run_id=run.info.run_id,
             manifest=manifest_to_proto(run.spec),
-            config_json=json.dumps(tables),
+            config_json=json.dumps(device_tables(run.config)),
             version=run.writer.engine.version,
             server_time_s=run.writer.now(),
         )

@@ -14,6 +14,8 @@ from anabranch.client.checkup import FAIL, Checkup
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.model.updates import LocalPlan
 from anabranch.simulation.run import simulate
+from anabranch.workloads.app import Shard, examples_of
+from anabranch.workloads.trainer import trainer_for
 
 PAGE = (Path(__file__).parents[2] / "docs" / "app.md").read_text(encoding="utf-8")
 
@@ -49,6 +51,16 @@ def test_what_the_page_shows_works_and_learns(name: str, written: dict[str, Any]
     assert first is not None
     assert last is not None
     assert last < 0.9 * first
+
+
+def test_a_device_works_in_the_same_process(written: dict[str, Any]) -> None:
+    done, server = written["done"], written["server"]
+    assert (done.run_ended, done.applied, server.engine.version) == (True, 20, 20)
+    examples = written["Mine"]().data(Shard("test"))
+    trainer = trainer_for(written["Mine"](), "cpu")
+    vector = trainer.spec.flatten(written["weights"])
+    found = trainer.evaluate(vector, {}, examples_of(examples))
+    assert found["accuracy"] > 0.8  # two classes
 
 
 def test_its_commands_are_there() -> None:

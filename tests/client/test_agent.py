@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from agents import SHARD, Federation
 from federations import first_weights
-from local_server import LocalServer, LocalTransport
 
 from anabranch.client.agent import Agent
 from anabranch.client.faulty import Fault, FaultKind, FaultsTable, FaultyTransport, MessageFaults
+from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.messages import HeartbeatAnswer, PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.stopping import Bell

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agents import Federation
-from local_server import LocalServer, LocalTransport, Unplugged
+from agents import Federation, Unplugged
 
 from anabranch.client.agent import Agent
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
 from anabranch.client.lease import Cancelled
+from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.messages import PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.client.stopping import Bell

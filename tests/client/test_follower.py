@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from federations import config, first_weights, result_of
-from local_server import LocalServer, LocalTransport
 from virtual import VirtualTime
 
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
 from anabranch.client.follower import Follower
 from anabranch.client.lease import Cancelled
+from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.messages import FetchedModel
 from anabranch.client.trainer import BaseModel, LocalTrainer, shard_of
 from anabranch.compress.registry import STAGES

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agents import Federation
-from local_server import LocalServer, LocalTransport, Unplugged
+from agents import Federation, Unplugged
 
 from anabranch.client.agent import Agent
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
+from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.memory import Memories
 from anabranch.client.messages import PushAnswer
 from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from agents import SHARD, Federation
 from federations import first_weights
-from local_server import LocalServer, LocalTransport
 from wire import Served, server_config
 
 from anabranch.client.agent import Agent
 from anabranch.client.faulty import Fault, FaultKind, FaultyTransport
 from anabranch.client.held import kept_model
+from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.memory import Memories
 from anabranch.client.messages import FetchedModel, PushAnswer
 from anabranch.client.outbox import Outbox, UpdateEntry

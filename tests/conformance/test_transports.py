@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from federations import config, first_weights, result_of
 from live_server import live_server
-from local_server import LocalServer, LocalTransport
 
 from anabranch.client.faulty import FaultyTransport
+from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.messages import NoticeKind
 from anabranch.client.transport import GrpcTransport, Transport
 from anabranch.compress.model import decode_model

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from federations import config, first_weights
-from local_server import LocalServer, LocalTransport
 from virtual import VirtualTime
 
 from anabranch.client.agent import Agent
+from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.transport import Transport
+from anabranch.core.errors import Unavailable
 from anabranch.core.model.params import digest
 from anabranch.core.model.units import UnitGroup
 from anabranch.workloads.app import App, Shard
@@ -52,3 +53,14 @@ class Federation:
     def model(self) -> str:
         """The digest of the server's model."""
         return digest(self.server.engine.vector)
+
+
+class Unplugged(LocalTransport):
+    """Reaches the server as long as it is plugged in."""
+
+    is_plugged_in = True
+
+    def _check_manifest(self, sha256: str) -> None:
+        if not self.is_plugged_in:
+            raise Unavailable("no route to the server")
+        super()._check_manifest(sha256)

@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from federations import result_of
 from live_server import live_server
-from local_server import LocalServer, LocalTransport
 
+from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.operator import OperatorClient
 from anabranch.client.transport import GrpcTransport, Transport
 from anabranch.compress.layout import Layout
@@ -224,7 +224,7 @@ class Local(Wired):
         self._server.tick()
 
     def order(self, make: Callable[[float], ev.Event]) -> None:
-        self._server.do(make(self._now))
+        self._server.take(make(self._now))
 
     def roll_back(self, to_version: int, without: str) -> str:
         server, event = self._server, ev.RolledBack(self._now, to_version, 0, (without,))
@@ -233,7 +233,7 @@ class Local(Wired):
             event = folded(event, server.engine, fresh, server.journal, server.payloads)
         except AnabranchError as error:
             return type(error).__name__
-        return left_out(server.do(event))
+        return left_out(server.take(event))
 
     def journal(self) -> Sequence[Record]:
         return self._server.journal
