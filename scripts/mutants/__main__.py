@@ -1,6 +1,7 @@
 """`python -m scripts.mutants [FILE ...]`: try a sample of the mutants of each file and say which survived.
 
-`--again` tries those that survived the last time; `--sample N` takes another number of each file (0: all).
+`--again` tries those that survived the last time; `--sample N` takes another number of each file (0: all);
+`--draw N` takes so many of all files together, each mutant with the same chance: a score of the whole.
 What became of each is kept in `build/mutants/`. The exit status is 1 where under 85 % are noticed.
 """
 
@@ -10,10 +11,13 @@ import argparse
 import fnmatch
 import json
 import os
+import random
 import resource
 import sys
 import tomllib
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -62,29 +66,32 @@ def main() -> int:
     table: dict[str, Any] = tomllib.loads(args.settings.read_text())
     subjects = table.pop("subject")
     settings = Settings(**table)
+    settings = replace(settings, seed=settings.seed if args.seed is None else args.seed)
     sample = settings.sample if args.sample is None else args.sample
+    wanted = [f for entry in subjects for f in _files(entry["files"], args.files)]
+    drawn = _drawn(wanted, args.draw, settings.seed) if args.draw else None
     args.results.mkdir(parents=True, exist_ok=True)
     results = Results(args.results)
     for name in FOREIGN:
         import_module(name)
-    files: list[str] = []
-    for entry in subjects:
-        mutated = _files(entry["files"])
-        wanted = [f for f in mutated if not args.files or any(fnmatch.fnmatch(f, w) for w in args.files)]
-        subject = Subject(mutated, entry["tests"], settings, args.results)
-        files += wanted
-        for file in wanted if not args.table else ():
+    for entry in subjects if not args.table else ():
+        subject = Subject(_files(entry["files"]), entry["tests"], settings, args.results)
+        for file in _files(entry["files"], args.files):
             before = results.of(file) if args.again else None
-            tried = subject.run(file, sample, before)
+            none = drawn is not None and not drawn[file]
+            tried = [] if none else subject.run(file, drawn[file] if drawn else sample, before)
             results.keep(file, tried, args.again)
-            _print_survivors(file, tried)
-    return _print_table(files, results, settings)
+            if tried:
+                _print_survivors(file, tried)
+    return _print_table(wanted, results, settings, drawn is not None)
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="make mutants", description=__doc__)
     parser.add_argument("files", nargs="*", help="patterns of files; all without")
     parser.add_argument("--sample", type=int, help="mutants a file; 0: all of them")
+    parser.add_argument("--draw", type=int, help="mutants of all files together, in the place of --sample")
+    parser.add_argument("--seed", type=int, help="another one than that of the settings")
     parser.add_argument("--again", action="store_true", help="only those that survived the last time")
     parser.add_argument("--table", action="store_true", help="try nothing, print what is kept")
     parser.add_argument("--settings", type=Path, default=SETTINGS, help="what is mutated and what tests it")
@@ -92,8 +99,15 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _files(patterns: list[str]) -> list[str]:
-    return sorted({str(path) for pattern in patterns for path in Path().glob(pattern)})
+def _files(patterns: list[str], wanted: Sequence[str] = ()) -> list[str]:
+    found = sorted({str(path) for pattern in patterns for path in Path().glob(pattern)})
+    return [f for f in found if not wanted or any(fnmatch.fnmatch(f, w) for w in wanted)]
+
+
+def _drawn(files: list[str], count: int, seed: int) -> Counter[str]:
+    """How many of `count` mutants fall on each file where every mutant has the same chance."""
+    pool = [file for file in files for _ in mutants_of(file, Path(file).read_text())]
+    return Counter(random.Random(f"{seed} all").sample(pool, min(count, len(pool))))  # noqa: S311 - repeatable
 
 
 def _print_survivors(file: str, tried: list[Tried]) -> None:
@@ -103,7 +117,7 @@ def _print_survivors(file: str, tried: list[Tried]) -> None:
     print(f"{file}: {sum(t.fate not in UNNOTICED for t in tried)} of {len(tried)} noticed", flush=True)
 
 
-def _print_table(files: list[str], results: Results, settings: Settings) -> int:
+def _print_table(files: list[str], results: Results, settings: Settings, drawn: bool) -> int:
     scores: list[Score] = []
     print(f"{'file':36} mutants  tried  noticed  endless  interval")
     for file in files:
@@ -122,9 +136,15 @@ def _print_table(files: list[str], results: Results, settings: Settings) -> int:
         scores.append(score)
     if not scores:
         raise SystemExit("no file fits")
-    share, half = overall(scores)
-    tried, known = sum(s.tried for s in scores), sum(s.mutants for s in scores)
-    print(f"noticed: {share:.1%} ± {half:.1%} of {known} mutants, as {tried} of them say")
+    known, tried, noticed = (
+        sum(getattr(s, name) for s in scores) for name in ("mutants", "tried", "noticed")
+    )
+    if drawn:
+        share, (low, high) = noticed / tried, Score("all", known, tried, noticed).interval
+        print(f"noticed: {noticed} of {tried} drawn, {share:.1%}; of all {low:.1%} to {high:.1%}")
+    else:
+        share, half = overall(scores)
+        print(f"noticed: {share:.1%} ± {half:.1%} of {known} mutants, as {tried} of them say")
     spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     print(f"processor time of this run: {sum(used.ru_utime + used.ru_stime for used in spent):.0f} s")
     return 0 if share >= SHARE_MIN else 1

@@ -93,7 +93,7 @@ class Subject:
         reaches = {file: Reach({}, set(), {}) for file in self.files}
         for test in self.tests:
             key = code.copy()
-            key.update(test.encode() + Path(test).read_bytes())
+            key.update(test.encode() + Path(test.partition("::")[0]).read_bytes())
             kept = self.folder / f"reach-{key.hexdigest()[:16]}.json"
             if not kept.exists():
                 found = self._apart(partial(measure, self.files, [test]))

@@ -8,8 +8,9 @@ import sys
 import tomllib
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
-DECIDING = ("core/**/*.py", "strategies/**/*.py", "compress/**/*.py")
+DECIDING = ("core/**/*.py", "strategies/**/*.py", "compress/**/*.py", "host/*.py")
 BESIDE = ("server/books.py", "server/writer.py", "client/outbox.py")
 
 SETTINGS = """
@@ -22,6 +23,11 @@ tests_cpu_s = 60.0
 name = "text"
 files = ["core/text.py"]
 tests = ["tests/unit/test_text.py"]
+
+[[subject]]
+name = "clock"
+files = ["core/clock.py"]
+tests = ["tests/unit/test_clock.py::test_a_restart_counts_the_time_away"]
 
 [[equivalent]]
 file = "core/text.py"
@@ -42,20 +48,28 @@ def test_every_file_that_decides_is_of_one_subject_whose_tests_exist(root: Path)
     deciding = {str(p.relative_to(root)) for pattern in DECIDING for p in root.glob(pattern)} | {*BESIDE}
     assert deciding - {name for name in deciding if name.endswith("__init__.py")} <= set(of_subjects)
     assert [name for name, times in of_subjects.items() if times > 1] == []
-    assert [t for subject in settings["subject"] for t in subject["tests"] if not (root / t).is_file()] == []
+    tests = [root / test.partition("::")[0] for subject in settings["subject"] for test in subject["tests"]]
+    assert [path for path in tests if not path.is_file()] == []
     for known in settings.get("equivalent", ()):
         assert known["why"], known
         source = " ".join(line.strip() for line in (root / known["file"]).read_text().splitlines())
         assert known["was"] in source, f"{known['file']} has no such lines any more: {known['was']}"
 
 
+def mutants(root: Path, folder: Path, *args: str) -> tuple[str, dict[str, list[dict[str, Any]]]]:
+    """What the tool says with these arguments, and what it keeps, by file."""
+    (folder / "settings.toml").write_text(SETTINGS)
+    kept = folder / "kept"
+    command = [sys.executable, "-m", "scripts.mutants", "--settings", str(folder / "settings.toml")]
+    done = subprocess.run([*command, "--results", kept, *args], cwd=root, capture_output=True, text=True)
+    found = {path.name: json.loads(path.read_text()) for path in kept.glob("core.*.json")}
+    assert found, done.stdout + done.stderr
+    return done.stdout, found
+
+
 def test_a_change_is_noticed_or_named(root: Path, tmp_path: Path) -> None:
-    (tmp_path / "settings.toml").write_text(SETTINGS)
-    kept = tmp_path / "kept"
-    command = [sys.executable, "-m", "scripts.mutants", "--settings", str(tmp_path / "settings.toml")]
-    done = subprocess.run([*command, "--results", str(kept)], cwd=root, capture_output=True, text=True)
-    assert (kept / "core.text.py.json").exists(), done.stdout + done.stderr
-    fates = {row["now"]: row["fate"] for row in json.loads((kept / "core.text.py.json").read_text())}
+    said, tried = mutants(root, tmp_path, "core/text.py")
+    fates = {row["now"]: row["fate"] for row in tried["core.text.py.json"]}
     turned = "if c in kept else _shown(c) for c in text)"
     # What the shortcut for plain text saves is time, so nothing can notice that it is gone.
     assert fates[f'return text if (text.isprintable()) and False else "".join(c {turned}'] == "survived"
@@ -66,5 +80,13 @@ def test_a_change_is_noticed_or_named(root: Path, tmp_path: Path) -> None:
     )
     assert fates["_CONTROL = None  # of Unicode: what moves a cursor, or ends a line"] == "killed"
     assert not [now for now in fates if "(hidden) or True" in now], "it is named as an equivalent"
-    assert "core/text.py:14: survived" in done.stdout
-    assert f"of {len(fates)} noticed" in done.stdout
+    assert "core/text.py:14: survived" in said
+    assert f"of {len(fates)} noticed" in said
+
+
+def test_some_are_drawn_of_all_files_together(root: Path, tmp_path: Path) -> None:
+    said, tried = mutants(root, tmp_path, "--draw", "6", "--seed", "2")
+    assert sorted(tried) == ["core.clock.py.json", "core.text.py.json"]
+    assert sum(len(rows) for rows in tried.values()) == 6
+    noticed = sum(row["fate"] not in ("survived", "unreached") for rows in tried.values() for row in rows)
+    assert f"noticed: {noticed} of 6 drawn" in said

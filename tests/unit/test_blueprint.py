@@ -1,0 +1,74 @@
+"""The engine of a run from its configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from unit_groups import SPEC as UNITS
+from unit_groups import tensors
+
+from anabranch.compress.delta_log import DeltaLog
+from anabranch.core import events as ev
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.errors import ConfigError
+from anabranch.core.limits import Limits
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.updates import Capability
+from anabranch.core.snapshot import state_digest, take_snapshot
+from anabranch.host.build import WHOLE, Blueprint
+
+WEIGHTS = {"w": np.array([1, 2, 3, 4], np.float32)}
+SPEC = ParamSpec.of(WEIGHTS)
+
+
+def config(strategy: str = "fedasync", **tables: Any) -> Config:
+    return merge([("test", {"strategy": {"name": strategy}, **tables})])
+
+
+def test_an_engine_begins_with_its_weights_and_settings() -> None:
+    made = Blueprint.of(config(server={"lease_s": 7.0}), SPEC, Limits(receipts_max=3))
+    engine = made.engine(WEIGHTS)
+    assert (engine.version, engine.vector.tolist()) == (0, [1, 2, 3, 4])
+    assert (engine.settings.lease_s, engine.settings.receipts_max) == (7.0, 3)
+    assert engine.strategy.name == "fedasync"
+    assert (engine.broadcast, engine.planner) == (None, None)
+
+
+def test_an_engine_goes_on_from_a_snapshot_with_downlink_and_planner() -> None:
+    tables = {"downlink": {"codec": "log"}, "submodel": {"name": "hetero", "drop": 0.5}}
+    made = Blueprint.of(config(**tables), UNITS)
+    before = made.engine(tensors())
+    before.handle(ev.Enrolled(0.0, "a", Capability()))
+    after = made.engine(tensors(seed=1), take_snapshot(before))
+    for engine in (before, after):
+        assert isinstance(engine.broadcast, DeltaLog)
+        assert engine.planner is not None
+    assert state_digest(after) == state_digest(before)
+    assert "a" in after.ledger.clients
+    assert made.codec_at(0) == made.codec_at(9) == "log"
+
+
+def test_tables_of_whole_models_as_they_are() -> None:
+    strategy = {"cache_size": 2, "concurrency_fraction": 1.0, "name": "teasq_drop"}
+    engine = Blueprint.of(merge([("test", {"strategy": strategy}), ("whole", WHOLE)]), SPEC).engine(WEIGHTS)
+    assert (engine.broadcast, engine.planner) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "client", "fits"),
+    [
+        ("fedbuff", {"push": "elastic", "merge_weight": 0.5}, False),
+        ("fedbuff", {"push": "elastic", "merge_weight": 1.0}, True),
+        ("fedasync", {"push": "elastic", "merge_weight": 0.5}, True),
+        ("fedbuff", {"push": "overlap", "merge_weight": 0.5}, True),
+    ],
+)
+def test_what_a_device_keeps_is_not_added_again(strategy: str, client: dict[str, Any], fits: bool) -> None:
+    table = config(strategy, client=client, server={"tasks_per_client": 2})
+    if fits:
+        Blueprint.of(table, SPEC)
+        return
+    with pytest.raises(ConfigError, match=r"client\.merge_weight = 1"):
+        Blueprint.of(table, SPEC)
