@@ -107,7 +107,8 @@ def _files(patterns: list[str], wanted: Sequence[str] = ()) -> list[str]:
 def _drawn(files: list[str], count: int, seed: int) -> Counter[str]:
     """How many of `count` mutants fall on each file where every mutant has the same chance."""
     pool = [file for file in files for _ in mutants_of(file, Path(file).read_text())]
-    return Counter(random.Random(f"{seed} all").sample(pool, min(count, len(pool))))  # noqa: S311 - repeatable
+    chance = random.Random(f"{seed} all")  # noqa: S311 - the same in every run
+    return Counter(chance.sample(pool, min(count, len(pool))))
 
 
 def _print_survivors(file: str, tried: list[Tried]) -> None:

@@ -37,7 +37,7 @@ def test_an_engine_begins_with_its_weights_and_settings() -> None:
 
 
 def test_an_engine_goes_on_from_a_snapshot_with_downlink_and_planner() -> None:
-    tables = {"downlink": {"codec": "log"}, "submodel": {"name": "hetero", "drop": 0.5}}
+    tables: dict[str, Any] = {"downlink": {"codec": "log"}, "submodel": {"name": "hetero", "drop": 0.5}}
     made = Blueprint.of(config(**tables), UNITS)
     before = made.engine(tensors())
     before.handle(ev.Enrolled(0.0, "a", Capability()))

@@ -201,7 +201,8 @@ def test_a_late_model_needs_its_base_to_be_held() -> None:
     bench.ask("a", "t0")
     bench.work("b", "t1")
     bench.tick(20.0)
-    assert decision(bench.push("a", "t0", now=21.0)).reason is Reason.BASE_GONE
+    gone = decision(bench.push("a", "t0", now=21.0))
+    assert (gone.reason, gone.staleness) == (Reason.BASE_GONE, 1)
 
 
 def test_the_model_of_a_live_tasks_base_is_kept_and_then_let_go() -> None:

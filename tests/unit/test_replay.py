@@ -12,6 +12,7 @@ from rollbacks import World, seq_of_version
 from anabranch.core.effects import Decided
 from anabranch.core.errors import ReplayMismatch
 from anabranch.core.journal import Record
+from anabranch.core.model.updates import Receipt
 from anabranch.core.snapshot import state_digest
 from anabranch.host.journal import replay, replay_whole
 
@@ -28,7 +29,9 @@ def played() -> World:
 def test_every_record_comes_with_its_place_and_its_effects() -> None:
     world, fresh = played(), played().fresh()
     replayed = list(replay(fresh, world.records(), world.load))
-    assert [[seq, record] for seq, record, _ in replayed] == list(world.records())
+    assert [(seq, record) for seq, record, _ in replayed] == [
+        (seq, record) for seq, record in world.records()
+    ]
     decided = [e.receipt.update_id for _, _, effects in replayed for e in effects if isinstance(e, Decided)]
     assert decided == [record["update_id"] for _, record in world.log if record["kind"] == "update"] != []
     assert state_digest(fresh) == state_digest(world.engine)
@@ -50,7 +53,7 @@ def test_what_an_engine_has_forgotten_that_it_refused_is_refused_again() -> None
     world.enrol()
     world.play([("a", 5, 64.0), ("b", 0, 1.0), ("c", 0, 1.0), ("b", 0, 1.0), ("c", 0, 1.0), ("b", 1, 1.0)])
     world.play([("b", 0, 1.0), ("c", 0, 1.0)])
-    told = {}
+    told: dict[str, Receipt] = {}
     for _, _, effects in replay(world.fresh(), world.records(), world.load):
         told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
     assert [r.decision.reason.value for r in told.values() if r.client_id == "a"] == ["stale"]

@@ -12,10 +12,12 @@ from machines import Bench, decision, vector
 
 import anabranch
 from anabranch.core.effects import Granted, Published, Refused
-from anabranch.core.engine.strategy import Context
+from anabranch.core.engine.strategy import Context, Plan, Step
 from anabranch.core.errors import ConfigError
-from anabranch.core.model.updates import Reason, Task
+from anabranch.core.model.params import Vector
+from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
 from anabranch.strategies.fedavg import FedAvg, FedAvgState
+from anabranch.strategies.fedbuff import FedBuff, FedBuffState
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.staleness import make_staleness
 
@@ -296,3 +298,32 @@ def test_a_straggler_is_lost_when_its_round_ends() -> None:
         bench.ask(client, f"{client}0")
     bench.push("a", "a0", now=3.0)
     assert told == [("b0", 3.0, 1)]
+
+
+def test_a_strategy_is_told_an_age_of_updates_only() -> None:
+    """What it is told at asks, updates and timers: version and staleness."""
+    told: list[tuple[str, int, int]] = []
+
+    class Noting(FedBuff):
+        def plan(self, state: FedBuffState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+            told.append(("ask", context.version, context.staleness))
+            return super().plan(state, ask, local, context)
+
+        def step(self, state: FedBuffState, vector: Vector, update: Update, context: Context) -> Step:
+            told.append(("update", context.version, context.staleness))
+            return super().step(state, vector, update, context)
+
+        def on_timer(self, state: FedBuffState, vector: Vector, context: Context) -> Step:
+            told.append(("timer", context.version, context.staleness))
+            return super().on_timer(state, vector, context)
+
+    bench = Bench(buffer_size=2, flush_s=5.0)
+    bench.engine.strategy = Noting(buffer_size=2, flush_s=5.0)
+    bench.enrol("slow", "fast")
+    bench.ask("slow", "s")
+    bench.work("fast", "f0")
+    bench.work("fast", "f1")
+    bench.push("slow", "s")
+    bench.tick(100.0)
+    asked, come = [("ask", 0, 0)], [("update", 0, 0)]
+    assert told == [*asked, *asked, *come, *asked, *come, ("update", 1, 1), ("timer", 1, 0)]
