@@ -53,10 +53,12 @@ UPLINKS = [
     "mask(0.2)|int8",
 ]
 DOWNLINKS = ["auto", "raw", "log(1,8)", "log(0.5)", "int8|zstd"]
-# Rounds that ask all devices, since whom a round of few asks is left to chance; places for many at a time.
+# Rounds that ask all devices, since whom a round of few asks is left to chance; places for many at a time;
+# a buffer that a few devices fill.
 MANY_PLACES: dict[str, Callable[[int], dict[str, Any]]] = {
     "fedavg": lambda clients: {"clients_per_round": clients * 4 // 5},
     "fedprox": lambda clients: {"clients_per_round": clients * 4 // 5},
+    "qafel": lambda clients: {"buffer_size": max(2, clients // 5)},
     "teasq": lambda _: {"concurrency_fraction": 0.5, "cache_size": 3},
     "teasq_drop": lambda _: {"concurrency_fraction": 0.5, "cache_size": 3},
 }

@@ -315,7 +315,8 @@ class Soak:
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self._server.data_dir, folder)
         self.report = verify(folder)
-        assert self.oracle.problems(self.report) == []
+        problems = self.oracle.problems(self.report)
+        assert problems == [], problems
         return Backup(folder, frozenset(self.oracle.applied), dict(self._settings))
 
     def _look_up(self) -> None:
