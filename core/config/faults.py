@@ -163,7 +163,7 @@ def length_s(shape: str, mean_s: float, u: float) -> float:
     if shape == "exponential":
         return -mean_s * math.log1p(-u)
     if shape == "lognormal":
-        z = NormalDist().inv_cdf(u + RANK_STEP / 2.0)
+        z = NormalDist().inv_cdf(min(u + RANK_STEP / 2.0, 1.0 - RANK_STEP))  # which is defined within 0 and 1
         return mean_s * math.exp(LOGNORMAL_SIGMA * z - LOGNORMAL_SIGMA**2 / 2.0)
     least_s = mean_s * (PARETO_SHAPE - 1.0) / PARETO_SHAPE
     return least_s * math.pow(1.0 - u, -1.0 / PARETO_SHAPE)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anabranch.cli.configuration import load_config, shown
-from anabranch.core.config.tables import Config, merge, parse_override
+from anabranch.core.config.tables import NO_KEY, Config, build, merge, parse_override
 from anabranch.core.errors import ConfigError
 
 
@@ -37,6 +38,57 @@ def test_later_layers_win_and_are_named(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_configuration_survives_json() -> None:
     config = merge([("x", {"strategy": {"name": "fedasync", "alpha": 0.3}, "run": {"seed": 9}})])
     assert Config.from_json(config.to_json()) == config
+
+
+def test_what_says_nothing_new_is_left_out_so_that_old_journals_stay_what_they_were() -> None:
+    plain, every = Config().to_json(), Config().to_json(every_table=True)
+    assert "model" not in plain
+    assert "clock_step_s" not in plain["faults"]
+    assert every["model"]["buffers"] == "average"
+    assert (every["faults"]["clock_step_s"], every["faults"]["loss"]) == (3600.0, 0.0)
+    assert plain["faults"]["loss"] == 0.0
+    changed = merge([("x", {"model": {"buffers": "local"}, "faults": {"clock_step_s": 5.0}})])
+    assert changed.to_json()["model"]["buffers"] == "local"
+    assert changed.to_json()["faults"]["clock_step_s"] == 5.0
+    assert Config.from_json(changed.to_json()) == changed
+
+
+def test_a_run_of_before_there_was_a_bound_on_rejections_has_none() -> None:
+    assert Config.from_json({}).run.rejections_max == 0
+    assert Config.from_json({"run": {"rejections_max": 7}}).run.rejections_max == 7
+    assert merge([]).run.rejections_max == Config().run.rejections_max == 100
+
+
+def test_secrets_are_kept_apart() -> None:
+    url = "postgresql://me:secret@host/db"
+    config = merge([("x", {"server": {"database": url}})])
+    assert config.to_json()["server"]["database"] == "postgresql://me:***@host/db"
+    assert config.secrets() == {"server.database": url}
+    assert Config().secrets() == {}
+
+
+@dataclass(frozen=True)
+class Odd:
+    """A table with a key that must be given, and one of two kinds."""
+
+    needed: int
+    either: int | str = 3
+    free: Any = None
+    hidden: int = field(default=0, metadata=NO_KEY)
+
+
+def test_a_table_is_built_of_its_keys() -> None:
+    assert build(Odd, {"needed": 1, "either": "x", "free": [1]}, "odd") == Odd(1, "x", [1])
+    for values, words in (
+        ({}, "[odd] needs 'needed'"),
+        ({"needed": 1.0}, "odd.needed must be int, not 1.0"),
+        ({"needed": 1, "either": 2.5}, "odd.either must be int or str, not 2.5"),
+        ({"needed": 1, "either": False}, "odd.either must be int or str, not False"),
+        ({"needed": 1, "hidden": 1}, "unknown key in [odd]: 'hidden'"),
+        ({"needed": 1, "qqq": 1}, "unknown key in [odd]: 'qqq'; known: needed, either, free"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(words)):
+            build(Odd, values, "odd")
 
 
 def test_another_strategy_drops_the_parameters_of_the_first(tmp_path: Path) -> None:
