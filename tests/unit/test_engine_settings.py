@@ -85,5 +85,5 @@ def test_a_lease_is_three_times_a_clients_task_within_bounds(task_s: float | Non
         ({"updates_max": 3}, 0, 4, "after 4 updates, its budget"),
     ],
 )
-def test_a_budget_is_spent(budget: dict[str, int], version: int, applied: int, spent: str) -> None:
+def test_a_budget_is_spent(budget: dict[str, Any], version: int, applied: int, spent: str) -> None:
     assert EngineSettings(**budget).spent(version, applied) == (spent and f"the run ended {spent}")

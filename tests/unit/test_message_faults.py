@@ -95,7 +95,8 @@ def test_the_faults_in_a_fate(fate: Fate, kinds: tuple[FaultKind, ...]) -> None:
 
 def test_whether_anything_goes_wrong() -> None:
     assert not FaultsTable().on
-    assert all(FaultsTable(**{name: 0.5}).on for name in FAULTS)
+    tables: list[dict[str, Any]] = [{name: 0.5} for name in FAULTS]
+    assert all(FaultsTable(**table).on for table in tables)
     assert not FaultsTable(delay_s=9.0, server_down_s=1.0, torn_tail=1.0).on, "how, not how often"
 
 

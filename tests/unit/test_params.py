@@ -14,7 +14,8 @@ from anabranch.compress.codec import Raw
 from anabranch.compress.model import decode_model, encode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownCodec
-from anabranch.core.model.params import BLOCK, ParamSpec, add_scaled, digest
+from anabranch.core.limits import Limits
+from anabranch.core.model.params import BLOCK, ParamSpec, SparseVector, add_scaled, digest
 from anabranch.core.model.submodels import Coordinates
 from anabranch.core.model.updates import find_flaw
 
@@ -25,6 +26,18 @@ MODEL: dict[str, Any] = {
     "mask": np.array([True, False]),
 }
 SPEC = ParamSpec.of(MODEL)
+ONE_OVER = "delta has 1 values that are over 8, the first in tensor 'bias'"
+NOT_FINITE = "delta has 1 values that are not finite, the first in tensor 'bias'"
+FLAWS_AT_THE_BOUNDS = [
+    (1, 8.0, ""),
+    (5, -8.0, ""),
+    (0, 0.0, "at least 1 example, at most 5"),
+    (6, 0.0, "at least 1 example, at most 5"),
+    (1, 8.0 + 2.0**-20, ONE_OVER),
+    (1, -8.0 - 2.0**-20, ONE_OVER),
+    (1, -np.inf, NOT_FINITE),
+    (1, np.nan, NOT_FINITE),
+]
 
 
 def test_floats_are_the_vector_and_the_rest_is_frozen() -> None:
@@ -120,6 +133,19 @@ def test_flaws(delta: Any, submodel: Any, examples: Any, words: str) -> None:
 
     flaw = find_flaw(SPEC, delta, examples, submodel)
     assert flaw is None if words is None else flaw is not None and re.search(words, flaw)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize(("examples", "value", "words"), FLAWS_AT_THE_BOUNDS)
+def test_flaws_at_the_bounds(examples: int, value: float, words: str, sparse: bool) -> None:
+    limits = Limits(examples_max=5, delta_abs_max=8.0)
+    delta: Any = np.zeros(15, np.float32)
+    delta[13] = value
+    if sparse:
+        delta = SparseVector(np.array([2, 13]), delta[[2, 13]], 15)
+    flaw = find_flaw(SPEC, delta, examples, None, limits)
+    assert (flaw or "").endswith(words)
+    assert bool(flaw) == bool(words)
 
 
 def test_a_models_bytes_hold_the_frozen_tensors_too() -> None:

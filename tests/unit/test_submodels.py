@@ -22,7 +22,7 @@ from anabranch.core.model.submodels import (
     unit_map,
     unit_map_of_bits,
 )
-from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.units import GROUPS_MAX, MEMBERS_MAX, UNITS_MAX, Member, UnitGroup, check_groups
 from anabranch.protos import convert
 from anabranch.protos.v1 import model_pb2 as model
 
@@ -172,6 +172,22 @@ def test_a_model_without_units_has_no_maps_and_a_foreign_one_is_refused() -> Non
 def test_groups_that_do_not_fit_the_model(groups: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ParamSpec.of(tensors(), groups)
+
+
+def test_there_are_not_too_many_groups_members_and_units() -> None:
+    shapes = {"w": (1,) * (GROUPS_MAX + 1), "long": (UNITS_MAX + 1, UNITS_MAX)}
+    one = [UnitGroup(str(axis), 1, (Member("w", axis),)) for axis in range(GROUPS_MAX + 1)]
+    members = tuple(Member("w", axis) for axis in range(MEMBERS_MAX + 1))
+    check_groups(tuple(one[:GROUPS_MAX]), shapes)
+    check_groups((UnitGroup("g", 1, members[:-1]),), shapes)
+    check_groups((UnitGroup("g", UNITS_MAX, (Member("long", 1),)),), shapes)
+    for groups, words in (
+        (tuple(one), f"{GROUPS_MAX + 1} groups are over the cap of {GROUPS_MAX}"),
+        ((UnitGroup("g", 1, members),), f"1 to {MEMBERS_MAX} members"),
+        ((UnitGroup("g", UNITS_MAX + 1, (Member("long", 0),)),), f"1 to {UNITS_MAX} units"),
+    ):
+        with pytest.raises(ConfigError, match=words):
+            check_groups(groups, shapes)
 
 
 @given(maps())

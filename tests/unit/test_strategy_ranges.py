@@ -1,0 +1,156 @@
+"""Which values the parameters of strategies may have, at the bounds; and what is made of them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from machines import SPEC as PLAIN
+from unit_groups import GROUPS, tensors
+
+from anabranch.core.config.tables import merge
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.params import ParamSpec
+from anabranch.strategies.registry import make_strategy, strategy_of
+from anabranch.strategies.submodels.registry import make_planner
+
+LEAST = 2.0**-20
+UNITS = ParamSpec.of(tensors(), GROUPS)
+
+
+def step(staleness: str, **more: float) -> dict[str, Any]:
+    return {"staleness": {"name": staleness, **more}}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "params"),
+    [
+        ("fedasync", {"alpha": LEAST}),
+        ("fedasync", {"alpha": 1.0, "rho": 0.0}),
+        ("fedasync", step("hinge", a=0.0, b=0.0)),
+        ("fedbuff", {"buffer_size": 1, "server_lr": LEAST, "momentum": 1 - LEAST, "flush_s": LEAST}),
+        ("fedavg", {"clients_per_round": 1, "over_selection": 1.0, "deadline_s": 0.0}),
+        ("fedprox", {"mu": 0.0}),
+        ("qafel", {"uplink_bits": 8}),
+        ("asyncdrop", {"alpha": LEAST}),
+        ("asyncdrop", {"alpha": 1.0}),
+        ("teasq", {"concurrency_fraction": LEAST, "cache_fraction": LEAST, "server_lr": LEAST}),
+        ("teasq", {"concurrency_fraction": 2.0, "cache_fraction": 1.0, "alpha": 1.0, "a": 0.0}),
+        ("teasq", {"downlink_step": 2.0, "downlink_kept": 1.0, "downlink_bits": 32, "feedback_decay": 1.0}),
+        (
+            "teasq",
+            {"downlink_step": LEAST, "downlink_kept": LEAST, "feedback_decay": 0.0},
+        ),
+        ("teasq", {"cap": 1, "cache_size": 1, "mu": 0.0, "staleness_max": 1, "flush_s": LEAST}),
+        ("teasq", {"kept": LEAST, "bits": 32, "decay_every": 0, "decay_steps": 0}),
+        ("teasq", {"kept": 1.0, "bits": 16, "decay_every": 1, "decay_direction": "stronger"}),
+    ],
+)
+def test_what_is_just_within(strategy: str, params: dict[str, Any]) -> None:
+    made = make_strategy(strategy, params)
+    assert {key: getattr(made, key) for key in params} == params
+
+
+@pytest.mark.parametrize(
+    ("strategy", "params", "words"),
+    [
+        ("fedasync", {"alpha": 1 + LEAST}, "alpha must be in (0, 1]"),
+        ("fedasync", {"rho": -LEAST}, "rho must not be negative"),
+        ("fedasync", step("hinge", b=-LEAST), "staleness.b must not be negative"),
+        ("fedasync", step("constant", a=1.0), "unknown key in [strategy.staleness]: 'a'"),
+        ("fedasync", {"staleness": {}}, "strategy.staleness.name must be one of constant, polynomial, hinge"),
+        ("fedbuff", {"momentum": -LEAST}, "momentum must be in [0, 1)"),
+        ("fedbuff", {"flush_s": -LEAST}, "flush_s must not be negative"),
+        ("fedbuff", step("hinge", a=-LEAST), "staleness.a must not be negative"),
+        ("fedavg", {"over_selection": 1 - LEAST}, "over_selection must be at least 1"),
+        ("fedprox", {"clients_per_round": 0}, "clients_per_round must be at least 1"),
+        ("fedprox", {"mu": -LEAST}, "mu must not be negative"),
+        ("qafel", {"uplink_bits": 16}, "uplink_bits must be 4 or 8"),
+        ("qafel", {"buffer_size": 0}, "buffer_size must be at least 1"),
+        ("asyncdrop", {"alpha": 0.0}, "alpha must be in (0, 1]"),
+        ("asyncdrop", {"alpha": 1 + LEAST}, "alpha must be in (0, 1]"),
+        ("teasq", {"mode": "paperlike"}, "mode must be one of robust, paper"),
+        ("teasq", {"downlink_step": 0.0}, "downlink_step must be in (0, 2]"),
+        ("teasq", {"downlink_step": 2 + LEAST}, "downlink_step must be in (0, 2]"),
+        ("teasq", {"downlink_bits": 5}, "downlink_bits must be one of"),
+        ("teasq", {"concurrency_fraction": 0.0}, "concurrency_fraction must be greater than 0"),
+        ("teasq", {"server_lr": 0.0}, "server_lr must be greater than 0"),
+        ("teasq", {"cache_fraction": 0.0}, "cache_fraction must be in (0, 1]"),
+        ("teasq", {"cache_fraction": 1 + LEAST}, "cache_fraction must be in (0, 1]"),
+        ("teasq", {"downlink_kept": 0.0}, "downlink_kept must be in (0, 1]"),
+        ("teasq", {"downlink_kept": 1 + LEAST}, "downlink_kept must be in (0, 1]"),
+        ("teasq", {"alpha": -LEAST}, "alpha must be in [0, 1]"),
+        ("teasq", {"alpha": 1 + LEAST}, "alpha must be in [0, 1]"),
+        ("teasq", {"feedback_decay": -LEAST}, "feedback_decay must be in [0, 1]"),
+        ("teasq", {"feedback_decay": 1 + LEAST}, "feedback_decay must be in [0, 1]"),
+        *(
+            ("teasq", {key: -1}, f"{key} must not be negative")
+            for key in ("cap", "cache_size", "mu", "staleness_max", "flush_s", "decay_every", "decay_steps")
+        ),
+        ("teasq", {"a": -LEAST}, "must not be negative"),
+        ("teasq", {"kept": 0.0}, "kept must be in (0, 1]"),
+        ("teasq", {"kept": 1 + LEAST}, "kept must be in (0, 1]"),
+        ("teasq", {"bits": 5}, "bits must be one of"),
+        ("teasq", {"decay_direction": "sideways"}, "decay_direction must be one of"),
+        ("teasq_drop", {"mode": "paperlike"}, "mode must be one of"),
+    ],
+)
+def test_what_is_just_beyond(strategy: str, params: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make_strategy(strategy, params)
+
+
+@pytest.mark.parametrize(
+    ("params", "expected"),
+    [
+        ({}, "log(2)"),
+        ({"downlink_step": 0.5}, "log(0.5)"),
+        ({"kept": 1.0, "bits": 32}, "raw"),
+        ({"kept": 1.0, "bits": 32, "mode": "paper"}, "raw"),
+        ({"mode": "paper"}, "int8(256)|zstd"),
+        ({"mode": "paper", "downlink_bits": 32}, "raw"),
+        ({"mode": "paper", "downlink_kept": 0.1, "downlink_bits": 16}, "topk(0.1)|bf16|gaps|zstd"),
+        ({"mode": "paper", "downlink_kept": 0.25}, "topk(0.25)|int8(256)|bitmap|zstd"),
+    ],
+)
+def test_the_way_down_of_teasq(params: dict[str, Any], expected: str) -> None:
+    strategy = make_strategy("teasq", params)
+    assert [strategy.downlink(version) for version in (0, 10**6)] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("strategy", "table", "name"),
+    [
+        ("fedavg", {}, None),
+        ("fedavg", {"name": "none"}, None),
+        ("asyncdrop", {"name": "none"}, None),
+        ("asyncdrop", {}, "hetero"),
+        ("fedavg", {"name": "random", "drop": 0.5}, "random"),
+        ("fedavg", {"name": "heterofl"}, "heterofl"),
+        ("fedavg", {"name": "fedrolex"}, "fedrolex"),
+        ("fedavg", {"name": "fjord"}, "fjord"),
+        ("fedavg", {"name": "ist", "parts": 2}, "ist"),
+    ],
+)
+def test_who_chooses_the_parts(strategy: str, table: dict[str, Any], name: str | None) -> None:
+    config = merge([("test", {"strategy": {"name": strategy}, "submodel": table})])
+    planner = make_planner(UNITS, strategy_of(config), config)
+    assert (planner and planner.name) == name
+    if planner is not None:
+        planner.init(np.zeros(UNITS.size, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "spec", "words"),
+    [
+        ("fedbuff", UNITS, "submodel.name is 'ist', but strategy 'fedbuff' takes whole models only"),
+        ("fedavg", PLAIN, "submodel.name is 'ist', but no units that may be left out are known"),
+        ("fedavg", UNITS, "'lstm'"),  # three units for four parts
+    ],
+)
+def test_parts_that_cannot_be_chosen(strategy: str, spec: ParamSpec, words: str) -> None:
+    config = merge([("test", {"strategy": {"name": strategy}, "submodel": {"name": "ist"}})])
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        make_planner(spec, strategy_of(config), config)
