@@ -6,7 +6,7 @@ The paper's setting scaled to two cores: 104 devices, 8 in training at a time, 8
 data that go with the speed, a small ResNet on Fashion-MNIST. Each method gets the same tuning budget: six
 points, judged by the time to the target on the validation part, on a seed that the comparison does not use.
 The tuned methods then run on paired seeds and are measured on the test part. Writes
-`docs/study-asyncdrop.md`, `.json` and `.svg`. `--again` repeats the comparison, not the tuning, for a method
+`docs/studies/asyncdrop.*`. `--again` repeats the comparison, not the tuning, of a method
 whose code has changed.
 """
 
@@ -40,8 +40,8 @@ from benchmarks.studies import (
     tuning_rows,
 )
 
-DOCS = Path(__file__).parents[1] / "docs"
-NAME = "study-asyncdrop"
+STUDIES = Path(__file__).parents[1] / "docs" / "studies"
+NAME = "asyncdrop"
 
 HORIZON_S = 100.0
 IN_A_ROW = 3  # evaluations whose mean must be at the target: on such data accuracy swings
@@ -52,7 +52,7 @@ REFERENCE = "async fedavg"
 
 BASE: dict[str, dict[str, Any]] = {
     "run": {
-        "name": NAME,
+        "name": f"study-{NAME}",
         "workload": "fashion-mnist-resnet",
         "virtual_s_max": HORIZON_S,
         "evaluate_every_s": 4.0,
@@ -143,7 +143,7 @@ def main() -> None:
         "--again", action="append", choices=[*METHODS, *CHANGED], default=[], metavar="METHOD"
     )
     arguments = parser.parse_args()
-    data_file = Path("/tmp/study-asyncdrop.json") if arguments.quick else DOCS / f"{NAME}.json"
+    data_file = Path("/tmp/study-asyncdrop.json") if arguments.quick else STUDIES / f"{NAME}.json"
     if arguments.again:
         _repeat(data_file, arguments.again)
     elif not arguments.render:
@@ -271,7 +271,7 @@ def _write(data: Mapping[str, Any], folder: Path) -> None:
     named = [replace(r, strategy=m) for m in METHODS for r in finals[m]]
     (folder / f"{NAME}.svg").write_text(comparison_svg(named), encoding="utf-8")
     text = document(data["tuned"], finals, data["minutes"])
-    remarks = DOCS / f"{NAME}.remarks.md"
+    remarks = Path(__file__).with_suffix(".remarks.md")
     if remarks.exists():
         text += "\n" + remarks.read_text(encoding="utf-8")
     (folder / f"{NAME}.md").write_text(text, encoding="utf-8")

@@ -9,7 +9,7 @@ least three attacks.
 
 Tuning is on a seed that the study does not use: the learning rate for the plain mean when nobody attacks,
 then four rules at that rate, of which the one whose worst case is best is recommended. Writes
-`docs/study-attacks.md`, `.json` and a picture; what is in the `.json` is not run again.
+`docs/studies/attacks.md`, `.json` and a picture; what is in the `.json` is not run again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from anabranch.reports.result import Result
 from anabranch.reports.svg import WIDTH, legend, rect, svg, text
 from benchmarks.studies import Point, Tables, late_accuracy, mean, plain, pool_of, run, table
 
-DOCS = Path(__file__).parents[1] / "docs"
-NAME = "study-attacks"
+STUDIES = Path(__file__).parents[1] / "docs" / "studies"
+NAME = "attacks"
 
 SEEDS = (11, 12, 13)
 TUNING_SEED = 101
@@ -41,7 +41,7 @@ GOAL_LOST, GOAL_TEETH, TOOTHED = 3.0, 20.0, 3
 
 BASE: dict[str, dict[str, Any]] = {
     "run": {
-        "name": NAME,
+        "name": f"study-{NAME}",
         "workload": "fashion-mnist",
         "virtual_s_max": HORIZON_S,
         "evaluate_every_s": 10.0,
@@ -258,7 +258,7 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes at a time")
     arguments = parser.parse_args()
-    folder = Path("/tmp") if arguments.quick else DOCS
+    folder = Path("/tmp") if arguments.quick else STUDIES
     data_file = folder / f"{NAME}.json"
     if arguments.quick:
         BASE["run"]["virtual_s_max"] = 12.0
@@ -274,7 +274,7 @@ def main() -> None:
     }
     (folder / f"{NAME}.svg").write_text(picture(found), encoding="utf-8")
     page = document(found, data["tuning"], data["minutes"])
-    remarks = DOCS / f"{NAME}.remarks.md"
+    remarks = Path(__file__).with_suffix(".remarks.md")
     if remarks.exists():
         page += "\n" + remarks.read_text(encoding="utf-8")
     (folder / f"{NAME}.md").write_text(page, encoding="utf-8")

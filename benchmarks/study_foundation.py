@@ -4,7 +4,7 @@
 
 Each strategy gets the same tuning budget: a grid of eight points, judged by the time to the target on
 the validation part, on seeds that the comparison does not use. The tuned strategies then run on the
-paired seeds and are measured on the test part. Writes `docs/study-foundation.md`, `.svg` and `.json`.
+paired seeds and are measured on the test part. Writes `docs/studies/foundation.md`, `.svg` and `.json`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from anabranch.core.config.tables import Config, merge
 from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Result
 
-DOCS = Path(__file__).parents[1] / "docs"
-NAME = "study-foundation"
+STUDIES = Path(__file__).parents[1] / "docs" / "studies"
+NAME = "foundation"
 
 TARGET = 0.80
 HORIZON_S = 400.0
@@ -37,7 +37,7 @@ CONCURRENCY = 20
 
 BASE: dict[str, dict[str, Any]] = {
     "run": {
-        "name": NAME,
+        "name": f"study-{NAME}",
         "workload": "fashion-mnist",
         "target_accuracy": TARGET,
         "virtual_s_max": HORIZON_S,
@@ -259,11 +259,11 @@ def _tuning(tuned: Tuned) -> Iterator[str]:
 
 
 def _write(text: str, tuned: Tuned, finals: Finals) -> None:
-    remarks = DOCS / f"{NAME}.remarks.md"
+    remarks = Path(__file__).with_suffix(".remarks.md")
     if remarks.exists():
         text += "\n" + remarks.read_text(encoding="utf-8")
-    (DOCS / f"{NAME}.md").write_text(text, encoding="utf-8")
-    (DOCS / f"{NAME}.svg").write_text(
+    (STUDIES / f"{NAME}.md").write_text(text, encoding="utf-8")
+    (STUDIES / f"{NAME}.svg").write_text(
         comparison_svg([replace(r, config={}) for rs in finals.values() for r in rs]), encoding="utf-8"
     )
     data = {
@@ -286,7 +286,7 @@ def _write(text: str, tuned: Tuned, finals: Finals) -> None:
             for r in rs
         ],
     }
-    (DOCS / f"{NAME}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+    (STUDIES / f"{NAME}.json").write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

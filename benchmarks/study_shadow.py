@@ -7,7 +7,7 @@ Fashion-MNIST; a server process, device processes of one thread each, and a prox
 before and after; the median of some repetitions, taken in turns. Quality: four devices, equal numbers of
 local steps, paired seeds. Goals: in the background at least 0.85 of the steps a second of training alone and
 3 times those of the foreground with an exchange every 5 steps; accuracy no more than a point below the
-foreground's. Writes `docs/study-shadow.md` and `.json`; what is in the `.json` is not run again.
+foreground's. Writes `docs/studies/shadow.md` and `.json`; what is in the `.json` is not run again.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from anabranch.workloads.trainer import trainer_for
 from benchmarks.shadow_device import APP, ELASTIC_FOREGROUND, GAP, PLAN
 from benchmarks.studies import mean, table
 
-DOCS = Path(__file__).parents[1] / "docs"
+STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 RUNS = Path(__file__).parents[1] / "runs"  # on a real disk, which the system's folder for such may not be
-NAME = "study-shadow"
+NAME = "shadow"
 
 ROUND_TRIP_S = 0.05
 REPEATS, ALONE_STEPS, SPEED_STEPS, FOREGROUND_STEPS = 3, 300, 1_000, 200
@@ -73,7 +73,7 @@ def served(mode: str, seed: int, folder: Path, split: Mapping[str, Any]) -> Iter
     write_manifest(folder / "model", APP, trainer.initial(seed), trainer.spec.groups)
     here = {"address": "127.0.0.1:0", "admin_address": "127.0.0.1:0", "data_dir": str(folder / "data")}
     tables = {
-        "run": {"name": NAME, "workload": APP, "seed": seed},
+        "run": {"name": f"study-{NAME}", "workload": APP, "seed": seed},
         "fleet": {"clients": DEVICES, **split},
         "strategy": MIXING,
         **MODES[mode],
@@ -313,7 +313,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="little of everything, docs untouched")
     parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
     arguments = parser.parse_args()
-    folder = Path("/tmp") if arguments.quick else DOCS
+    folder = Path("/tmp") if arguments.quick else STUDIES
     data_file = folder / f"{NAME}.json"
     if arguments.quick:
         data_file.unlink(missing_ok=True)

@@ -5,7 +5,7 @@
 100 unequal devices on narrow links, Fashion-MNIST, two splits. Each method gets the same tuning budget on
 each split: six points, judged by the time to the target on the validation part, on a seed that the
 comparison does not use. The tuned methods then run on five paired seeds and are measured on the
-test part. Writes `docs/study-teasq.md`, `.json` and a picture for each split. `--again` repeats the
+test part. Writes `docs/studies/teasq.md`, `.json` and a picture for each split. `--again` repeats the
 comparison, not the tuning, for a method whose code has changed.
 """
 
@@ -37,8 +37,8 @@ from benchmarks.studies import (
     tuning_rows,
 )
 
-DOCS = Path(__file__).parents[1] / "docs"
-NAME = "study-teasq"
+STUDIES = Path(__file__).parents[1] / "docs" / "studies"
+NAME = "teasq"
 
 HORIZON_S = 320.0
 TUNING_SEEDS = (101,)
@@ -49,7 +49,7 @@ PICTURED = ("fedavg", "fedasync", "fedbuff", "qafel", "teasq", "teasq, paper")  
 
 BASE: dict[str, dict[str, Any]] = {
     "run": {
-        "name": NAME,
+        "name": f"study-{NAME}",
         "workload": "fashion-mnist",
         "virtual_s_max": HORIZON_S,
         "evaluate_every_s": 5.0,
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--render", action="store_true", help="write the page of the figures that are there")
     parser.add_argument("--again", action="append", choices=list(METHODS), default=[], metavar="METHOD")
     arguments = parser.parse_args()
-    data_file = Path("/tmp/study-teasq.json") if arguments.quick else DOCS / f"{NAME}.json"
+    data_file = Path("/tmp/study-teasq.json") if arguments.quick else STUDIES / f"{NAME}.json"
     if arguments.again:
         _repeat(data_file, arguments.again)
     elif not arguments.render:
@@ -318,7 +318,7 @@ def _write(data: Mapping[str, Any], folder: Path) -> None:
         named = [replace(r, strategy=m) for m in PICTURED for r in finals[m]]
         (folder / f"{NAME}-{split}.svg").write_text(comparison_svg(named), encoding="utf-8")
     text = document(found, data["minutes"])
-    remarks = DOCS / f"{NAME}.remarks.md"
+    remarks = Path(__file__).with_suffix(".remarks.md")
     if remarks.exists():
         text += "\n" + remarks.read_text(encoding="utf-8")
     (folder / f"{NAME}.md").write_text(text, encoding="utf-8")
