@@ -20,8 +20,11 @@ from safetensors.numpy import load, save
 
 from anabranch.client.held import keep_model, kept_model
 from anabranch.client.trainer import BaseModel, shard_of
+from anabranch.core.config.goal import UNNAMED
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples
@@ -194,9 +197,15 @@ class Checkup:
         text = ", ".join(f"{name} {value:.4g}" for name, value in found.items()) or "no metric"
         finite = bool(found) and all(map(math.isfinite, found.values()))
         yield Finding(OK if finite else FAIL, "evaluation", text)
-        if finite and "accuracy" not in found:
+        if finite and UNNAMED.among(found).metric == AUTO:
             yield Finding(
-                WARN, "evaluation", "no accuracy: run.target_accuracy and `anabranch search` need one"
+                WARN,
+                "evaluation",
+                "no accuracy and no loss: run.metric and run.mode must say what counts",
+            )
+        if not 0 <= found.get(ACCURACY, 0.0) <= 1:
+            yield Finding(
+                WARN, "evaluation", "accuracy is a share, from 0 to 1: divide it, or name it otherwise"
             )
 
     def _fleet(self) -> Iterator[Finding]:

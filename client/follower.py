@@ -15,15 +15,16 @@ from anabranch.client.state import fresh_seed
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.trainer import LocalTrainer, finite
 from anabranch.client.transport import Transport
+from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.config.tables import ClientTable
-from anabranch.core.errors import AnabranchError
+from anabranch.core.errors import AnabranchError, AppError
 from anabranch.workloads.app import App, Shard
 from anabranch.workloads.calls import data_of
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """The App's metrics of one version, at least `accuracy` (0 to 1) and `loss`."""
+    """The App's metrics of one version."""
 
     version: int
     metrics: Mapping[str, float]
@@ -44,7 +45,8 @@ class Follower:
     It ends after the last version of a finished run, after the first with `once`, or at SIGTERM and
     SIGINT. `every` > 1 measures only every so many versions, and the last. `poll_s`: how often to ask.
     `on_failure` hears of errors that pass; a report that fails is one of them. `on_answer` hears that the
-    server is there. `kept`: of a device, for its own buffers.
+    server is there. `kept`: of a device, for its own buffers. `goal`: what the run is judged by, if that is
+    known: an App that does not measure it is an error.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class Follower:
         on_end: Callable[[], None] | None = None,
         bell: Bell | None = None,
         kept: Keepsake | None = None,
+        goal: Goal = UNNAMED,
     ) -> None:
+        self._goal = goal
         self._settings = settings or ClientTable()
         self._transport, self._sink, self._once = transport, sink, once
         self._every, self._poll_s = every, poll_s
@@ -83,7 +87,11 @@ class Follower:
         self._bell.stop()
 
     def __iter__(self) -> Iterator[Measurement]:
-        """The measurements, as they come. Raises `ManifestMismatch` for a run of another model."""
+        """The measurements, as they come.
+
+        Raises `ManifestMismatch` for a run of another model, `AppError` for an App that does not measure what
+        the run is judged by.
+        """
         with interruptible(self._bell):
             try:
                 for measurement in self._measurements():
@@ -133,6 +141,8 @@ class Follower:
 
     def _measured(self, model: FetchedModel) -> Measurement:
         metrics = self._local.evaluate(self._local.decode(model), self._examples)
+        if lack := self._goal.lacking(metrics):
+            raise AppError(lack)
         if self._sink is not None:
             try:
                 self._sink.report_metrics(model.version, finite(metrics))

@@ -72,6 +72,8 @@ class RunStatus:
     best_version: int | None
     best_accuracy: float | None
     settings_changed: tuple[ChangedSetting, ...] = ()
+    best_metric: str = ""  # by which the best version is that, and what it came to
+    best_value: float | None = None
     run_twice: Sequence[str] = ()  # clients that were lately seen to be run by two processes at a time
 
     def to_json(self) -> dict[str, Any]:
@@ -214,6 +216,8 @@ class OperatorClient:
             created_at_s=s.created_at_s,
             best_version=s.best_version if s.HasField("best_version") else None,
             best_accuracy=s.best_accuracy if s.HasField("best_version") else None,
+            best_metric=s.best_metric,
+            best_value=s.best_value if s.best_metric else None,
             settings_changed=_changes(s.settings_changed),
             run_twice=list(s.run_twice),
         )

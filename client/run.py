@@ -25,6 +25,7 @@ from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
 from anabranch.client.transport import GrpcTransport
 from anabranch.client.waiting import Waiting
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.wallet import Wallet, read_wallet
@@ -208,6 +209,7 @@ def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iter
             on_answer=waiting.answered,
             on_end=on_end,
             kept=None if options.state_dir is None else own_buffers(options.state_dir),
+            goal=Goal.of_json(config or {}),
         )
 
 

@@ -18,10 +18,13 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from anabranch.core.config.flower import FlowerTable
+from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.config.model import ModelTable
 from anabranch.core.config.tables import FleetTable, build
 from anabranch.core.engine.buffers import matching
 from anabranch.core.errors import AppError
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import seed_of
 from anabranch.flower.installed import flwr_version
@@ -34,7 +37,6 @@ from anabranch.workloads.trainer import ENDLESS_STEPS
 if TYPE_CHECKING:
     from anabranch.flower.rehearsal import Rehearsed
 
-ACCURACY, LOSS = "accuracy", "loss"
 LIKE = {ACCURACY: "acc", LOSS: "loss"}  # what the names of such metrics have in them
 
 
@@ -74,9 +76,11 @@ class FlowerApp(App):
         self._client = self.project.client_app()  # now: who sets the threads of torch must find it loaded
         self._table, self._model = FlowerTable(), ModelTable()
         self._clients = FleetTable().clients
+        self._goal = UNNAMED
 
     def join(self, config: Mapping[str, Any]) -> None:
-        """See `App`: `[flower]`, how buffers are called, and how many devices there are."""
+        """See `App`: `[flower]`, how buffers are called, how many devices there are, what it is judged by."""
+        self._goal = Goal.of_json(config)
         self._table = build(FlowerTable, config.get("flower", {}), "flower")
         self._model = build(ModelTable, config.get("model", {}), "model")
         self._clients = build(FleetTable, config.get("fleet", {}), "fleet").clients
@@ -132,7 +136,7 @@ class FlowerApp(App):
             replies.append(instruct(self._client, EVALUATE, said, model, self.version + 1, context, seed))
         found = mean_metrics(replies)
         chosen = {ACCURACY: self._table.accuracy, LOSS: self._table.loss}
-        return {**found, **named(found, chosen, self.name)}
+        return {**found, **named(found, chosen, self.name, self._goal)}
 
     def _configs(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """The run's and the node's."""
@@ -179,10 +183,13 @@ def mean_metrics(replies: Iterable[Reply]) -> dict[str, float]:
     return {name: total / weights[name] for name, total in sums.items()}
 
 
-def named(metrics: Mapping[str, float], chosen: Mapping[str, str], who: str) -> dict[str, float]:
+def named(
+    metrics: Mapping[str, float], chosen: Mapping[str, str], who: str, goal: Goal = UNNAMED
+) -> dict[str, float]:
     """`accuracy` and `loss`, by the names in `chosen`, or else what sounds like it, as far as there are any.
 
-    Raises `AppError` where there is neither, or none of a chosen name.
+    Raises `AppError` where there is neither and the run is not judged by another metric, or none of a
+    name that was chosen or is the run's.
     """
     found: dict[str, float] = {}
     for what, like in LIKE.items():
@@ -191,12 +198,14 @@ def named(metrics: Mapping[str, float], chosen: Mapping[str, str], who: str) -> 
         )
         if name in metrics:
             found[what] = metrics[name]
-        elif name or (what == LOSS and not found):
+        elif name or (what == LOSS and not found and goal.metric in (AUTO, *LIKE)):
             told = ", ".join(sorted(metrics)) or "none"
             raise AppError(
                 f"{who}: the ClientApp's evaluation has no metric {name or ACCURACY!r} (it has {told}): "
-                f"name one, flower.{what if name else ACCURACY} = ..."
+                f"name one, flower.{what if name else ACCURACY} = ..., or run.metric and run.mode"
             )
+    if lack := goal.lacking([*metrics, *found]):
+        raise AppError(f"{who}: {lack}")
     return found
 
 

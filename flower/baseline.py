@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from anabranch.core.config.goal import Goal
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec, Tensors, digest
 from anabranch.core.model.updates import Decision, Verdict
@@ -56,7 +57,7 @@ def _run(serverapp: ServerApp, grid: Grid, context: Context, tables: Mapping[str
         strategy="flower",
         workload=str(run.get("workload", "flower")),
         seed=int(run.get("seed", 0)),
-        target_accuracy=float(run.get("target_accuracy", 0.0)),
+        goal=Goal.of_json(tables),
         config={"run": run, "flower": {"run_config": run_config}},
         kind="live",
         events_path=folder / EVENTS_FILE,
@@ -105,7 +106,7 @@ class CountingGrid(Grid):
         self._judged: list[Reply] = []
         self.model_sha256 = ""
         self.model: Tensors = {}  # as it was sent last
-        self.best: Best[Tensors] = Best()
+        self.best: Best[Tensors] = Best(recorder.goal)
 
     # --- Flower's own ------------------------------------------------------------------------
 
@@ -203,7 +204,7 @@ class CountingGrid(Grid):
             self._recorder.published(self._last_s, self._round)
         if self._judged:
             metrics, self._judged = mean_metrics(self._judged), []
-            metrics |= named(metrics, self._chosen, "the app")
+            metrics |= named(metrics, self._chosen, "the app", self._recorder.goal)
             self._recorder.evaluated(self._last_s, self._round, metrics)
             self.best.offer(self._round, metrics, lambda: self.model)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError
+from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.model.params import Tensors
 from anabranch.flower.app import mean_metrics, named
 from anabranch.flower.logbook import Logbook
@@ -44,7 +45,7 @@ class Evaluation:
         self._config, self._logbook, self._recorder, self._since = config, logbook, recorder, since
         self._every = config.run.evaluate_every_versions
         self._under_way: _UnderWay | None = None
-        self._best: Best[None] = Best()
+        self._best: Best[None] = Best(recorder.goal)
         self._due = 0 if self._every and not logbook.resumed else -1
         self.judged = -1  # the newest version of which all replies are here
 
@@ -93,7 +94,7 @@ class Evaluation:
         flower, metrics = self._config.flower, mean_metrics(asked.replies)
         try:
             chosen = {"accuracy": flower.accuracy, "loss": flower.loss}
-            metrics |= named(metrics, chosen, self._recorder.workload)
+            metrics |= named(metrics, chosen, self._recorder.workload, self._recorder.goal)
         except AppError as error:
             log.warning("version %d: %s", asked.version, error)
             return
@@ -106,5 +107,6 @@ class Evaluation:
             write_model(self._logbook.folder / BEST, asked.model, version, metrics)
         self._logbook.measured(version, metrics)
         self._recorder.evaluated(self._since(), version, metrics)
-        told = ", ".join(f"{name} {metrics[name]:.4f}" for name in ("accuracy", "loss") if name in metrics)
+        names = dict.fromkeys((self._recorder.goal.metric, ACCURACY, LOSS))
+        told = ", ".join(f"{name} {metrics[name]:.4f}" for name in names if name in metrics)
         log.info("version %d: %s", version, told)

@@ -47,11 +47,11 @@ from anabranch.flower.rehearsal import hear  # noqa: E402
 from anabranch.host.build import WHOLE  # noqa: E402
 from anabranch.reports.html import write_report  # noqa: E402
 from anabranch.reports.journal_files import JOURNAL, JournalReader  # noqa: E402
+from anabranch.reports.metrics import final_text  # noqa: E402
 from anabranch.reports.models import FINAL, write_model  # noqa: E402
 from anabranch.reports.origin import reason  # noqa: E402
 from anabranch.reports.recorder import Recorder  # noqa: E402
 from anabranch.reports.result import Result, Status  # noqa: E402
-from anabranch.reports.text import percent_text  # noqa: E402
 from anabranch.strategies.registry import strategy_of  # noqa: E402
 
 log = logging.getLogger(__name__)
@@ -116,8 +116,8 @@ def main(grid: Grid, context: Context) -> None:
     _speak_up()
     options = Options.of(context.run_config)
     result = run(grid, context, options)
-    applied, accuracy = result.updates_applied, percent_text(result.final_accuracy)
-    log.info("ended at version %d of %d updates, accuracy %s", result.versions, applied, accuracy)
+    found = final_text(result)
+    log.info("ended at version %d of %d updates, %s", result.versions, result.updates_applied, found)
 
 
 def _speak_up() -> None:

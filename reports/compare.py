@@ -9,7 +9,8 @@ from typing import Literal
 import numpy as np
 
 from anabranch.core.errors import DataError
-from anabranch.reports.metrics import axis_of, heading, lacking, metric_names, value
+from anabranch.core.model.metrics import ACCURACY
+from anabranch.reports.metrics import axis_of, heading, lacking, metric_names, units_of, value
 from anabranch.reports.page import (
     TRAFFIC,
     UPDATES,
@@ -36,7 +37,6 @@ from anabranch.reports.text import (
     BYTES,
     COUNT,
     NOTHING,
-    PERCENT,
     SECONDS,
     Unit,
     count_text,
@@ -91,12 +91,12 @@ def comparison_svg(results: Iterable[Result], against: Against = "time") -> str:
             f"one chart shows runs of one workload and kind, not of {len(by_workload)}: {list(by_workload)}"
         )
     [((_, kind), groups)] = by_workload.items()
-    name = next(iter(metric_names(runs)), "accuracy")
+    name = next(iter(metric_names(runs)), ACCURACY)
     x, ends = _axis(against, kind), [_AT[against](r.history[-1]) for r in runs if r.history]
     if against == "bytes" and ends and max(ends) > 4 * min(ends):
         x = replace(x, log=True)
     lines = _series(groups, name, against, _colours(runs))
-    return standalone(line_chart(lines, x, axis_of(name), _target(groups, name)))
+    return standalone(line_chart(lines, x, axis_of(name, runs), _target(groups, name)))
 
 
 def _colours(runs: Sequence[Result]) -> Colours:
@@ -119,7 +119,7 @@ def _charts(groups: Sequence[Group], kind: Kind, colours: Colours) -> list[str]:
     cards = []
     for name, against in ways:
         lines = _series(groups, name, against, colours)
-        chart = plot(lines, _axis(against, kind), axis_of(name), _target(groups, name))
+        chart = plot(lines, _axis(against, kind), axis_of(name, runs), _target(groups, name))
         title = f"{heading(name)} over {_TITLES[against]}"
         cards.append(card(title, chart, flaws_text(sum(lacking(r, name) for r in runs))))
     key = legend_list((g.label, colours[g.label]) for g in groups) if len(groups) > 1 else ""
@@ -145,9 +145,8 @@ def _series(groups: Sequence[Group], name: str, against: Against, colours: Colou
 
 
 def _target(groups: Sequence[Group], name: str) -> float | None:
-    targets = {r.target_accuracy for g in groups for r in g.runs}
-    target = targets.pop() if len(targets) == 1 and name == "accuracy" else 0.0
-    return target if target > 0 else None
+    targets = {goal.target for g in groups for r in g.runs if (goal := r.goal).metric == name}
+    return targets.pop() if len(targets) == 1 else None
 
 
 def spans(curves: Sequence[Curve]) -> list[tuple[float, float, float, float]]:
@@ -174,15 +173,11 @@ def _figures(rows: Sequence[Row], colours: Colours) -> str:
     columns: list[Column] = [
         ("strategy", lambda r: f'<i class="swatch c{colours[r.label] % COLOURS}"></i>{safe(r.label)}'),
         ("seeds", lambda r: count_text(len(r.seeds))),
-        ("reached", lambda r: f"{r.reached} of {len(r.seeds)}" if r.target_accuracy != 0 else NOTHING),
+        ("reached", lambda r: f"{r.reached} of {len(r.seeds)}" if r.aimed else NOTHING),
         ("time to target", lambda r: _spread_cell(r.time_to_target_s, SECONDS)),
         ("uplink to target", lambda r: _spread_cell(r.uplink_to_target, BYTES)),
         ("downlink to target", lambda r: _spread_cell(r.downlink_to_target, BYTES)),
-        ("final accuracy", lambda r: _spread_cell(r.final_accuracy, PERCENT)),
-        ("best accuracy", lambda r: _spread_cell(r.best_accuracy, PERCENT)),
-    ]
-    columns += [_metric_column(n) for n in dict.fromkeys(n for row in rows for n in row.metrics)]
-    columns += [
+        *_metric_columns(rows),
         ("not finite", lambda r: count_text(r.not_finite) if r.not_finite else NOTHING),
         ("updates", lambda r: _spread_cell(r.updates_applied)),
         ("mean staleness", lambda r: _spread_cell(r.staleness_mean)),
@@ -195,8 +190,29 @@ def _figures(rows: Sequence[Row], colours: Colours) -> str:
     return table([head for head, _ in telling], zip(*(cells for _, cells in telling), strict=True))
 
 
-def _metric_column(name: str) -> Column:
-    return f"final {name}", lambda r: _spread_cell(r.metrics.get(name))
+def _metric_columns(rows: Sequence[Row]) -> list[Column]:
+    """The last of each metric, and the best of those that rows are judged by, which come first."""
+    judged = dict.fromkeys(r.metric for r in rows if r.best_value is not None)
+    names = dict.fromkeys([*judged, ACCURACY, *(n for row in rows for n in row.metrics)])
+    return [column for name in names for column in _columns_of(name, best=name in (*judged, ACCURACY))]
+
+
+def _columns_of(name: str, best: bool) -> list[Column]:
+    def final(r: Row) -> str:
+        return _metric_cell(name, r.final_accuracy if name == ACCURACY else r.metrics.get(name))
+
+    def best_of(r: Row) -> str:
+        if name == ACCURACY:
+            return _metric_cell(name, r.best_accuracy)
+        return _metric_cell(name, r.best_value if r.metric == name else None)
+
+    return [(f"final {name}", final), *([(f"best {name}", best_of)] if best else [])]
+
+
+def _metric_cell(name: str, values: Spread | None) -> str:
+    if values is None:
+        return NOTHING
+    return _spread_cell(values, units_of(name, (values.least, values.greatest)))
 
 
 def _common(groups: Sequence[Group]) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from anabranch.core.config.goal import Goal
+from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.reports.charts import Bar, bar_chart, histogram
 from anabranch.reports.compression import compression_cards, saving
 from anabranch.reports.coverage import coverage_cards
 from anabranch.reports.devices import PARTS, devices_card
-from anabranch.reports.metrics import ACCURACY, LOSS, axis_of, heading, metric_names, value
+from anabranch.reports.metrics import axis_of, heading, metric_names, metric_text, units_of, value
 from anabranch.reports.page import (
     TRAFFIC,
     UPDATES,
@@ -41,6 +43,7 @@ from anabranch.reports.settings import (
 )
 from anabranch.reports.text import (
     NOTHING,
+    PERCENT,
     bytes_text,
     count_text,
     duration_text,
@@ -93,11 +96,11 @@ def _ended(r: Result) -> str:
 
 
 def _key_figures(r: Result) -> list[str]:
-    target = r.target_accuracy
-    missing = "not reached" if target > 0 else NOTHING
-    decided = r.updates_applied + r.updates_rejected
-    to_target = f" to {100 * target:g} %" if target > 0 else " to target"
-    no_target = "" if target > 0 else "no target was set"
+    goal, decided = r.goal, r.updates_applied + r.updates_rejected
+    set_ = goal.target is not None
+    missing = "not reached" if set_ else NOTHING
+    to_target = f" to {_target_text(goal)}" if set_ else " to target"
+    no_target = "" if set_ else "no target was set"
     clock = "virtual" if r.kind == "simulated" else "since the start"
     s, judged = r.staleness, r.updates_applied > 0
     return [
@@ -132,19 +135,26 @@ def _key_figures(r: Result) -> list[str]:
 
 
 def _measured_tiles(r: Result) -> list[str]:
-    """The last and the best of what is measured first: accuracy, or loss, or another metric."""
-    name = next(iter(metric_names([r])), "")
+    """The last and the best of what the run is judged by; or else the last of what is measured first."""
+    name, goal = next(iter(metric_names([r])), ""), r.goal
     if not name:
         return [tile("Measured", "never" if not r.history else "nothing finite")]
     last, known = r.history[-1], [(v, p.version) for p in r.history if (v := value(p, name)) is not None]
-    text = percent_text if name == ACCURACY else number_text
     found = value(last, name)
-    final = "not finite" if found is None else text(found)
+    final = "not finite" if found is None else metric_text(name, found)
     tiles_ = [tile(f"Final {name}", final, f"at version {last.version}")]
-    if name in (ACCURACY, LOSS):
-        best, version = max(known) if name == ACCURACY else min(known)
-        tiles_.append(tile(f"Best {name}", text(best), f"at version {version}"))
+    if name == goal.metric:
+        best, version = max(known, key=lambda each: (goal.signed(each[0]), each[1]))
+        tiles_.append(tile(f"Best {name}", metric_text(name, best), f"at version {version}"))
     return tiles_
+
+
+def _target_text(goal: Goal) -> str:
+    """`80 %`, `mse 0.02`."""
+    assert goal.target is not None
+    if units_of(goal.metric, [goal.target]) is PERCENT:
+        return f"{100 * goal.target:g} %"
+    return f"{goal.metric} {goal.target:g}"
 
 
 def _devices_text(r: Result) -> str:
@@ -175,10 +185,10 @@ def _metric_cards(r: Result) -> list[str]:
 def _metric_card(r: Result, name: str, over: str, x: Axis, at: Callable[[Point], float]) -> str:
     points = [(at(p), v) for p in r.history if (v := value(p, name)) is not None]
     flaws = [at(p) for p in r.history if value(p, name) is None]
-    target = r.target_accuracy if name == ACCURACY and r.target_accuracy > 0 else None
+    target = r.goal.target if name == r.goal.metric else None
     line = Series(name, points, {ACCURACY: 0, LOSS: 3}.get(name, 2), flaws=flaws)
     title = f"{heading(name)} over {over}"
-    return card(title, plot([line], x, axis_of(name), target), flaws_text(len(flaws)))
+    return card(title, plot([line], x, axis_of(name, [r]), target), flaws_text(len(flaws)))
 
 
 def _staleness_card(r: Result) -> str:

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from anabranch.reports.result import Point, Result
+from anabranch.core.model.metrics import ACCURACY, LOSS, plain
+from anabranch.reports.result import Point, Result, measured_names
 from anabranch.reports.scales import Axis
-from anabranch.reports.text import COUNT, PERCENT, clipped
+from anabranch.reports.text import COUNT, PERCENT, Unit, clipped, number_text, percent_text
 
-ACCURACY, LOSS = "accuracy", "loss"
 NAME_CHARS_MAX = 24
 
 
 def value(point: Point, name: str) -> float | None:
     """A figure of a measurement, None where it has none or one that is not finite."""
-    return {ACCURACY: point.accuracy, LOSS: point.loss, **point.metrics}.get(name)
+    return point.measured.get(name)
 
 
 def metric_names(runs: Iterable[Result]) -> list[str]:
-    """What was measured and finite at least once in any of the runs: accuracy, loss, the App's own."""
-    names = {ACCURACY: None, LOSS: None, **{n: None for r in runs for p in r.history for n in p.metrics}}
-    points = [p for r in runs for p in r.history]
-    return [name for name in names if any(value(p, name) is not None for p in points)]
+    """What was measured and finite at least once in any of the runs, without what is of groups.
+
+    What the runs are judged by comes first, then accuracy, loss, the App's own.
+    """
+    known = list(runs)
+    names = measured_names(p for r in known for p in r.history)
+    judged = [r.goal.metric for r in known if r.goal.metric in names]
+    return list(dict.fromkeys([*judged, *plain(names)]))
 
 
 def lacking(r: Result, name: str) -> int:
@@ -35,6 +39,31 @@ def heading(name: str) -> str:
     return name.capitalize() if name in (ACCURACY, LOSS) else name
 
 
-def axis_of(name: str) -> Axis:
-    """The axis of a metric: an accuracy is a fraction, of the others nothing is known."""
-    return Axis(clipped(name, NAME_CHARS_MAX), PERCENT if name == ACCURACY else COUNT, from_zero=False)
+def units_of(name: str, values: Iterable[float | None]) -> tuple[Unit, ...]:
+    """An accuracy is a share, where it is from 0 to 1; of the others nothing is known."""
+    share = name == ACCURACY and all(v is None or 0 <= v <= 1 for v in values)
+    return PERCENT if share else COUNT
+
+
+def metric_text(name: str, figure: float | None, digits: int = 3) -> str:
+    """A figure with its unit, if it has one, else with so many digits: `84.13 %`, `0.0312`."""
+    return percent_text(figure) if units_of(name, [figure]) is PERCENT else number_text(figure, digits)
+
+
+def final_text(r: Result) -> str:
+    """The last measurement in words: what the run is judged by with the best of it, then the rest."""
+    names, goal = metric_names([r]), r.goal
+    if not names:
+        return "not measured"
+    told = [f"{name} {metric_text(name, value(r.history[-1], name))}" for name in names]
+    if goal.metric != names[0]:
+        return ", ".join(told)
+    known = [v for p in r.history if (v := value(p, names[0])) is not None]
+    best = metric_text(names[0], max(known, key=goal.signed))
+    return ", ".join([f"{told[0]} (best {best})", *([] if names[0] == ACCURACY else told[1:])])
+
+
+def axis_of(name: str, runs: Sequence[Result]) -> Axis:
+    """The axis of a metric of some runs."""
+    units = units_of(name, (value(p, name) for r in runs for p in r.history))
+    return Axis(clipped(name, NAME_CHARS_MAX), units, from_zero=False)

@@ -17,38 +17,29 @@ from typing import Generic, TypeVar
 
 from safetensors.numpy import save
 
+from anabranch.core.config.goal import Goal
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.params import Tensors
 
 FINAL, BEST = "final.safetensors", "best.safetensors"
 
 Metrics = Mapping[str, float]
-Rank = tuple[bool, float]
 Model = TypeVar("Model")
 
 
-def rank(metrics: Metrics) -> Rank | None:
-    """How good a version is: greater is better. None where what counts is not finite, or nothing does.
-
-    The accuracy counts; the loss where there is no accuracy, and never against one.
-    """
-    by_accuracy = "accuracy" in metrics
-    value = metrics["accuracy"] if by_accuracy else -metrics.get("loss", math.nan)
-    return (by_accuracy, value) if math.isfinite(value) else None
-
-
 class Best(Generic[Model]):
-    """The best version so far: of equal ones the earliest."""
+    """The best version so far by the run's goal: of equal ones the earliest."""
 
-    def __init__(self) -> None:
+    def __init__(self, goal: Goal) -> None:
+        self._goal = goal
         self.version: int | None = None
         self.metrics: Metrics = {}
         self.model: Model | None = None
 
     def offer(self, version: int, metrics: Metrics, model: Callable[[], Model]) -> bool:
         """Take a measured version if it is better; `model` is called only then. Whether it was."""
-        found = rank(metrics)
-        if found is None or (self.version is not None and found <= (rank(self.metrics) or found)):
+        found = self._goal.rank(metrics)
+        if found is None or (self.version is not None and found <= (self._goal.rank(self.metrics) or found)):
             return False
         self.version, self.metrics, self.model = version, dict(metrics), model()
         return True

@@ -8,9 +8,8 @@ from importlib.resources import files
 from anabranch.reports.scales import Axis
 from anabranch.reports.settings import setting_text
 from anabranch.reports.svg import hue
-from anabranch.reports.text import BYTES, PERCENT, SECONDS, count_text, safe
+from anabranch.reports.text import BYTES, SECONDS, count_text, safe
 
-ACCURACY = Axis("accuracy", PERCENT, from_zero=False)
 UPDATES = Axis("applied updates", whole=True)
 TRAFFIC = Axis("uplink + downlink", BYTES)
 

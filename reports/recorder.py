@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version as installed_version
 from pathlib import Path
@@ -14,9 +14,12 @@ from typing import Any, NamedTuple, Self, TextIO
 
 import numpy as np
 
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import SettingChange
 from anabranch.core.errors import DataError
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel, UnitMap
 from anabranch.core.model.updates import Decision, Verdict
@@ -31,6 +34,7 @@ from anabranch.reports.result import (
     Result,
     Staleness,
     Status,
+    measured_names,
 )
 
 EVENTS_FILE = "events.jsonl"
@@ -74,7 +78,7 @@ class Recorder:
     Every `now` is in seconds since the run's start, on the driver's clock (virtual or real). One
     thread feeds it. Tell it an update's decision before the version that came of it: a version's
     history point has the time, updates and bytes counted when the version was published, however
-    late its evaluation arrives. Version 0 is published at time 0. A `target_accuracy` of 0 is none.
+    late its evaluation arrives. Version 0 is published at time 0. `goal` is what the versions are judged by.
     `spec` is the model's, which may become known later; `started_at` is ISO 8601, empty: now.
     A context manager, which closes the stream.
     """
@@ -82,7 +86,7 @@ class Recorder:
     strategy: str
     workload: str
     seed: int
-    target_accuracy: float
+    goal: Goal
     config: Mapping[str, Any]
     kind: Kind
     events_path: Path | None = None
@@ -109,7 +113,7 @@ class Recorder:
             strategy=config.strategy.name,
             workload=config.run.workload,
             seed=config.run.seed,
-            target_accuracy=config.run.target_accuracy,
+            goal=Goal.of(config.run),
             config=config.to_json(),
             kind="live",
             events_path=folder / EVENTS_FILE,
@@ -261,7 +265,7 @@ class Recorder:
     ) -> Result:
         """What was recorded so far. `wall_s` is real time, in simulations too; `why` says what ended it."""
         history = tuple(self._point(v) for v in sorted(self._measured))
-        spec, reached = self.spec, self._reached(history)
+        spec = self.spec
         return Result(
             strategy=self.strategy,
             workload=self.workload,
@@ -276,11 +280,6 @@ class Recorder:
             downlink_bytes_full_equivalent=self._total.downlink_bytes_full,
             compression=tuple(self._compression),
             coverage=self._coverage.coverages(),
-            final_accuracy=history[-1].accuracy if history else None,
-            best_accuracy=max((p.accuracy for p in history if p.accuracy is not None), default=None),
-            target_accuracy=self.target_accuracy,
-            time_to_target_s=reached.time_s if reached else None,
-            bytes_to_target=reached.uplink_bytes + reached.downlink_bytes if reached else None,
             staleness=summarise(self._staleness),
             model_sha256=model_sha256,
             journal_sha256=journal_sha256,
@@ -300,12 +299,26 @@ class Recorder:
             parameters=0 if spec is None else spec.elements,
             model_bytes=0 if spec is None else spec.size_bytes,
             settings_changed=tuple(self._settings),
+            **self._judged(history),
         )
 
-    def _reached(self, history: Iterable[Point]) -> Point | None:
-        """The first to have the target's accuracy, if there is a target."""
-        rated = ((p, p.accuracy) for p in history if p.accuracy is not None)
-        return next((p for p, accuracy in rated if 0 < self.target_accuracy <= accuracy), None)
+    def _judged(self, history: Sequence[Point]) -> dict[str, Any]:
+        """The fields of the result that say what the run came to by its goal, and by the accuracy."""
+        goal = self.goal.among(measured_names(history))
+        values = [v for p in history if (v := goal.value(p.measured)) is not None]
+        reached = next((p for p in history if goal.reached(p.measured)), None)
+        return {
+            "metric": goal.metric,
+            "mode": goal.mode,
+            "target": goal.target,
+            "final_value": goal.value(history[-1].measured) if history else None,
+            "best_value": max(values, key=goal.signed, default=None),
+            "final_accuracy": history[-1].accuracy if history else None,
+            "best_accuracy": max((p.accuracy for p in history if p.accuracy is not None), default=None),
+            "target_accuracy": (self.goal.target or 0.0) if self.goal.metric in (AUTO, ACCURACY) else 0.0,
+            "time_to_target_s": reached.time_s if reached else None,
+            "bytes_to_target": reached.uplink_bytes + reached.downlink_bytes if reached else None,
+        }
 
     def _tally(self, client: str) -> _Tally:
         return self._clients.setdefault(client, _Tally())

@@ -6,12 +6,15 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
+from anabranch.core.config.goal import Goal
 from anabranch.core.errors import DataError, FolderMissing
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.metrics import ACCURACY, LOSS
 
 RESULT_FILE = "result.json"
 Kind = Literal["live", "simulated"]
@@ -36,6 +39,19 @@ class Point:
     uplink_bytes: int
     downlink_bytes: int
     metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+    @property
+    def measured(self) -> dict[str, float | None]:
+        """All that was measured, by name: what the App does not have is not there."""
+        named = {ACCURACY: self.accuracy, LOSS: self.loss}
+        return {name: v for name, v in named.items() if v is not None} | dict(self.metrics)
+
+
+def measured_names(points: Iterable[Point]) -> list[str]:
+    """What was measured and finite at least once: accuracy, loss, then the App's own names."""
+    found = [p.measured for p in points]
+    names = {ACCURACY: None, LOSS: None, **{n: None for measured in found for n in measured}}
+    return [name for name in names if any(measured.get(name) is not None for measured in found)]
 
 
 @dataclass(frozen=True)
@@ -122,6 +138,10 @@ class Result:
     its zone) and `host` are of the machine that wrote this; `parameters` and `model_bytes` are the model's,
     buffers included. All of them are empty where they are not known. `config` is what the run was started
     with, and `settings_changed` what became of that, in order.
+
+    `metric`, `mode` (`max`, `min`) and `target` are what the run was judged by: `auto` where nothing was
+    measured that could count, and in results of older versions. `final_value` and `best_value` are its.
+    `target_accuracy` is 0 where another metric counts.
     """
 
     strategy: str
@@ -161,6 +181,17 @@ class Result:
     parameters: int = 0
     model_bytes: int = 0
     settings_changed: tuple[ChangedSetting, ...] = ()
+    metric: str = AUTO
+    mode: str = AUTO
+    target: float | None = None
+    final_value: float | None = None
+    best_value: float | None = None
+
+    @property
+    def goal(self) -> Goal:
+        """What the run was judged by; of results of older versions too."""
+        target = self.target_accuracy or None if self.metric == AUTO else self.target
+        return Goal(self.metric, self.mode, target).among(measured_names(self.history))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values, in the order of the fields."""

@@ -8,7 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from anabranch.reports.metrics import ACCURACY, lacking, metric_names, value
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.metrics import ACCURACY
+from anabranch.reports.metrics import lacking, metric_names, value
 from anabranch.reports.result import Kind, Point, Result
 from anabranch.reports.settings import PLACES, SEED, differing, label_text, settings
 
@@ -31,7 +33,9 @@ class Row:
     `settings` are those in which the rows of this workload differ, and `label` is the strategy with them.
     `reached` counts the runs that reached the target: `time_to_target_s` and the bytes to the target are
     over those alone. `metrics` are the last values of what else the App measures, its loss among them;
-    `not_finite` counts the measurements that lack a figure which others have.
+    `not_finite` counts the measurements that lack a figure which others have. The runs are judged by
+    `metric`, `mode` and `target`, and came to `final_value` and `best_value`; `aimed` counts those that had a
+    target.
     """
 
     workload: str
@@ -56,6 +60,12 @@ class Row:
     wall_s: Spread
     metrics: Mapping[str, Spread]
     not_finite: int
+    metric: str
+    mode: str
+    target: float | None
+    aimed: int
+    final_value: Spread | None
+    best_value: Spread | None
 
 
 @dataclass(frozen=True)
@@ -114,7 +124,9 @@ def _spread_of_known(values: Iterable[float | None]) -> Spread | None:
 def _row(group: Group) -> Row:
     runs = group.runs
     first = runs[0]
-    targets = {r.target_accuracy for r in runs}
+    targets, goals = {r.target_accuracy for r in runs}, [r.goal for r in runs]
+    goal = next((g for g in goals if g.metric != AUTO), goals[0])
+    judged = [[v for p in r.history if (v := goal.value(p.measured)) is not None] for r in runs]
     reached = [p for r in runs if r.time_to_target_s is not None and (p := _reaching(r)) is not None]
     return Row(
         workload=first.workload,
@@ -139,6 +151,12 @@ def _row(group: Group) -> Row:
         wall_s=spread([r.wall_s for r in runs]),
         metrics=_last_spreads(runs),
         not_finite=sum(lacking(r, n) for r in runs for n in metric_names([r])),
+        metric=goal.metric,
+        mode=goal.mode,
+        target=goal.target if len({g.target for g in goals}) == 1 else None,
+        aimed=sum(g.target is not None for g in goals),
+        final_value=_spread_of_known(_last(r, goal.metric) for r in runs),
+        best_value=_spread_of_known(max(v, key=goal.signed, default=None) for v in judged),
     )
 
 
@@ -153,4 +171,5 @@ def _last(r: Result, name: str) -> float | None:
 
 def _reaching(r: Result) -> Point | None:
     """The first evaluation at the target."""
-    return next((p for p in r.history if p.accuracy is not None and p.accuracy >= r.target_accuracy), None)
+    goal = r.goal
+    return next((p for p in r.history if goal.reached(p.measured)), None)

@@ -20,6 +20,7 @@ from pathlib import Path
 from anabranch.compress.broadcast import downlink_at
 from anabranch.core import events as ev
 from anabranch.core.clock import EventClock, Seconds
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect
 from anabranch.core.engine.engine import Engine
@@ -78,7 +79,7 @@ class ServerInfo:
 
 @dataclass(frozen=True)
 class Ended:
-    """A run is over: why, and whether the accuracy of a version that is held was reported."""
+    """A run is over: why, and whether a version that is held was measured."""
 
     why: str
     rated: bool
@@ -150,9 +151,7 @@ async def serve(
 def _rate(models: Models, store: Store) -> None:
     """What followers have reported of the versions that are still here."""
     for version in sorted(models.exact()):
-        accuracy = store.metrics(version).get("accuracy")
-        if accuracy is not None:
-            models.rate(version, accuracy)
+        models.rate(version, store.metrics(version))
 
 
 def _identity(config: Config, insecure: bool, wall: Seconds) -> ServerIdentity | None:
@@ -222,7 +221,8 @@ async def _live(
     """The parts of the run, started; closed in the opposite order."""
     server, spec = config.server, recovered.engine.spec
     folder = Path(server.data_dir) / "models" / recovered.info.run_id
-    models = Models(folder, spec, frozen, downlink_at(recovered.engine.strategy, config.downlink.codec))
+    codec_at = downlink_at(recovered.engine.strategy, config.downlink.codec)
+    models = Models(folder, spec, frozen, codec_at, Goal.of(config.run))
     clock = run_clock(recovered.last_now, wall)
     writer = _writer(store, recovered, config, models, clock, limits)
     uploads, feed = Uploads(store.blobs, limits, server.upload_bytes_per_client), Feed()

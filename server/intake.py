@@ -19,6 +19,7 @@ from anabranch.core.effects import Decided, Effect
 from anabranch.core.errors import IdTaken, InvalidUpdate, Unavailable
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
+from anabranch.core.model.metrics import TRAINED_MAX, names_flaw
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, Receipt, Update
 from anabranch.host.chain import is_of_other_base
@@ -43,8 +44,6 @@ from anabranch.server.store.base import DiskFailed
 from anabranch.server.uploads import SLOWEST_BYTES_PER_S, Upload, Uploads
 from anabranch.server.writer import Writer
 
-METRICS_MAX = 64
-METRIC_NAME_CHARS_MAX = 64
 # Vectors decoded at a time, in bytes: what is received may be large, what is worked on is bounded.
 DECODED_BYTES_MAX = 64 * MIB
 # A whole upload may take this long, or as long as the slowest link that is still of use.
@@ -89,10 +88,10 @@ class Verdict:
     asked: Sequence[Effect] = ()
 
 
-def checked_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics that may be kept. Raises `InvalidUpdate`."""
-    if len(metrics) > METRICS_MAX or any(not 0 < len(k) <= METRIC_NAME_CHARS_MAX for k in metrics):
-        raise InvalidUpdate(f"metrics: at most {METRICS_MAX}, names of 1 to {METRIC_NAME_CHARS_MAX} letters")
+def checked_metrics(metrics: Mapping[str, float], names_max: int = TRAINED_MAX) -> dict[str, float]:
+    """Metrics that may be kept. Raises `InvalidUpdate`, which names the metric."""
+    if flaw := names_flaw(metrics, names_max):
+        raise InvalidUpdate(f"metrics: {flaw}")
     if bad := [k for k, v in metrics.items() if not math.isfinite(v)]:
         raise InvalidUpdate(f"metric {bad[0]!r} is not finite: leave it out")
     return dict(metrics)

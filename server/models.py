@@ -22,6 +22,7 @@ import numpy.typing as npt
 from anabranch.compress.broadcast import is_exact
 from anabranch.compress.downloads import Downloads as Payloads
 from anabranch.compress.downloads import Make, downloads_lead_from
+from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import UnknownVersion
 from anabranch.core.model.chains import RAW, lacks
@@ -35,7 +36,7 @@ _NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})\.bin\Z")
 # it would hold the writer up.
 DIGEST_BYTES_MAX = 1 << 20
 PARTS_SPARE = 16  # beside two for each task: so they are seldom looked through
-LOOKED_AT_KEPT = 4  # by observers, who then say how accurate it is
+LOOKED_AT_KEPT = 4  # by observers, who then say how good it is
 NEWEST_KEPT = 2  # so that a fetch that began before a publication can be resumed after it
 
 
@@ -84,6 +85,7 @@ class Models:
         spec: ParamSpec,
         frozen: Mapping[str, npt.NDArray[Any]],
         codec_at: Callable[[int], str] = lambda _: RAW,
+        goal: Goal = UNNAMED,
     ) -> None:
         self.spec, self.frozen = spec, frozen
         self._folder, self._codec_at = folder, codec_at
@@ -93,8 +95,9 @@ class Models:
         tighten(folder.parent, *folder.iterdir())
         self._files: dict[Wanted, Future[ModelFile]] = {}
         self._published_at: dict[int, float] = {}
-        # The best version that is here, and its accuracy.
-        self.best: tuple[int, float] | None = None
+        # The best version that is here, and what was measured of it.
+        self.best: tuple[int, Mapping[str, float]] | None = None
+        self._goal = goal
         self._looked_at: deque[int] = deque(maxlen=LOOKED_AT_KEPT)
         for path in folder.iterdir():
             if found := _NAME.match(path.name):
@@ -138,13 +141,23 @@ class Models:
         if (make := self._make(engine, wanted)) is not None:
             self._files[wanted] = self._executor.submit(self._write, wanted, make)
 
-    def rate(self, version: int, accuracy: float) -> None:
-        """A follower has measured a version: the best one that is here is kept."""
-        if Wanted(version, "exact") in self._files and (self.best is None or accuracy > self.best[1]):
-            self.best = (version, accuracy)
+    def rate(self, version: int, metrics: Mapping[str, float]) -> None:
+        """A follower has measured a version: the best one that is here is kept, by the run's goal."""
+        found = self._goal.rank(metrics)
+        if found is None or Wanted(version, "exact") not in self._files:
+            return
+        if self.best is None or found > (self._goal.rank(self.best[1]) or found):
+            self.best = (version, metrics)
+
+    @property
+    def best_value(self) -> tuple[str, float]:
+        """By which metric the best version is that, and its value; nothing and 0 where none was measured."""
+        metrics = {} if self.best is None else self.best[1]
+        value = self._goal.value(metrics)
+        return ("", 0.0) if value is None else (self._goal.among(metrics).metric, value)
 
     def looked_at(self, version: int) -> None:
-        """An observer fetches a version: it is kept until its accuracy may have come."""
+        """An observer fetches a version: it is kept until a measurement of it may have come."""
         self._looked_at.append(version)
 
     def exact(self) -> set[int]:

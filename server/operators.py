@@ -8,7 +8,7 @@ import asyncio
 import heapq
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from safetensors.numpy import save
 
@@ -20,6 +20,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import ClientRecord
 from anabranch.core.errors import UnknownVersion
 from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.metrics import ACCURACY, MEASURED_MAX
 from anabranch.protos.convert import checked_id, manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
@@ -178,23 +179,31 @@ class Operators(OperatorsServicer):
         self, request: operators.ReportMetricsRequest, caller: Caller
     ) -> operators.ReportMetricsResponse:
         """Keep the metrics of a version."""
-        metrics, version, now = checked_metrics(request.metrics), request.version, self.run.writer.now()
+        metrics, version = checked_metrics(request.metrics, MEASURED_MAX), request.version
+        now = self.run.writer.now()
         if version > self.run.writer.engine.version:
             raise UnknownVersion(f"version {version} is not published yet")
-        await self.run.writer.look_store(lambda store: store.add_metrics(version, metrics, now))
-        if "accuracy" in metrics:
-            await self.run.writer.look(lambda _: self.run.models.rate(version, metrics["accuracy"]))
+
+        def keep(store: Store) -> Mapping[str, float]:
+            store.add_metrics(version, metrics, now)
+            return store.metrics(version)
+
+        known = await self.run.writer.look_store(keep)
+        await self.run.writer.look(lambda _: self.run.models.rate(version, known))
         self.run.feed.add(Happening(self.run.writer.seq, now, "evaluated", "", version, metrics))
         return operators.ReportMetricsResponse()
 
     def _status(self, engine: Engine) -> operators.GetStatusResponse:
         run, counters, best = self.run, engine.counters, self.run.models.best
+        best_metric, best_value = run.models.best_value
         return operators.GetStatusResponse(
             clients_online=run.presence.online(engine.ledger.client_ids, run.writer.now()),
             tasks_granted=counters.granted,
             created_at_s=run.info.created_at,
             best_version=None if best is None else best[0],
-            best_accuracy=0.0 if best is None else best[1],
+            best_accuracy=best_value if best_metric == ACCURACY else 0.0,
+            best_metric=best_metric,
+            best_value=best_value,
             run=run.info.name,
             run_id=run.info.run_id,
             strategy=engine.strategy.name,
@@ -224,7 +233,8 @@ class Operators(OperatorsServicer):
         best = self.run.models.best
         if best is None:
             raise UnknownVersion(
-                "no version that is held has an accuracy: `anabranch evaluate APP --admin ...` gives them one"
+                "no version that is held was measured by what the run is judged by: "
+                "`anabranch evaluate APP --admin ...` does it"
             )
         return best[0]
 

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from anabranch.core import events as ev
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import RunTable
 from anabranch.core.effects import Effect, Published
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import AppError
+from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import Vector
 from anabranch.reports.models import Best
 from anabranch.reports.recorder import Recorder
@@ -44,7 +46,7 @@ class Evaluator:
         best: Best[Vector],
         tell: Callable[[Measured], None],
     ) -> None:
-        self._run = run
+        self._run, self._goal = run, Goal.of(run)
         self._clock = clock
         self._versions = versions
         self._executor = executor
@@ -59,6 +61,8 @@ class Evaluator:
         """Measure version 0, unless only the end is to be measured."""
         if self._run.evaluate_every_s or self._run.evaluate_every_versions:
             self._measure()
+            if self._goal.metric != AUTO:
+                self._settle()  # whether there is such a metric is better known before all the training
         if self._run.evaluate_every_s:
             self._clock.at(self._run.evaluate_every_s, lambda: self._on_time(1))
 
@@ -99,6 +103,8 @@ class Evaluator:
         metrics = pending.result()
         if not metrics:
             raise AppError("evaluate returned nothing: return a dict of metrics, such as accuracy and loss")
+        if lack := self._goal.lacking(metrics):
+            raise AppError(lack)
         self.newest = Measured(time_s, model.version, metrics)
         self._recorder.evaluated(time_s, model.version, metrics)
         self._best.offer(model.version, metrics, lambda: model.vector)

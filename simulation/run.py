@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.ranges import ELASTIC, OVERLAP, TASK
 from anabranch.core.config.tables import Config
 from anabranch.core.device.overlap import OverlapSession
@@ -54,8 +55,8 @@ PROGRESS_S = 1.0  # of real time, at least so often
 class Progress:
     """How far a run is, `virtual_s` virtual seconds after its start.
 
-    `accuracy` and `loss` are those of the newest evaluation, which may be of an earlier version; None before
-    the first, and where the App has no such metric. `evaluated`: they are new.
+    `metrics` are those of the newest evaluation, which may be of an earlier version, `accuracy` and `loss`
+    among them; None before the first, and where the App has no such metric. `evaluated`: they are new.
     """
 
     virtual_s: float
@@ -65,6 +66,7 @@ class Progress:
     accuracy: float | None
     loss: float | None
     evaluated: bool
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 Tell = Callable[[Progress], None]
@@ -143,7 +145,7 @@ def open_simulation(
                 strategy=config.strategy.name,
                 workload=config.run.workload if app is None else app.name,
                 seed=config.run.seed,
-                target_accuracy=config.run.target_accuracy,
+                goal=Goal.of(config.run),
                 config=config.to_json(),
                 kind="simulated",
                 events_path=None if out is None else out / EVENTS_FILE,
@@ -198,7 +200,7 @@ class Simulation:
         self.devices = self._devices()
         teller = Teller(progress or (lambda _: None), self.clock, versions)
         self.clock.beside = teller.beside
-        self.best: Best[Vector] = Best()
+        self.best: Best[Vector] = Best(Goal.of(config.run))
         self._evaluator = Evaluator(
             config.run, self.clock, versions, executor, recorder, self.best, teller.measured
         )
@@ -333,7 +335,7 @@ class Teller:
         counts = engine.counters
         metrics = {} if measured is None else measured.metrics
         far = (self._clock.now, engine.version, counts.applied, counts.rejected)
-        self._tell_whom(Progress(*far, metrics.get("accuracy"), metrics.get("loss"), evaluated))
+        self._tell_whom(Progress(*far, metrics.get("accuracy"), metrics.get("loss"), evaluated, metrics))
 
 
 def _need_budget(config: Config) -> None:

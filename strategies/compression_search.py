@@ -1,26 +1,29 @@
-"""The strongest compression that costs at most so much accuracy, found by greedy steps along two lists.
+"""The strongest compression that costs at most so much of a metric, found by greedy steps along two lists.
 
 From the mildest pair (p_s, p_q) on, the single step along either list that saves most bytes is taken, as long
-as the accuracy stays within theta of the mildest pair's; it ends where no step does. That a search
-over candidate lists is made, and that a threshold on the accuracy ends it, is recalled from
-arXiv 2312.15186; the order of the steps is this project's.
+as the metric stays within theta of the mildest pair's; it ends where no step does. That a search over
+candidate lists is made, and that a threshold on the accuracy ends it, is recalled from arXiv 2312.15186; the
+order of the steps is this project's, and so is another metric in the place of the accuracy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from anabranch.core.config.goal import Goal
+from anabranch.core.model.metrics import ACCURACY
 from anabranch.strategies.compression_schedule import BITS, KEPT, Strength
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What one pair came to: accuracy (a fraction) on held-out data, and bytes of a mean update."""
+    """What one pair came to: the metric on held-out data, None if not finite, and bytes of a mean update."""
 
     strength: Strength
-    accuracy: float
+    value: float | None
     update_bytes: float
 
 
@@ -32,12 +35,12 @@ class Decision:
     taken: bool
     why: str
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+    def to_json(self, metric: str = ACCURACY) -> dict[str, Any]:
+        """Plain values; the value by the metric's name."""
         trial = self.trial
         return {
             **asdict(trial.strength),
-            "accuracy": trial.accuracy,
+            metric: trial.value,
             "update_bytes": trial.update_bytes,
             "taken": self.taken,
             "why": self.why,
@@ -55,12 +58,13 @@ class Search:
 def search_compression(
     measure: Callable[[Strength], Trial],
     loss_max: float,
+    goal: Goal,
     kept: Sequence[float] = KEPT,
     bits: Sequence[int] = BITS,
 ) -> Search:
     """Search the lists, both from mild to strong. `measure` is called once for each pair that is looked at.
 
-    `loss_max`: theta, a fraction.
+    `loss_max`: theta, how much worse the value may be, by the metric of `goal` and in its unit.
     """
     at, decisions = (0, 0), []
     reference = measure(Strength(kept[0], bits[0]))
@@ -72,19 +76,31 @@ def search_compression(
         for pair in pairs.values():
             if pair not in tried:
                 tried[pair] = measure(pair)
-        good = {s: p for s, p in pairs.items() if reference.accuracy - tried[p].accuracy <= loss_max}
+        good = {s: p for s, p in pairs.items() if lost(goal, reference, tried[p]) <= loss_max}
         chosen = min(good, key=lambda s: tried[good[s]].update_bytes, default=None)
         for step, pair in pairs.items():
-            why = _why(step == chosen, reference, tried[pair], loss_max)
+            why = _why(step == chosen, lost(goal, reference, tried[pair]), loss_max, goal)
             decisions.append(Decision(tried[pair], step == chosen, why))
         if chosen is None:
             return Search(Strength(kept[at[0]], bits[at[1]]), tuple(decisions))
         at = chosen
 
 
-def _why(taken: bool, reference: Trial, trial: Trial, loss_max: float) -> str:
-    loss = 100 * (reference.accuracy - trial.accuracy)
-    if loss > 100 * loss_max:
-        return f"loses {loss:.2f} points, more than {100 * loss_max:g}"
-    change = f"loses {loss:.2f}" if loss > 0 else f"gains {-loss:.2f}"
-    return f"{change} points" + (", saves most" if taken else ", saves less")
+def lost(goal: Goal, reference: Trial, trial: Trial) -> float:
+    """How much worse than the mildest pair; infinite where a value is not finite."""
+    if reference.value is None or trial.value is None:
+        return math.inf
+    return goal.signed(reference.value) - goal.signed(trial.value)
+
+
+def _why(taken: bool, loss: float, loss_max: float, goal: Goal) -> str:
+    def amount(value: float) -> str:
+        return f"{100 * value:.2f} points" if goal.metric == ACCURACY else f"{value:.4g}"
+
+    if loss == math.inf:
+        return "is not finite"
+    if loss > loss_max:
+        most = f"{100 * loss_max:g}" if goal.metric == ACCURACY else f"{loss_max:g}"
+        return f"loses {amount(loss)}, more than {most}"
+    change = f"loses {amount(loss)}" if loss > 0 else f"gains {amount(-loss)}"
+    return change + (", saves most" if taken else ", saves less")

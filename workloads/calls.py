@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from anabranch.core.errors import AppError, DataError
+from anabranch.core.errors import DataError
+from anabranch.core.model.metrics import MEASURED_MAX
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Model, Shard, examples_of
 from anabranch.workloads.batches import every_generator
+from anabranch.workloads.metrics import metrics_of
 from anabranch.workloads.own_code import head, own_code, told
 
 
@@ -39,12 +41,10 @@ def train(app: App, model: Model, examples: Examples, plan: LocalPlan, seed: int
 
 
 def evaluate(app: App, model: Model, examples: Examples) -> dict[str, float]:
-    """`app.evaluate(...)` as numbers."""
+    """`app.evaluate(...)` as numbers. Raises `AppError` where it returns something else, or nothing."""
     with own_code(app, "evaluate"), drawing(examples, 0):
         found: Any = app.evaluate(model, given(examples))
-    if not isinstance(found, Mapping):
-        raise AppError(f"{app.name}: evaluate returned {type(found).__name__}: return a dict of metrics")
-    return {str(name): float(value) for name, value in found.items()}
+    return metrics_of(found, f"{app.name}.evaluate", MEASURED_MAX)
 
 
 def given(examples: Examples) -> Any:

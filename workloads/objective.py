@@ -9,7 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.errors import AppError
+from anabranch.core.model.metrics import MEASURED_MAX
 from anabranch.core.model.updates import LocalPlan
+from anabranch.workloads.metrics import metrics_of, number
 from anabranch.workloads.own_code import own_name
 
 if TYPE_CHECKING:
@@ -118,11 +120,13 @@ class Objective:
         if self.metrics is None:
             return {}
         if isinstance(self.metrics, Mapping):
-            return {str(name): float(function(output, y)) for name, function in self.metrics.items()}
-        found = self.metrics(output, y)
+            found: Any = {name: function(output, y) for name, function in self.metrics.items()}
+        else:
+            found = self.metrics(output, y)
+        where = f"{self.name}.metrics"
         if isinstance(found, Mapping):
-            return {str(name): float(value) for name, value in found.items()}
-        return {"metric": float(found)}
+            return metrics_of(found, where, MEASURED_MAX)
+        return {"metric": number(found, where)}
 
 
 def own(app: Any, name: str) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate, ManifestMismatch
+from anabranch.core.model.metrics import TRAINED_MAX
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.submodels import Coordinates, UnitMap
 from anabranch.core.model.units import UnitGroup
@@ -20,6 +21,7 @@ from anabranch.core.rng import seed_of
 from anabranch.workloads.app import App, Array, Examples, Model
 from anabranch.workloads.batches import planned_steps, watched
 from anabranch.workloads.calls import model_of
+from anabranch.workloads.metrics import metrics_of, taken_count
 from anabranch.workloads.own_code import own_code
 
 ENDLESS_STEPS = 2**53
@@ -135,7 +137,7 @@ class Trainer(Protocol):
         ...
 
     def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
-        """The App's metrics of a model, at least `accuracy` and `loss`."""
+        """The App's metrics of a model: whatever names it gives them."""
         ...
 
     def step_cost(self, submodel: UnitMap, examples: Examples) -> float:
@@ -241,9 +243,12 @@ def check_submodel(spec: ParamSpec, submodel: UnitMap) -> None:
 
 
 def result_of(delta: Vector, metrics: Any, plan: LocalPlan, examples: Examples, name: str) -> TrainResult:
-    """The result with the App's metrics; steps as the App reports them, or else as planned."""
-    if metrics is not None and not isinstance(metrics, Mapping):
-        raise AppError(f"{name}: train returned {type(metrics).__name__}: return a dict of metrics")
-    found = {str(k): float(v) for k, v in (metrics or {}).items()}
-    steps = int(found.pop("steps", planned_steps(plan, len(examples))))
-    return TrainResult(delta, steps, found, int(found.pop("examples", 0)))
+    """The result with the App's metrics; steps as the App reports them, or else as planned.
+
+    Raises `AppError` for metrics that are none.
+    """
+    where = f"{name}.train"
+    found = metrics_of({} if metrics is None else metrics, where, TRAINED_MAX - 1)  # and `train_s`
+    steps = taken_count(found, "steps", planned_steps(plan, len(examples)), where)
+    count = taken_count(found, "examples", 0, where)
+    return TrainResult(delta, steps, found, count)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from anabranch.core.config.goal import MAX, MIN, Goal
 from anabranch.core.engine.robust import RULES
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
@@ -17,6 +18,7 @@ TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
+    "run.mode": (AUTO, MAX, MIN),
     "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
     "model.buffers": ("average", "latest", "local"),
     "robust.rule": RULES,
@@ -77,6 +79,7 @@ FRACTIONS = (
     "client.push_duty",
     "client.merge_weight",
 )
+SIGNED = ("run.target",)  # what alone may be negative
 BELOW_ONE = {
     "submodel.drop": "nothing would be left of a unit group",
     "fleet.dropout": "no update would ever come",
@@ -102,6 +105,7 @@ def check_ranges(tables: Tables) -> None:
         if not 0 <= _at(tables, path) <= 1:
             raise ConfigError(f"{path} must be from 0 to 1, not {_at(tables, path)!r}")
     _check_no_negatives(tables)
+    Goal.of(tables["run"])
     _check_fleet(tables["fleet"], tables["run"])
     _check_relations(tables)
     Keep.of(tables["server"].keep)
@@ -154,5 +158,5 @@ def _check_no_negatives(tables: Tables) -> None:
     for name, table in tables.items():
         for f in fields(table):
             value = getattr(table, f.name)
-            if isinstance(value, int | float) and value < 0:
+            if isinstance(value, int | float) and value < 0 and f"{name}.{f.name}" not in SIGNED:
                 raise ConfigError(f"{name}.{f.name} must not be negative, not {value!r}")

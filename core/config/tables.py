@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from anabranch.core.config.faults import LATER_KEY, FaultsTable
 from anabranch.core.config.flower import FlowerTable
+from anabranch.core.config.goal import NO_TARGET
 from anabranch.core.config.model import ModelTable
 from anabranch.core.config.ranges import TASK, check_ranges
 from anabranch.core.config.secrets import SECRET, masked
@@ -34,7 +35,9 @@ NO_KEY = {"key": False}  # the metadata of a field that is no key of its table: 
 class RunTable:
     """`[run]`: what is learned, from which seed, and when it ends. A budget of 0 is no budget.
 
-    `rejections_max`: the run is given up when so many updates in a row cannot be used.
+    `rejections_max`: the run is given up when so many updates in a row cannot be used. The run is judged by
+    `metric`, which the App's `evaluate` returns (`auto`: the accuracy, or else the loss); `mode` says whether
+    more of it (`max`) or less (`min`) is better, `target` is a value of it.
     """
 
     name: str = "run"
@@ -50,6 +53,9 @@ class RunTable:
     evaluate_every_versions: int = 1
     evaluate_on: str = "test"
     keep_payloads: bool = True
+    metric: str = field(default=AUTO, metadata=LATER_KEY)
+    mode: str = field(default=AUTO, metadata=LATER_KEY)
+    target: float | str = field(default=NO_TARGET, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

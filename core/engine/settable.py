@@ -31,6 +31,7 @@ RULE = "the versions so far were made by that rule, and updates wait for it"
 PROCESS = "it is of the server's process: start the server again with another value"
 JOINING = "devices read it when they join: start the server again with another value, and then the devices"
 SIMULATED = "only simulations read it"
+JUDGED = "the best version so far was found by it"
 REPORTED = "only the run's report reads it, which has what the run was started with"
 FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "run.name": PROCESS,
@@ -38,6 +39,9 @@ FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "run.workload": "it is what is learned",
     "run.data_path": JOINING,
     "run.target_accuracy": REPORTED,
+    "run.target": REPORTED,
+    "run.metric": JUDGED,
+    "run.mode": JUDGED,
     "run.keep_payloads": REPORTED,
     "run": SIMULATED,
     "fleet": JOINING,
@@ -55,7 +59,10 @@ FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "client": JOINING,
 }
 # What a restart compares with the run's start, as the history is a function of it.
-KEPT = ("run.seed", "strategy", "submodel", "model.buffers", "robust", "uplink.codec", "downlink.codec")
+KEPT = (
+    *("run.seed", "run.metric", "run.mode", "strategy", "submodel", "model.buffers", "robust"),
+    *("uplink.codec", "downlink.codec"),
+)
 
 
 def why_fixed(path: str) -> str:

@@ -86,6 +86,8 @@ class GetStatusResponse(_message.Message):
     BEST_ACCURACY_FIELD_NUMBER: _builtins.int
     RUN_TWICE_FIELD_NUMBER: _builtins.int
     SETTINGS_CHANGED_FIELD_NUMBER: _builtins.int
+    BEST_METRIC_FIELD_NUMBER: _builtins.int
+    BEST_VALUE_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     run_id: _builtins.str
     strategy: _builtins.str
@@ -114,8 +116,11 @@ class GetStatusResponse(_message.Message):
     """Since the run began, as are the versions, the updates and the leases; bytes are since the server started."""
     created_at_s: _builtins.float
     best_version: _builtins.int
-    """With the best accuracy that a follower has reported, if one has: it is kept for Export."""
+    """The best version that a follower has measured, by what the run is judged by: it is kept for Export."""
     best_accuracy: _builtins.float
+    """Where that is the accuracy; what it is at all is in `best_metric` and `best_value`."""
+    best_metric: _builtins.str
+    best_value: _builtins.float
     @_builtins.property
     def manifest(self) -> _model_pb2.Manifest: ...
     @_builtins.property
@@ -161,10 +166,12 @@ class GetStatusResponse(_message.Message):
         best_accuracy: _builtins.float = ...,
         run_twice: _abc.Iterable[_builtins.str] | None = ...,
         settings_changed: _abc.Iterable[Global___SettingChange] | None = ...,
+        best_metric: _builtins.str = ...,
+        best_value: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "run_twice", b"run_twice", "settings_changed", b"settings_changed", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_metric", b"best_metric", "best_value", b"best_value", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "run_twice", b"run_twice", "settings_changed", b"settings_changed", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
@@ -642,7 +649,7 @@ class ExportRequest(_message.Message):
     version: _builtins.int
     """The newest version if unset."""
     best: _builtins.bool
-    """The one with the best reported accuracy."""
+    """The best that a follower has measured."""
     def __init__(
         self,
         *,

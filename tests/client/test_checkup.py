@@ -143,6 +143,16 @@ class Regression(Sound):
         return X, X[:, :2]
 
 
+class Scored(Regression):
+    def evaluate(self, model: Any, examples: Any) -> dict[str, float]:
+        return {"r2": 0.5}
+
+
+class Percent(Regression):
+    def evaluate(self, model: Any, examples: Any) -> dict[str, float]:
+        return {"accuracy": 83.5}
+
+
 @pytest.mark.parametrize(
     ("app", "about", "words"),
     [
@@ -151,7 +161,8 @@ class Regression(Sound):
         (Drawn(), "batched executor", "Drawn has its own train"),
         (Loader(), "attacks", "label_flip"),
         (Loader(), "data", "client.batch_size says nothing"),
-        (Regression(), "evaluation", "no accuracy"),
+        (Scored(), "evaluation", "no accuracy and no loss: run.metric and run.mode must say what counts"),
+        (Percent(), "evaluation", "accuracy is a share"),
         (Regression(), "batched executor", "Regression has its own loss"),
         (Stiff(), "sub-models", "numpy arrays needs units"),
     ],

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 from wire import Served, server_config
 
 from anabranch.client.operator import OF_THE_RUN, OF_THE_SERVER, OperatorClient, RunStatus
-from anabranch.core.errors import UnknownVersion
+from anabranch.core.errors import InvalidUpdate, UnknownVersion
 from anabranch.server.manifest import Manifest, write_manifest
 
 
@@ -58,6 +58,23 @@ def test_the_best_version_stays_and_can_be_exported(tmp_path: Path, manifest: Ma
         served.device().work()
         assert client.export(tmp_path / "again", best=True) == 2
     assert (tmp_path / "again").read_bytes() == (tmp_path / "best").read_bytes()
+
+
+def test_the_best_is_by_what_the_run_is_judged_by(tmp_path: Path, manifest: Manifest) -> None:
+    config = server_config(tmp_path / "data", run={"metric": "mse", "mode": "min"})
+    with Served(config, manifest) as served, operator(served) as client:
+        device = served.device()
+        for version, mse in enumerate((0.5, 0.2, 0.9), start=1):
+            device.work()
+            served.device("evaluator").fetch(exact=True)
+            client.report_metrics(version, {"mse": mse, "accuracy": mse})
+        client.report_metrics(3, {"mae": 0.0})
+        with pytest.raises(InvalidUpdate, match="the name of metric 'version' must be another one"):
+            client.report_metrics(3, {"version": 0.0})
+        status = client.status()
+        assert (status.best_version, status.best_metric, status.best_value) == (2, "mse", 0.2)
+        assert status.best_accuracy == 0.0, "the accuracy is not what counts"
+        assert client.export(tmp_path / "best", best=True) == 2
 
 
 def test_totals_are_told_from_what_the_server_has_done(tmp_path: Path, manifest: Manifest) -> None:

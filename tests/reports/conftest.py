@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from anabranch.core.config.goal import Goal
 from anabranch.core.model.updates import Decision, Reason, Verdict
 from anabranch.reports.recorder import Recorder
 from anabranch.reports.result import Kind, Result
@@ -30,7 +31,7 @@ def record_run(
     """Every seventh update is rejected; every `buffer_size`th applied one publishes and is evaluated."""
     rng = random.Random(seed)
     settings = {"run": {"seed": seed}} if config is None else config
-    recorder = Recorder(strategy, "synthetic", seed, target, settings, kind)
+    recorder = Recorder(strategy, "synthetic", seed, Goal(target=target or None), settings, kind)
     now, version, applied = 0.0, 0, 0
     for i in range(updates):
         now += rng.expovariate(1.0)

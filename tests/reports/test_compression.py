@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from anabranch.core.config.goal import Goal
 from anabranch.core.model.updates import Decision, Verdict
 from anabranch.reports.compare import compare, compare_html
 from anabranch.reports.compression import Strength, saving, strength_of
@@ -114,7 +115,7 @@ def test_many_decisions_are_folded_and_codecs_from_outside_stay_text(record: Cal
 
 
 def test_only_a_change_is_recorded(tmp_path: Path) -> None:
-    with Recorder("teasq", "digits", 0, 0.0, {}, "simulated", tmp_path / "events.jsonl") as recorder:
+    with Recorder("teasq", "digits", 0, Goal(), {}, "simulated", tmp_path / "events.jsonl") as recorder:
         for now, version, uplink in ((1.0, 0, "raw"), (2.0, 0, "raw"), (3.0, 4, "int8"), (4.0, 5, "int8")):
             recorder.compressed(now, version, uplink, "log(1)")
         recorder.downloaded(5.0, "a", 10, 100)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from unit_groups import GROUPS, SPEC
 
 from anabranch.cli.live_result import result_of_journal
+from anabranch.core.config.goal import Goal
 from anabranch.core.model.submodels import unit_map
 from anabranch.core.model.units import Member, UnitGroup
 from anabranch.reports.coverage import GROUPS_MAX, SHADES, by_device, over_time
@@ -96,19 +97,19 @@ def test_slots_double_and_no_more_than_needed() -> None:
 @given(runs())
 def test_what_was_counted_goes_through_json(run: tuple[int, Heard]) -> None:
     size, heard = run
-    base = Recorder("asyncdrop", "digits", 0, 0.0, {}, "simulated").result("", "", 0.0)
+    base = Recorder("asyncdrop", "digits", 0, Goal(), {}, "simulated").result("", "", 0.0)
     result = replace(base, coverage=(tally(size, heard),) * 2)
     assert Result.from_json(json.loads(json.dumps(result.to_json(), allow_nan=False))) == result
 
 
 def test_results_without_coverage_are_still_read() -> None:
-    data = Recorder("fedavg", "digits", 0, 0.0, {}, "simulated").result("", "", 0.0).to_json()
+    data = Recorder("fedavg", "digits", 0, Goal(), {}, "simulated").result("", "", 0.0).to_json()
     assert not data.pop("coverage")
     assert Result.from_json(data).coverage == ()
 
 
 def test_every_group_has_a_tally_and_what_covers_all_counts_for_all() -> None:
-    recorder = Recorder("asyncdrop", "digits", 0, 0.0, {}, "live")
+    recorder = Recorder("asyncdrop", "digits", 0, Goal(), {}, "live")
     recorder.trained(1.0, "a", SPEC, unit_map(SPEC, [(0, 7), (1,)]))
     recorder.trained(2.0, "b", SPEC, None)
     hidden, lstm = recorder.result("", "", 0.0).coverage

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from anabranch.core.config.goal import Goal
 from anabranch.core.model.params import ParamSpec
 from anabranch.reports.models import Best, write_model
 
@@ -34,7 +35,7 @@ NAN = math.nan
     ],
 )
 def test_the_best_version(measured: list[dict[str, float]], best: int | None) -> None:
-    found: Best[int] = Best()
+    found: Best[int] = Best(Goal())
     for version, metrics in enumerate(measured):
         taken = found.offer(version, metrics, partial(int, version))
         assert taken == (found.version == version)

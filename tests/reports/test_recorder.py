@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from anabranch.core.config.goal import Goal
 from anabranch.core.errors import DataError
 from anabranch.core.model.updates import Decision, Reason, Verdict
 from anabranch.reports.recorder import Recorder, summarise
@@ -18,7 +19,7 @@ from anabranch.reports.result import ClientShare, Kind, Point, Staleness
 
 
 def recorder(target: float = 0.8, kind: Kind = "simulated", path: Path | None = None) -> Recorder:
-    return Recorder("fedbuff", "digits", 7, target, {"run": {"seed": 7}}, kind, path)
+    return Recorder("fedbuff", "digits", 7, Goal(target=target or None), {"run": {"seed": 7}}, kind, path)
 
 
 def held(staleness: int = 0) -> Decision:

@@ -17,6 +17,7 @@ REQUIRED = {
     *("strategy", "workload", "seed", "kind", "config", "versions", "events", "anabranch_version"),
     *("updates_applied", "updates_rejected", "uplink_bytes", "downlink_bytes", "clients", "rejections"),
     *("final_accuracy", "best_accuracy", "target_accuracy", "time_to_target_s", "bytes_to_target"),
+    *("metric", "mode", "target", "final_value", "best_value"),
     *("staleness", "history", "model_sha256", "journal_sha256", "wall_s", "virtual_s"),
     *("uplink_bytes_raw", "downlink_bytes_full_equivalent", "compression", "coverage"),
     *("status", "why", "given_up", "started_at", "host", "parameters", "model_bytes"),

@@ -15,6 +15,7 @@ import pytest
 from fleets import Ones, config
 
 from anabranch.compress.feedback import Memory
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.model.updates import Ask, Capability, Decision, Reason, Task, Verdict
 from anabranch.reports.journal_files import DigestJournal
@@ -59,7 +60,7 @@ class Watch:
 def watched(settings: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     problem = ProblemSource(settings, Ones(64)).open()
     jobs: list[Job] = []
-    recorder = Recorder("fedbuff", "ones", 0, 0.0, {}, "simulated")
+    recorder = Recorder("fedbuff", "ones", 0, Goal(), {}, "simulated")
     executor = Watched(SerialExecutor(problem), jobs)
     journal = DigestJournal(problem.spec, settings)
     watch = Watch(Simulation(settings, problem, executor, journal, recorder, None), jobs, [])

@@ -24,6 +24,7 @@ from anabranch.client.transport import GrpcTransport, Transport
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core import events as ev
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect, Published, Refused, RolledBackTo
 from anabranch.core.engine.engine import Engine
@@ -249,7 +250,7 @@ class Simulated:
         blueprint = Blueprint.of(config, SPEC)
         self._fresh = partial(blueprint.engine, FIRST)
         engine = self._fresh()
-        recorder = Recorder(config.strategy.name, "test", 0, 0.0, config.to_json(), "simulated")
+        recorder = Recorder(config.strategy.name, "test", 0, Goal(), config.to_json(), "simulated")
         versions = Versions(engine, {})
         self._world = World(self._clock, engine, versions, self, recorder, blueprint.codec_at)
         self._server = Direct(self._world)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.flower import server_app
 from anabranch.flower.driver import GridRun
@@ -83,7 +84,7 @@ class Run:
         self.settings = settings or config()
         self.grid = LocalGrid(nodes)
         self.book = Logbook(folder, self.settings, first)
-        self.recorder = Recorder("fedasync", "app", 0, 0.0, self.settings.to_json(), "live")
+        self.recorder = Recorder("fedasync", "app", 0, Goal(), self.settings.to_json(), "live")
         said = Said.from_json(self.settings.flower.train, "flower.train")
         self.clock = Clock()
         try:

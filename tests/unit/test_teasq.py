@@ -12,6 +12,7 @@ from machines import Bench, decision, vector
 import anabranch
 from anabranch.compress.registry import STAGES
 from anabranch.core import events as ev
+from anabranch.core.config.goal import Goal
 from anabranch.core.effects import Granted, Published, Refused
 from anabranch.core.engine.strategy import Context
 from anabranch.core.errors import ConfigError
@@ -373,7 +374,9 @@ def test_the_search_takes_the_step_that_saves_most_within_the_loss() -> None:
         accuracy = 0.9 - 0.02 * (s.kept < 0.25) - 0.05 * (s.bits < 8)
         return Trial(s, accuracy, 1000 * s.kept * s.bits)
 
-    found = search_compression(measure, 0.01, kept=(1.0, 0.5, 0.25, 0.1), bits=(32, 16, 8, 4))
+    found = search_compression(
+        measure, 0.01, Goal("accuracy", "max"), kept=(1.0, 0.5, 0.25, 0.1), bits=(32, 16, 8, 4)
+    )
     assert found.found == Strength(0.25, 8)
     assert len(looked) == len(set(looked)), "no pair is measured twice"
     taken = [d.trial.strength for d in found.decisions if d.taken]
@@ -385,5 +388,5 @@ def test_the_search_takes_the_step_that_saves_most_within_the_loss() -> None:
 
 
 def test_without_room_for_loss_the_mildest_pair_stays() -> None:
-    found = search_compression(lambda s: Trial(s, s.kept * s.bits / 32, 1.0), 0.0)
+    found = search_compression(lambda s: Trial(s, s.kept * s.bits / 32, 1.0), 0.0, Goal("accuracy", "max"))
     assert found.found == Strength(1.0, 32)

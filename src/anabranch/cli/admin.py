@@ -13,11 +13,15 @@ from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
 from anabranch.cli.output import Output
 from anabranch.cli.restoring import attest_restore
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import parse_override
 from anabranch.core.errors import ConfigError, Unavailable
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.metrics import ACCURACY
 from anabranch.identity.certificates import time_text
+from anabranch.reports.metrics import metric_text
 from anabranch.reports.settings import setting_text
-from anabranch.reports.text import NOTHING, bytes_text, count_text, duration_text, percent_text
+from anabranch.reports.text import NOTHING, bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
     from anabranch.client.operator import ClientStanding, OperatorClient, PublishedVersion
@@ -84,7 +88,8 @@ def status(server: OperatorClient, output: Output) -> None:
     ]
     lines += [f"  run by two processes at a time: {client}: stop one of them" for client in s.run_twice]
     if s.best_version is not None:
-        lines.append(f"  best of those held: version {s.best_version}, {percent_text(s.best_accuracy)}")
+        best = f"{s.best_metric} {metric_text(s.best_metric, s.best_value)}"
+        lines.append(f"  best of those held: version {s.best_version}, {best}")
     output.result(s.to_json(), "\n".join(lines))
 
 
@@ -96,7 +101,7 @@ def versions(
     after: Annotated[int, typer.Option(help="Only versions above this.", min=0)] = 0,
 ) -> None:
     """List the published versions."""
-    _show_versions(output, server.versions(after))
+    _show_versions(output, server.versions(after), _goal(server))
 
 
 @admin_app.command()
@@ -218,12 +223,12 @@ def export(
         Path | None, typer.Argument(help="The safetensors file to write.", metavar="FILE", show_default=False)
     ] = None,
     version: Annotated[int | None, typer.Option(help="The newest if not given.")] = None,
-    best: Annotated[bool, typer.Option("--best", help="The one with the best reported accuracy.")] = False,
+    best: Annotated[bool, typer.Option("--best", help="The best that was measured: run.metric.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="Only say which versions there are.")] = False,
 ) -> None:
     """Write a version's weights as a safetensors file: the newest, the best, or another that is held."""
     if listed:
-        _show_versions(output, [row for row in _all_versions(server) if row.held])
+        _show_versions(output, [row for row in _all_versions(server) if row.held], _goal(server))
         return
     if out is None or (best and version is not None):
         raise ConfigError("name one FILE to write, with --best or --version N or neither; --list says which")
@@ -256,17 +261,25 @@ def _all_versions(server: OperatorClient) -> list[PublishedVersion]:
     return found
 
 
-def _show_versions(output: Output, rows: list[PublishedVersion]) -> None:
+def _goal(server: OperatorClient) -> Goal:
+    """What the run is judged by."""
+    return Goal.of_json(server.status().config)
+
+
+def _show_versions(output: Output, rows: list[PublishedVersion], goal: Goal) -> None:
+    """A table of them, with the metric that counts."""
     for row in rows:
         output.event("version", "", **row.to_json())
+    found = goal.among({name for r in rows for name in r.metrics}).metric
+    metric = ACCURACY if found == AUTO else found
     cells = [
         [
-            *(str(r.version), str(r.updates), percent_text(r.metrics.get("accuracy"))),
+            *(str(r.version), str(r.updates), metric_text(metric, r.metrics.get(metric))),
             *("yes" if r.held else "", (r.sha256 or "")[:16]),
         ]
         for r in rows
     ]
-    output.table("", ["version", "updates", "accuracy", "held", "sha256"], cells)
+    output.table("", ["version", "updates", metric, "held", "sha256"], cells)
 
 
 def _seen(client: ClientStanding) -> str:

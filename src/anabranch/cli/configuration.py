@@ -14,6 +14,7 @@ from anabranch.compress.feedback import make_uplink
 from anabranch.core.config.tables import TABLES, Config, merge, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
+from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.rng import seed_of
 from anabranch.strategies.registry import strategy_of
 from anabranch.workloads.app import load_app
@@ -44,7 +45,7 @@ def load_config(
     for text in overrides:
         table, key, value = parse_override(text)
         layers.append(("--set", {table: {key: value}}))
-    config = merge(_one_strategy(layers))
+    config = merge(_one_target(_one_strategy(layers)))
     strategy_of(config)
     if config.uplink.codec != AUTO:
         make_uplink(config.uplink.codec)
@@ -122,6 +123,20 @@ def _environment(environ: Mapping[str, str]) -> list[Layer]:
         _, _, value = parse_override(f"{table}.{key}={environ[name]}")
         layers.append((name, {table: {key: value}}))
     return layers
+
+
+def _one_target(layers: list[Layer]) -> list[Layer]:
+    """`--target` is of whatever metric the run is judged by: `run.target`, where that is not the accuracy."""
+    named = [tables["run"]["metric"] for _, tables in layers if "metric" in tables.get("run", {})]
+    if not named or named[-1] in (AUTO, ACCURACY):
+        return layers
+
+    def renamed(source: str, tables: Mapping[str, Any]) -> Layer:
+        return source, {
+            "run": {"target": tables["run"]["target_accuracy"]}
+        } if source == "--target" else tables
+
+    return [renamed(*layer) for layer in layers]
 
 
 def _one_strategy(layers: list[Layer]) -> list[Layer]:

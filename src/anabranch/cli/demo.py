@@ -19,11 +19,15 @@ from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.processes import Fleet
 from anabranch.client.operator import OperatorClient, RunStatus
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, DataError, Unavailable
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.metrics import ACCURACY
 from anabranch.reports.folders import LIVE_DATA, claimed
+from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import Result
-from anabranch.reports.text import bytes_text, count_text, duration_text, percent_text
+from anabranch.reports.text import bytes_text, count_text, duration_text
 
 POLL_S = 0.5
 DEADLINE_S = 900.0
@@ -60,8 +64,14 @@ class Watched:
     """What the demo shows while it runs."""
 
     status: RunStatus
-    accuracy: float | None
+    metric: str
+    value: float | None
     evaluated: int
+
+    @property
+    def measured(self) -> str:
+        """What was measured last, in words; empty where nothing was."""
+        return "" if self.value is None else f", {self.metric} {metric_text(self.metric, self.value)}"
 
 
 def demo(
@@ -179,11 +189,10 @@ def _watch(fleet: Fleet, admin: str, output: Output) -> Watched:
 
 def _progress(watched: Watched, elapsed_s: float) -> str:
     s = watched.status
-    accuracy = "" if watched.accuracy is None else f", accuracy {percent_text(watched.accuracy)}"
     return (
         f"{duration_text(elapsed_s)}: version {count_text(s.version)},"
         f" {s.updates_applied} updates from {s.clients} devices, {s.live_tasks} in training,"
-        f" {bytes_text(s.uplink_bytes)} up{accuracy}"
+        f" {bytes_text(s.uplink_bytes)} up{watched.measured}"
     )
 
 
@@ -194,7 +203,7 @@ def _figures(watched: Watched) -> dict[str, Any]:
         "updates": s.updates_applied,
         "clients": s.clients,
         "live_tasks": s.live_tasks,
-        "accuracy": watched.accuracy,
+        watched.metric: watched.value,
     }
 
 
@@ -205,9 +214,10 @@ def _look(operator: OperatorClient) -> Watched | None:
         versions = operator.versions(max(0, status.version - 50))
     except Unavailable:
         return None
-    measured = [v for v in versions if "accuracy" in v.metrics]
-    last = measured[-1] if measured else None
-    return Watched(status, last.metrics["accuracy"] if last else None, last.version if last else -1)
+    goal = Goal.of_json(status.config).among({name for v in versions for name in v.metrics})
+    metric = ACCURACY if goal.metric == AUTO else goal.metric
+    last = next((v for v in reversed(versions) if v.metrics), None)
+    return Watched(status, metric, last.metrics.get(metric) if last else None, last.version if last else -1)
 
 
 def _closing_words(watched: Watched, output: Output) -> None:
@@ -216,10 +226,10 @@ def _closing_words(watched: Watched, output: Output) -> None:
         "version": s.version,
         "updates_applied": s.updates_applied,
         "updates_rejected": s.updates_rejected,
-        "final_accuracy": watched.accuracy,
+        f"final_{watched.metric}": watched.value,
     }
     output.result(
         data,
-        f"the run has ended at version {s.version}, accuracy {percent_text(watched.accuracy)}; when the"
+        f"the run has ended at version {s.version}{watched.measured}; when the"
         " server is stopped, `anabranch report DATA_DIR` makes the report of its data",
     )

@@ -33,8 +33,10 @@ from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Vers
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, FolderMissing
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
+from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.text import visible
-from anabranch.reports.text import count_text, percent_text
+from anabranch.reports.metrics import metric_text
+from anabranch.reports.text import count_text
 
 if TYPE_CHECKING:
     from anabranch.client.summary import AgentSummary
@@ -302,10 +304,8 @@ class _ServerVoice:
 
 def _measured_text(metrics: Mapping[str, float]) -> str:
     """The accuracy and the loss first, where the App has them."""
-    names = sorted(metrics, key=lambda name: (name != "accuracy", name != "loss"))
-    return ", ".join(
-        f"{n} {percent_text(metrics[n]) if n == 'accuracy' else format(metrics[n], '.4f')}" for n in names
-    )
+    names = sorted(metrics, key=lambda name: (name != ACCURACY, name != LOSS))
+    return ", ".join(f"{name} {metric_text(name, metrics[name], digits=4)}" for name in names)
 
 
 def _say_goodbye(output: Output, done: AgentSummary, state_dir: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from anabranch.compress.downloads import Downloads
 from anabranch.compress.model import full_bytes
+from anabranch.core.config.goal import Goal
 from anabranch.core.effects import Granted
 from anabranch.core.engine.engine import Engine
 from anabranch.core.events import Payload
@@ -68,7 +69,7 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     fresh = partial(blueprint.engine, initial)
     engine = fresh()
     recorder = Recorder.of(config, folder, spec)
-    models = _Models(metrics, engine)
+    models = _Models(metrics, engine, recorder.goal)
     with recorder, journal.open_payloads() as payloads:
         load_delta = loader(payloads, spec)
 
@@ -98,9 +99,9 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
 class _Models:
     """The last version and the best one, as the replay comes by them."""
 
-    def __init__(self, metrics: Mapping[int, Mapping[str, float]], engine: Engine) -> None:
+    def __init__(self, metrics: Mapping[int, Mapping[str, float]], engine: Engine, goal: Goal) -> None:
         self._metrics, self._engine = metrics, engine
-        self._best: Best[None] = Best()
+        self._best: Best[None] = Best(goal)
         for version, values in sorted(metrics.items()):
             self._best.offer(version, values, lambda: None)
         self._vector: Vector | None = None

@@ -26,7 +26,7 @@ def with_commands(text: str, commands: Sequence[str]) -> str:
 
 
 def while_served(config: Config, admin_address: str, insecure: bool, best: bool) -> list[str]:
-    """How to take the model out of a server whose run has ended; `best`: an accuracy has been reported."""
+    """How to take the model out of a server whose run has ended; `best`: a version was measured."""
     from anabranch.server.tls import uses_tls
 
     address = _reached(admin_address)

@@ -11,10 +11,10 @@ import typer
 
 from anabranch.core.config.tables import parse_override
 from anabranch.core.errors import NO_SPACE, ConfigError, disk_error
-from anabranch.reports.metrics import ACCURACY, metric_names, value
+from anabranch.reports.metrics import final_text, metric_text
 from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.result import Result
-from anabranch.reports.text import bytes_text, duration_text, number_text, percent_text
+from anabranch.reports.text import bytes_text, duration_text
 
 MODELS = {"": FINAL, "the best version ": BEST}
 
@@ -84,19 +84,19 @@ def run_folder(name: str, strategy: str, seed: int) -> Path:
 
 def summary(result: Result, folder: Path | None) -> str:
     """A run in a few lines."""
-    reached = "target not reached"
-    if result.target_accuracy and result.time_to_target_s is not None:
+    goal, reached = result.goal, "target not reached"
+    if result.time_to_target_s is not None:
         reached = (
-            f"target {percent_text(result.target_accuracy)} after {duration_text(result.time_to_target_s)}"
+            f"target {metric_text(goal.metric, goal.target)} after {duration_text(result.time_to_target_s)}"
         )
     updates = (
         f"{result.versions} versions of {result.updates_applied} updates, {result.updates_rejected} rejected"
     )
     stale = f"staleness {result.staleness.mean:.2f} on average, {result.staleness.max} at most"
     traffic = f"{bytes_text(result.uplink_bytes)} up, {bytes_text(result.downlink_bytes)} down"
-    target = f", {reached}" if result.target_accuracy else ""
+    target = f", {reached}" if goal.target is not None else ""
     lines = [
-        f"{result.strategy} on {result.workload}, seed {result.seed}: {_measured_text(result)}{target}",
+        f"{result.strategy} on {result.workload}, seed {result.seed}: {final_text(result)}{target}",
         f"  {updates}; {stale}",
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
@@ -105,13 +105,3 @@ def summary(result: Result, folder: Path | None) -> str:
         lines += [f"  model: {', '.join(models)}"] if models else []
         lines.append(f"  report: {folder / 'report.html'}")
     return "\n".join(lines)
-
-
-def _measured_text(result: Result) -> str:
-    """The last measurement: its accuracy, or whatever the App has in its place."""
-    names = metric_names([result])
-    if not names:
-        return "not measured"
-    if names[0] == ACCURACY:
-        return f"accuracy {percent_text(result.final_accuracy)} (best {percent_text(result.best_accuracy)})"
-    return ", ".join(f"{name} {number_text(value(result.history[-1], name))}" for name in names)

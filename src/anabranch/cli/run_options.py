@@ -31,7 +31,15 @@ Versions = Annotated[
 Clients = Annotated[int | None, typer.Option(help="Devices of the fleet: fleet.clients.", min=1)]
 Seed = Annotated[int | None, typer.Option(help="What every draw comes of: run.seed.", min=0)]
 Target = Annotated[
-    float | None, typer.Option(help="Measure the way to this accuracy, 0 to 1: run.target_accuracy.")
+    float | None,
+    typer.Option(help="Measure the way to this accuracy, 0 to 1, or this value of --metric: run.target."),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(help="The metric, of the App's evaluate, that the run is judged by: run.metric."),
+]
+Mode = Annotated[
+    str | None, typer.Option(help="Whether more of --metric is better, or less: max, min (run.mode).")
 ]
 
 SETTINGS = {
@@ -42,6 +50,8 @@ SETTINGS = {
     "clients": "fleet.clients",
     "seed": "run.seed",
     "target": "run.target_accuracy",
+    "metric": "run.metric",
+    "mode": "run.mode",
     "executor": "fleet.executor",
     "ray_address": "ray.address",
     "address": "server.address",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,17 +15,20 @@ from anabranch.cli.live_result import report_of_data, same_before
 from anabranch.cli.options import Archive, AsJson, Out, RunFolder, summary
 from anabranch.cli.output import Output
 from anabranch.core.errors import DataError, FolderMissing, ReplayMismatch, StoreCorrupt
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.metrics import ACCURACY
 from anabranch.identity.certificates import time_text
 from anabranch.reports.compare import compare_html
 from anabranch.reports.folders import claimed
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JOURNAL
+from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import RESULT_FILE, Result
-from anabranch.reports.spreads import Spread
+from anabranch.reports.spreads import Row, Spread
 from anabranch.reports.spreads import compare as compare_runs
-from anabranch.reports.text import NOTHING, bytes_text, duration_text, number_text, percent_text
+from anabranch.reports.text import NOTHING, bytes_text, duration_text
 
-METRICS_MAX = 3  # the page has them all
+METRICS_MAX = 4  # the page has them all
 
 
 def compare(
@@ -44,12 +48,12 @@ def compare(
     output.result({"page": str(out), "rows": [asdict(r) for r in rows]})
     workloads = {r.workload for r in rows}
     one = f"{workloads.pop()}: " if len(workloads) == 1 else ""
-    metrics = list(dict.fromkeys(name for r in rows for name in r.metrics))[:METRICS_MAX]
+    judged = dict.fromkeys(r.metric for r in rows if r.metric != AUTO)
+    metrics = list(dict.fromkeys([*judged, ACCURACY, *(name for r in rows for name in r.metrics)]))
     columns = [
         ("strategy", [f"{r.label}, {r.kind}" + ("" if one else f" ({r.workload})") for r in rows]),
         ("seeds", [str(len(r.seeds)) for r in rows]),
-        ("final accuracy", [_cell(r.final_accuracy, percent_text) for r in rows]),
-        *((f"final {name}", [_cell(r.metrics.get(name), number_text) for r in rows]) for name in metrics),
+        *((f"final {name}", [_final(r, name) for r in rows]) for name in metrics[:METRICS_MAX]),
         ("time to target", [_cell(r.time_to_target_s, duration_text) for r in rows]),
         ("updates", [_cell(r.updates_applied, lambda n: f"{n:.0f}") for r in rows]),
         ("uplink", [_cell(r.uplink_bytes, bytes_text) for r in rows]),
@@ -148,6 +152,10 @@ def _before(proved_at: float) -> str:
     if not proved_at:
         return "where the log begins"
     return f"what comes before was proved {time_text(proved_at)} (--whole: again)"
+
+
+def _final(r: Row, name: str) -> str:
+    return _cell(r.final_accuracy if name == ACCURACY else r.metrics.get(name), partial(metric_text, name))
 
 
 def _cell(spread: Spread | None, text: Callable[[float], str]) -> str:

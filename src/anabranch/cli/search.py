@@ -1,8 +1,9 @@
-"""`anabranch search`: the strongest compression that costs at most so much accuracy."""
+"""`anabranch search`: the strongest compression that costs at most so much of what the run is judged by."""
 
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,18 +16,25 @@ from anabranch.cli.configuration import load_config
 from anabranch.cli.options import AsJson, Overrides
 from anabranch.cli.output import Output
 from anabranch.cli.run_options import Clients, RunSource, Seed, option_layers, run_source
+from anabranch.core.config.goal import NO_TARGET, Goal
 from anabranch.core.config.tables import Config, StrategyTable
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.model.params import Tensors
 from anabranch.core.rng import seed_of
 from anabranch.reports.folders import SEARCH_FILE, claimed
+from anabranch.reports.metrics import metric_names, metric_text, value
+from anabranch.reports.result import Result
 from anabranch.reports.search import search_html
-from anabranch.reports.text import bytes_text, percent_text
+from anabranch.reports.text import bytes_text
 from anabranch.simulation.run import open_simulation
-from anabranch.strategies.compression_schedule import Strength
+from anabranch.strategies.compression_schedule import BITS, KEPT, Strength
 from anabranch.strategies.compression_search import Search, Trial, search_compression
 
-LAST_SHARE = 0.25  # of a trial's evaluations: their mean is its accuracy
+LAST_SHARE = 0.25  # of a trial's evaluations: their mean is its value
+LOSS_MAX = 0.01  # of accuracy: a point
+MILDEST = Strength(KEPT[0], BITS[0])
 
 
 def search(
@@ -35,7 +43,12 @@ def search(
         Path | None,
         typer.Option("--out", help="The folder for found.toml, search.json and search.html.", metavar="DIR"),
     ] = None,
-    loss_max: Annotated[float, typer.Option(help="Accuracy that may be lost: 0.01 is a point.")] = 0.01,
+    loss_max: Annotated[
+        float | None,
+        typer.Option(
+            help="How much worse run.metric may get, in its unit; of accuracy 0.01, a point, if not given."
+        ),
+    ] = None,
     updates: Annotated[int, typer.Option(help="Updates of each trial.", min=1)] = 200,
     warm_up_updates: Annotated[
         int, typer.Option(help="Train so long without compression first; 0 begins with the first weights.")
@@ -57,27 +70,69 @@ def search(
     if settings.strategy.name != "teasq":
         output.say(f"the configuration is for {settings.strategy.name}: searching with teasq in its place")
         settings = replace(settings, strategy=StrategyTable("teasq"))
-    if not 0 <= loss_max < 1:
-        raise ConfigError(f"--loss-max must be in [0, 1), not {loss_max!r}")
+    _check(loss_max, Goal.of(settings.run))
     start = _warm(settings, warm_up_updates, output) if warm_up_updates else None
+    trials = _Trials(settings, updates, start, output)
+    goal = trials.goal()
+    theta = _check(loss_max, goal)
+    with claimed(out or Path("runs/search"), explicit=out is not None) as folder:
+        found = search_compression(trials.measure, theta, goal)
+        _write(folder, found, theta, goal)
+    _show(output, found, folder, goal)
 
-    def measure(strength: Strength) -> Trial:
-        trial = _trial(_with(settings, strength, updates), strength, start)
-        output.event(
+
+def _check(loss_max: float | None, goal: Goal) -> float:
+    """How much may be lost. Raises `ConfigError`."""
+    share = goal.metric in (AUTO, ACCURACY)
+    if loss_max is None and not share:
+        raise ConfigError(f"--loss-max: say how much worse {goal.metric!r} may get, in its own unit")
+    found = LOSS_MAX if loss_max is None else loss_max
+    if not (0 <= found < 1 if goal.metric == ACCURACY else 0 <= found < math.inf):
+        most = "in [0, 1)" if goal.metric == ACCURACY else "0 or more"
+        raise ConfigError(f"--loss-max must be {most}, not {found!r}")
+    return found
+
+
+class _Trials:
+    """Short simulated runs, each of one strength, told as they come."""
+
+    def __init__(self, settings: Config, updates: int, start: Tensors | None, output: Output) -> None:
+        self._settings, self._updates, self._start, self._output = settings, updates, start, output
+        self._mildest: Result | None = None
+
+    def goal(self) -> Goal:
+        """By which metric trials are judged, as the mildest one shows. Raises `ConfigError`."""
+        self._mildest = self._run(MILDEST)
+        goal = self._mildest.goal
+        if goal.metric == AUTO:
+            told = ", ".join(metric_names([self._mildest])) or "nothing that is finite"
+            raise ConfigError(f"the App measures {told}: set run.metric and run.mode, which to search by")
+        return goal
+
+    def measure(self, strength: Strength) -> Trial:
+        """Run one, unless it is the mildest, which is known."""
+        result = self._mildest if strength == MILDEST and self._mildest else self._run(strength)
+        name, last = result.goal.metric, result.history[-max(1, int(LAST_SHARE * len(result.history))) :]
+        known = [v for point in last if (v := value(point, name)) is not None]
+        decided = max(1, result.updates_applied + result.updates_rejected)
+        mean = statistics.fmean(known) if len(known) == len(last) else None
+        trial = Trial(strength, mean, result.uplink_bytes / decided)
+        self._output.event(
             "trial",
-            f"kept {strength.kept:g}, {strength.bits} bits: accuracy {percent_text(trial.accuracy)},"
+            f"kept {strength.kept:g}, {strength.bits} bits: {name} {metric_text(name, mean)},"
             f" {bytes_text(trial.update_bytes)} an update",
             kept=strength.kept,
             bits=strength.bits,
-            accuracy=trial.accuracy,
             update_bytes=trial.update_bytes,
+            **{name: mean},
         )
         return trial
 
-    with claimed(out or Path("runs/search"), explicit=out is not None) as folder:
-        found = search_compression(measure, loss_max)
-        _write(folder, found, loss_max)
-    _show(output, found, folder)
+    def _run(self, strength: Strength) -> Result:
+        config = _with(self._settings, strength, self._updates)
+        with open_simulation(config, start=self._start) as simulation:
+            simulation.run()
+            return simulation.result(0.0)
 
 
 def _with(config: Config, strength: Strength, updates: int) -> Config:
@@ -92,19 +147,10 @@ def _with(config: Config, strength: Strength, updates: int) -> Config:
         evaluate_every_s=0.0,
         evaluate_every_versions=1,
         target_accuracy=0.0,
+        target=NO_TARGET,
         seed=seed_of(config.run.seed, "search") % 2**31,
     )
     return replace(config, run=run, strategy=replace(config.strategy, params=params))
-
-
-def _trial(config: Config, strength: Strength, start: Tensors | None) -> Trial:
-    with open_simulation(config, start=start) as simulation:
-        simulation.run()
-        result = simulation.result(0.0)
-    last = result.history[-max(1, int(LAST_SHARE * len(result.history))) :]
-    decided = max(1, result.updates_applied + result.updates_rejected)
-    accuracy = statistics.fmean(point.accuracy or 0.0 for point in last)  # not finite: worth nothing
-    return Trial(strength, accuracy, result.uplink_bytes / decided)
 
 
 def _warm(config: Config, updates: int, output: Output) -> Tensors:
@@ -116,13 +162,15 @@ def _warm(config: Config, updates: int, output: Output) -> Tensors:
         return engine.spec.unflatten(engine.vector, simulation.frozen)
 
 
-def _write(folder: Path, found: Search, loss_max: float) -> None:
+def _write(folder: Path, found: Search, loss_max: float, goal: Goal) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     data: Mapping[str, Any] = {
         "kept": found.found.kept,
         "bits": found.found.bits,
         "loss_max": loss_max,
-        "decisions": [decision.to_json() for decision in found.decisions],
+        "metric": goal.metric,
+        "mode": goal.mode,
+        "decisions": [decision.to_json(goal.metric) for decision in found.decisions],
     }
     (folder / SEARCH_FILE).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     (folder / "search.html").write_text(search_html(data), encoding="utf-8")
@@ -130,19 +178,19 @@ def _write(folder: Path, found: Search, loss_max: float) -> None:
     (folder / "found.toml").write_text(toml, encoding="utf-8")
 
 
-def _show(output: Output, found: Search, folder: Path) -> None:
+def _show(output: Output, found: Search, folder: Path, goal: Goal) -> None:
     rows = [
         [
             f"{d.trial.strength.kept:g}",
             str(d.trial.strength.bits),
-            percent_text(d.trial.accuracy),
+            metric_text(goal.metric, d.trial.value),
             bytes_text(d.trial.update_bytes),
             "yes" if d.taken else "",
             d.why,
         ]
         for d in found.decisions
     ]
-    output.table("decisions", ["kept", "bits", "accuracy", "an update", "taken", "why"], rows)
+    output.table("decisions", ["kept", "bits", goal.metric, "an update", "taken", "why"], rows)
     output.result(
         {"kind": "found", "kept": found.found.kept, "bits": found.found.bits, "folder": str(folder)},
         f"found: kept = {found.found.kept:g}, bits = {found.found.bits}; {folder / 'found.toml'} has it,"

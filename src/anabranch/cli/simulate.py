@@ -14,6 +14,8 @@ from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, run_fold
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.run_options import (
     Clients,
+    Metric,
+    Mode,
     RunSource,
     Seed,
     StrategyName,
@@ -24,11 +26,14 @@ from anabranch.cli.run_options import (
     run_source,
     with_end,
 )
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import Diverged
+from anabranch.core.model.chains import AUTO
 from anabranch.reports.folders import claimed
+from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import Result
-from anabranch.reports.text import count_text, duration_text, number_text, percent_text
+from anabranch.reports.text import count_text, duration_text
 from anabranch.simulation.run import Progress
 from anabranch.simulation.run import simulate as simulate_run
 
@@ -46,6 +51,8 @@ def simulate(
     clients: Clients = None,
     seed: Seed = None,
     target: Target = None,
+    metric: Metric = None,
+    mode: Mode = None,
     executor: Annotated[
         str | None, typer.Option(help="What trains: auto, serial, processes, batched, ray (fleet.executor).")
     ] = None,
@@ -68,7 +75,7 @@ def simulate(
     output = Output(as_json)
     config, presets, chosen = run_source(source, flower)
     chosen += option_layers(strategy=strategy, updates=updates, versions=versions, seconds=seconds)
-    chosen += option_layers(clients=clients, seed=seed, target=target)
+    chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
     chosen += option_layers(executor="ray" if ray_address else executor, ray_address=ray_address)
     settings = load_run(config, overrides or (), presets, chosen)
     if presets and config is None:
@@ -84,21 +91,23 @@ def simulate(
 
 
 def _run(output: Output, settings: Config, folder: Path, workers: int) -> Result:
+    goal = Goal.of(settings.run)
     with Ticker(output) as ticker:
 
         def show(p: Progress) -> None:
             counts = {"virtual_s": p.virtual_s, "version": p.version, "updates": p.updates}
-            ticker.show(_in_words(p), **counts, rejected=p.rejected, accuracy=p.accuracy, loss=p.loss)
+            named = {} if goal.metric == AUTO else {goal.metric: goal.value(p.metrics)}
+            figures = {"accuracy": p.accuracy, "loss": p.loss} | named
+            ticker.show(_in_words(p, goal), **counts, rejected=p.rejected, **figures)
 
         devices = settings.fleet.clients
         ticker.show(f"getting {count_text(devices)} device{'s'[: devices > 1]} ready")
         return simulate_run(settings, folder, workers=workers, progress=show)
 
 
-def _in_words(p: Progress) -> str:
-    measured = "" if p.loss is None else f", loss {number_text(p.loss)}"
-    if p.accuracy is not None:
-        measured = f", accuracy {percent_text(p.accuracy)}"
+def _in_words(p: Progress, goal: Goal) -> str:
+    name, value = goal.among(p.metrics).metric, goal.value(p.metrics)
+    measured = "" if value is None else f", {name} {metric_text(name, value)}"
     rejected = f", {count_text(p.rejected)} rejected" if p.rejected else ""
     return (
         f"virtual time {duration_text(p.virtual_s)}: version {count_text(p.version)},"
