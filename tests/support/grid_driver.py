@@ -18,6 +18,7 @@ from drivers import CAPABILITY, FIRST, NOT_HEARD, SPEC, decided, encoded
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
 from anabranch.core import events as ev
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
 from anabranch.core.journal import Record
 from anabranch.core.model.chains import RAW
@@ -61,7 +62,7 @@ class OverGrid:
     def __init__(self, config: Config, folder: Path) -> None:
         self._now, self._grid = 1000.0, Post()
         self._book = Logbook(folder, config, FIRST)
-        self._recorder = Recorder(config.strategy.name, "test", 0, 0.0, config.to_json(), "live")
+        self._recorder = Recorder(config.strategy.name, "test", 0, Goal(), config.to_json(), "live")
         clock: Callable[[], float] = lambda: self._now  # noqa: E731
         self._run = GridRun(self._grid, config, self._book, self._recorder, Said(), Said(), clock)
         self._nodes: dict[str, int] = {}

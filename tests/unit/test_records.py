@@ -16,6 +16,7 @@ from unit_groups import tensors
 
 from anabranch.compress.registry import STAGES
 from anabranch.core import events as ev
+from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import merge
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnded, Published
 from anabranch.core.engine.engine import Engine
@@ -56,7 +57,7 @@ class Told:
 
 @pytest.fixture
 def recorder(tmp_path: Path) -> Iterator[Recorder]:
-    with Recorder("fedasync", "digits", 1, 0.0, {}, "live", tmp_path / EVENTS_FILE) as made:
+    with Recorder("fedasync", "digits", 1, Goal(), {}, "live", tmp_path / EVENTS_FILE) as made:
         yield made
 
 
