@@ -79,7 +79,7 @@ def test_a_full_queue_takes_no_more_but_what_follows_up(tmp_path: Path) -> None:
         store.go.clear()
         first = asyncio.create_task(writer.submit(enrolled(0)))
         assert await asyncio.to_thread(store.at_work.wait, WAIT_S)
-        waiting = [asyncio.create_task(writer.submit(enrolled(1)))]
+        waiting: list[asyncio.Task[Any]] = [asyncio.create_task(writer.submit(enrolled(1)))]
         await asyncio.sleep(0)
         waiting.append(asyncio.create_task(writer.submit_both(enrolled(2), None, enrolled(3))))
         await asyncio.sleep(0)
