@@ -9,12 +9,8 @@ from anabranch.client.messages import NoticeKind
 from anabranch.client.pulse import Pulse
 from anabranch.client.stopping import Bell
 from anabranch.client.transport import Transport
-from anabranch.core import effects as ef
-from anabranch.core import events as ev
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.updates import Task
-
-Handle = Callable[[ev.SessionEvent], list[ef.SessionEffect]]
 
 
 class OnEvent(Protocol):
@@ -65,22 +61,11 @@ class Progress:
 
 
 class LeaseKeeper:
-    """Carries out what the session orders at a heartbeat. `handle` is the session's, under a lock.
+    """Calls `beat` in a thread of its own when a heartbeat is due, and knows which tasks are not wanted."""
 
-    `advise` is called when the server wants what there is.
-    """
-
-    def __init__(
-        self,
-        transport: Transport,
-        handle: Handle,
-        bell: Bell,
-        tell: OnEvent,
-        advise: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._advise = advise
-        self._transport, self._handle, self._bell, self._tell = transport, handle, bell, tell
-        self._pulse = Pulse(self._beat, bell.now)
+    def __init__(self, transport: Transport, beat: Callable[[], None], bell: Bell, tell: OnEvent) -> None:
+        self._transport, self._bell, self._tell = transport, bell, tell
+        self._pulse = Pulse(beat, bell.now)
         self._unwanted: set[str] = set()
         self.progress = Progress(bell.now)
 
@@ -108,24 +93,16 @@ class LeaseKeeper:
         task_ids, self._unwanted = self._unwanted, set()
         return task_ids
 
-    def _beat(self) -> None:
-        for effect in self._handle(ev.TimerFired(self._bell.now(), "heartbeat")):
-            match effect:
-                case ef.Renew(task):
-                    self._renew(task)
-                case ef.SetTimer(at=at):
-                    self._pulse.set(at)
-
-    def _renew(self, task: Task) -> None:
+    def renew(self, task: Task) -> list[NoticeKind]:
+        """Send a heartbeat; what its answer says of this task, or of the whole run."""
         try:
             answer = self._transport.heartbeat(task.task_id, self.progress.value())
         except AnabranchError as error:
             self._tell("failed", call="heartbeat", error=type(error).__name__, detail=str(error))
-            return
-        for notice in answer.notices:
-            if notice.kind is NoticeKind.UPLOAD_NOW:
-                self._advise()
-            over = notice.kind is NoticeKind.FINISHED
-            if over or (notice.kind is NoticeKind.CANCEL and notice.task_id == task.task_id):
-                self._unwanted.add(task.task_id)
-                self._bell.ring()
+            return []
+        return [notice.kind for notice in answer.notices if notice.task_id in ("", task.task_id)]
+
+    def end(self, task_id: str) -> None:
+        """This task is not wanted: work at it ends."""
+        self._unwanted.add(task_id)
+        self._bell.ring()

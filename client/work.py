@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from anabranch.client.disk import DeviceDisk
 from anabranch.client.elastic import ElasticTrainer
 from anabranch.client.held import HeldModels
-from anabranch.client.kept import Kept
 from anabranch.client.lease import Cancelled, LeaseKeeper, OnEvent
-from anabranch.client.memory import Memories
-from anabranch.client.outbox import Outbox, UpdateEntry
+from anabranch.client.outbox import UpdateEntry
 from anabranch.client.stopping import Bell
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.compress.feedback import make_uplink
 from anabranch.core import effects as ef
 from anabranch.core.engine.ledger import TRAIN_S
-from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.updates import Task
 
 ROOM_LOOK_S = 1.0  # so often it is looked whether the outbox has room
@@ -34,9 +32,7 @@ class Work:
         self,
         local: LocalTrainer,
         models: HeldModels,
-        outbox: Outbox,
-        memories: Memories,
-        kept: Kept,
+        disk: DeviceDisk,
         lease: LeaseKeeper,
         bell: Bell,
         summary: AgentSummary,
@@ -44,13 +40,11 @@ class Work:
         check: Callable[[], None],
         step_time_s: float = 0.0,
     ) -> None:
-        self._local, self._models, self._outbox, self._memories = local, models, outbox, memories
-        self._lease, self._bell, self._summary, self._tell = lease, bell, summary, tell
-        self._check, self._kept = check, kept
+        self._local, self._models, self._disk, self._lease = local, models, disk, lease
+        self._bell, self._summary, self._tell, self._check = bell, summary, tell, check
         self.trainer: LocalTrainer | ElasticTrainer = local
         self.step_time_s = step_time_s
         self.waits_for_room = False
-        self.run_id = ""
         self._start_model: BaseModel | None = None
 
     def fetch(self, task: Task) -> None:
@@ -61,13 +55,12 @@ class Work:
     def train(self, order: ef.Train) -> bool:
         """Train, and put the result in the outbox; False: the task was cancelled meanwhile.
 
-        Raises as the trainer does, and as `Outbox.put`.
+        Raises as the trainer does, and as `DeviceDisk.put`.
         """
         assert self._start_model is not None
         task, lease, began = order.task, self._lease, self._bell.now()
-        layout_hash = self._local.spec.layout_hash
-        memory = self._memories.load(self.run_id, layout_hash, self._outbox.pending())
-        self._local.kept = self._kept.load(self.run_id)
+        memory = self._disk.memory()
+        self._local.kept = self._disk.kept()
 
         def each_step() -> None:
             lease.progress.step()
@@ -86,14 +79,8 @@ class Work:
             self._await_room(entry, task.task_id)
         except Cancelled:
             return False
-        except InvalidUpdate:
-            self._memories.forget()
-            raise
         self._summary.training_s += trained_s
-        if pending is not None:
-            self._memories.put(order.update_id, pending, self.run_id, layout_hash)
-        with self._kept.beside(order.update_id, self._local.kept, self.run_id):
-            self._outbox.put(entry)
+        self._disk.put(entry, pending, self._local.kept)
         self._tell("trained", task=task.task_id, steps=entry.local_steps, took_s=took_s, metrics=metrics)
         return True
 
@@ -111,9 +98,9 @@ class Work:
     def _await_room(self, entry: UpdateEntry, task_id: str) -> None:
         """A result is never dropped for a newer one that could wait."""
         told = not self.waits_for_room
-        while self.waits_for_room and not self._outbox.has_room(entry):
+        while self.waits_for_room and not self._disk.has_room(entry):
             if not told:
-                self._tell("outbox_full", results=len(self._outbox.pending()), task=task_id)
+                self._tell("outbox_full", results=len(self._disk.waiting()), task=task_id)
                 told = True
             self._check()
             self._lease.check(task_id)

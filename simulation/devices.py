@@ -1,4 +1,4 @@
-"""A simulated device: the live agent's `Session`, under a virtual clock, on a link, of a speed.
+"""A simulated device: the live agent's shell and session, under a virtual clock, on a link, of a speed.
 
 What can happen to it, every draw from a stream named by the device:
 
@@ -19,20 +19,21 @@ the result of the last one is on its way. Both use the same link, each as if it 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from anabranch.compress.feedback import Memory
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.device.overlap import PUSH_TIMER, OverlapSession
 from anabranch.core.device.session import Session
 from anabranch.core.effects import Refused
 from anabranch.core.engine.ledger import TRAIN_S
-from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull
-from anabranch.core.model.updates import Ask, Decision, Reason, Task, Verdict
+from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull, Unavailable
+from anabranch.core.model.updates import Ask, Decision, Task
 from anabranch.core.rng import rank, seed_of
 from anabranch.host.chain import is_base
+from anabranch.host.device import OVER, Call, DeviceShell
 from anabranch.host.run import Advice, Notice
 from anabranch.simulation.clock import Action
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
@@ -41,13 +42,14 @@ from anabranch.simulation.lanes import Lane
 from anabranch.simulation.network import Link, down, up
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.server import Granting
+from anabranch.simulation.storage import EMPTY
 from anabranch.simulation.surroundings import Surroundings, View, capability_of
 from anabranch.simulation.talker import Talker
 from anabranch.simulation.versions import NOTHING, Held, Offer
 from anabranch.workloads.batches import planned_steps
 
 
-class Device(Talker):
+class Device(Talker, DeviceShell):
     """See the module. `index` is its place in the fleet's profiles and in the split of the data.
 
     Idle it is a row of numbers: the models that it trains from are the run's, one copy of a version.
@@ -58,14 +60,10 @@ class Device(Talker):
         "_copied_of",
         "_copy",
         "_crashes",
+        "_disk",
         "_enrolled",
         "_heartbeat",
-        "_held",
-        "_kept",
-        "_memory",
         "_offer",
-        "_outbox",
-        "_own",
         "_pushes",
         "_server",
         "_skips_waits",
@@ -95,12 +93,8 @@ class Device(Talker):
         self._heartbeat = 0
         self._tasks = 0
         self._offer: Offer | None = None
-        self._held = NOTHING
-        self._memory: Memory | None = None  # of its uplink, on its disk too
-        self._kept = b""  # by its App, on its disk as well
-        self._own = b""  # buffers, there too
+        self._disk = EMPTY
         self._training: Pending[LocalResult] | None = None
-        self._outbox: tuple[Outbox, ...] = ()  # oldest first
 
     @property
     def client_id(self) -> str:
@@ -125,8 +119,7 @@ class Device(Talker):
         session = type(self.session)(self.client_id, seed, self.session.settings)
         copy = Device(self.index, self.examples, session, self._around, self._time)
         copy._copy, copy._copied_of = f" copy-{number} ", self._process
-        copy._held, copy._memory, copy._outbox = self._held, self._memory, self._outbox
-        copy._kept, copy._own = self._kept, self._own
+        copy._disk = self._disk
         return copy
 
     @property
@@ -148,12 +141,11 @@ class Device(Talker):
 
     def _come(self) -> None:
         if self._enrolled:
-            self._start()
+            self._begin()
         else:
             self._enrol(self._enrolled_now)
 
     def _enrol(self, then: Action) -> None:
-        """Say who it is, and go on; until the server has heard it."""
         again = partial(self._enrol, then)
         fleet = self._fleet
         capability = capability_of(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6)
@@ -167,47 +159,29 @@ class Device(Talker):
 
     def _enrolled_now(self) -> None:
         self._enrolled = True
-        self._start()
-
-    def _start(self) -> None:
-        waiting = [outbox.update_id for outbox in self._outbox]
-        self._handle(ev.Started(self._now, waiting[0] if waiting else None, tuple(waiting[1:])))
+        self._begin()
 
     @property
     def view(self) -> View:
         """What it believes at the moment."""
-        tasks = [self.session.task, *(waiting.task for waiting in self._outbox)]
-        return View(self._held.version, tuple(task for task in tasks if task is not None))
+        tasks = [self.session.task, *(waiting.task for waiting in self._disk.waiting)]
+        return View(self._disk.held.version, tuple(task for task in tasks if task is not None))
 
     # --- the session's orders ----------------------------------------------------------------
 
-    def _handle(self, event: ev.SessionEvent) -> None:
-        for effect in self.session.handle(event):
-            self._obey(effect, self._time.true(event.now))
+    def _order(self, effect: ef.SessionEffect, now: float) -> None:
+        self._obey(effect, now)  # at once; but `now` is ahead of the clock where a wait was skipped
 
-    def _obey(self, effect: ef.SessionEffect, now: float) -> None:
-        """Do what the session says; `now` is the true time, which a refused device skips ahead of."""
-        match effect:
-            case ef.AskTask(task_id):
-                self._ask(task_id, now)
-            case ef.FetchModel():
-                self._fetch()
-            case ef.Train():
-                self._train(effect)
-            case ef.Push(update_id):
-                self._push(update_id)
-            case ef.Discard(update_id):
-                self._discard(update_id)
-            case ef.Renew(task):
-                self._renew(task, now)
-            case ef.GiveBack(task_id, why, diverged):
-                drop = partial(self._server.drop, self.client_id, task_id, why, diverged)
-                self._say(now + self.link.latency_s, drop)
-            case ef.StopTraining():
-                self._work.end()
-                self._abandon()
-            case ef.SetTimer():
-                self._set_timer(effect)
+    def _end(self, why: str) -> None:
+        pass
+
+    def _stop_work(self, task_id: str) -> None:  # noqa: ARG002 - it has one
+        self._work.end()
+        self._abandon()
+
+    def _give_back(self, order: ef.GiveBack, now: float) -> None:
+        drop = partial(self._server.drop, self.client_id, order.task_id, order.why, order.diverged)
+        self._say(self._time.true(now) + self.link.latency_s, drop)
 
     def _set_timer(self, timer: ef.SetTimer) -> None:
         if timer.name == "heartbeat":
@@ -216,76 +190,66 @@ class Device(Talker):
         elif self._asleep:  # it will be called
             return
         elif self._skips_waits:
-            self._handle(ev.TimerFired(timer.at, timer.name))
+            self._hear(ev.TimerFired(timer.at, timer.name))
         else:
             lane = self._pushes if timer.name == PUSH_TIMER else self._work
-            lane.at(self._moment(timer.at), lambda: self._handle(ev.TimerFired(self._now, timer.name)))
+            lane.at(self._moment(timer.at), lambda: self._hear(ev.TimerFired(self._now, timer.name)))
 
     def called(self) -> None:
         """The server has called for it, who was asleep: it asks as soon as it hears that."""
         self._asleep = False
-        self._work.after(self.link.latency_s, lambda: self._handle(ev.TimerFired(self._now, "retry")))
+        self._work.after(self.link.latency_s, lambda: self._hear(ev.TimerFired(self._now, "retry")))
 
     def _ask(self, task_id: str, now: float) -> None:
         before = f"{self._copy}life-{self._crashes - 1}" if self._crashes else self._copied_of
-        ask = Ask(self.client_id, task_id, self._held.version, self._process, before)
+        ask = Ask(self.client_id, task_id, self._disk.held.version, self._process, before)
         call = self._work.begin(0.0, self._unanswered)
 
         def answer(granting: Granting | StoreFull) -> None:
             if isinstance(granting, StoreFull):
-                self._work.hear(call, partial(self._failed, granting), self._soon)
+                self._work.hear(call, partial(self._failed, Call.ASK, granting), self._soon)
             elif not isinstance(granting, Refused):
                 self._work.hear(call, partial(self._granted, *granting), self._soon)
             elif self._skips_waits:
                 self._asleep = self._server.waits(granting, self)
-                self._refused(granting, self._soon)
+                self._answered(granting, self._time.local(self._soon))
             else:
-                self._work.hear(call, lambda: self._refused(granting, self._clock.now), self._soon)
+                self._work.hear(call, lambda: self._answered(granting, self._now), self._soon)
 
-        self._say(now + self.link.latency_s, partial(self._server.ask, ask, answer))
-
-    def _refused(self, refused: Refused, now: float) -> None:
-        if refused.reason is Reason.UNKNOWN_CLIENT:  # it was lost with the end of the server's log
-            self._enrol(lambda: self._turned_away(refused, self._clock.now))
-        else:
-            self._turned_away(refused, now)
-
-    def _turned_away(self, refused: Refused, now: float) -> None:
-        local_s = self._time.local(now)
-        self._handle(ev.TaskRefused(local_s, refused.retry_after_s, refused.detail, refused.final))
+        self._say(self._time.true(now) + self.link.latency_s, partial(self._server.ask, ask, answer))
 
     def _granted(self, task: Task, offer: Offer) -> None:
         self._offer = offer
-        self._handle(ev.TaskGranted(self._now, task))
+        self._answered(task, self._now)
 
-    def _fetch(self) -> None:
+    def _fetch(self, task: Task) -> None:  # noqa: ARG002 - the model has come with it
         """The model's bytes; the server has them as a file, so that its crash does not matter."""
         assert self._offer is not None, "a granted task comes with its model"
-        if not is_base(self._held.head, self._offer.from_head):  # it has another model of that number
-            self._held = NOTHING
+        if not is_base(self._disk.held.head, self._offer.from_head):  # it has another model of that number
+            self._disk = replace(self._disk, held=NOTHING)
             self._offer = replace(self._offer, payload_bytes=self._offer.whole_bytes, from_head="")
         if not self._offer.payload_bytes:  # the device has it
             self._work.end()
-            self._handle(ev.ModelFetched(self._now))
+            self._fetched()
             return
         takes_s = self.link.download_s(self._offer.payload_bytes)
         call = self._work.begin(takes_s, self._unanswered)
-        self._work.hear(call, self._fetched, self._clock.now + (self.link.latency_s + takes_s))
+        self._work.hear(call, self._downloaded, self._clock.now + (self.link.latency_s + takes_s))
 
-    def _fetched(self) -> None:
+    def _downloaded(self) -> None:
         assert self._offer is not None
         if not self._offer.part_only:
-            self._held = Held.of(self._offer)
+            self._disk = replace(self._disk, held=Held.of(self._offer))
         self._server.downloaded(self.client_id, self._offer.payload_bytes)
-        self._handle(ev.ModelFetched(self._now))
+        self._fetched()
 
     def _train(self, order: ef.Train) -> None:
         """Begin a task: how long it takes, and whether the device vanishes in it, is known at once."""
         assert self._offer is not None
-        (model, head), self._offer = self._held.base(self._offer), None
+        (model, head), self._offer = self._disk.held.base(self._offer), None
         self._work.end()
         self._tasks += 1
-        around, task = self._around, order.task
+        around, disk, task = self._around, self._disk, order.task
         steps = planned_steps(task.local, self.examples)
         train_s = around.profiles.task_time_s(self.index, self._tasks, steps) * around.step_cost(task)
         if self._draw("dropout", self._tasks) < self._fleet.dropout:
@@ -294,53 +258,52 @@ class Device(Talker):
             return
         due_s = self._clock.now + train_s
         self._training = around.executor.train(
-            Job(self.index, model.vector, task, self._remembered, due_s, self._kept, self._own)
+            Job(self.index, model.vector, task, disk.remembered, due_s, disk.kept, disk.own)
         )
-        self._work.after(train_s, partial(self._trained, order, train_s, head))
+        self._work.after(train_s, partial(self._done, order, train_s, head))
 
-    def _trained(self, order: ef.Train, train_s: float, head: str) -> None:
+    def _done(self, order: ef.Train, train_s: float, head: str) -> None:
         assert self._training is not None
         try:
             result = self._training.result()
-        except InvalidUpdate as error:  # it has diverged: what it remembers is of no use either
-            self._training = self._memory = None
-            self._handle(ev.CallFailed(self._now, str(error), retryable=False, flawed=True))
+        except InvalidUpdate as error:  # it has diverged
+            self._training = None
+            self._failed(Call.TRAIN, error)
             return
         self._training = None
         result = replace(result, metrics={**result.metrics, TRAIN_S: train_s})
-        self._kept, self._own = result.kept, result.own
         examples = result.examples or self.examples
         sha256 = self._around.hasher.begin(result.payload)
         done = Outbox(order.task, order.update_id, examples, result, sha256, head)
-        self._outbox = (*self._outbox, done)
-        self._handle(ev.Trained(self._now, order.update_id))
+        self._disk = self._disk.put(done)
+        self._trained(order.update_id)
 
     def _renew(self, task: Task, now: float) -> None:
         """A heartbeat; the answer may say that the task is not wanted any more."""
         # Seconds of work stand for progress: a device here may vanish, but never hangs.
-        granted_s = self._around.time.true(task.granted_at)
-        client_id, task_id, progress = self.client_id, task.task_id, now - granted_s
+        true_s, client_id, task_id = self._time.true(now), self.client_id, task.task_id
+        progress = true_s - self._around.time.true(task.granted_at)
 
         def answer(said: Advice | StoreFull) -> None:
-            if isinstance(said, Advice) and said.notice is Notice.CANCEL:
-                self._network.send(down(client_id), self._soon, partial(self._cancelled, task_id))
+            if isinstance(said, Advice) and said.notice in OVER:
+                self._network.send(down(client_id), self._soon, partial(told, said.notice))
+
+        def told(notice: Notice) -> None:
+            if self.is_there:
+                self._noticed(task_id, notice)
 
         beat = partial(self._server.renew, client_id, task_id, progress, self._process, answer)
-        self._network.send(up(client_id), now + self.link.latency_s, beat)
+        self._network.send(up(client_id), true_s + self.link.latency_s, beat)
 
-    def _cancelled(self, task_id: str) -> None:
-        if self.is_there:
-            self._handle(ev.TaskCancelled(self._now, task_id))
+    def _unwanted(self, task_id: str) -> None:
+        self._cancelled(task_id)
 
-    @property
-    def _remembered(self) -> Memory | None:
-        """What the uplink goes on from: the newest result under way has taken over what was before it."""
-        waiting = [one.result.memory for one in self._outbox if one.result.memory is not None]
-        return waiting[-1] if waiting else self._memory
+    def _advised(self) -> None:
+        pass
 
-    def _push(self, update_id: str) -> None:
+    def _push(self, order: ef.Push) -> None:
         """Send the header; the server looks up the task before it takes the payload."""
-        outbox = next(waiting for waiting in self._outbox if waiting.update_id == update_id)
+        update_id, outbox = order.update_id, self._disk.outbox(order.update_id)
         upload_s = self.link.upload_s(len(outbox.result.payload))
         received_at = self._clock.now + upload_s
         call = self._pushes.begin(upload_s, partial(self._unanswered, update_id))
@@ -350,44 +313,41 @@ class Device(Talker):
                 due_s = max(received_at, self._clock.now)
                 self._say(due_s, partial(self._server.push, self.client_id, outbox, decided))
             else:
-                self._pushes.hear(call, partial(self._not_taken, outbox, str(objection)), self._soon)
+                self._pushes.hear(call, partial(self._failed, Call.PUSH, objection, update_id), self._soon)
 
         def decided(decision: Decision | StoreFull) -> None:
             if isinstance(decision, StoreFull):
-                self._pushes.hear(call, partial(self._failed, decision, outbox), self._soon)
+                self._pushes.hear(call, partial(self._failed, Call.PUSH, decision, update_id), self._soon)
             else:
-                self._pushes.hear(call, partial(self._acknowledged, outbox, decision), self._soon)
+                self._pushes.hear(call, partial(self._acknowledged, update_id, decision), self._soon)
 
         self._say(self._soon, partial(self._server.objection, self.client_id, outbox, answer))
 
+    # --- its disk ----------------------------------------------------------------------------
+
+    def _waiting(self) -> Sequence[str]:
+        return [one.update_id for one in self._disk.waiting]
+
+    def _commit(self, update_id: str) -> None:
+        self._disk = self._disk.commit(update_id)
+
     def _discard(self, update_id: str) -> None:
-        self._outbox = tuple(waiting for waiting in self._outbox if waiting.update_id != update_id)
+        self._disk = self._disk.discard(update_id)
 
-    def _not_taken(self, outbox: Outbox, why: str) -> None:
-        self._handle(ev.CallFailed(self._now, why, retryable=False, update_id=outbox.update_id))
+    def _forget(self) -> None:
+        self._disk = replace(self._disk, memory=None)
 
-    def _failed(self, error: StoreFull, outbox: Outbox | None = None) -> None:
-        """The server could not do its work: the call is repeated."""
-        update_id = None if outbox is None else outbox.update_id
-        self._handle(ev.CallFailed(self._now, str(error), True, error.retry_after_s, update_id))
-
-    def _acknowledged(self, outbox: Outbox, decision: Decision) -> None:
-        if decision.verdict is not Verdict.REJECTED:
-            self._memory = outbox.result.memory or self._memory
-        self._handle(ev.PushAcknowledged(self._now, outbox.update_id, decision))
+    # --- small things ------------------------------------------------------------------------
 
     def _beat(self, heartbeat: int) -> None:
         if heartbeat == self._heartbeat:
-            self._handle(ev.TimerFired(self._now, "heartbeat"))
-
-    # --- messages ----------------------------------------------------------------------------
+            self._hear(ev.TimerFired(self._now, "heartbeat"))
 
     def _unanswered(self, update_id: str | None = None) -> None:
         """A call has failed: a push, or the work lane's."""
         (self._work if update_id is None else self._pushes).end()
-        self._handle(ev.CallFailed(self._now, "no answer in time", retryable=True, update_id=update_id))
-
-    # --- small things ------------------------------------------------------------------------
+        call = Call.ASK if update_id is None else Call.PUSH
+        self._failed(call, Unavailable("no answer in time"), update_id)
 
     def _abandon(self) -> None:
         if self._training is not None:

@@ -116,7 +116,7 @@ def test_under_local_the_server_keeps_what_the_run_started_with() -> None:
         first = simulation.engine.vector[spec.buffer_places].copy()
         simulation.run()
         np.testing.assert_array_equal(simulation.engine.vector[spec.buffer_places], first)
-        own = [device._own for device in simulation.devices]
+        own = [device._disk.own for device in simulation.devices]
     assert all(own)
     assert len(set(own)) == len(own), "each has its own, of its own data"
 

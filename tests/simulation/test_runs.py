@@ -120,7 +120,7 @@ def test_skipping_the_wait_between_asks_changes_nothing(monkeypatch: pytest.Monk
         def _obey(self, effect: SessionEffect, now: float) -> None:
             match effect:
                 case SetTimer("retry", at):
-                    self._clock.at(at, lambda: self._handle(ev.TimerFired(at, "retry")))
+                    self._clock.at(at, lambda: self._hear(ev.TimerFired(at, "retry")))
                 case _:
                     super()._obey(effect, now)
 

@@ -1,0 +1,47 @@
+"""What is on a simulated device's disk: a value, which copies share, and devices that have nothing yet."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from anabranch.compress.feedback import Memory
+from anabranch.simulation.outbox import Outbox
+from anabranch.simulation.versions import NOTHING, Held
+
+
+@dataclass(frozen=True, eq=False)
+class Storage:
+    """`memory` is its uplink's, `kept` its App's, `own` its buffers; `waiting` its outbox, oldest first."""
+
+    held: Held = NOTHING
+    memory: Memory | None = None
+    kept: bytes = b""
+    own: bytes = b""
+    waiting: tuple[Outbox, ...] = ()
+
+    @property
+    def remembered(self) -> Memory | None:
+        """What the uplink goes on from: the newest result under way has taken over what was before it."""
+        under_way = [one.result.memory for one in self.waiting if one.result.memory is not None]
+        return under_way[-1] if under_way else self.memory
+
+    def outbox(self, update_id: str) -> Outbox:
+        """A result."""
+        return next(one for one in self.waiting if one.update_id == update_id)
+
+    def put(self, done: Outbox) -> Storage:
+        """With one more result, and what is kept from now on."""
+        result = done.result
+        return replace(self, waiting=(*self.waiting, done), kept=result.kept, own=result.own)
+
+    def commit(self, update_id: str) -> Storage:
+        """The server has taken a result: its memory counts."""
+        memory = self.outbox(update_id).result.memory
+        return self if memory is None else replace(self, memory=memory)
+
+    def discard(self, update_id: str) -> Storage:
+        """Without a result, if it is there."""
+        return replace(self, waiting=tuple(one for one in self.waiting if one.update_id != update_id))
+
+
+EMPTY = Storage()
