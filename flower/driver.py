@@ -19,6 +19,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,10 +41,10 @@ from anabranch.flower.evaluation import Evaluation
 from anabranch.flower.logbook import Logbook
 from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
 from anabranch.host.build import Blueprint
-from anabranch.host.journal import replay
+from anabranch.host.journal import Replay
 from anabranch.host.records import Teller
 from anabranch.host.run import NoLine, Run
-from anabranch.host.submission import examined, loader
+from anabranch.host.submission import examined
 from anabranch.reports.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class GridRun:
         self._frozen: Tensors = self.spec.frozen(logbook.initial)
         # Whether a node has our mod is known from its replies: without it they are whole, which is as good.
         self._capability = Capability() if config.uplink.codec == RAW else Capability(codecs=STAGES)
-        self.engine = Blueprint.of(config, self.spec).engine(logbook.initial)
+        replay = Replay(logbook, partial(Blueprint.of(config, self.spec).engine, logbook.initial))
+        self.engine = replay.engine
         self.host = Run(self.engine, NoLine())
         self._teller = Teller(recorder)
         self._life = int.from_bytes(os.urandom(8), "little")  # ids of this process are no other's
@@ -117,7 +119,7 @@ class GridRun:
         self._tasks: dict[str, tuple[Task, _Node]] = {}  # by the id of the message that is under way
         self._bases: dict[int, Vector] = {}
         self._evaluation = Evaluation(config, logbook, recorder, self._since)
-        self._replay()
+        self._resume(replay)
 
     @property
     def done(self) -> bool:
@@ -285,12 +287,7 @@ class GridRun:
             self._handle(ev.Ticked(now))
 
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
-        def log_it(event: ev.Event) -> None:
-            self._logbook.append(to_record(event), payload)
-            if isinstance(event, ev.UpdateArrived):
-                self._logbook.sync()
-
-        done = self.host.take(event, log_it)
+        done = self.host.take(event, lambda event: self._logbook.append(to_record(event), payload))
         if done.event is not None:
             reference = event.payload if isinstance(event, ev.UpdateArrived) else None
             self._record(event.now, done.effects, reference)
@@ -307,10 +304,9 @@ class GridRun:
                 case LeaseEnded(task, end) if end is not LeaseEnd.EXPIRED:  # a late update may still count
                     self._give_up(task.task_id)
 
-    def _replay(self) -> None:
+    def _resume(self, replay: Replay) -> None:
         """Go on where an earlier process stood. Raises `ReplayMismatch` and `StoreCorrupt`."""
-        load_delta = loader(self._logbook.payload, self.spec)
-        for _, record, effects in replay(self.engine, self._logbook.records(), load_delta):
+        for _, record, effects in replay:
             reference = ev.Payload(**record["payload"]) if "payload" in record else None
             self._record(record["now"], effects, reference)
         self._evaluation.resume()

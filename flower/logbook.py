@@ -13,7 +13,6 @@ and the folder is like any other run's: `anabranch replay` and `anabranch compar
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import shutil
@@ -26,11 +25,11 @@ from safetensors.numpy import save
 
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.buffers import matching
-from anabranch.core.errors import ConfigError, StoreCorrupt, StoreLocked
-from anabranch.core.events import Payload
+from anabranch.core.errors import ConfigError, StoreLocked
 from anabranch.core.journal import JournalDigest, Record
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.params import ParamSpec, Tensors
+from anabranch.host.log import Data, WholeLog
 from anabranch.reports.folders import has_ended, numbered
 from anabranch.reports.journal_files import (
     INITIAL,
@@ -38,6 +37,7 @@ from anabranch.reports.journal_files import (
     PAYLOAD_FOLDER,
     PAYLOADS,
     JournalReader,
+    PayloadReader,
     run_record,
 )
 
@@ -49,8 +49,8 @@ def free_folder(folder: Path) -> Path:
     return next(found for found in numbered(folder) if not has_ended(found))
 
 
-class Logbook:
-    """See the module. A context manager, which lets the folder go.
+class Logbook(WholeLog):
+    """See the module. A context manager, which lets the folder go. What is read is as it lay there then.
 
     Raises `StoreLocked` where another process writes there, and `ConfigError` where the run that was begun
     there has other settings.
@@ -68,6 +68,7 @@ class Logbook:
         except BaseException:
             self._lock.close()
             raise
+        super().__init__(self._reader.records, PayloadReader(folder))
         self.spec, self.initial = self._reader.spec, self._reader.initial()
         self._digest = JournalDigest()
         self._digest.add(run_record(self.spec, config))
@@ -76,28 +77,14 @@ class Logbook:
         self._lines: IO[str] = (folder / JOURNAL).open("a", encoding="utf-8")
         self._synced = True
 
-    def records(self) -> Iterator[tuple[int, Record]]:
-        """Every record but the run's own with its place, as they lay there when the folder was opened."""
-        return self._reader.records()
-
-    def payload(self, reference: Payload) -> bytes:
-        """An update's bytes. Raises `StoreCorrupt`."""
-        try:
-            data = (self.folder / PAYLOAD_FOLDER / reference.sha256).read_bytes()
-        except FileNotFoundError:
-            raise StoreCorrupt(f"{self.folder}: payload {reference.sha256} is not there") from None
-        if hashlib.sha256(data).hexdigest() != reference.sha256:
-            raise StoreCorrupt(
-                f"{self.folder}: payload {reference.sha256} has other bytes than were journalled"
-            )
-        return data
-
-    def append(self, record: Record, payload: bytes | None = None) -> None:
-        """Write a record; it is durable after the next `sync`."""
+    def append(self, record: Record, payload: Data | None = None) -> None:
+        """Write a record; it is durable after the next `sync`, and at once if it comes with a payload."""
         if payload is not None:
             _write_durably(self.folder / PAYLOAD_FOLDER / record["payload"]["sha256"], payload)
         self._lines.write(self._digest.add(record) + "\n")
         self._synced = False
+        if payload is not None:
+            self.sync()
 
     def sync(self) -> None:
         """Make what was appended durable."""
@@ -182,7 +169,7 @@ def _locked(folder: Path) -> IO[str]:
     return file
 
 
-def _write_durably(path: Path, data: bytes) -> None:
+def _write_durably(path: Path, data: Data) -> None:
     part = path.with_name(f"{path.name}.part")
     with part.open("wb") as file:
         file.write(data)

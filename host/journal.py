@@ -5,7 +5,7 @@ A record has its place in the log, which counts from 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect
@@ -13,14 +13,17 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ReplayMismatch
 from anabranch.core.journal import LoadDelta, Record, from_record
 from anabranch.core.model.updates import Receipt
-from anabranch.host.rollback import Numbered, Refolder
+from anabranch.host.build import Begin
+from anabranch.host.log import Log, Recovery
+from anabranch.host.rollback import Refolder
+from anabranch.host.submission import loader
 
 Replayed = Iterator[tuple[int, Record, list[Effect]]]
 Refold = Callable[[ev.RolledBack, int, Engine], ev.RolledBack]
 
 
 def replay(
-    engine: Engine, records: Numbered, load_delta: LoadDelta, refold: Refold | None = None
+    engine: Engine, records: Iterable[tuple[int, Record]], load_delta: LoadDelta, refold: Refold | None = None
 ) -> Replayed:
     """Feed the records to the engine, yielding each with its effects; `refold` is for rollbacks.
 
@@ -38,18 +41,29 @@ def replay(
         yield seq, record, engine.handle(event)
 
 
-def replay_whole(
-    engine: Engine,
-    fresh: Callable[[], Engine],
-    records: Callable[[int], Numbered],
-    load_delta: LoadDelta,
-) -> Replayed:
-    """The same of a log that is kept whole, and by itself: `records` gives it after a place.
+class Replay:
+    """A log once more: iterate, and `engine` has handled what was yielded, beginning where `found` is.
 
-    `engine` is as `fresh` makes it. What updates were told comes of the replay. Raises as `replay` does.
+    That is the log's first event unless told otherwise. `receipt` knows what updates were told; without it
+    that comes of the replay. Raises as `replay` does.
     """
-    told: dict[str, Receipt] = {}  # the engine forgets the oldest
-    refold = Refolder(fresh, records, load_delta, told.get)
-    for seq, record, effects in replay(engine, records(0), load_delta, refold):
-        told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
-        yield seq, record, effects
+
+    def __init__(
+        self,
+        log: Log,
+        begin: Begin,
+        found: Recovery | None = None,
+        receipt: Callable[[str], Receipt | None] | None = None,
+    ) -> None:
+        self._found = log.first() if found is None else found
+        self.engine = begin(self._found.snapshot)
+        self._told: dict[str, Receipt] = {}  # the engine forgets the oldest
+        self._keeps = receipt is None
+        self._load_delta = loader(log.payload, self.engine.spec)
+        self._refold = Refolder(log, begin, receipt or self._told.get)
+
+    def __iter__(self) -> Replayed:
+        for seq, record, effects in replay(self.engine, self._found.tail, self._load_delta, self._refold):
+            if self._keeps:
+                self._told |= {e.receipt.update_id: e.receipt for e in effects if isinstance(e, Decided)}
+            yield seq, record, effects

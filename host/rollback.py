@@ -24,17 +24,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from anabranch.core import events as ev
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, StoreCorrupt, UnknownVersion
-from anabranch.core.journal import LoadDelta, Record, from_record
+from anabranch.core.journal import Record, from_record
 from anabranch.core.model.updates import Receipt, TaskState, Verdict
-
-Numbered = Iterable[tuple[int, Record]]
+from anabranch.host.build import Begin
+from anabranch.host.log import Log
+from anabranch.host.submission import loader
 
 # Every task of the fold is one that was granted, and is answered in the end: no bound may stand in its way.
 UNBOUNDED: Mapping[str, Any] = {
@@ -79,18 +80,31 @@ class _Counting:
 
 @dataclass(frozen=True)
 class Refolder:
-    """Makes the state of a rollback.
+    """Makes the state of a rollback, of a log and of what makes the engine with which that begins.
 
-    `fresh` makes the engine with which the log begins, that of version 0 if it is whole, and `begins` is the
-    last event that it has folded; `records` gives the log after a place, as (seq, record), with seq from 1;
-    `receipt` is what an update was told, where the engine has forgotten it.
+    `receipt` is what an update was told, where the engine has forgotten it; `published` the event of a
+    version, None where the log does not have it. Who has no such index need not roll back, only replay.
     """
 
-    fresh: Callable[[], Engine]
-    records: Callable[[int], Numbered]
-    load_delta: LoadDelta
+    log: Log
+    begin: Begin
     receipt: Callable[[str], Receipt | None] = lambda _: None
-    begins: Callable[[], int] = lambda: 0
+    published: Callable[[int], int | None] = lambda _: None
+
+    def folding(self, event: ev.RolledBack, seq: int, engine: Engine) -> Folding:
+        """The fold of a rollback that was asked for when event `seq` was the last, with its place in the log.
+
+        Raises `UnknownVersion`, `ConfigError`.
+        """
+        check_rollback(engine, event)
+        found, to_seq = self.log.first(), self.published(event.to_version) or 0
+        if found.snapshot is not None and to_seq < found.applied_through_seq:
+            first = found.snapshot.meta["version"] + 1
+            raise UnknownVersion(
+                f"version {event.to_version} cannot be gone back to: the log begins with event "
+                f"{found.applied_through_seq + 1} (server.keep), so from version {first} on"
+            )
+        return Folding(self, replace(event, to_seq=to_seq), seq, engine)
 
     def __call__(self, event: ev.RolledBack, seq: int, engine: Engine) -> ev.RolledBack:
         """The event with its state; `seq` is its place in the log, `engine` the one it is for.
@@ -111,10 +125,12 @@ class Folding:
 
     def __init__(self, refolder: Refolder, event: ev.RolledBack, seq: int, engine: Engine) -> None:
         self._refolder, self._event, self._engine = refolder, event, engine
-        self._fold = refolder.fresh()
+        self._load_delta = loader(refolder.log.payload, engine.spec)
+        found = refolder.log.first()
+        self._fold = refolder.begin(found.snapshot)
         self._fold.settings = replace(self._fold.settings, **UNBOUNDED)
         self._fold.planner = None  # updates say what they cover
-        self._begins = refolder.begins()
+        self._begins = found.applied_through_seq
         self._seq, self._others = self._begins, 0
         # Who has a task now may answer it before the end.
         self._steps = self._up_to(seq, set(engine.ledger.tasks))
@@ -162,7 +178,7 @@ class Folding:
                 ledger.close(task)
 
     def _records(self, seq: int) -> Iterator[tuple[int, Record]]:
-        for place, record in self._refolder.records(self._seq):
+        for place, record in self._refolder.log.records(self._seq):
             if place > seq:
                 return
             yield place, record
@@ -170,7 +186,7 @@ class Folding:
     def _take(
         self, place: int, record: Record, counting: Mapping[str, _Counting], open_tasks: Collection[str]
     ) -> None:
-        fold, load_delta = self._fold, self._refolder.load_delta
+        fold, load_delta = self._fold, self._load_delta
         task_id = record.get("task_id", "")
         match record["kind"]:
             case "enrolled" | "ticked":
@@ -185,14 +201,14 @@ class Folding:
     def _settings(self, record: Record) -> ev.Event:
         """A change of settings as the fold takes it: without what bounds tasks."""
         values = {p: v for p, v in record["values"].items() if p.partition(".")[2] not in UNBOUNDED}
-        return from_record({**record, "values": values}, self._fold.spec, self._refolder.load_delta)
+        return from_record({**record, "values": values}, self._fold.spec, self._load_delta)
 
     def _update(self, record: Record, place: int) -> ev.Event:
         """An update as the fold takes it: of its task's base."""
         task = self._fold.ledger.tasks.get(record["task_id"])
         base = record["base_version"] if task is None else task.base_version
         try:
-            return from_record({**record, "base_version": base}, self._fold.spec, self._refolder.load_delta)
+            return from_record({**record, "base_version": base}, self._fold.spec, self._load_delta)
         except StoreCorrupt as error:
             raise StoreCorrupt(
                 f"event {place}: a rollback needs the payload of every update that counts, but that of "

@@ -289,7 +289,7 @@ def _writer(
     def begin(snapshot: Snapshot | None) -> Engine:
         return blueprint.engine(read_manifest(kept, limits).tensors, snapshot)
 
-    writer.fold_by(refolder(store, engine.spec, begin))
+    writer.fold_by(refolder(store, begin))
     return writer
 
 

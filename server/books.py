@@ -18,13 +18,13 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, Published
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
-from anabranch.core.errors import AnabranchError, StoreCorrupt, StoreFull, UnknownVersion
+from anabranch.core.errors import AnabranchError, StoreCorrupt, StoreFull
 from anabranch.core.journal import Record, to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import digest
 from anabranch.core.model.updates import Receipt, Task
 from anabranch.core.retention import ALL, Keep
-from anabranch.host.rollback import Folding, Refolder, check_rollback
+from anabranch.host.rollback import Folding, Refolder
 from anabranch.host.run import Run, Settled
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History
@@ -165,22 +165,7 @@ class Books:
         """The fold that the rollback needs. Raises `UnknownVersion`, `ConfigError`."""
         assert self.refold is not None, "this writer was not told how to fold the log"
         self.project()
-        check_rollback(self.engine, event)
-        event = replace(event, to_seq=self._published_at(event.to_version))
-        return Folding(self.refold, event, self.seq, self.engine)
-
-    def _published_at(self, version: int) -> int:
-        """The event that published a version. Raises `UnknownVersion` where the log begins after it."""
-        begin = self.store.first()
-        row = next(iter(self.store.versions(version - 1, 1)), None) if version else None
-        seq = row.seq if row is not None and row.version == version else 0
-        if begin.snapshot is not None and seq < begin.applied_through_seq:
-            first = begin.snapshot.meta["version"] + 1
-            raise UnknownVersion(
-                f"version {version} cannot be gone back to: the log begins with event "
-                f"{begin.applied_through_seq + 1} (server.keep), so from version {first} on"
-            )
-        return seq
+        return self.refold.folding(event, self.seq, self.engine)
 
     def _roll_back(self, call: Call) -> None:
         """Log a rollback once its state is known, and write a snapshot: it took the whole log to make."""

@@ -27,11 +27,10 @@ from anabranch.core.engine.settable import (
 from anabranch.core.errors import ConfigError, LogLost, ReplayMismatch
 from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.model.params import ParamSpec, digest
+from anabranch.core.model.params import digest
 from anabranch.host.build import Begin, Blueprint
-from anabranch.host.journal import replay
+from anabranch.host.journal import Replay
 from anabranch.host.rollback import Refolder
-from anabranch.host.submission import loader
 from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
@@ -81,7 +80,8 @@ def recover(
     config = as_started(stored, given)
     found = store.load()
     begin = partial(Blueprint.of(config, manifest.spec, limits).engine, manifest.tensors)
-    engine = begin(found.snapshot)
+    replayed_log = Replay(store, begin, found, store.receipt)
+    engine = replayed_log.engine
     engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)
     saved = Saved(found.applied_through_seq, engine.version, engine.counters.applied)
     seq, last_now, replayed = found.applied_through_seq, max(info.created_at, found.taken_at), 0
@@ -89,8 +89,7 @@ def recover(
     check_mark(mark, history, seq)
     known = {row.version: row for row in store.versions(after=engine.version, limit=100_000)}
     projections: list[Projection] = []
-    refold = refolder(store, engine.spec, begin)
-    for seq, record, effects in replay(engine, found.tail, refold.load_delta, refold):
+    for seq, record, effects in replayed_log:
         last_now, replayed = record["now"], replayed + 1
         digests = check_versions(effects, known)
         links = check_links(history, record, effects, known)
@@ -127,16 +126,14 @@ def _sources(given: Config, said: Mapping[str, Any]) -> str:
     return f"the server's start ({', '.join(sources)})"
 
 
-def refolder(store: Store, spec: ParamSpec, begin: Begin) -> Refolder:
+def refolder(store: Store, begin: Begin) -> Refolder:
     """What makes the states of rollbacks, of a store's log, from where that begins."""
 
-    def fresh() -> Engine:
-        return begin(store.first().snapshot)
+    def published(version: int) -> int | None:
+        row = next(iter(store.versions(version - 1, 1)), None) if version else None
+        return row.seq if row is not None and row.version == version else None
 
-    def begins() -> int:
-        return store.first().applied_through_seq
-
-    return Refolder(fresh, store.records, loader(store.payload, spec), store.receipt, begins)
+    return Refolder(store, begin, store.receipt, published)
 
 
 def check_mark(mark: Mark | None, history: History, seq: int) -> None:

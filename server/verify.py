@@ -14,12 +14,12 @@ from anabranch.core.errors import AnabranchError, DataError, FolderMissing, LogL
 from anabranch.core.model.params import digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Begin, Blueprint
-from anabranch.host.journal import replay
+from anabranch.host.journal import Replay
 from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
 from anabranch.server.proofbook import Proofbook
 from anabranch.server.proofs import Proofs, read_authorities
-from anabranch.server.recovery import check_links, check_mark, check_versions, refolder
+from anabranch.server.recovery import check_links, check_mark, check_versions
 from anabranch.server.store.base import Recovery, RunInfo, Store
 from anabranch.server.store.factory import open_data
 
@@ -78,12 +78,13 @@ def verify(
         proved_at = 0.0
         if known is not None:
             first, proved_at = Recovery(known.snapshot, known.seq, store.records(known.seq)), known.at
-        engine, events = begin(first.snapshot), first.applied_through_seq
+        replayed, events = Replay(store, begin, first, store.receipt), first.applied_through_seq
+        engine = replayed.engine
         problems = [*store.problems(events if known else 0), *_first_weights(info, manifest)]
         proofs = Proofs(info.run_id, read_authorities(data_dir), ca_sha256)
         history = history_at(store, info, engine.version, events)
         try:
-            for seq, found in _replayed(store, engine, first, begin, proofs, history):
+            for seq, found in _replayed(store, replayed, begin, proofs, history):
                 events = seq
                 problems += found
         except AnabranchError as error:
@@ -114,13 +115,12 @@ def _first_weights(info: RunInfo, manifest: Manifest) -> list[str]:
 
 
 def _replayed(
-    store: Store, engine: Engine, first: Recovery, begin: Begin, proofs: Proofs, history: History
+    store: Store, replayed: Replay, begin: Begin, proofs: Proofs, history: History
 ) -> Iterator[tuple[int, list[str]]]:
     """Every event's number with what is wrong after it."""
-    recovery, mark = store.load(), store.mark()
+    recovery, mark, engine = store.load(), store.mark(), replayed.engine
     known = {row.version: row for row in store.versions(after=engine.version, limit=1 << 31)}
-    refold = refolder(store, engine.spec, begin)
-    for seq, record, effects in replay(engine, first.tail, refold.load_delta, refold):
+    for seq, record, effects in replayed:
         found = [] if (unproved := proofs.problem(record)) is None else [unproved]
         try:
             check_versions(effects, known)

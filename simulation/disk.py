@@ -11,17 +11,18 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from anabranch.core.engine.engine import Engine
-from anabranch.core.errors import LogLost, ReplayMismatch, StoreFull
+from anabranch.core.errors import LogLost, ReplayMismatch, StoreCorrupt, StoreFull
+from anabranch.core.events import Payload
 from anabranch.core.journal import Record, line
 from anabranch.core.snapshot import Snapshot, state_digest, take_snapshot
 from anabranch.host.build import Begin
 from anabranch.host.chain import Chain, Mark
-from anabranch.host.journal import replay
-from anabranch.host.submission import loader
+from anabranch.host.journal import Replay
+from anabranch.host.log import Numbered, Recovery
 from anabranch.identity.heads import first_head
 from anabranch.reports.journal_files import DigestJournal, JournalWriter, Place
 
@@ -199,17 +200,14 @@ class Disk:
     def _replayed(self, found: list[Written]) -> Engine:
         """The engine of what was found; the chain and the time go on from there."""
         saved, mark = self._saved, self._mark
-        engine, self._chain = self._make(saved.snapshot), saved.chain.copy()
-        payloads = {w.record["payload"]["sha256"]: w.payload for w in found if "payload" in w.record}
+        replay, self._chain = Replay(Tail(saved, found), self._make), saved.chain.copy()
         self.last_now = saved.last_now
-        load = loader(lambda payload: payloads[payload.sha256], engine.spec)
-        tail = enumerate((w.record for w in found), saved.seq + 1)
-        for seq, record, effects in replay(engine, tail, load):
+        for seq, record, effects in replay:
             self._chain.follow(record, effects)
             self.last_now = record["now"]
             if mark is not None and mark.contradicts(self._chain, seq):
                 raise LogLost(f"the log up to event {seq} is not what was acknowledged")
-        return engine
+        return replay.engine
 
 
 @dataclass(frozen=True)
@@ -219,6 +217,33 @@ class Written:
     record: Record
     payload: bytes
     end: int
+
+
+class Tail:
+    """What a start finds on the disk: a snapshot, and the log since."""
+
+    def __init__(self, saved: Saved, found: Sequence[Written]) -> None:
+        self._saved, self._found = saved, found
+        self._payloads = {w.record["payload"]["sha256"]: w.payload for w in found if "payload" in w.record}
+
+    def records(self, after: int = 0) -> Numbered:
+        """See `Log`: nothing of before the snapshot."""
+        places = enumerate((written.record for written in self._found), self._saved.seq + 1)
+        return ((seq, record) for seq, record in places if seq > after)
+
+    def payload(self, reference: Payload) -> bytes:
+        """See `Log`."""
+        try:
+            return self._payloads[reference.sha256]
+        except KeyError:
+            raise StoreCorrupt(f"payload {reference.sha256} is not on the simulated disk") from None
+
+    def load(self) -> Recovery:
+        """See `Log`."""
+        saved = self._saved
+        return Recovery(saved.snapshot, saved.seq, self.records(), saved.last_now)
+
+    first = load
 
 
 def _framed(record: Record, payload: bytes) -> bytes:

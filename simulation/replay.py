@@ -16,8 +16,8 @@ from anabranch.core.errors import DataError
 from anabranch.core.model.params import digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Blueprint
-from anabranch.host.journal import replay_whole
-from anabranch.host.submission import loader
+from anabranch.host.journal import Replay
+from anabranch.host.log import WholeLog
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.run import open_simulation
@@ -76,9 +76,9 @@ def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> Replay
 
 
 def _through_payloads(reader: JournalReader) -> Engine:
-    fresh = partial(Blueprint.of(reader.config, reader.spec).engine, reader.initial())
-    engine = fresh()
-    with reader.open_payloads() as read:
-        for _ in replay_whole(engine, fresh, reader.records, loader(read, reader.spec)):
+    begin = partial(Blueprint.of(reader.config, reader.spec).engine, reader.initial())
+    with reader.open_payloads() as payload:
+        replay = Replay(WholeLog(reader.records, payload), begin)
+        for _ in replay:
             pass
-    return engine
+    return replay.engine

@@ -20,6 +20,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
+from anabranch.host.log import Journal
 from anabranch.reports.folders import need_free
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
@@ -45,7 +46,7 @@ from anabranch.simulation.server_time import ServerTime, SteppedTime
 from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
-from anabranch.simulation.world import Journal, World
+from anabranch.simulation.world import World
 from anabranch.workloads.app import App
 
 PROGRESS_S = 1.0  # of real time, at least so often

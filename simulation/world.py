@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
 
 import numpy as np
 
@@ -20,7 +19,7 @@ from anabranch.core.effects import Decided, Effect, Finished, Granted, Published
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull, UnknownTask
-from anabranch.core.journal import Record, to_record
+from anabranch.core.journal import to_record
 from anabranch.core.limits import RETRY_FULL_DISK_S
 from anabranch.core.model.updates import (
     Ask,
@@ -30,6 +29,7 @@ from anabranch.core.model.updates import (
     Update,
 )
 from anabranch.host.chain import is_of_other_base
+from anabranch.host.log import Journal
 from anabranch.host.records import Teller
 from anabranch.host.run import Advice, Run, advice
 from anabranch.host.submission import check_open, examined
@@ -44,14 +44,6 @@ from anabranch.simulation.waiting_room import Sleeper, WaitingRoom
 Observer = Callable[[ev.Event, Sequence[Effect]], None]
 # An operator's: `Paused`, `Resumed`, `Quarantined` or `Released`, of the time at which it is handled.
 Order = Callable[[float], ev.Event]
-
-
-class Journal(Protocol):
-    """Where records go before the engine acts on them."""
-
-    def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
-        """Take one record, and the payload it refers to."""
-        ...
 
 
 class World:

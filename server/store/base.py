@@ -43,6 +43,8 @@ from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import Snapshot
 from anabranch.host.chain import Link as Link
 from anabranch.host.chain import Mark as Mark
+from anabranch.host.log import Log
+from anabranch.host.log import Recovery as Recovery
 
 
 class DiskFailed(StoreError):
@@ -84,19 +86,6 @@ class Projection:
     digests: Mapping[int, str] = field(default_factory=dict)
     # Of every version that was published.
     links: Mapping[int, Link] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """Where to go on. `tail` yields (seq, record) for every event after the snapshot.
-
-    `taken_at`: the snapshot's time, which is no earlier than that of the last event that it has folded.
-    """
-
-    snapshot: Snapshot | None
-    applied_through_seq: int
-    tail: Iterator[tuple[int, Record]]
-    taken_at: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -161,7 +150,7 @@ class Blobs(Protocol):
         ...
 
 
-class Store(Protocol):
+class Store(Log, Protocol):
     """See the module for the laws."""
 
     @property

@@ -237,7 +237,7 @@ def test_a_payload_that_was_damaged_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(StoreCorrupt, match="other bytes than were journalled"):
         Run(tmp_path, {})
     victim.unlink()
-    with pytest.raises(StoreCorrupt, match="is not there"):
+    with pytest.raises(StoreCorrupt, match="is not in the run's folder"):
         Run(tmp_path, {})
 
 

@@ -52,7 +52,7 @@ class Desk:
             engine, store, self.models, every_of(config), *place, limits, Keep.of(config.server.keep)
         )
         self.books.refold = refolder(
-            store, engine.spec, partial(Blueprint.of(config, manifest.spec, limits).engine, manifest.tensors)
+            store, partial(Blueprint.of(config, manifest.spec, limits).engine, manifest.tensors)
         )
         self.now = self.found.last_now
 

@@ -6,11 +6,9 @@ Words are those of a device: an answer is what it is told, in a line of text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +18,9 @@ from live_server import live_server
 
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.operator import OperatorClient
+from anabranch.client.outbox import UpdateEntry
 from anabranch.client.transport import GrpcTransport, Transport
+from anabranch.compress.downloads import apply_download
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core import events as ev
@@ -30,24 +30,28 @@ from anabranch.core.effects import Effect, Published, Refused, RolledBackTo
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import AnabranchError
 from anabranch.core.journal import Record, line
-from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.params import ParamSpec, Vector, digest
+from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import Ask, Capability, Decision, LocalPlan, Reason, Task
-from anabranch.host.build import Blueprint
-from anabranch.host.journal import replay_whole
-from anabranch.host.rollback import Numbered, Refolder, check_rollback
+from anabranch.host.build import Begin, Blueprint
+from anabranch.host.journal import Replay
+from anabranch.host.log import Log, MemoryLog
+from anabranch.host.rollback import Refolder
 from anabranch.host.run import Advice
-from anabranch.host.submission import loader
+from anabranch.protos.convert import submodel_to_proto
 from anabranch.reports.recorder import Recorder
 from anabranch.server.store.factory import open_store
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.executors.base import LocalResult
 from anabranch.simulation.outbox import Outbox
 from anabranch.simulation.server import Direct
-from anabranch.simulation.versions import Versions
+from anabranch.simulation.versions import Offer, Versions
 from anabranch.simulation.world import World
 
 FIRST = {"w": np.zeros(8, np.float32)}
-SPEC = ParamSpec.of(FIRST)
+GROUPS = (UnitGroup("w", 8, (Member("w", 0),)),)
+SPEC = ParamSpec.of(FIRST, GROUPS)
 CAPABILITY = Capability(codecs=STAGES)
 NOT_HEARD = "not heard"  # the answer to what cannot be said, or that nobody waits for
 
@@ -57,6 +61,7 @@ class Driver(Protocol):
 
     def enrol(self, client_id: str, capability: Capability = CAPABILITY) -> None: ...
     def ask(self, client_id: str, task_id: str) -> str: ...
+    def fetch(self, client_id: str, task_id: str) -> str: ...
     def push(
         self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = ""
     ) -> str: ...
@@ -79,35 +84,31 @@ def asked(answer: Task | Refused) -> str:
     return f"refused {answer.reason}" if isinstance(answer, Refused) else f"of version {answer.base_version}"
 
 
-def encoded(value: float, codec: str) -> bytes:
+def encoded(value: float, codec: str, submodel: Submodel | None = None) -> bytes:
     """An update of one value, or, where no codec takes it, its bytes as they are."""
-    delta = np.full(SPEC.size, value, np.float32)
-    return make_codec(codec).encode(delta, Layout.of(SPEC)) if np.isfinite(value) else delta.tobytes()
+    layout = Layout.of(SPEC, submodel)
+    delta = np.full(layout.size, value, np.float32)
+    return make_codec(codec).encode(delta, layout) if np.isfinite(value) else delta.tobytes()
 
 
-def folded(
-    event: ev.RolledBack,
-    engine: Engine,
-    fresh: Callable[[], Engine],
-    journal: Sequence[Record],
-    payloads: Mapping[str, bytes],
-) -> ev.RolledBack:
-    """A rollback with its state, for who has the whole log. Raises as `check_rollback` does."""
-    check_rollback(engine, event)
-    log = json.loads(json.dumps(journal))
+def result(task: Task, update_id: str, value: float, codec: str) -> UpdateEntry:
+    """An update of one value."""
+    payload = encoded(value, codec, task.submodel)
+    values = SPEC.size if task.submodel is None else task.submodel.size
+    part = submodel_to_proto(task.submodel)
+    return result_of(task, SPEC, update_id, codec=codec, payload=payload, values=values, submodel=part)
 
-    def records(after: int) -> Numbered:
-        return islice(enumerate(log, 1), after, None)
 
-    load = loader(lambda payload: payloads[payload.sha256], SPEC)
+def folded(event: ev.RolledBack, engine: Engine, begin: Begin, log: Log) -> ev.RolledBack:
+    """A rollback with its state, for who has the whole log. Raises as `Refolder.folding` does."""
     at = {
         effect.version: seq
-        for seq, _, effects in replay_whole(fresh(), fresh, records, load)
+        for seq, _, effects in Replay(log, begin)
         for effect in effects
         if isinstance(effect, Published)
     }
-    event = replace(event, to_seq=at.get(event.to_version, 0))
-    return Refolder(fresh, records, load)(event, len(log) + 1, engine)
+    end = max((seq for seq, _ in log.records()), default=0)
+    return Refolder(log, begin, published=at.get).folding(event, end, engine).finish(end + 1)
 
 
 def left_out(effects: Sequence[Effect]) -> str:
@@ -120,6 +121,19 @@ class Tasks:
 
     def __init__(self) -> None:
         self._of: dict[str, Task] = {}
+        self.held: dict[str, tuple[int, Vector]] = {}  # by client: the version that it has fetched last
+
+    def ask(self, client_id: str, task_id: str) -> Ask:
+        return Ask(client_id, task_id, holds_version=self.holds(client_id))
+
+    def holds(self, client_id: str) -> int | None:
+        return self.held[client_id][0] if client_id in self.held else None
+
+    def begins(self, task: Task, vector: Vector) -> str:
+        """What a task is of, and begins with."""
+        self.held[task.client_id] = task.base_version, vector
+        units = "all" if task.submodel is None else str(task.submodel.to_json())
+        return f"{units} of {digest(vector)}"
 
     def keep(self, answer: Task | Refused) -> str:
         if isinstance(answer, Task):
@@ -147,12 +161,22 @@ class Wired:
         self.transport(client_id).enrol(capability)
 
     def ask(self, client_id: str, task_id: str) -> str:
-        return self._tasks.keep(self.transport(client_id).ask(Ask(client_id, task_id), SPEC))
+        return self._tasks.keep(self.transport(client_id).ask(self._tasks.ask(client_id, task_id), SPEC))
+
+    def fetch(self, client_id: str, task_id: str) -> str:
+        task, held = self._tasks.of(client_id, task_id), self._tasks.held.get(client_id)
+        model = self.transport(client_id).fetch(
+            SPEC.layout_hash,
+            task.base_version,
+            holds=self._tasks.holds(client_id),
+            submodel=task.submodel,
+        )
+        vector, _ = apply_download(SPEC, model.codec, bytes(model.data), model.from_version, held)
+        return self._tasks.begins(task, vector)
 
     def push(self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = "") -> str:
         task = self._tasks.of(client_id, task_id)
-        codec = codec or task.uplink
-        entry = result_of(task, SPEC, update_id, codec=codec, payload=encoded(value, codec))
+        entry = result(task, update_id, value, codec or task.uplink)
         try:
             answer = self.transport(client_id).push(entry)
         except AnabranchError as error:
@@ -217,7 +241,7 @@ class Local(Wired):
 
     def __init__(self, config: Config) -> None:
         self._now = 1000.0
-        self._server = LocalServer(FIRST, config, lambda: self._now)
+        self._server = LocalServer(FIRST, config, lambda: self._now, groups=GROUPS)
         super().__init__(lambda client_id: LocalTransport(self._server, client_id))
 
     def lapse(self, client_id: str, task_id: str) -> None:
@@ -229,9 +253,13 @@ class Local(Wired):
 
     def roll_back(self, to_version: int, without: str) -> str:
         server, event = self._server, ev.RolledBack(self._now, to_version, 0, (without,))
-        fresh = partial(Blueprint.of(server.config, server.spec).engine, FIRST)
+        begin = partial(Blueprint.of(server.config, server.spec).engine, FIRST)
+        log = MemoryLog()
+        for record in server.journal:
+            sent = server.payloads[record["payload"]["sha256"]] if record["kind"] == "update" else None
+            log.append(record, sent)
         try:
-            event = folded(event, server.engine, fresh, server.journal, server.payloads)
+            event = folded(event, server.engine, begin, log)
         except AnabranchError as error:
             return type(error).__name__
         return left_out(server.take(event))
@@ -241,39 +269,42 @@ class Local(Wired):
 
 
 class Simulated:
-    """The simulator's server, as its devices meet it."""
+    """The simulator's server, as its devices meet it. `log`: all that it has logged."""
 
     def __init__(self, config: Config) -> None:
-        self._records: list[Record] = []
-        self._payloads: dict[str, bytes] = {}
+        self.log = MemoryLog()
         self._clock, self._tasks = VirtualClock(), Tasks()
+        self._offers: dict[str, Offer] = {}
         blueprint = Blueprint.of(config, SPEC)
-        self._fresh = partial(blueprint.engine, FIRST)
-        engine = self._fresh()
+        self._begin = partial(blueprint.engine, FIRST)
+        engine = self._begin(None)
         recorder = Recorder(config.strategy.name, "test", 0, Goal(), config.to_json(), "simulated")
         versions = Versions(engine, {})
-        self._world = World(self._clock, engine, versions, self, recorder, blueprint.codec_at)
+        self._world = World(self._clock, engine, versions, self.log, recorder, blueprint.codec_at)
         self._server = Direct(self._world)
 
-    def append(self, record: Record, payload: bytes | memoryview | None = None) -> None:
-        self._records.append(record)
-        if payload is not None:
-            self._payloads[record["payload"]["sha256"]] = bytes(payload)
+    @property
+    def engine(self) -> Engine:
+        return self._world.engine
 
     def enrol(self, client_id: str, capability: Capability = CAPABILITY) -> None:
         self._told(partial(self._server.enrol, client_id, capability))
 
     def ask(self, client_id: str, task_id: str) -> str:
-        answer = self._told(partial(self._server.ask, Ask(client_id, task_id)))
-        return self._tasks.keep(answer if isinstance(answer, Refused) else answer[0])
+        answer = self._told(partial(self._server.ask, self._tasks.ask(client_id, task_id)))
+        if isinstance(answer, Refused):
+            return self._tasks.keep(answer)
+        task, self._offers[task_id] = answer
+        return self._tasks.keep(task)
+
+    def fetch(self, client_id: str, task_id: str) -> str:
+        return self._tasks.begins(self._tasks.of(client_id, task_id), self._offers[task_id].model.vector)
 
     def push(self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = "") -> str:
         task = self._tasks.of(client_id, task_id)
-        codec = codec or task.uplink
-        payload = encoded(value, codec)
-        entry = result_of(task, SPEC, update_id, codec=codec, payload=payload)
-        result = LocalResult(payload, codec, entry.local_steps, entry.metrics)
-        outbox = Outbox(task, update_id, entry.examples, result, lambda: entry.sha256)
+        entry = result(task, update_id, value, codec or task.uplink)
+        trained = LocalResult(bytes(entry.payload), entry.codec, entry.local_steps, entry.metrics)
+        outbox = Outbox(task, update_id, entry.examples, trained, lambda: entry.sha256)
         objection = self._told(partial(self._server.objection, client_id, outbox))
         if objection is not None:
             return type(objection).__name__
@@ -298,7 +329,7 @@ class Simulated:
     def roll_back(self, to_version: int, without: str) -> str:
         def order(now: float) -> ev.Event:
             event = ev.RolledBack(now, to_version, 0, (without,))
-            return folded(event, self._world.engine, self._fresh, self._records, self._payloads)
+            return folded(event, self._world.engine, self._begin, self.log)
 
         try:
             return left_out(self._told(partial(self._server.order, order)))
@@ -306,7 +337,7 @@ class Simulated:
             return type(error).__name__
 
     def journal(self) -> Sequence[Record]:
-        return self._records
+        return [record for _, record in self.log.records()]
 
     @staticmethod
     def _told(call: Callable[[Callable[[Any], None]], None]) -> Any:
@@ -328,7 +359,7 @@ def driver(name: str, config: Config, folder: Path) -> Iterator[Driver]:
     if name != "live":
         yield Local(config) if name == "local" else Simulated(config)
         return
-    with live_server(folder, FIRST, config) as info:
+    with live_server(folder, FIRST, config, groups=GROUPS) as info:
         live = Live(info.address, info.admin_address, folder / "data")
         yield live
         live.close()

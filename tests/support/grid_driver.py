@@ -85,6 +85,9 @@ class OverGrid:
         order = self._grid.orders[node_id][len(named) - 1]
         return f"of version {int(order.metadata.group_id) - 1}"
 
+    def fetch(self, client_id: str, task_id: str) -> str:
+        raise NotImplementedError
+
     def push(self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = "") -> str:
         order = self._grid.orders[self._nodes[client_id]][self._tasks[client_id].index(task_id)]
         if not codec:

@@ -105,7 +105,7 @@ class Life:
             engine, self.store, self.models, every_of(config), *place, LIMITS, Keep.of(config.server.keep)
         )
         self.begin = partial(Blueprint.of(config, SPEC, LIMITS).engine, manifest.tensors)
-        self.books.refold = refolder(self.store, SPEC, self.begin)
+        self.books.refold = refolder(self.store, self.begin)
         self.now = self.found.last_now
 
     @property

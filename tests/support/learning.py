@@ -12,8 +12,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.model.params import digest
 from anabranch.core.snapshot import take_snapshot
 from anabranch.host.build import Blueprint
-from anabranch.host.journal import replay
-from anabranch.server.recovery import refolder
+from anabranch.host.journal import Replay
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import stored_run
 
@@ -40,12 +39,11 @@ def recorded(data_dir: Path) -> dict[str, Recorded]:
     store, found = open_store("", data_dir), {}
     try:
         info, manifest = stored_run(store, data_dir)
-        fresh = partial(Blueprint.of(Config.from_json(info.config), manifest.spec).engine, manifest.tensors)
-        engine = fresh(None)
-        before = learned(engine)
-        refold = refolder(store, engine.spec, fresh)
-        for _, record, _ in replay(engine, store.records(), refold.load_delta, refold):
-            after = learned(engine)
+        begin = partial(Blueprint.of(Config.from_json(info.config), manifest.spec).engine, manifest.tensors)
+        replay = Replay(store, begin, receipt=store.receipt)
+        before = learned(replay.engine)
+        for _, record, _ in replay:
+            after = learned(replay.engine)
             if record["kind"] == "update":
                 found[record["update_id"]] = Recorded(record["flaw"], before != after)
             before = after

@@ -18,10 +18,11 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.journal import Record, from_record, to_record
-from anabranch.core.model.params import Delta, ParamSpec, digest
-from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.params import ParamSpec, digest
 from anabranch.core.model.updates import Ask, Capability
+from anabranch.host.log import WholeLog
 from anabranch.host.rollback import Refolder
+from anabranch.host.submission import loader
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows
 
@@ -55,9 +56,10 @@ class World:
             self.spec, settings = BUFFERED, {**settings, "buffers": buffers}
         self.units, self.downlink, self.settings = units, downlink, EngineSettings(clip=3.0, **settings)
         self.log: list[tuple[int, Record]] = []
-        self.payloads: dict[str, np.ndarray] = {}
+        self.payloads: dict[str, bytes] = {}
         self.engine = self.fresh()
-        self.refold = Refolder(self.fresh, self.records, self.load)
+        self.refold = Refolder(WholeLog(self.records, self.payload), lambda _: self.fresh())
+        self.load = loader(self.payload, self.spec)
 
     def fresh(self) -> Engine:
         name, params, robust = self.make
@@ -70,8 +72,8 @@ class World:
     def records(self, after: int = 0) -> Iterator[tuple[int, Record]]:
         return iter(json.loads(json.dumps(self.log[after:])))
 
-    def load(self, payload: ev.Payload, submodel: Submodel | None) -> Delta:
-        return self.payloads[payload.sha256]
+    def payload(self, reference: ev.Payload) -> bytes:
+        return self.payloads[reference.sha256]
 
     def do(self, event: ev.Event) -> list[Any]:
         self.log.append((len(self.log) + 1, to_record(event)))
@@ -82,7 +84,7 @@ class World:
         size = self.spec.size if task.submodel is None else task.submodel.size
         delta = np.resize(vector(value, -value, 0.5 * value, value * value), size)
         sha256 = hashlib.sha256(delta.tobytes()).hexdigest()
-        self.payloads[sha256] = delta
+        self.payloads[sha256] = delta.tobytes()
         record = {
             "kind": "update",
             "now": now,

@@ -14,7 +14,7 @@ from anabranch.core.errors import ReplayMismatch
 from anabranch.core.journal import Record
 from anabranch.core.model.updates import Receipt
 from anabranch.core.snapshot import state_digest
-from anabranch.host.journal import replay, replay_whole
+from anabranch.host.journal import Replay, replay
 
 TURNS = [("a", 0, 1.0), ("b", 2, 2.0), ("c", 0, 3.0), ("b", 0, 4.0), ("a", 1, 5.0), ("d", 0, 6.0)] * 3
 
@@ -41,10 +41,9 @@ def test_a_whole_log_with_rollbacks_gives_the_same_state() -> None:
     world = played()
     world.roll_back(2, seq_of_version(world, 2), "c")
     world.play(TURNS)
-    fresh = world.fresh()
-    replayed = list(replay_whole(fresh, world.fresh, world.records, world.load))
-    assert [seq for seq, _, _ in replayed] == list(range(1, len(world.log) + 1))
-    assert state_digest(fresh) == state_digest(world.engine)
+    again = Replay(world.refold.log, world.refold.begin)
+    assert [seq for seq, _, _ in again] == list(range(1, len(world.log) + 1))
+    assert state_digest(again.engine) == state_digest(world.engine)
 
 
 def test_what_an_engine_has_forgotten_that_it_refused_is_refused_again() -> None:
@@ -61,9 +60,9 @@ def test_what_an_engine_has_forgotten_that_it_refused_is_refused_again() -> None
     object.__setattr__(world.refold, "receipt", told.get)  # as a store knows all of them
     world.roll_back(0, 0, "c")
     assert abs(world.engine.vector).max() < 10.0
-    fresh = world.fresh()
-    list(replay_whole(fresh, world.fresh, world.records, world.load))
-    assert state_digest(fresh) == state_digest(world.engine)
+    again = Replay(world.refold.log, world.refold.begin)
+    list(again)
+    assert state_digest(again.engine) == state_digest(world.engine)
 
 
 def test_what_cannot_be_read_is_named() -> None:

@@ -16,10 +16,10 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Finished, LeaseEnd, LeaseEnded, RolledBackTo
 from anabranch.core.engine.invariants import violations
 from anabranch.core.errors import StoreCorrupt
-from anabranch.core.model.params import Delta, digest
-from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.params import digest
 from anabranch.core.model.updates import Capability, Reason
 from anabranch.core.snapshot import state_digest
+from anabranch.host.log import WholeLog
 
 # What comes with a world: sub-models, a lossy downlink, both.
 ROUGH: list[tuple[Any, dict[str, Any]]] = [
@@ -140,10 +140,10 @@ def test_a_payload_that_is_gone_is_named_and_nothing_changes() -> None:
     world.play([("a", 0, 1.0), ("b", 0, 2.0)])
     before = state_digest(world.engine)
 
-    def gone(payload: ev.Payload, submodel: Submodel | None) -> Delta:
+    def gone(payload: ev.Payload) -> bytes:
         raise StoreCorrupt(f"payload {payload.sha256} cannot be read: restore a backup")
 
-    refold = replace(world.refold, load_delta=gone)
+    refold = replace(world.refold, log=WholeLog(world.records, gone))
     with pytest.raises(StoreCorrupt, match=r"that of u-t.* is gone: payload .* restore a backup"):
         refold(ev.RolledBack(9.0, 0, 0, ("b",)), len(world.log) + 1, world.engine)
     refold(ev.RolledBack(9.0, 0, 0, ("a", "b")), len(world.log) + 1, world.engine)  # needs none

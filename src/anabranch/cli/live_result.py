@@ -23,9 +23,9 @@ from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
 from anabranch.core.model.submodels import Submodel, UnitMap, submodel_from_json
 from anabranch.core.model.updates import Task
 from anabranch.host.build import Blueprint
-from anabranch.host.journal import replay_whole
+from anabranch.host.journal import Replay
+from anabranch.host.log import WholeLog
 from anabranch.host.records import Teller
-from anabranch.host.submission import loader
 from anabranch.reports.folders import numbered
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
@@ -66,17 +66,14 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     journal = JournalReader(folder)
     config, spec, initial = journal.config, journal.spec, journal.initial()
     blueprint = Blueprint.of(config, spec)
-    fresh = partial(blueprint.engine, initial)
-    engine = fresh()
     recorder = Recorder.of(config, folder, spec)
-    models = _Models(metrics, engine, recorder.goal)
-    with recorder, journal.open_payloads() as payloads:
-        load_delta = loader(payloads, spec)
-
+    with recorder, journal.open_payloads() as payload:
+        replay = Replay(WholeLog(journal.records, payload), partial(blueprint.engine, initial))
+        engine, models = replay.engine, _Models(metrics, replay.engine, recorder.goal)
         teller = Teller(recorder, blueprint.codec_at)
         downloads = _Downloads(recorder, engine, spec.frozen(initial))
         start = now = None
-        for _, record, effects in replay_whole(engine, fresh, journal.records, load_delta):
+        for _, record, effects in replay:
             now = float(record["now"])
             start = now if start is None else start
             teller.tell(now - start, engine, effects, *_sent(record, spec))
