@@ -17,6 +17,7 @@ from drivers import CAPABILITY, NOT_HEARD, Driver, driver, story
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import ConfigError
+from anabranch.core.journal import Record
 
 DRIVERS = ("live", "local", "simulated")
 INT8 = {"uplink": {"codec": "int8"}}
@@ -228,6 +229,48 @@ def test_every_driver_answers_and_logs_the_same(scenario: Scenario, tmp_path: Pa
         journals[name] = story(run.journal())
     assert journals["local"] == journals["live"]
     assert journals["simulated"] == journals["live"]
+
+
+def parts(run: Driver) -> list[str]:
+    """Every task is of a part, and begins with what its device decodes: whole at first, and then of that."""
+    for client_id in ("a", "b"):
+        run.enrol(client_id)
+    told = []
+    for turn in range(3):
+        for client_id in ("a", "b"):
+            task_id = f"t-{client_id}{turn}"
+            told += [run.ask(client_id, task_id), run.fetch(client_id, task_id)]
+        told.append(run.push("a", f"t-a{turn}", f"u-a{turn}", value=0.3))
+        if turn == 1:
+            run.drop("b", "t-b1")
+        else:
+            told.append(run.push("b", f"t-b{turn}", f"u-b{turn}", value=-0.7))
+    return told
+
+
+@pytest.mark.parametrize("downlink", ["int8", "log(0.5)"])
+def test_a_planner_and_a_lossy_downlink_go_together(downlink: str, tmp_path: Path) -> None:
+    """The same parts of the same decoded models, whichever way they come to a device."""
+
+    def told(name: str, codec: str) -> tuple[list[str], list[Record]]:
+        settings = config(submodel={"name": "ist", "parts": 2}, downlink={"codec": codec}, **INT8)
+        with driver(name, settings, tmp_path / name / codec) as run:
+            answers = parts(run)
+        return answers, story(run.journal())
+
+    answers, journal = told("live", downlink)
+    assert told("local", downlink) == (answers, journal)
+    assert told("simulated", downlink) == (answers, journal)
+    exact, _ = told("simulated", "raw")
+    begun = [i for i, answer in enumerate(answers) if "{" in answer]
+    assert len(begun) == 6, "each task is of a part"
+    assert [i for i in begun if answers[i] != exact[i]] == begun[2:], (
+        "what is encoded is not what was published"
+    )
+    assert answers[begun[0]] != answers[begun[1]], "two devices have two parts"
+    covered = [r["submodel"] for r in journal if r["kind"] == "update"]
+    assert len(covered) == 5
+    assert None not in covered
 
 
 # What cannot be said over Flower's Grid, and why not. Heartbeats are passed over in what can.
