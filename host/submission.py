@@ -19,7 +19,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.chains import RAW, payload_codec
 from anabranch.core.model.params import Delta, ParamSpec
 from anabranch.core.model.submodels import Submodel
-from anabranch.core.model.updates import Update, find_flaw
+from anabranch.core.model.updates import Task, Update, find_flaw
 
 Data = bytes | memoryview
 
@@ -36,7 +36,11 @@ def check_open(engine: Engine, client_id: str, task_id: str, codec: str) -> None
 
     So only who holds a task takes up room, and only with what the task asked for.
     """
-    task = engine.ledger.tasks.get(task_id)
+    check_task(engine.ledger.tasks.get(task_id), client_id, task_id, codec)
+
+
+def check_task(task: Task | None, client_id: str, task_id: str, codec: str) -> None:
+    """The same of the task of this id, where it is open."""
     if task is None or task.client_id != client_id:
         raise UnknownTask(f"task {task_id!r} is not open for {client_id!r}: it ended, ask anew")
     check_codec(codec, task.uplink)

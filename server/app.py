@@ -191,13 +191,13 @@ async def _serve(
     ports = Ports(run, insecure)
     await ports.open()
     if ready is not None:
-        ready(_info(ports, recovered, run.identity))
+        ready(_info(ports, recovered, run))
     ended, reopened = over
     while not (stop.is_set() or run.writer.stopped.is_set()):
         await _first(stop, run.writer.stopped, run.ended)
         if run.ended.is_set():
             if ended is not None:
-                ended(Ended(recovered.engine.finished, run.models.best is not None))
+                ended(Ended(run.writer.glance.finished, run.models.best is not None))
             await _first(stop, run.writer.stopped, run.going_on)
             if reopened is not None and run.going_on.is_set():
                 reopened()
@@ -227,7 +227,7 @@ async def _live(
     writer = _writer(store, recovered, config, models, clock, limits)
     uploads, feed = Uploads(store.blobs, limits, server.upload_bytes_per_client), Feed()
     await uploads.find(tasks_of_use(recovered.engine))
-    chronicle = Chronicle(recovered.engine, clock.now())
+    chronicle = Chronicle(lambda: writer.glance, clock.now())
 
     def listen(seq: int, now: float, effects: Sequence[Effect]) -> None:
         feed.tell(seq, now, effects)
@@ -241,8 +241,8 @@ async def _live(
         recovered.info, config, spec, writer, models, uploads, intake, feed, clock.now(), identity, limits
     )
     run.calls = intake.calls
-    run.presence = Presence(recovered.engine.settings.lease_s)
-    run.set_over(bool(recovered.engine.finished))
+    run.presence = Presence(writer.glance.settings.lease_s)
+    run.set_over(bool(writer.glance.finished))
     writer.start()
     chores = [asyncio.create_task(chore) for chore in (_keep(chronicle, writer), _sweep(uploads, writer))]
     try:
@@ -324,12 +324,13 @@ def _stop_on_signals(stop: asyncio.Event) -> None:
             return  # not the main thread: whoever started the thread stops it by `stop`
 
 
-def _info(ports: Ports, recovered: Recovered, identity: ServerIdentity | None) -> ServerInfo:
+def _info(ports: Ports, recovered: Recovered, run: LiveRun) -> ServerInfo:
+    identity = run.identity
     return ServerInfo(
         address=ports.address,
         admin_address=ports.admin_address,
         run_id=recovered.info.run_id,
-        version=recovered.engine.version,
+        version=run.writer.glance.version,
         replayed=recovered.replayed,
         recovery_s=recovered.took_s,
         join_address=ports.join_address,

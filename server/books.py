@@ -27,6 +27,7 @@ from anabranch.core.retention import ALL, Keep
 from anabranch.host.rollback import Folding, Refolder
 from anabranch.host.run import Run, Settled
 from anabranch.server.failpoints import reach
+from anabranch.server.glance import Glance, Glances
 from anabranch.server.history import History
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
 from anabranch.server.saving import Every, Saved, Saving, Taken, Written
@@ -96,7 +97,7 @@ class Books:
         keep: Keep = ALL,
     ) -> None:
         self.run = Run(engine, line := WaitingLine(limits), limits, self._stored)
-        self.engine, self.line = engine, line
+        self.engine, self.line, self.glances = engine, line, Glances(engine)
         self.store, self.models, self.history = store, models, history
         self.seq = seq
         self.refold: Refolder | None = None
@@ -104,8 +105,8 @@ class Books:
         self.saving = Saving(engine, store, every, saved, keep)
         self._forgets, self._trims, self._trims_at = not keep.is_all, False, 0.0
 
-    def commit(self, batch: Sequence[Call]) -> float | None:
-        """Answer a batch; returns when a tick is due. Raises what no restart may ignore."""
+    def commit(self, batch: Sequence[Call]) -> Glance:
+        """Answer a batch; returns how the run stands then. Raises what no restart may ignore."""
         reach("batch_taken")
         self._name_snapshot()
         self.run.begin(call.event for call in batch if call.event is not None)
@@ -122,7 +123,7 @@ class Books:
         while self.line.sessions.news:
             log.warning(TWICE, self.line.sessions.news.pop())
         reach("answers_ready")
-        return self.engine.next_deadline()
+        return self.glances.take()
 
     def project(self) -> None:
         """Write what the log implies, all of it."""

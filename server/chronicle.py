@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +41,7 @@ from anabranch.core.effects import (
 from anabranch.core.engine.engine import Engine
 from anabranch.core.model.updates import FLAWS, Reason, Verdict
 from anabranch.reports.text import duration_text
+from anabranch.server.glance import Glance
 
 log = logging.getLogger(__name__)
 
@@ -137,10 +138,13 @@ class Standing:
 
 
 class Chronicle:
-    """See the module. `tell` hears of effects, `look` of time; both on the event loop's thread."""
+    """See the module. `tell` hears of effects, `look` of time; both on the event loop's thread.
 
-    def __init__(self, engine: Engine, now: float) -> None:
-        self._engine, self._began = engine, now
+    `glance`: how the run stands.
+    """
+
+    def __init__(self, glance: Callable[[], Glance], now: float) -> None:
+        self._glance, self._began = glance, now
         self._versions: _Versions | None = None
         self._versions_at = -VERSIONS_S
         self._applied = self._staleness = 0  # since the last version
@@ -149,8 +153,8 @@ class Chronicle:
         self._waits: dict[str, _Wait] = {}
         self._busy_since: float | None = None  # somebody works or asks, and no update has come
         self._stall, self._starving = _Pause(STALL_S), _Pause(STARVING_S)
-        if engine.finished:
-            _say(logging.INFO, f"the run had ended before: {engine.finished}", why=engine.finished)
+        if why := glance().finished:
+            _say(logging.INFO, f"the run had ended before: {why}", why=why)
 
     def tell(self, seq: int, now: float, effects: Sequence[Effect]) -> None:  # noqa: ARG002
         """Take note of what came of an event; a `Listener` of the writer."""
@@ -185,7 +189,7 @@ class Chronicle:
             self._say_versions(now)
         self._gathered(now)
         self._say_starving(now)
-        if self._engine.finished or self._busy_since is None:
+        if self._glance().finished or self._busy_since is None:
             return False
         return now - self._busy_since >= STALL_S
 
@@ -203,7 +207,7 @@ class Chronicle:
             logging.WARNING,
             f"no update for {duration_text(lasted_s)}: {self._waited_for(standing, now)}",
             seconds=round(lasted_s),
-            version=self._engine.version,
+            version=self._glance().version,
             tasks=standing.tasks,
             asking=len(self._waits),
             quarantined=standing.quarantined,
@@ -294,7 +298,7 @@ class Chronicle:
             _say(logging.INFO, text, **_fields(some), end=end)
 
     def _say_starving(self, now: float) -> None:
-        if self._engine.finished or not self._waits:
+        if self._glance().finished or not self._waits:
             return
         client_id, longest = min(self._waits.items(), key=lambda item: item[1].since)
         if now - longest.asked_at > ASKS_S:
@@ -314,13 +318,14 @@ class Chronicle:
     def _ended(self, why: str, given_up: bool, now: float) -> None:
         if self._versions is not None:
             self._say_versions(now)
-        counters, version = self._engine.counters, self._engine.version
+        glance = self._glance()
+        counters, version = glance.counters, glance.version
         totals = {
             "version": version,
             "updates": counters.applied,
             "rejected": counters.rejected,
             "leases_lost": counters.leases_lost,
-            "clients": len(self._engine.ledger.clients),
+            "clients": glance.clients_enrolled,
             "seconds": round(now - self._began),
         }
         text = (

@@ -23,7 +23,7 @@ from anabranch.core.model.metrics import TRAINED_MAX, names_flaw
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, Receipt, Update
 from anabranch.host.chain import is_of_other_base
-from anabranch.host.submission import check_open, check_size, examined
+from anabranch.host.submission import check_size, check_task, examined
 from anabranch.identity.signatures import check_signature, make_proof, update_message
 from anabranch.protos.convert import (
     check_manifest,
@@ -213,7 +213,7 @@ class Intake:
 
         Raises `IdTaken` where another update has the id.
         """
-        known = self.writer.engine.ledger.receipts.get(update_id)
+        known = self.writer.glance.receipts.get(update_id)
         if known is None or not known.sha256:
             known = await self.writer.look_store(lambda store: store.receipt(update_id)) or known
         if known is None:
@@ -246,14 +246,15 @@ class Intake:
         The task is looked up before the payload comes, so that only who holds a task fills the disk, and
         only with what the task asked for. Raises `InvalidUpdate` for another codec than that, and `IdTaken`.
         """
-        update, ledger = header.update, self.writer.engine.ledger
-        task = ledger.tasks.get(update.task_id)
+        update, glance = header.update, self.writer.glance
+        task = glance.tasks.get(update.task_id)
         is_open = task is not None and task.client_id == update.client_id
-        if not is_open or update.update_id in ledger.receipts:
+        if not is_open or update.update_id in glance.receipts:
             ids = update.client_id, update.update_id, update.task_id
             if (known := await self.verdict(*ids, header.payload.sha256)) is not None:
                 return known
-        check_open(self.writer.engine, update.client_id, update.task_id, header.payload.codec)
+        task = self.writer.glance.tasks.get(update.task_id)  # it may have had its end meanwhile
+        check_task(task, update.client_id, update.task_id, header.payload.codec)
         return None
 
     async def _receive(self, header: Header, requests: Requests, deadline: asyncio.Timeout) -> Upload:

@@ -8,7 +8,7 @@ import asyncio
 import heapq
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 
 from safetensors.numpy import save
 
@@ -26,6 +26,7 @@ from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
 from anabranch.server.feed import Happening
 from anabranch.server.gate import Caller, Gate
+from anabranch.server.glance import Glance
 from anabranch.server.intake import checked_metrics
 from anabranch.server.models import Wanted
 from anabranch.server.rpc_errors import answers, streams
@@ -51,7 +52,9 @@ class Operators(OperatorsServicer):
         self, request: operators.GetStatusRequest, caller: Caller
     ) -> operators.GetStatusResponse:
         """How the run stands."""
-        return await self.run.writer.look(self._status)
+        writer = self.run.writer
+        asked = await writer.look(lambda engine: (dict(engine.guard.quarantined), writer.run_twice))
+        return self._status(writer.glance, *asked)
 
     @answers
     async def ListVersions(
@@ -90,7 +93,7 @@ class Operators(OperatorsServicer):
         """The clients, the most suspicious first."""
         limit = min(request.limit or CLIENTS_MAX, CLIENTS_MAX)
         found = await self.run.writer.look(lambda engine: _clients(engine, limit))
-        presence, now, version = self.run.presence, self.run.writer.now(), self.run.writer.engine.version
+        presence, now, version = self.run.presence, self.run.writer.now(), self.run.writer.glance.version
         for client in found:
             client.last_seen_s = presence.seen_at(client.client_id)
             client.online = presence.is_online(client.client_id, now)
@@ -139,7 +142,7 @@ class Operators(OperatorsServicer):
         effects = (await self.run.writer.submit(event)).effects
         return operators.SetSettingsResponse(
             changes=[change_to_proto(c) for e in effects if isinstance(e, SettingsSet) for c in e.changes],
-            finished=self.run.writer.engine.finished,
+            finished=self.run.writer.glance.finished,
             reopened=any(isinstance(e, Reopened) for e in effects),
         )
 
@@ -181,7 +184,7 @@ class Operators(OperatorsServicer):
         """Keep the metrics of a version."""
         metrics, version = checked_metrics(request.metrics, MEASURED_MAX), request.version
         now = self.run.writer.now()
-        if version > self.run.writer.engine.version:
+        if version > self.run.writer.glance.version:
             raise UnknownVersion(f"version {version} is not published yet")
 
         def keep(store: Store) -> Mapping[str, float]:
@@ -193,11 +196,13 @@ class Operators(OperatorsServicer):
         self.run.feed.add(Happening(self.run.writer.seq, now, "evaluated", "", version, metrics))
         return operators.ReportMetricsResponse()
 
-    def _status(self, engine: Engine) -> operators.GetStatusResponse:
-        run, counters, best = self.run, engine.counters, self.run.models.best
+    def _status(
+        self, glance: Glance, quarantined: Mapping[str, str], twice: Sequence[str]
+    ) -> operators.GetStatusResponse:
+        run, counters, best = self.run, glance.counters, self.run.models.best
         best_metric, best_value = run.models.best_value
         return operators.GetStatusResponse(
-            clients_online=run.presence.online(engine.ledger.client_ids, run.writer.now()),
+            clients_online=run.presence.online(glance.clients, run.writer.now()),
             tasks_granted=counters.granted,
             created_at_s=run.info.created_at,
             best_version=None if best is None else best[0],
@@ -206,16 +211,16 @@ class Operators(OperatorsServicer):
             best_value=best_value,
             run=run.info.name,
             run_id=run.info.run_id,
-            strategy=engine.strategy.name,
-            version=engine.version,
+            strategy=glance.strategy,
+            version=glance.version,
             updates_applied=counters.applied,
             updates_rejected=counters.rejected,
             updates_duplicate=counters.duplicates + run.writer.duplicates,
-            clients=len(engine.ledger.clients),
-            live_tasks=engine.ledger.live,
+            clients=glance.clients_enrolled,
+            live_tasks=glance.live_tasks,
             leases_lost=counters.leases_lost,
-            paused=engine.paused,
-            finished=engine.finished,
+            paused=glance.paused,
+            finished=glance.finished,
             uplink_bytes=run.uploads.bytes_total,
             downlink_bytes=run.sent_to_devices.bytes,
             uplink_bytes_raw=run.intake.bytes_raw,
@@ -224,9 +229,9 @@ class Operators(OperatorsServicer):
             uptime_s=run.writer.now() - run.started_at,
             manifest=manifest_to_proto(run.spec),
             config_json=json.dumps(run.config.to_json()),
-            quarantined=engine.guard.quarantined,
-            settings_changed=[change_to_proto(change) for _, change in sorted(engine.changes.made.items())],
-            run_twice=run.writer.run_twice,
+            quarantined=quarantined,
+            settings_changed=[change_to_proto(change) for _, change in sorted(glance.changes.made.items())],
+            run_twice=twice,
         )
 
     def _best(self) -> int:

@@ -5,7 +5,7 @@ It is of this process alone: nothing is decided by it, and the log has nothing o
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Container
 
 
 class Presence:
@@ -32,9 +32,9 @@ class Presence:
         """Whether it has called within the silence that is allowed."""
         return client_id in self._seen_at and now - self._seen_at[client_id] <= self.silence_s
 
-    def online(self, clients: Collection[str], now: float) -> int:
+    def online(self, clients: Container[str], now: float) -> int:
         """How many of these are."""
-        return sum(self.is_online(client_id, now) for client_id in clients)
+        return sum(client_id in clients and self.is_online(client_id, now) for client_id in self._seen_at)
 
     def behind(self, client_id: str, version: int) -> int | None:
         """By how many versions what it was given last is older; None if it was given none."""

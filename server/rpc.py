@@ -76,9 +76,9 @@ class Devices(DevicesServicer):
                 "this run's model has buffers, of which an update has the values reached, and this device's "
                 "program does not know them: install the same version of anabranch on both sides"
             )
-        clients = run.writer.engine.ledger.clients
-        if client_id not in clients and len(clients) >= run.limits.clients_max:
-            raise Overloaded(f"{len(clients)} clients are enrolled, as many as the server takes")
+        known = run.writer.glance
+        if client_id not in known.clients and known.clients_enrolled >= run.limits.clients_max:
+            raise Overloaded(f"{known.clients_enrolled} clients are enrolled, as many as the server takes")
         said = capability_from_proto(request.capability)
         capability = replace(said, codecs=known_stages(said.codecs))  # of others nothing is ever asked
         await run.writer.submit(ev.Enrolled(run.writer.now(), client_id, capability))
@@ -88,7 +88,7 @@ class Devices(DevicesServicer):
             run_id=run.info.run_id,
             manifest=manifest_to_proto(run.spec),
             config_json=json.dumps(device_tables(run.config)),
-            version=run.writer.engine.version,
+            version=run.writer.glance.version,
             server_time_s=run.writer.now(),
         )
 
@@ -177,7 +177,7 @@ class Devices(DevicesServicer):
         if not 0 <= request.progress < float("inf"):
             raise InvalidUpdate(f"progress must be a finite number, 0 or more, not {request.progress!r}")
         session = self._id(request.session, "session") if request.session else ""
-        if (task := writer.engine.ledger.tasks.get(task_id)) is not None:
+        if (task := writer.glance.tasks.get(task_id)) is not None:
             self.calls.told("Heartbeat", client_id, task.lease_s / BEATS_PER_LEASE)
         await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress, session))
         said = await writer.look(lambda engine: advice(engine, client_id, task_id))
@@ -235,7 +235,7 @@ class Devices(DevicesServicer):
         return client_id
 
     def _seen(self, client_id: str) -> None:
-        if client_id in self.run.writer.engine.ledger.clients:
+        if client_id in self.run.writer.glance.clients:
             self.run.presence.seen(client_id, self.run.writer.now())
 
     async def _sign(self, header: devices.ModelHeader, caller: Caller) -> None:
@@ -267,7 +267,7 @@ class Devices(DevicesServicer):
         return head
 
     def _retry_s(self) -> tuple[float, float]:
-        return self.run.writer.engine.settings.retry_after_s
+        return self.run.writer.glance.settings.retry_after_s
 
     def _refusal(self, refused: Refused) -> devices.AskTaskResponse:
         earliest_s, latest_s = refused.retry_after_s
@@ -299,9 +299,10 @@ class Devices(DevicesServicer):
         return self._refusal(refused)
 
     async def _grant(self, task: Task, holds: int | None) -> devices.AskTaskResponse:
-        codecs = self.run.writer.engine.ledger.clients[task.client_id].capability.codecs
+        capability = self.run.writer.glance.clients.get(task.client_id)
+        assert capability is not None, "who has a task is enrolled"
         try:
-            wanted = self.run.models.for_device(task.base_version, holds, codecs, task.submodel)
+            wanted = self.run.models.for_device(task.base_version, holds, capability.codecs, task.submodel)
             file = await self.run.models.get(wanted)
         except UnknownVersion as gone:  # lost with a crash: give the task back, the device asks anew
             now, ask = self.run.writer.now(), Ask(task.client_id, task.task_id)

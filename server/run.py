@@ -62,7 +62,7 @@ class LiveRun:
     @property
     def config(self) -> Config:
         """The settings in force."""
-        return with_values(self.given, self.writer.engine.changes.values)
+        return with_values(self.given, self.writer.glance.changes.values)
 
     def hear(self, effects: Sequence[Effect]) -> None:
         """Take note of what an event has come to."""
@@ -70,7 +70,7 @@ class LiveRun:
             if isinstance(effect, Finished | Reopened):
                 self.set_over(isinstance(effect, Finished))
             elif isinstance(effect, SettingsSet):
-                self.presence.silence_s = self.writer.engine.settings.lease_s
+                self.presence.silence_s = self.writer.glance.settings.lease_s
 
     def set_over(self, over: bool) -> None:
         """The run has ended, or goes on."""

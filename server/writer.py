@@ -74,6 +74,7 @@ class Writer:
         self._closing = False
         # Whether the log is still to hear that the server is back: until then no lease may end.
         self._returning = self._cannot_return = False
+        self.glance = self._books.glances.take()  # how the run stood after the newest batch
         self.listener: Listener | None = None
         # Updates that are whole and will be submitted within milliseconds.
         self.coming = 0
@@ -81,11 +82,6 @@ class Writer:
         # Set when the writer has stopped by itself; `failure` says why.
         self.stopped = asyncio.Event()
         self.failure: BaseException | None = None
-
-    @property
-    def engine(self) -> Engine:
-        """For single reads of numbers and names; whatever is wider goes through `look`."""
-        return self._books.engine
 
     @property
     def history(self) -> History:
@@ -117,11 +113,11 @@ class Writer:
 
     def start(self) -> None:
         """Take calls from now on. Who has a task has had nobody to tell so: that comes first."""
-        self._returning = bool(self._books.engine.ledger.live)
+        self._returning = bool(self.glance.live_tasks)
         if self._returning:
             self._enqueue_tick()
         else:
-            self._schedule(self._books.engine.next_deadline())
+            self._schedule(self.glance.deadline)
         loop = asyncio.get_running_loop()
 
         def written() -> None:
@@ -224,7 +220,7 @@ class Writer:
             return
         loop = asyncio.get_running_loop()
         try:
-            deadline = await loop.run_in_executor(self._thread, self._books.commit, batch)
+            self.glance = await loop.run_in_executor(self._thread, self._books.commit, batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be logged after it
             self._fail(batch, error)
             return
@@ -237,7 +233,8 @@ class Writer:
         for call in batch:
             if isinstance(call.event, ev.Returned):
                 self._has_returned(call.error)
-        self._schedule(self.now() if self._returning else deadline, RETRY_FULL_DISK_S if full else 0.0)
+        deadline = self.now() if self._returning else self.glance.deadline
+        self._schedule(deadline, RETRY_FULL_DISK_S if full else 0.0)
 
     def _has_returned(self, error: BaseException | None) -> None:
         """Say once that the log has no room for the return, and once that it had."""

@@ -63,6 +63,15 @@ class Unsaved:
     receipts: int = 0
 
 
+@dataclass
+class Touched:
+    """What has changed: whose capability, which tasks, and the receipts of which updates, by id."""
+
+    clients: set[str] = field(default_factory=set)
+    tasks: set[str] = field(default_factory=set)
+    updates: set[str] = field(default_factory=set)
+
+
 class Ledger:
     """Clients, tasks and receipts, with the indices that make every look-up cheap."""
 
@@ -79,6 +88,8 @@ class Ledger:
         self._capabilities: dict[Capability, Capability] = {}
         # Noted for a driver that saves the books piece by piece (`track`), by nobody else.
         self.unsaved: Unsaved | None = None
+        # The same for a driver that shows the books to other threads.
+        self.touched: Touched | None = None
 
     # --- clients -----------------------------------------------------------------------------
 
@@ -95,6 +106,8 @@ class Ledger:
         else:
             self.clients[client_id] = replace(known, capability=capability)
         self._note(client_id, is_new=known is None)
+        if self.touched is not None:
+            self.touched.clients.add(client_id)
 
     def _shared(self, capability: Capability) -> Capability:
         """An equal one that others have as well: a fleet has few kinds of devices."""
@@ -185,6 +198,8 @@ class Ledger:
         return [self.tasks[i] for i in self._by_client.get(client_id, [])]
 
     def _count(self, task: Task, by: int) -> None:
+        if self.touched is not None:
+            self.touched.tasks.add(task.task_id)
         if task.state is not TaskState.LEASED:
             return
         self.live += by
@@ -201,10 +216,16 @@ class Ledger:
             self._answered[receipt.task_id] = receipt.update_id
         if self.unsaved is not None:
             self.unsaved.receipts += 1
+        self._touch(receipt)
         while len(self.receipts) > self.receipts_max:
             oldest = self.receipts.pop(next(iter(self.receipts)))
+            self._touch(oldest)
             if self._answered.get(oldest.task_id) == oldest.update_id:
                 del self._answered[oldest.task_id]
+
+    def _touch(self, receipt: Receipt) -> None:
+        if self.touched is not None:
+            self.touched.updates.add(receipt.update_id)
 
     def receipt_of_task(self, task_id: str) -> Receipt | None:
         """The receipt of the update that answered a task."""

@@ -11,6 +11,7 @@ from machines import Bench
 from anabranch.core import events as ev
 from anabranch.core.model.updates import Ask
 from anabranch.server.chronicle import GATHERED_S, STALL_S, STARVING_S, Chronicle, Standing
+from anabranch.server.glance import Glances
 
 
 class Logged:
@@ -20,7 +21,8 @@ class Logged:
         self._caplog = caplog
         caplog.set_level(logging.INFO)
         self.bench = Bench(strategy, **options)
-        self.chronicle = Chronicle(self.bench.engine, 0.0)
+        self.glance = Glances(self.bench.engine).take
+        self.chronicle = Chronicle(self.glance, 0.0)
 
     def do(self, event: ev.Event) -> None:
         """One event."""
@@ -203,7 +205,7 @@ def test_a_run_that_is_given_up_is_a_warning_and_a_restart_repeats_why(
     level, text = log.lines()[-1]
     assert level == "WARNING"
     assert text.endswith("): the last 2 updates were all rejected (not finite): learning rate too large?")
-    Chronicle(log.bench.engine, 50.0)
+    Chronicle(log.glance, 50.0)
     ((level, text),) = log.lines()
     assert (level, text) == ("INFO", f"the run had ended before: {log.bench.engine.finished}")
 

@@ -1,0 +1,105 @@
+"""How a run stands, for the event loop: what the writer's thread shows of its engine after each batch.
+
+The engine is that thread's alone, and changes under whoever else looks. A `Glance` never changes, whatever
+is in it: two looks at one of them agree, and it has all that whoever was answered has heard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+from anabranch.core.engine.changes import Changes
+from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.ledger import Counters, Touched
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.model.updates import Capability, Receipt, Task
+
+V = TypeVar("V")
+ABOVE_MIN = 64
+
+
+class Layered(Generic[V]):
+    """A map that never changes. `changed` gives another one, which shares nearly all of it."""
+
+    def __init__(self, below: Mapping[str, V], above: Mapping[str, V | None] | None = None) -> None:
+        self._below, self._above = below, above or {}
+
+    def get(self, key: str) -> V | None:
+        """What is there, or None."""
+        return self._above[key] if key in self._above else self._below.get(key)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) and self.get(key) is not None
+
+    def changed(self, values: Mapping[str, V | None]) -> Layered[V]:
+        """With these values; None for what is there no more.
+
+        The upper layer, which is copied with each change, grows to the square root of the lower one, and is
+        then merged with it: so that is what a change costs.
+        """
+        if not values:
+            return self
+        above = {**self._above, **values}
+        if len(above) <= ABOVE_MIN or len(above) ** 2 <= len(self._below):
+            return Layered(self._below, above)
+        below = dict(self._below)
+        for key, value in above.items():
+            if value is None:
+                below.pop(key, None)
+            else:
+                below[key] = value
+        return Layered(below)
+
+
+@dataclass(frozen=True)
+class Glance:
+    """See the module. `deadline`: when a tick is due, None for never."""
+
+    strategy: str
+    version: int
+    finished: str
+    paused: bool
+    deadline: float | None
+    counters: Counters
+    clients_enrolled: int
+    live_tasks: int
+    settings: EngineSettings
+    changes: Changes
+    clients: Layered[Capability]
+    tasks: Layered[Task]
+    receipts: Layered[Receipt]
+
+
+class Glances:
+    """Makes them, one after the other, for the thread that has the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine, ledger = engine, engine.ledger
+        ledger.touched = Touched()
+        self._clients = Layered({c: record.capability for c, record in ledger.clients.items()})
+        self._tasks, self._receipts = Layered(dict(ledger.tasks)), Layered(dict(ledger.receipts))
+
+    def take(self) -> Glance:
+        """How the run stands now."""
+        engine, ledger = self._engine, self._engine.ledger
+        touched, ledger.touched = ledger.touched or Touched(), Touched()
+        self._clients = self._clients.changed({c: ledger.clients[c].capability for c in touched.clients})
+        self._tasks = self._tasks.changed({t: ledger.tasks.get(t) for t in touched.tasks})
+        self._receipts = self._receipts.changed({u: ledger.receipts.get(u) for u in touched.updates})
+        return Glance(
+            strategy=engine.strategy.name,
+            version=engine.version,
+            finished=engine.finished,
+            paused=engine.paused,
+            deadline=engine.next_deadline(),
+            counters=replace(engine.counters),
+            clients_enrolled=len(ledger.clients),
+            live_tasks=ledger.live,
+            settings=engine.settings,
+            changes=engine.changes,
+            clients=self._clients,
+            tasks=self._tasks,
+            receipts=self._receipts,
+        )
