@@ -138,3 +138,89 @@ def test_advice() -> None:
     desk.work("b", "t-3", now=61.0)
     desk.work("b", "t-4", now=61.0)
     assert advice(desk.engine, "a", "t-a").notice is Notice.FINISHED
+
+
+def beat(now: float, client_id: str, task_id: str, progress: float) -> ev.LeaseRenewed:
+    return ev.LeaseRenewed(now, client_id, task_id, progress)
+
+
+def drop(client_id: str, task_id: str) -> ev.TaskDropped:
+    return ev.TaskDropped(1.0, client_id, task_id, "")
+
+
+def logged(desk: Desk, *events: ev.Event) -> list[bool]:
+    """Of each event by itself, applied where it is for the log: whether it is."""
+    found = []
+    for event in events:
+        (settled,) = desk.settled(event)
+        found.append(settled.event is event)
+        if settled.event is not None:
+            desk.run.apply(settled)
+    return found
+
+
+def test_what_changes_nothing_is_not_for_the_log() -> None:
+    desk = Desk()
+    assert logged(desk, drop("b", "t-a"), drop("a", "t-x")) == [False] * 2
+    assert logged(desk, drop("a", "t-a"), drop("a", "t-a")) == [
+        True,
+        False,
+    ]
+    assert logged(desk, ev.Resumed(1.0), ev.Paused(1.0), ev.Paused(2.0)) == [False, True, False]
+    assert logged(desk, ev.Resumed(3.0), ev.Resumed(4.0)) == [True, False]
+    assert logged(desk, ev.Released(5.0, "b"), ev.Quarantined(5.0, "b", "x")) == [False, True]
+    assert logged(desk, ev.Quarantined(6.0, "b", "x"), ev.Quarantined(6.0, "b", "y")) == [False, True]
+    assert logged(desk, ev.Released(7.0, "b"), ev.Released(7.0, "b"), ev.Ticked(8.0)) == [True, False, True]
+
+
+def test_a_heartbeat_is_for_the_log_where_it_renews_a_lease_of_its_device() -> None:
+    desk = Desk(lease_s=60.0)
+    assert logged(desk, beat(1.0, "b", "t-a", 1.0), beat(1.0, "a", "t-x", 1.0)) == [False] * 2
+    assert logged(desk, beat(0.0, "a", "t-a", 1.0)) == [True], "the first one shows that it is there"
+    assert logged(desk, beat(20.0, "a", "t-a", 1.0)) == [False], "it has come no further"
+    assert logged(desk, beat(20.0, "a", "t-a", 1.5), ev.Ticked(80.0)) == [True, True]
+    assert logged(desk, beat(81.0, "a", "t-a", 2.0)) == [False], "the lease has ended"
+
+
+def test_while_others_wait_a_place_is_not_renewed_for_ever() -> None:
+    desk = Desk(lease_s=10.0, concurrency=1, tenure_leases=2.0)
+    assert logged(desk, beat(9.0, "a", "t-a", 1.0), beat(18.0, "a", "t-a", 2.0)) == [True] * 2
+    desk.settled(ask("b", "t-b", 27.0))
+    assert logged(desk, beat(27.0, "a", "t-a", 3.0)) == [False]
+    desk.run.line = NoLine()
+    assert logged(desk, beat(27.0, "a", "t-a", 4.0)) == [True]
+
+
+def test_a_device_that_never_says_the_same_is_told_when_to_come_back() -> None:
+    desk = Desk()
+    said = [ev.Enrolled(now, "a", Capability(examples=n)) for now, n in ((0.0, 1), (1800.0, 2), (3600.0, 2))]
+    first, second, third = (desk.settled(event)[0] for event in said)
+    assert (first.event, second.event, third.event) == (said[0], None, said[2])
+    assert isinstance(second.error, Overloaded)
+    assert second.error.retry_after_s == (1800.0, 3600.0)
+    with pytest.raises(Overloaded, match="'a' enrols with another capability too often"):
+        desk.run.take(ev.Enrolled(3601.0, "a", Capability(examples=3)))
+
+
+def test_a_receipt_without_its_digest_is_looked_up() -> None:
+    """An engine of a snapshot of before such were kept knows less of an update than the store."""
+    told = Receipt("u-1", "t-a", 1, Decision(Verdict.PUBLISHED), "a", "11" * 32)
+    desk = Desk(lambda update_id: told if update_id == "u-1" else None)
+    desk.run.take(desk.arrived("u-1", sha256=""))
+    assert desk.engine.ledger.receipts["u-1"].sha256 == ""
+    with pytest.raises(IdTaken, match="with other bytes"):
+        desk.run.take(desk.arrived("u-1", sha256="00" * 32))
+    assert desk.run.take(desk.arrived("u-1", sha256="11" * 32)).event is None
+    assert desk.run.duplicates == 1
+
+
+def test_advice_where_nothing_hurries() -> None:
+    desk = Desk(lease_s=60.0)
+    for number in range(4):
+        desk.work("b", f"t-{number}")
+    assert advice(desk.engine, "a", "t-a") == Advice(60.0, 4)
+    assert advice(desk.engine, "b", "t-a") == Advice(0.0, 4, Notice.CANCEL, "the task is not wanted any more")
+    ended = Desk(versions_max=1)
+    ended.work("b", "t-1")
+    assert advice(ended.engine, "a", "t-a") == Advice(60.0, 1, Notice.FINISHED, ended.engine.finished)
+    assert advice(ended.engine, "b", "t-a") == Advice(0.0, 1, Notice.FINISHED, ended.engine.finished)
