@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from machines import Bench
 
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.errors import InvalidUpdate, TooLarge
+from anabranch.core import events as ev
+from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownCodec, UnknownTask
 from anabranch.core.events import Payload
 from anabranch.core.limits import Limits
 from anabranch.core.model.params import ParamSpec, dense
-from anabranch.core.model.updates import Update
-from anabranch.host.submission import check_codec, check_size, decode, examined, loader
+from anabranch.core.model.submodels import Coordinates
+from anabranch.core.model.updates import Capability, Update
+from anabranch.host.submission import check_codec, check_open, check_size, decode, examined, loader
 
 SPEC = ParamSpec.of({"w": np.zeros(4, np.float32)})
 UPDATE = Update("u-1", "t-1", "a", 0, 10, np.empty(0, np.float32))
@@ -31,6 +36,34 @@ def test_the_tasks_codec_and_raw_are_taken(codec: str) -> None:
 def test_any_other_codec_is_refused(codec: str) -> None:
     with pytest.raises(InvalidUpdate, match=r"the task asked for 'topk\(0.1\)\|int8'"):
         check_codec(codec, "ef(0.9)|topk(0.1)|int8")
+
+
+def test_only_who_holds_a_task_sends_an_update_of_it() -> None:
+    bench = Bench("fedasync", uplink="int8")
+    bench.do(ev.Enrolled(0.0, "a", Capability(codecs=("int8:1",))))
+    bench.enrol("b")
+    bench.ask("a", "t-1")
+    for codec in ("int8", "raw"):
+        check_open(bench.engine, "a", "t-1", codec)
+    for client_id, task_id in (("b", "t-1"), ("a", "t-2")):
+        with pytest.raises(UnknownTask, match=f"task {task_id!r} is not open for {client_id!r}"):
+            check_open(bench.engine, client_id, task_id, "int8")
+    with pytest.raises(InvalidUpdate, match="the task asked for 'int8'"):
+        check_open(bench.engine, "a", "t-1", "int4")
+
+
+def test_a_part_of_a_model_has_the_bytes_of_that_part() -> None:
+    part = Coordinates(np.array([1, 3]))
+    check_size(8, "raw", SPEC, part)
+    with pytest.raises(TooLarge, match="payload of 9 bytes: raw needs at most 8 for 2 values"):
+        check_size(9, "raw", SPEC, part)
+    with pytest.raises(UnknownCodec):
+        check_size(1, "nothing", SPEC, None)
+    data = np.array([5, 7], np.float32).tobytes()
+    assert dense(decode(Payload("", 8), data, SPEC, part)).tolist() == [5, 7]
+    found, flaw = examined(replace(UPDATE, submodel=part), Payload("", 8), data, SPEC)
+    assert (dense(found.delta).tolist(), flaw) == ([5, 7], "")
+    assert dense(loader(lambda _: data, SPEC)(Payload("", 8), part)).tolist() == [5, 7]
 
 
 def test_more_bytes_than_the_codec_can_need_are_refused() -> None:
