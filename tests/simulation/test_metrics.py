@@ -54,7 +54,8 @@ def test_the_result_is_by_the_metric_that_was_named(folder: Path, result: Result
     reached = next(p for p in result.history if p.metrics["mse"] <= 0.5)  # type: ignore[operator]
     assert result.time_to_target_s == reached.time_s > 0
     assert (result.final_accuracy, result.best_accuracy, result.target_accuracy) == (None, None, 0.0)
-    assert json.loads((folder / "result.json").read_text())["best_value"] == min(values)  # type: ignore[type-var]
+    kept = json.loads((folder / "result.json").read_text())
+    assert kept["best_value"] == min(values)  # type: ignore[type-var]
 
 
 def test_the_best_model_is_the_one_with_the_least(folder: Path, result: Result) -> None:
