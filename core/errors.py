@@ -27,6 +27,7 @@ AnabranchError
 │   ├── StoreFull            no space left; nothing was lost
 │   ├── StoreUnreachable     the database does not answer, or lets nobody in
 │   ├── StoreCorrupt         a digest does not match what was written
+│   ├── LogLost              the log ends before an event that was acknowledged
 │   ├── StoreNewer           the database is of a newer revision than this program
 │   ├── StoreLocked          another process owns the data directory
 │   └── LeadershipLost       another server has taken over: this one may write nothing more

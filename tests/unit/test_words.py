@@ -1,0 +1,93 @@
+"""Ids, errors and what to install: what is said, and what is let through."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+import numpy as np
+import pytest
+
+from anabranch.core import errors
+from anabranch.core.config.extras import how_to_install
+from anabranch.core.errors import OUTCOMES, Outcome, disk_error, outcome_of
+from anabranch.core.ids import checked_id
+from anabranch.core.limits import Limits
+from anabranch.core.model.arrays import from_bytes, plain, to_bytes
+
+
+@pytest.mark.parametrize("text", ["a", "7", "A-b_c.9", "x" * 64])
+def test_ids_that_are_safe(text: str) -> None:
+    assert checked_id(text, "task_id") == text
+
+
+@pytest.mark.parametrize("text", ["", "x" * 65, "-a", ".a", "_a", "a/b", "a b", "a\n", "ä"])
+def test_ids_that_are_not(text: str) -> None:
+    with pytest.raises(errors.InvalidUpdate, match="task_id must be 1 to 64 letters"):
+        checked_id(text, "task_id")
+    with pytest.raises(errors.InvalidUpdate, match="must be 1 to 3 letters"):
+        checked_id("abcd", "task_id", Limits(id_chars_max=3))
+
+
+def test_an_error_has_the_outcome_of_its_nearest_kind() -> None:
+    for kind, outcome in OUTCOMES.items():
+        assert outcome_of(kind("why")) == outcome
+
+    class Odd(errors.StoreFull):
+        """Of a kind that is in the table."""
+
+    assert outcome_of(Odd("why")) == OUTCOMES[errors.StoreFull]
+    assert outcome_of(ValueError("why")) == Outcome("INTERNAL", 1, retryable=False)
+
+
+def test_an_exit_code_says_what_it_was() -> None:
+    codes = [outcome.exit_code for outcome in OUTCOMES.values()]
+    assert len(set(codes)) == len(codes)
+    assert not {0, 1} & set(codes)
+
+
+def test_what_may_be_tried_again() -> None:
+    again = {kind.__name__ for kind, outcome in OUTCOMES.items() if outcome.retryable}
+    assert again == {"Overloaded", "Unavailable", "StoreFull", "LeadershipLost", "ClocksDisagree"}
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_told_from_a_broken_one(number: int) -> None:
+    full = disk_error("/data", OSError(number, "no room"))
+    assert isinstance(full, errors.StoreFull)
+    assert str(full).startswith("/data: no space left on the disk")
+    broken = disk_error("/data", OSError(errno.EIO, "Input/output error"))
+    assert type(broken) is errors.StoreError
+    assert str(broken) == "/data cannot be used: Input/output error"
+    assert str(disk_error("/data", OSError("odd"))) == "/data cannot be used: odd"
+
+
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("torch", 'pip install "anabranch[client]"'),
+        ("torch.nn", 'pip install "anabranch[client]"'),
+        ("psycopg", 'pip install "anabranch[postgresql]"'),
+        ("torches", ""),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_how_a_module_is_installed(module: str | None, command: str) -> None:
+    assert how_to_install(module) == command
+
+
+@pytest.mark.parametrize("dtype", ["<f4", ">f4", "<i8", ">i8"])
+def test_bytes_of_arrays_are_those_of_their_values_in_order(dtype: str) -> None:
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    wanted = np.arange(6).astype(dtype.replace(">", "<")).tobytes()
+    for found in (array, np.asfortranarray(array)):
+        assert to_bytes(found).tobytes() == wanted
+        assert plain(found).flags.c_contiguous
+    back = from_bytes(wanted, array.dtype.name, (2, 3))
+    assert back.tolist() == array.tolist()
+    back[0, 0] = 9  # it is its own
+    assert to_bytes(np.float32(1)).tobytes() == np.array([1], "<f4").tobytes()
+    assert plain(np.float32(1)).shape == ()
+    with pytest.raises(ValueError, match=re.escape("cannot reshape")):
+        from_bytes(wanted, array.dtype.name, (2, 2))
