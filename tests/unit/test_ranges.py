@@ -17,6 +17,7 @@ LEAST = 2.0**-20
 BESIDE: dict[str, dict[str, dict[str, Any]]] = {
     "fleet.leavers": {"run": {"virtual_s_max": 10.0}},
     "client.push": {"server": {"tasks_per_client": 2}},
+    "run.mode": {"run": {"metric": "loss"}},
     "fleet.split": {"fleet": {"examples_per_client": 5}},
     "server.lease_max_s": {"server": {"lease_min_s": LEAST}},
     "server.retry_after_max_s": {"server": {"retry_after_min_s": LEAST}},
