@@ -19,13 +19,17 @@ import logging
 import os
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError
 
 from anabranch.client.records import sync_folder
 from anabranch.core.errors import ConfigError, StoreCorrupt, TooLarge, disk_error
 from anabranch.core.limits import OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
+from anabranch.core.plain import FieldError, from_plain, make_converter, written
 from anabranch.identity.files import make_private_folder, private, tighten
 from anabranch.protos.convert import checked_id
 from anabranch.protos.v1.model_pb2 import SubmodelMap
@@ -63,23 +67,8 @@ class UpdateEntry:
 
     def to_bytes(self, number: int = 0) -> tuple[bytes, bytes | memoryview]:
         """The two lines before the payload, and the payload; `number`: its place in an outbox, from 1."""
-        header = {
-            "format": FORMAT,
-            "update_id": self.update_id,
-            "task_id": self.task_id,
-            "manifest_sha256": self.manifest_sha256,
-            "base_version": self.base_version,
-            "examples": self.examples,
-            "local_steps": self.local_steps,
-            "codec": self.codec,
-            "values": self.values,
-            "submodel": None if self.submodel is None else self.submodel.SerializeToString().hex(),
-            "metrics": dict(self.metrics),
-            **({"base_head": self.base_head} if self.base_head else {}),
-            "size_bytes": len(self.payload),
-            "sha256": self.sha256,
-            "number": number,
-        }
+        frame = Frame(len(self.payload), self.sha256, number)
+        header = {"format": FORMAT, **_converter.unstructure(self), **_converter.unstructure(frame)}
         line = json.dumps(header, separators=(",", ":")).encode()
         return hashlib.sha256(line).hexdigest().encode() + b"\n" + line + b"\n", self.payload
 
@@ -91,14 +80,50 @@ class UpdateEntry:
         digest, line, payload = data[:first], data[first + 1 : second], memoryview(data)[second + 1 :]
         if second < 0 or hashlib.sha256(line).hexdigest().encode() != digest:
             raise StoreCorrupt("the header is damaged")
-        header = json.loads(line)
-        if header.pop("format") != FORMAT:
-            raise StoreCorrupt("it is of another format")
-        size, sha256, number = header.pop("size_bytes"), header.pop("sha256"), header.pop("number", 0)
-        entry = cls(**header | {"submodel": _submodel(header["submodel"])}, payload=payload)
-        if len(payload) != size or entry.sha256 != sha256:
-            raise StoreCorrupt(f"the payload is damaged: {len(payload)} of {size} bytes")
-        return entry, number
+        try:
+            entry, frame = _parts(json.loads(line), payload)
+        except (FieldError, ValueError) as error:
+            raise StoreCorrupt(f"the header is not that of an update: {error}") from error
+        if len(payload) != frame.size_bytes or entry.sha256 != frame.sha256:
+            raise StoreCorrupt(f"the payload is damaged: {len(payload)} of {frame.size_bytes} bytes")
+        return entry, frame.number
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What the header of a file says beside the update: of its payload, and its number in the outbox.
+
+    Older releases did not number them.
+    """
+
+    size_bytes: int
+    sha256: str
+    number: int = 0
+
+
+def _parts(header: Any, payload: bytes | memoryview) -> tuple[UpdateEntry, Frame]:
+    """Of the JSON of a header. Raises `FieldError`, and `StoreCorrupt` for another format."""
+    if not isinstance(header, dict):
+        raise FieldError(f"it must be a table, not {header!r}")
+    if header.pop("format", None) != FORMAT:
+        raise StoreCorrupt("it is of another format")
+    framing = {f.name: header.pop(f.name) for f in fields(Frame) if f.name in header}
+    entry = from_plain({**header, "payload": payload}, UpdateEntry, _converter)
+    return entry, from_plain(framing, Frame, _converter)
+
+
+def _submodel(packed: Any, _: Any) -> SubmodelMap:
+    try:
+        return SubmodelMap.FromString(bytes.fromhex(packed))
+    except (TypeError, DecodeError) as error:
+        raise ValueError(f"must be a map in hexadecimal: {error}") from error
+
+
+_converter = make_converter()
+_converter.register_unstructure_hook(SubmodelMap, lambda found: found.SerializeToString().hex())
+_converter.register_structure_hook(SubmodelMap, _submodel)
+_converter.register_structure_hook(bytes | memoryview, lambda payload, _: payload)
+written(_converter, UpdateEntry, later=("base_head",), absent=("payload",))
 
 
 @dataclass(frozen=True)
@@ -225,7 +250,3 @@ class Outbox:
             _, _, oldest = files.pop(0)
             log.warning("outbox: full: dropped the oldest entry, %s", oldest.stem)
             self.remove(oldest.stem)
-
-
-def _submodel(packed: str | None) -> SubmodelMap | None:
-    return None if packed is None else SubmodelMap.FromString(bytes.fromhex(packed))

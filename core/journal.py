@@ -3,81 +3,181 @@
 A record is one JSON object; its canonical line (sorted keys, no spaces) is what is hashed, so two
 journals are equal exactly when their digests are. The values of an update are not in its record:
 the record has the SHA-256 of the payload, and whoever replays brings the bytes and the decoder.
+
+Most events are their own records, under a `kind`. Three are not: an ask without the sessions, which the log
+has nothing of; an update without its values; a rollback without the state that it leads to.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from anabranch.core import events as ev
 from anabranch.core.model.params import Delta, ParamSpec
-from anabranch.core.model.submodels import Submodel, submodel_from_json
+from anabranch.core.model.submodels import Submodel, SubmodelJson, submodel_from_json, submodel_json
 from anabranch.core.model.updates import Ask, Update
-from anabranch.core.snapshot import capability_of
+from anabranch.core.plain import FieldError, finite, from_plain, make_converter, written
 
 Record = dict[str, Any]
 LoadDelta = Callable[[ev.Payload, Submodel | None], Delta]
 
-_PLAIN: dict[str, type[Any]] = {
+
+@dataclass(frozen=True)
+class AskRecord:
+    """A device applied for a task."""
+
+    now: float
+    client_id: str
+    task_id: str
+    holds_version: int | None = None
+
+    @classmethod
+    def of(cls, event: ev.TaskAsked) -> AskRecord:
+        """Of an event."""
+        ask = event.ask
+        return cls(event.now, ask.client_id, ask.task_id, ask.holds_version)
+
+    @property
+    def event(self) -> ev.TaskAsked:
+        """The event again."""
+        return ev.TaskAsked(self.now, Ask(self.client_id, self.task_id, self.holds_version))
+
+
+@dataclass(frozen=True)
+class UpdateRecord:
+    """A complete update came; see `Update`."""
+
+    now: float
+    update_id: str
+    task_id: str
+    client_id: str
+    base_version: int
+    examples: int
+    payload: ev.Payload
+    local_steps: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    submodel: SubmodelJson | None = None
+    flaw: str = ""
+    proof: ev.Proof | None = None
+    other_base: bool = False
+
+    @classmethod
+    def of(cls, event: ev.UpdateArrived) -> UpdateRecord:
+        """Of an event."""
+        u = event.update
+        return cls(
+            now=event.now,
+            update_id=u.update_id,
+            task_id=u.task_id,
+            client_id=u.client_id,
+            base_version=u.base_version,
+            examples=u.examples,
+            payload=event.payload,
+            local_steps=u.local_steps,
+            metrics=u.metrics,
+            submodel=submodel_json(u.submodel),
+            flaw=event.flaw,
+            proof=event.proof,
+            other_base=event.other_base,
+        )
+
+    def event(self, spec: ParamSpec, load_delta: LoadDelta) -> ev.UpdateArrived:
+        """The event again, of the model `spec`. Raises `InvalidUpdate` for a sub-model of another."""
+        submodel = submodel_from_json(self.submodel, spec)
+        update = Update(
+            update_id=self.update_id,
+            task_id=self.task_id,
+            client_id=self.client_id,
+            base_version=self.base_version,
+            examples=self.examples,
+            delta=np.empty(0, np.float32) if self.flaw else load_delta(self.payload, submodel),
+            submodel=submodel,
+            local_steps=self.local_steps,
+            metrics=self.metrics,
+        )
+        return ev.UpdateArrived(self.now, update, self.payload, self.flaw, self.proof, self.other_base)
+
+
+@dataclass(frozen=True)
+class RollbackRecord:
+    """An operator went back to a version. Whoever handles the event brings its state."""
+
+    now: float
+    to_version: int
+    to_seq: int
+    without: tuple[str, ...]
+    everyone: bool = False
+
+    @classmethod
+    def of(cls, event: ev.RolledBack) -> RollbackRecord:
+        """Of an event."""
+        return cls(event.now, event.to_version, event.to_seq, event.without, event.everyone)
+
+    @property
+    def event(self) -> ev.RolledBack:
+        """The event again."""
+        return ev.RolledBack(self.now, self.to_version, self.to_seq, self.without, self.everyone)
+
+
+KINDS: dict[str, type[Any]] = {
+    "enrolled": ev.Enrolled,
+    "asked": AskRecord,
     "renewed": ev.LeaseRenewed,
     "dropped": ev.TaskDropped,
+    "update": UpdateRecord,
     "ticked": ev.Ticked,
     "returned": ev.Returned,
     "paused": ev.Paused,
     "resumed": ev.Resumed,
     "quarantined": ev.Quarantined,
     "released": ev.Released,
+    "rolled_back": RollbackRecord,
     "settings_changed": ev.SettingsChanged,
 }
-_KIND = {cls: kind for kind, cls in _PLAIN.items()}
+_KIND_OF = {cls: kind for kind, cls in KINDS.items()}
+
+_converter = make_converter(finite)
+written(_converter, ev.LeaseRenewed, absent=("session",))
+written(_converter, ev.TaskDropped, later=("diverged",))
+written(_converter, ev.Proof, later=("at",))
+written(_converter, UpdateRecord, later=("proof", "other_base"))
 
 
 def to_record(event: ev.Event) -> Record:
     """The record of an event."""
     match event:
-        case ev.Enrolled():
-            return {"kind": "enrolled", **vars(event), "capability": dict(vars(event.capability))}
         case ev.TaskAsked():
-            return {"kind": "asked", "now": event.now, **_without(vars(event.ask), "session", "succeeds")}
-        case ev.LeaseRenewed():
-            return _without(_plain(event), "session")
+            kept: Any = AskRecord.of(event)
         case ev.UpdateArrived():
-            return _update_record(event)
-        case ev.TaskDropped(diverged=False):  # as it was before there was the other
-            return _without(_plain(event), "diverged")
-        case ev.RolledBack(now, to_version, to_seq, without, everyone):
-            found = {"now": now, "to_version": to_version, "to_seq": to_seq, "without": list(without)}
-            return {"kind": "rolled_back", **found, "everyone": everyone}
+            kept = UpdateRecord.of(event)
+        case ev.RolledBack():
+            kept = RollbackRecord.of(event)
         case _:
-            return _plain(event)
-
-
-def _without(record: Record, *keys: str) -> Record:
-    return {k: v for k, v in record.items() if k not in keys}
-
-
-def _plain(event: ev.Event) -> Record:
-    return {"kind": _KIND[type(event)], **vars(event)}
+            kept = event
+    return {"kind": _KIND_OF[type(kept)], **_converter.unstructure(kept)}
 
 
 def from_record(record: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Event:
-    """The event of a record; `load_delta` brings the values of an update of the model `spec`."""
-    data = {k: v for k, v in record.items() if k != "kind"}
-    kind = record["kind"]
-    if kind == "enrolled":
-        return ev.Enrolled(data["now"], data["client_id"], capability_of(data["capability"]))
-    if kind == "asked":
-        return ev.TaskAsked(data.pop("now"), Ask(**data))
-    if kind == "update":
-        return _update_event(data, spec, load_delta)
-    if kind == "rolled_back":  # whoever handles it brings its state
-        return ev.RolledBack(**{**data, "without": tuple(data["without"])})
-    event: ev.Event = _PLAIN[kind](**data)
+    """The event of a record; `load_delta` brings the values of an update of the model `spec`.
+
+    Raises `FieldError` where the record is none, `InvalidUpdate`, and as `load_delta` does.
+    """
+    kind = record.get("kind")
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise FieldError(f"kind must be that of an event, not {kind!r}")
+    kept = from_plain({k: v for k, v in record.items() if k != "kind"}, KINDS[kind], _converter)
+    match kept:
+        case AskRecord() | RollbackRecord():
+            return kept.event
+        case UpdateRecord():
+            return kept.event(spec, load_delta)
+    event: ev.Event = kept
     return event
 
 
@@ -107,37 +207,3 @@ class JournalDigest:
         made = JournalDigest()
         made._sha = self._sha.copy()
         return made
-
-
-def _update_record(event: ev.UpdateArrived) -> Record:
-    u = event.update
-    proof = {} if event.proof is None else {"proof": {k: v for k, v in vars(event.proof).items() if v}}
-    return {
-        "kind": "update",
-        "now": event.now,
-        "update_id": u.update_id,
-        "task_id": u.task_id,
-        "client_id": u.client_id,
-        "base_version": u.base_version,
-        "examples": u.examples,
-        "local_steps": u.local_steps,
-        "metrics": dict(u.metrics),
-        "submodel": None if u.submodel is None else u.submodel.to_json(),
-        "payload": dict(vars(event.payload)),
-        "flaw": event.flaw,
-        **proof,
-        **({"other_base": True} if event.other_base else {}),
-    }
-
-
-def _update_event(data: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.UpdateArrived:
-    now, flaw, payload = data.pop("now"), data.pop("flaw"), ev.Payload(**data.pop("payload"))
-    signed = data.pop("proof", None)
-    proof = None if signed is None else ev.Proof(**signed)
-    other_base = data.pop("other_base", False)
-    found = data.pop("submodel")
-    submodel = None if found is None else submodel_from_json(found, spec)
-    delta = np.empty(0, np.float32) if flaw else load_delta(payload, submodel)
-    return ev.UpdateArrived(
-        now, Update(delta=delta, submodel=submodel, **data), payload, flaw, proof, other_base
-    )

@@ -10,18 +10,20 @@ live.
 
 from __future__ import annotations
 
-import copy as copying
 import hashlib
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+from cattrs import Converter
 
 from anabranch.core.engine.broadcast import Broadcast
+from anabranch.core.engine.buffers import Bounds
 from anabranch.core.engine.changes import Changes
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.guard import Guard
@@ -30,24 +32,20 @@ from anabranch.core.engine.planner import Planner
 from anabranch.core.engine.settable import in_force
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy
+from anabranch.core.errors import InvalidUpdate, StoreCorrupt
 from anabranch.core.model.arrays import to_bytes
-from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.submodels import Coordinates, Submodel, UnitMap, submodel_from_json
-from anabranch.core.model.updates import (
-    Capability,
-    Decision,
-    LocalPlan,
-    Reason,
-    Receipt,
-    Task,
-    TaskState,
-    Verdict,
-)
+from anabranch.core.model.params import Delta, ParamSpec, SparseVector
+from anabranch.core.model.submodels import Coordinates, Submodel, SubmodelJson, UnitMap, submodel_from_json
+from anabranch.core.model.updates import Capability, Decision, Reason, Receipt, Task, Verdict
+from anabranch.core.plain import FieldError, from_plain, make_converter, written
 
+T = TypeVar("T")
 Array = npt.NDArray[Any]
 FORMAT = 2
 RECEIPTS_OF = "receipts_of"  # the client and the payload of each receipt
 HISTORY = "history/"  # the names of the bases of open tasks
+ARRAY = "$array"  # the key under which an array's name stays in the JSON
+BESIDE = ("format", "clients", "receipts", RECEIPTS_OF, "rows")  # what the JSON has beside an `EngineState`
 APART = 3  # the format without clients and receipts: they are rows of the store that has it
 _VERDICTS, _REASONS = {v.value: v for v in Verdict}, {r.value: r for r in Reason}
 
@@ -81,7 +79,7 @@ def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
     """The engine's state. With `copy=False` the arrays are the engine's own: read them at once."""
     meta, arrays = _state(engine)
     ledger = engine.ledger
-    meta["clients"] = [asdict(c) for c in ledger.clients.values()]
+    meta["clients"] = [_converter.unstructure(c) for c in ledger.clients.values()]
     meta["receipts"] = [[*receipt_row(r), ledger.answers_task(r)] for r in ledger.receipts.values()]
     meta[RECEIPTS_OF] = [[r.client_id, r.sha256] for r in ledger.receipts.values()]
     if copy:
@@ -110,29 +108,56 @@ def take_changes(engine: Engine) -> Snapshot:
     return Snapshot(meta, arrays, rows)
 
 
+@dataclass(frozen=True)
+class EngineState:
+    """Everything but the vector, the bases of tasks, and clients and receipts.
+
+    The states of strategy, downlink and planner are of the types that these say. What has come later is not
+    there while it says nothing: the digest of an unchanged run stays what it was.
+    """
+
+    version: int
+    paused: bool
+    finished: str
+    pending: list[str]
+    counters: Counters
+    guard: Guard
+    tasks: list[Task]
+    strategy: Any
+    broadcast: Any
+    planner: Any
+    layout: str
+    buffers: Bounds | None = None
+    changes: Changes = field(default_factory=Changes)
+
+    @classmethod
+    def of(cls, engine: Engine) -> EngineState:
+        """Of an engine, whose own arrays these are."""
+        return cls(
+            version=engine.version,
+            paused=engine.paused,
+            finished=engine.finished,
+            pending=engine.pending,
+            counters=engine.counters,
+            guard=engine.guard,
+            tasks=list(engine.ledger.tasks.values()),
+            strategy=engine.state,
+            broadcast=engine.broadcast_state,
+            planner=engine.planner_state,
+            layout=engine.spec.layout_hash,
+            buffers=engine.buffers.bounds if engine.buffers else None,
+            changes=engine.changes,
+        )
+
+
 def _state(engine: Engine) -> tuple[dict[str, Any], dict[str, Array]]:
     """JSON and arrays of everything but clients and receipts."""
     arrays: dict[str, Array] = {"vector": engine.vector}
     arrays |= {f"{HISTORY}{v}": a for v, a in sorted(engine.history.items())}
-    meta = {
-        "format": FORMAT,
-        "version": engine.version,
-        "paused": engine.paused,
-        "finished": engine.finished,
-        "pending": list(engine.pending),
-        "counters": asdict(engine.counters),
-        "guard": _guard(engine.guard),
-        "tasks": [_pack(t, f"task/{t.task_id}", arrays) for t in engine.ledger.tasks.values()],
-        "strategy": _pack(engine.state, "strategy", arrays),
-        "broadcast": _pack(engine.broadcast_state, "broadcast", arrays),
-        "planner": _pack(engine.planner_state, "planner", arrays),
-        "layout": engine.spec.layout_hash,
-    }
-    if engine.buffers:
-        meta["buffers"] = _pack(engine.buffers.to_state(), "buffers", arrays)
-    if engine.changes:  # as it was before there were such
-        meta["changes"] = engine.changes.to_json()
-    return meta, arrays
+    plain = _converter.unstructure(EngineState.of(engine))
+    tasks = [_apart(t, f"task/{t['task_id']}", arrays) for t in plain.pop("tasks")]
+    meta = {name: _apart(value, name, arrays) for name, value in {**plain, "tasks": tasks}.items()}
+    return {"format": FORMAT, **{f.name: meta[f.name] for f in fields(EngineState) if f.name in meta}}, arrays
 
 
 def state_digest(engine: Engine) -> str:
@@ -158,84 +183,124 @@ def restore(
     broadcast: Broadcast | None = None,
     planner: Planner | None = None,
 ) -> Engine:
-    """An engine that goes on where the snapshot was taken. The snapshot stays as it is."""
-    meta, rows = snapshot.meta, snapshot.rows
+    """An engine that goes on where the snapshot was taken. The snapshot stays as it is.
+
+    Raises `StoreCorrupt`, naming the field, where that is no state of such an engine.
+    """
+    try:
+        return _restored(snapshot, spec, strategy, settings, broadcast, planner)
+    except (FieldError, InvalidUpdate) as error:
+        raise StoreCorrupt(f"the snapshot of version {snapshot.meta.get('version')}: {error}") from error
+
+
+def _restored(
+    snapshot: Snapshot,
+    spec: ParamSpec,
+    strategy: Strategy,
+    settings: EngineSettings,
+    broadcast: Broadcast | None,
+    planner: Planner | None,
+) -> Engine:
     arrays = {name: a.copy() for name, a in snapshot.arrays.items() if name != "vector"}
+    meta, rows = _together(snapshot.meta, arrays), snapshot.rows
+    state = from_plain({k: v for k, v in meta.items() if k not in BESIDE}, EngineState, _converter_of(spec))
     engine = Engine(spec, strategy, settings, snapshot.arrays["vector"], broadcast, planner)
-    engine.changes = Changes.from_json(meta["changes"]) if "changes" in meta else Changes()
+    engine.changes = state.changes
     engine.settings = in_force(settings, engine.changes.values)
-    engine.version = meta["version"]
-    engine.paused, engine.finished = meta["paused"], meta["finished"]
-    engine.pending = list(meta["pending"])
-    engine.counters = Counters(**meta["counters"])
-    engine.guard = Guard(**copying.deepcopy(meta["guard"]))
-    engine.state = strategy.state_type(**_unpack(meta["strategy"], arrays))
+    engine.version = state.version
+    engine.paused, engine.finished = state.paused, state.finished
+    engine.pending, engine.counters, engine.guard = state.pending, state.counters, state.guard
+    engine.state = from_plain(state.strategy, strategy.state_type, _converter)
     if broadcast is not None:
-        engine.broadcast_state = broadcast.state_type(**_unpack(meta["broadcast"], arrays))
+        engine.broadcast_state = from_plain(state.broadcast, broadcast.state_type, _converter)
     if planner is not None:
-        engine.planner_state = planner.state_type(**_unpack(meta["planner"], arrays))
-    if engine.buffers:
-        engine.buffers.restore(_unpack(meta["buffers"], arrays))
+        engine.planner_state = from_plain(state.planner, planner.state_type, _converter)
+    if state.buffers is not None:
+        engine.buffers.restore(state.buffers)
     engine.history = {int(k.removeprefix(HISTORY)): a for k, a in arrays.items() if k.startswith(HISTORY)}
     engine.ledger.restore(
-        clients=[_client(c) for c in meta["clients"]] if rows is None else rows.clients,
-        tasks=[_task(_unpack(t, arrays), spec) for t in meta["tasks"]],
+        clients=_clients(meta) if rows is None else rows.clients,
+        tasks=state.tasks,
         receipts=_receipts(meta) if rows is None else rows.receipts,
     )
     engine.deadlines.restore(engine.ledger.tasks.values())
     return engine
 
 
-def _pack(value: Any, path: str, arrays: dict[str, Array]) -> Any:
-    """JSON of a value; every array in it moves to `arrays`, its path stays behind."""
-    if isinstance(value, UnitMap):
-        return value.to_json()
-    if isinstance(value, np.ndarray):
-        arrays[path] = value
-        return {"$array": path}
-    if is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _pack(getattr(value, f.name), f"{path}/{f.name}", arrays) for f in fields(value)}
-    if isinstance(value, Mapping):
-        return {k: _pack(v, f"{path}/{k}", arrays) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_pack(v, f"{path}/{i}", arrays) for i, v in enumerate(value)]
-    return value
+def packed(value: Any, path: str, arrays: dict[str, Array]) -> Any:
+    """JSON of a state; every array in it moves to `arrays`, its path stays behind."""
+    return _apart(_converter.unstructure(value), path, arrays)
 
 
-def _unpack(value: Any, arrays: Mapping[str, Array]) -> Any:
-    if isinstance(value, dict):
-        if "$array" in value:
-            return arrays[value["$array"]]
-        return {k: _unpack(v, arrays) for k, v in value.items()}
-    if isinstance(value, list):
-        return [_unpack(v, arrays) for v in value]
-    return value
+def unpacked(plain: Any, arrays: Mapping[str, Array], cls: type[T]) -> T:
+    """The inverse of `packed`. Raises `FieldError`."""
+    return from_plain(_together(plain, arrays), cls, _converter)
 
 
-def _guard(guard: Guard) -> dict[str, Any]:
-    """The guard's fields; without those on flaws while there are none, as before there were such."""
-    since_flaws = ("flaws_in_row", "wasted", "last_flaw")
-    return {k: v for k, v in asdict(guard).items() if v or k not in since_flaws}
+def _apart(plain: Any, path: str, arrays: dict[str, Array]) -> Any:
+    if isinstance(plain, np.ndarray):
+        arrays[path] = plain
+        return {ARRAY: path}
+    if isinstance(plain, Mapping):
+        return {k: _apart(v, f"{path}/{k}", arrays) for k, v in plain.items()}
+    if isinstance(plain, list | tuple):
+        return [_apart(v, f"{path}/{i}", arrays) for i, v in enumerate(plain)]
+    return plain
 
 
-def _client(data: dict[str, Any]) -> ClientRecord:
-    return ClientRecord(**{**data, "capability": capability_of(data["capability"])})
+def _together(plain: Any, arrays: Mapping[str, Array]) -> Any:
+    if isinstance(plain, dict):
+        if ARRAY in plain:
+            name = plain[ARRAY]
+            if not isinstance(name, str) or name not in arrays:
+                raise FieldError(f"the array {name!r} is missing")
+            return arrays[name]
+        return {k: _together(v, arrays) for k, v in plain.items()}
+    if isinstance(plain, list):
+        return [_together(v, arrays) for v in plain]
+    return plain
 
 
-def _submodel(data: dict[str, Any], spec: ParamSpec) -> Submodel:
-    return Coordinates(data["indices"]) if "indices" in data else submodel_from_json(data, spec)
+def _delta_out(delta: Any) -> Any:
+    if isinstance(delta, SparseVector):
+        return {"values": delta.values, "indices": delta.indices, "size": delta.size}
+    return {"values": delta}
 
 
-def _task(data: dict[str, Any], spec: ParamSpec) -> Task:
-    submodel = data["submodel"]
-    return Task(
-        **{
-            **data,
-            "local": LocalPlan(**data["local"]),
-            "submodel": None if submodel is None else _submodel(submodel, spec),
-            "state": TaskState(data["state"]),
-        }
-    )
+def _delta_in(plain: Any, _: Any) -> Any:
+    if isinstance(plain, dict) and plain.keys() == {"values"}:
+        return _converter.structure(plain["values"], Array)
+    return _converter.structure(plain, SparseVector)
+
+
+_converter = make_converter()
+_converter.register_unstructure_hook(UnitMap, UnitMap.to_json)
+_converter.register_unstructure_hook(Delta, _delta_out)
+_converter.register_structure_hook(Delta, _delta_in)
+written(_converter, Guard, later=("flaws_in_row", "wasted", "last_flaw"))
+written(_converter, EngineState, later=("buffers", "changes"))
+
+
+@lru_cache(maxsize=4)
+def _converter_of(spec: ParamSpec) -> Converter:
+    """One that knows the model whose parts tasks are of."""
+
+    def submodel(plain: Any, _: Any) -> Submodel | None:
+        if isinstance(plain, dict) and "indices" in plain:
+            return made.structure(plain, Coordinates)
+        return submodel_from_json(made.structure(plain, kept), spec)
+
+    kept: Any = SubmodelJson | None
+    made = make_converter()
+    made.register_structure_hook(Submodel | None, submodel)
+    return made
+
+
+def _clients(meta: dict[str, Any]) -> list[ClientRecord]:
+    try:
+        return from_plain(meta.get("clients"), list[ClientRecord], _converter)
+    except FieldError as error:
+        raise FieldError(f"clients {error}") from error
 
 
 def receipt_row(r: Receipt) -> list[Any]:
@@ -245,25 +310,29 @@ def receipt_row(r: Receipt) -> list[Any]:
     return [r.update_id, r.task_id, r.version, *told]
 
 
+# As `receipt_row` makes it, and whether it is the one that used up its task.
+_ReceiptRow = tuple[str, str, int, Verdict, int, float | None, Reason, str, bool]
+
+
 def _receipts(meta: dict[str, Any]) -> list[tuple[Receipt, bool]]:
-    """Each receipt, and whether it is the one that used up its task."""
-    rows = meta["receipts"]
-    of = meta.get(RECEIPTS_OF) or [("", "")] * len(rows)
-    return [(receipt_of(row, *named), answers) for (*row, answers), named in zip(rows, of, strict=True)]
+    """Each receipt, and whether it is the one that used up its task. Raises `FieldError`."""
+    try:
+        rows = from_plain(meta.get("receipts"), list[_ReceiptRow], _converter)
+        of = from_plain(meta.get(RECEIPTS_OF, []), list[tuple[str, str]], _converter) or [("", "")] * len(
+            rows
+        )
+        return [(receipt_of(row[:-1], *named), row[-1]) for row, named in zip(rows, of, strict=True)]
+    except ValueError as error:
+        raise FieldError(f"receipts {error}") from error
 
 
-def receipt_of(row: list[Any], client_id: str, sha256: str) -> Receipt:
+def receipt_of(row: Sequence[Any], client_id: str, sha256: str) -> Receipt:
     """The receipt of a row; names are kept once. Raises `ValueError`, `KeyError` where that is none."""
     update_id, task_id, version, verdict, staleness, weight, reason, detail = row
     decision = Decision(_VERDICTS[verdict], staleness, weight, _REASONS[reason], detail)
     return Receipt(update_id, task_id, version, decision, sys.intern(client_id), sha256)
 
 
-def capability_of(data: Mapping[str, Any]) -> Capability:
-    """The inverse of `asdict`."""
-    return Capability(**{**data, "codecs": tuple(data["codecs"])})
-
-
-def decision_of(data: Mapping[str, Any]) -> Decision:
-    """The inverse of `asdict`."""
-    return Decision(**{**data, "verdict": Verdict(data["verdict"]), "reason": Reason(data["reason"])})
+def capability_of(data: Any) -> Capability:
+    """The inverse of `asdict`. Raises `FieldError`."""
+    return from_plain(data, Capability, _converter)

@@ -13,6 +13,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ReplayMismatch
 from anabranch.core.journal import LoadDelta, Record, from_record
 from anabranch.core.model.updates import Receipt
+from anabranch.core.plain import FieldError
 from anabranch.host.build import Begin
 from anabranch.host.log import Log, Recovery
 from anabranch.host.rollback import Refolder
@@ -32,8 +33,8 @@ def replay(
     for seq, record in records:
         try:
             event = from_record(record, engine.spec, load_delta)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ReplayMismatch(f"event {seq} of the log cannot be read: {error!r}") from error
+        except FieldError as error:
+            raise ReplayMismatch(f"event {seq} of the log cannot be read: {error}") from error
         if isinstance(event, ev.RolledBack):
             if refold is None:
                 raise ReplayMismatch(f"event {seq} of the log is a rollback: it needs the whole log")

@@ -52,7 +52,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Vector, add_scaled
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
 from anabranch.core.rng import rank
-from anabranch.strategies.robust.rows import Row, covered_by, loaded_delta, stored_row
+from anabranch.strategies.robust.rows import Row, StoredRow, covered_by
 from anabranch.strategies.robust.rule import Rule, combine
 
 
@@ -62,8 +62,8 @@ class FedAvgState:
 
     `total` = sum_i n_i Delta_i, shape (size,). `covered` = sum_i n_i for each coordinate; empty as long as
     all updates are of the whole model. `cohort` may take part (None: anybody, round 0), `members` have got
-    their task, `answered` have been counted. With a rule `total` is empty, `rows` has the updates as plain
-    data, and `memory` what the rule remembers.
+    their task, `answered` have been counted. With a rule `total` is empty, `rows` has the updates, and
+    `memory` what the rule remembers.
     """
 
     total: Vector
@@ -74,7 +74,7 @@ class FedAvgState:
     deadline: float | None = None
     cohort: list[str] | None = None
     covered: Vector = field(default_factory=lambda: np.empty(0))
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[StoredRow] = field(default_factory=list)
     memory: Vector = field(default_factory=lambda: np.empty(0))
 
 
@@ -174,7 +174,7 @@ class FedAvg(AsyncStrategy):
         """The round with one update more."""
         answered = [*state.answered, update.client_id]
         if self.rule is not None:
-            return replace(state, answered=answered, rows=[*state.rows, stored_row(update, 1.0)])
+            return replace(state, answered=answered, rows=[*state.rows, StoredRow.of(update, 1.0)])
         add_scaled(state.total, update.examples, update.delta, update.where)
         covered = self._covered(state, update)
         return replace(state, examples=state.examples + update.examples, answered=answered, covered=covered)
@@ -182,7 +182,7 @@ class FedAvg(AsyncStrategy):
     def _end_round(self, state: FedAvgState, vector: Vector, context: Context) -> Step:
         memory = state.memory
         if self.rule is not None:
-            rows = [Row(loaded_delta(r["delta"]), covered_by(r, context.spec)) for r in state.rows]
+            rows = [Row(r.delta, covered_by(r.submodel, context.spec)) for r in state.rows]
             combined = combine(self.rule, rows, vector, memory)
             add_scaled(vector, 1.0, combined.direction)
             memory = combined.memory

@@ -36,7 +36,7 @@ from anabranch.core.engine.strategy import AsyncStrategy, Context, Step, held, p
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Vector, add_scaled
 from anabranch.core.model.updates import Update
-from anabranch.strategies.robust.rows import Row, loaded_delta, stored_row
+from anabranch.strategies.robust.rows import Row, StoredRow
 from anabranch.strategies.robust.rule import Rule, combine
 from anabranch.strategies.staleness import Staleness, make_staleness
 
@@ -45,14 +45,14 @@ from anabranch.strategies.staleness import Staleness, make_staleness
 class FedBuffState:
     """`buffer`: sum of s(tau_i) Delta_i, shape (size,); `moment`: m, empty without momentum.
 
-    With a rule `buffer` is empty, `rows` has the updates as plain data, and `memory` what the rule remembers.
+    With a rule `buffer` is empty, `rows` has the updates, and `memory` what the rule remembers.
     """
 
     buffer: Vector
     moment: Vector
     count: int = 0
     since: float | None = None
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[StoredRow] = field(default_factory=list)
     memory: Vector = field(default_factory=lambda: np.empty(0))
 
 
@@ -100,7 +100,7 @@ class FedBuff(AsyncStrategy):
         if self.rule is None:
             add_scaled(state.buffer, weight, update.delta)
         else:
-            state = replace(state, rows=[*state.rows, stored_row(update, weight)])
+            state = replace(state, rows=[*state.rows, StoredRow.of(update, weight)])
         if state.count < self.buffer_size:
             return Step(state, None, held(context.staleness, weight))
         return replace(self._apply(state, vector), decision=published(context.staleness, weight))
@@ -116,7 +116,7 @@ class FedBuff(AsyncStrategy):
     def _apply(self, state: FedBuffState, vector: Vector) -> Step:
         total, count, memory = state.buffer, state.count, state.memory
         if self.rule is not None:
-            rows = [Row(loaded_delta(r["delta"]), scale=r["scale"]) for r in state.rows]
+            rows = [Row(r.delta, scale=r.scale) for r in state.rows]
             combined = combine(self.rule, rows, vector, memory)
             total, count, memory = combined.direction, 1, combined.memory
         if self.momentum:

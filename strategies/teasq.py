@@ -76,10 +76,10 @@ from anabranch.core.engine.strategy import (
 )
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import RAW
-from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.params import Delta, Indices, ParamSpec, Vector, add_scaled
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Update
 from anabranch.strategies.compression_schedule import BITS, Schedule, Strength
-from anabranch.strategies.robust.rows import Row, covered_by, loaded_delta, stored_delta
+from anabranch.strategies.robust.rows import Row, stored_delta
 from anabranch.strategies.robust.rule import Combined, Rule, combine
 from anabranch.strategies.staleness import Staleness, make_staleness
 
@@ -89,14 +89,29 @@ CLIP = 4.0
 FEW = 4  # devices that train at a time in a small fleet
 
 
+@dataclass(frozen=True, eq=False)
+class Cached:
+    """What the cache keeps of an update."""
+
+    update_id: str
+    client: str
+    base_version: int
+    examples: int
+    delta: Delta
+
+    def covers(self, spec: ParamSpec | None) -> slice | Indices:
+        """The coordinates that it is of: all."""
+        return slice(None)
+
+
 @dataclass(frozen=True)
 class TeasqState:
-    """`cache`: the updates that wait, oldest first, as plain data; `bases`: w_base by version (as text).
+    """`cache`: the updates that wait, oldest first; `bases`: w_base by version (as text).
 
     `memory`: what the rule remembers, empty without one.
     """
 
-    cache: list[dict[str, Any]] = field(default_factory=list)
+    cache: list[Cached] = field(default_factory=list)
     bases: dict[str, Vector] = field(default_factory=dict)
     since: float | None = None
     memory: Vector = field(default_factory=lambda: np.empty(0))
@@ -183,7 +198,7 @@ class Teasq(AsyncStrategy):
 
     def init(self, vector: Vector) -> TeasqState:
         """An empty cache."""
-        return TeasqState()
+        return self._emptied()
 
     def admit(self, state: TeasqState, ask: Ask, context: Context) -> Refusal | None:
         """As long as fewer devices than may be are in training."""
@@ -231,7 +246,7 @@ class Teasq(AsyncStrategy):
 
     def shifted(self, state: TeasqState, versions: int) -> TeasqState:
         """Other numbers for the bases of the cache."""
-        cache = [{**c, "base_version": c["base_version"] + versions} for c in state.cache]
+        cache = [replace(c, base_version=c.base_version + versions) for c in state.cache]
         bases = {str(int(version) + versions): base for version, base in state.bases.items()}
         return replace(state, cache=cache, bases=bases)
 
@@ -243,55 +258,56 @@ class Teasq(AsyncStrategy):
     ) -> tuple[TeasqState, tuple[str, ...]]:
         """The state with the update in its cache, and the update whose place it took."""
         key = (update.client_id, update.base_version)
-        older = [c for c in state.cache if (c["client"], c["base_version"]) == key]
+        older = [c for c in state.cache if (c.client, c.base_version) == key]
         bases = state.bases
         if self.needs_base and str(update.base_version) not in bases:
             assert context.base is not None, "mixing needs w_base"
             bases = {**bases, str(update.base_version): context.base.copy()}
         since = context.now if state.since is None else state.since
         cache = [*(c for c in state.cache if c not in older), self._entry(update)]
-        return TeasqState(cache, bases, since, state.memory), tuple(c["update_id"] for c in older)
+        kept = replace(state, cache=cache, bases=bases, since=since)
+        return kept, tuple(c.update_id for c in older)
 
-    def _entry(self, update: Update) -> dict[str, Any]:
+    def _entry(self, update: Update) -> Cached:
         """What the cache keeps of an update."""
-        return {
-            "update_id": update.update_id,
-            "client": update.client_id,
-            "base_version": update.base_version,
-            "examples": update.examples,
-            "delta": stored_delta(update.delta),
-        }
+        kept = stored_delta(update.delta)
+        return Cached(update.update_id, update.client_id, update.base_version, update.examples, kept)
+
+    def _emptied(self, memory: Vector | None = None) -> TeasqState:
+        """The state after the cache was applied."""
+        made: TeasqState = self.state_type() if memory is None else self.state_type(memory=memory)
+        return made
 
     def _shares(self, state: TeasqState, context: Context) -> list[float]:
         """s_c n_c of the updates in the cache."""
-        return [self.s(context.version - c["base_version"]) * c["examples"] for c in state.cache]
+        return [self.s(context.version - c.base_version) * c.examples for c in state.cache]
 
     def _apply(self, state: TeasqState, vector: Vector, context: Context) -> Step:
-        taus = [context.version - c["base_version"] for c in state.cache]
+        taus = [context.version - c.base_version for c in state.cache]
         shares = self._shares(state, context)
         pull = (self.mixing or self.server_lr) * self.s(sum(taus) / len(taus))
         if self.rule is not None:
             combined = self._combined(self.rule, state, vector, context)
             add_scaled(vector, pull, combined.direction)
-            return Step(TeasqState(memory=combined.memory), vector)
+            return Step(self._emptied(combined.memory), vector)
         if self.mixing:
             vector *= vector.dtype.type(1.0 - pull)
         for share, c in zip(shares, state.cache, strict=True):
             weight = pull * (share / sum(shares))
             if self.mixing:
-                add_scaled(vector, weight, state.bases[str(c["base_version"])])
-            add_scaled(vector, weight, loaded_delta(c["delta"]))
-        return Step(TeasqState(), vector)
+                add_scaled(vector, weight, state.bases[str(c.base_version)])
+            add_scaled(vector, weight, c.delta)
+        return Step(self._emptied(), vector)
 
     def _combined(self, rule: Rule, state: TeasqState, vector: Vector, context: Context) -> Combined:
         """What a rule makes of the cache."""
-        weights = [self.s(context.version - c["base_version"]) for c in state.cache]
+        weights = [self.s(context.version - c.base_version) for c in state.cache]
         mean = sum(weights) / len(weights)
         rows = []
         for c, weight in zip(state.cache, weights, strict=True):
-            delta, where = loaded_delta(c["delta"]), covered_by(c, context.spec)
+            delta, where = c.delta, c.covers(context.spec)
             if self.mixing:
-                moved = state.bases[str(c["base_version"])][where] - vector[where]
+                moved = state.bases[str(c.base_version)][where] - vector[where]
                 add_scaled(moved, 1.0, delta)
                 delta = moved
             rows.append(Row(delta, where, weight / mean))

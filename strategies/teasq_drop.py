@@ -24,16 +24,35 @@ AsyncDrop; with whole models, adding, equal n_c and S = 1 it is FedBuff.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, Step
-from anabranch.core.model.params import Delta, Indices, SparseVector, Vector
+from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
+from anabranch.core.model.submodels import SubmodelJson, submodel_json
 from anabranch.core.model.updates import Update
-from anabranch.strategies.robust.rows import covered_by, loaded_delta
-from anabranch.strategies.teasq import Teasq, TeasqState
+from anabranch.strategies.robust.rows import covered_by
+from anabranch.strategies.teasq import Cached, Teasq, TeasqState
+
+
+@dataclass(frozen=True, eq=False)
+class CachedPart(Cached):
+    """What the cache keeps of an update, with the sub-model that it covers."""
+
+    submodel: SubmodelJson | None
+
+    def covers(self, spec: ParamSpec | None) -> slice | Indices:
+        """The coordinates of its sub-model."""
+        return covered_by(self.submodel, spec)
+
+
+@dataclass(frozen=True)
+class TeasqDropState(TeasqState):
+    """As TEASQ's; each update in the cache with its sub-model."""
+
+    cache: list[CachedPart] = field(default_factory=list)  # type: ignore[assignment]  # never written to
 
 
 @dataclass(frozen=True)
@@ -41,32 +60,32 @@ class TeasqDrop(Teasq):
     """See the module for the equations and the symbols."""
 
     name: ClassVar[str] = "teasq_drop"
+    state_type: ClassVar[type[Any]] = TeasqDropState
     supports_submodels: ClassVar[bool] = True
     submodel: ClassVar[str] = "hetero"
 
-    def _entry(self, update: Update) -> dict[str, Any]:
+    def _entry(self, update: Update) -> CachedPart:
         """As TEASQ's, with the sub-model that it covers."""
-        submodel = None if update.submodel is None else update.submodel.to_json()
-        return {**super()._entry(update), "submodel": submodel}
+        return CachedPart(**vars(super()._entry(update)), submodel=submodel_json(update.submodel))
 
     def _apply(self, state: TeasqState, vector: Vector, context: Context) -> Step:
         """Each coordinate by the updates that cover it."""
-        if all(c["submodel"] is None for c in state.cache):
+        covers = [c.covers(context.spec) for c in state.cache]
+        if all(isinstance(at, slice) for at in covers):  # of the whole model
             return super()._apply(state, vector, context)
         shares = self._shares(state, context)
-        covers = [covered_by(c, context.spec) for c in state.cache]
         total, pull = self._pulls(state, shares, covers, vector, context)
         if self.rule is not None:
             combined = self._combined(self.rule, state, vector, context)
             vector += pull * total * combined.direction
-            return Step(TeasqState(memory=combined.memory), vector)
+            return Step(self._emptied(combined.memory), vector)
         if self.mixing:
             vector *= 1 - pull * total
         for share, at, c in zip(shares, covers, state.cache, strict=True):
             if self.mixing:
-                vector[at] += pull[at] * vector.dtype.type(share) * state.bases[str(c["base_version"])][at]
-            _add(vector, at, pull, share, loaded_delta(c["delta"]))
-        return Step(TeasqState(), vector)
+                vector[at] += pull[at] * vector.dtype.type(share) * state.bases[str(c.base_version)][at]
+            _add(vector, at, pull, share, c.delta)
+        return Step(self._emptied(), vector)
 
     def _pulls(
         self,
@@ -80,7 +99,7 @@ class TeasqDrop(Teasq):
         total, ages, count = (np.zeros_like(vector) for _ in range(3))
         for share, at, c in zip(shares, covers, state.cache, strict=True):
             total[at] += vector.dtype.type(share)
-            ages[at] += context.version - c["base_version"]
+            ages[at] += context.version - c.base_version
             count[at] += 1
         np.divide(ages, count, out=ages, where=count > 0)
         pull = (self.mixing or self.server_lr) * (ages + 1) ** -self.a  # S, of a whole vector of ages

@@ -8,12 +8,13 @@ only merges and checks.
 from __future__ import annotations
 
 import difflib
-import math
-import types
-import typing
 from collections.abc import Iterable, Mapping
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from typing import Any, TypeVar
+
+from cattrs import Converter
+from cattrs.gen import override
 
 from anabranch.core.config.faults import LATER_KEY, FaultsTable
 from anabranch.core.config.flower import FlowerTable
@@ -25,6 +26,7 @@ from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT
 from anabranch.core.model.chains import AUTO
+from anabranch.core.plain import FieldError, finite, from_plain, make_converter, real, written
 
 T = TypeVar("T")
 
@@ -266,7 +268,8 @@ class Config:
         the journal of an unchanged run stays what it was.
         """
         quiet = () if every_table else [t for t in LATER if getattr(self, t) == TABLES[t]()]
-        out = {t: _plain(getattr(self, t), every_table) for t in TABLES if t not in quiet}
+        write = _writer(every_table).unstructure
+        out = {t: write(getattr(self, t)) for t in TABLES if t not in quiet}
         out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
         return out
 
@@ -334,18 +337,13 @@ def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:
 
 def build(cls: type[T], values: Mapping[str, Any], table: str) -> T:
     """A dataclass of the table's values. Raises `ConfigError` on unknown keys and wrong types."""
-    hints = typing.get_type_hints(cls)
     known = {f.name: f for f in fields(cls) if f.metadata != NO_KEY}  # type: ignore[arg-type]
     for key in values:
         _known(key, known, f"key in [{table}]")
-    lacking = [
-        n
-        for n, f in known.items()
-        if f.default is MISSING and f.default_factory is MISSING and n not in values
-    ]
-    if lacking:
-        raise ConfigError(f"[{table}] needs {lacking[0]!r}")
-    return cls(**{k: _typed(v, hints[k], f"{table}.{k}") for k, v in values.items()})
+    try:
+        return from_plain(dict(values), cls, _reader)
+    except FieldError as error:
+        raise ConfigError(f"{table}.{error}") from error
 
 
 def parse_override(text: str, option: str = "--set ") -> tuple[str, str, Any]:
@@ -375,25 +373,19 @@ def _known(name: str, known: Iterable[str], what: str) -> None:
     raise ConfigError(f"unknown {what}: {name!r}; {hint}")
 
 
-def _typed(value: Any, hint: Any, path: str) -> Any:
-    allowed = typing.get_args(hint) if typing.get_origin(hint) is types.UnionType else (hint,)
-    plain = tuple(typing.get_origin(a) or a for a in allowed)
-    if float in plain and int not in plain and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if Any in plain:
-        return value
-    if not isinstance(value, plain) or (isinstance(value, bool) and bool not in plain):
-        names = " or ".join(getattr(p, "__name__", str(p)) for p in plain)
-        raise ConfigError(f"{path} must be {names}, not {value!r}")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{path} must be a finite number, not {value!r}")
-    return value
+_as_given = make_converter(finite)
+_reader = make_converter(real)
+# Whole numbers in lists stay: journals have them as they were given.
+_reader.register_structure_hook_func(lambda of: of == list[float], _as_given.structure)
 
 
-def _plain(table: Any, every_key: bool) -> dict[str, Any]:
-    values = {
-        f.name: value
-        for f in fields(table)
-        if (value := getattr(table, f.name)) != f.default or f.metadata != LATER_KEY or every_key
-    }
-    return values | {f.name: masked(values[f.name]) for f in fields(table) if f.metadata == SECRET}
+@lru_cache
+def _writer(every_key: bool) -> Converter:
+    """Writes tables, secrets masked; keys that were not always there only if they say something, or all."""
+    made = make_converter()
+    for cls in TABLES.values():
+        later = () if every_key else tuple(f.name for f in fields(cls) if f.metadata == LATER_KEY)
+        secrets = [f.name for f in fields(cls) if f.metadata == SECRET]
+        hidden: dict[str, Any] = {name: override(unstruct_hook=masked) for name in secrets}
+        written(made, cls, later, **hidden)
+    return made

@@ -63,6 +63,14 @@ class Covered:
         return cls(found[which], which)
 
 
+@dataclass(frozen=True, eq=False)
+class Bounds:
+    """What the next values of the buffers are within, each (buffers,)."""
+
+    low: Vector
+    high: Vector
+
+
 class Buffers:
     """The server's side of it. `low` and `high`, (buffers,): what the next values are within.
 
@@ -110,13 +118,14 @@ class Buffers:
         """Go on where another run's buffers are."""
         self.low, self.high = other.low, other.high
 
-    def to_state(self) -> Mapping[str, Vector]:
+    @property
+    def bounds(self) -> Bounds:
         """What a snapshot has of it."""
-        return {"low": self.low, "high": self.high}
+        return Bounds(self.low, self.high)
 
-    def restore(self, state: Mapping[str, Vector]) -> None:
-        """The inverse of `to_state`."""
-        self.low, self.high = state["low"], state["high"]
+    def restore(self, bounds: Bounds) -> None:
+        """The inverse of `bounds`."""
+        self.low, self.high = bounds.low, bounds.high
 
 
 @dataclass(frozen=True, eq=False)

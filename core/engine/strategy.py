@@ -1,7 +1,8 @@
 """The interface of a strategy: the decisions of one paper, pure.
 
 A strategy is a frozen dataclass of its parameters. Everything that changes lives in its `State`,
-which is data: a dataclass of JSON values and numpy arrays (lists and dicts of them too).
+which is data: a dataclass of JSON values, numpy arrays and such dataclasses (lists and dicts of them too).
+A snapshot has it by its annotations (`core/plain.py`), so these say what is in it.
 
 Laws, checked for every strategy by `tests/conformance/test_strategies.py`:
 

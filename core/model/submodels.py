@@ -12,7 +12,6 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -148,11 +147,29 @@ def unit_map_of_bits(spec: ParamSpec, bits: Sequence[bytes]) -> UnitMap:
     return unit_map(spec, kept)
 
 
-def submodel_from_json(data: Any, spec: ParamSpec) -> Submodel:
-    """The inverse of `to_json`. Raises `InvalidUpdate`."""
-    if isinstance(data, dict):
-        return unit_map_of_bits(spec, [bytes.fromhex(bits) for bits in data["kept"]])
-    return Coordinates(np.asarray(data, np.int64))
+SubmodelJson = dict[str, list[str]] | list[int]  # of a `UnitMap`, of `Coordinates`
+
+
+def submodel_json(submodel: Submodel | None) -> SubmodelJson | None:
+    """What is kept of a sub-model; None for the whole model."""
+    return None if submodel is None else submodel.to_json()
+
+
+def submodel_from_json(data: SubmodelJson | None, spec: ParamSpec) -> Submodel | None:
+    """The inverse of `submodel_json`. Raises `InvalidUpdate`."""
+    if data is None:
+        return None
+    if isinstance(data, list):
+        if not all(0 <= i < spec.size for i in data):
+            raise InvalidUpdate(f"submodel: indices must be within 0..{spec.size - 1}")
+        return Coordinates(np.asarray(data, np.int64))
+    if data.keys() != {"kept"}:
+        raise InvalidUpdate(f"submodel: the units that are kept are wanted, not {sorted(data)}")
+    try:
+        bits = [bytes.fromhex(text) for text in data["kept"]]
+    except ValueError:
+        raise InvalidUpdate("submodel: kept must be in hexadecimal") from None
+    return unit_map_of_bits(spec, bits)
 
 
 Cut = dict[tuple[str, int], Indices]

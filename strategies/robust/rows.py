@@ -10,7 +10,7 @@ same bits.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,40 +18,40 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
-from anabranch.core.model.submodels import submodel_from_json
+from anabranch.core.model.submodels import SubmodelJson, submodel_from_json, submodel_json
 from anabranch.core.model.updates import Update
 
 Floats = npt.NDArray[np.float64]
 BLOCK = 1 << 14  # coordinates; a block of twenty rows stays in a core's own cache
 
 
-def stored_delta(delta: Delta) -> dict[str, Any]:
-    """A delta as plain data for a strategy's state; a copy."""
-    if isinstance(delta, SparseVector):
-        return {"values": delta.values, "indices": delta.indices, "size": delta.size}
-    return {"values": np.array(delta)}
+@dataclass(frozen=True, eq=False)
+class StoredRow:
+    """What a buffer keeps of an update until a rule takes it: `scale * delta` on what `submodel` covers."""
+
+    delta: Delta
+    scale: float
+    submodel: SubmodelJson | None = None
+
+    @classmethod
+    def of(cls, update: Update, scale: float) -> StoredRow:
+        """Of an update, copied."""
+        return cls(stored_delta(update.delta), scale, submodel_json(update.submodel))
 
 
-def loaded_delta(stored: Mapping[str, Any]) -> Delta:
-    """The inverse of `stored_delta`, without a copy."""
-    if "indices" in stored:
-        return SparseVector(stored["indices"], stored["values"], stored["size"])
-    values: Vector = stored["values"]
-    return values
+def stored_delta(delta: Delta) -> Delta:
+    """A delta for a strategy's state: a copy where it is the whole vector."""
+    return delta if isinstance(delta, SparseVector) else np.array(delta)
 
 
-def stored_row(update: Update, scale: float) -> dict[str, Any]:
-    """What a buffer keeps of an update until a rule takes it: its row times `scale`, as plain data."""
-    submodel = None if update.submodel is None else update.submodel.to_json()
-    return {"delta": stored_delta(update.delta), "scale": scale, "submodel": submodel}
-
-
-def covered_by(entry: Mapping[str, Any], spec: ParamSpec | None) -> slice | Indices:
-    """The coordinates that an entry with a `submodel` covers, increasing."""
-    if entry.get("submodel") is None:
+def covered_by(submodel: SubmodelJson | None, spec: ParamSpec | None) -> slice | Indices:
+    """The coordinates that a stored sub-model covers, increasing."""
+    if submodel is None:
         return slice(None)
     assert spec is not None, "sub-models are those of a model"
-    return submodel_from_json(entry["submodel"], spec).indices
+    found = submodel_from_json(submodel, spec)
+    assert found is not None, "it is not the whole model"
+    return found.indices
 
 
 @dataclass(frozen=True, eq=False)

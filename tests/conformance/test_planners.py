@@ -18,7 +18,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import UnitMap
 from anabranch.core.rng import seed_of
-from anabranch.core.snapshot import _pack, _unpack
+from anabranch.core.snapshot import packed, unpacked
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import scores
 from anabranch.strategies.submodels.registry import make_planner
@@ -40,7 +40,7 @@ def applicant(number: int, version: int = 0, slowness: float | None = 0.5) -> Ap
 
 def frozen(of: Planner, state: Any) -> str:
     arrays: dict[str, Any] = {}
-    meta = _pack(state, "state", arrays)
+    meta = packed(state, "state", arrays)
     assert isinstance(state, of.state_type)
     return json.dumps([meta, {k: a.tolist() for k, a in arrays.items()}], sort_keys=True)
 
@@ -64,8 +64,8 @@ def test_equal_calls_give_equal_results_and_the_state_is_data(name: str) -> None
     assert first == second
     assert frozen(of, state) == frozen(of, again)
     arrays: dict[str, Any] = {}
-    meta = json.loads(json.dumps(_pack(state, "state", arrays), allow_nan=False))
-    assert frozen(of, of.state_type(**_unpack(meta, arrays))) == frozen(of, state)
+    meta = json.loads(json.dumps(packed(state, "state", arrays), allow_nan=False))
+    assert frozen(of, unpacked(meta, arrays, of.state_type)) == frozen(of, state)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -15,7 +15,7 @@ from anabranch.core.engine.strategy import Context, State, Step, Strategy
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Coordinates
 from anabranch.core.model.updates import Ask, LocalPlan, Update, Verdict
-from anabranch.core.snapshot import _pack, _unpack
+from anabranch.core.snapshot import packed, unpacked
 from anabranch.strategies.registry import BUILT_IN, make_strategy
 
 SIZE = 5
@@ -84,7 +84,7 @@ def run(strategy: Strategy, count: int) -> list[Step]:
 
 def frozen(strategy: Strategy, state: State) -> str:
     arrays: dict[str, Any] = {}
-    meta = _pack(state, "state", arrays)
+    meta = packed(state, "state", arrays)
     assert isinstance(state, strategy.state_type)
     return json.dumps([meta, {k: a.tolist() for k, a in arrays.items()}], sort_keys=True)
 
@@ -125,8 +125,8 @@ def test_a_rejection_leaves_state_and_vector_identical(strategy: Strategy) -> No
 def test_the_state_is_data(strategy: Strategy) -> None:
     state = run(strategy, 3)[-1].state
     arrays: dict[str, Any] = {}
-    meta = json.loads(json.dumps(_pack(state, "state", arrays), allow_nan=False))
-    again = strategy.state_type(**_unpack(meta, arrays))
+    meta = json.loads(json.dumps(packed(state, "state", arrays), allow_nan=False))
+    again = unpacked(meta, arrays, strategy.state_type)
     assert frozen(strategy, again) == frozen(strategy, state)
 
 

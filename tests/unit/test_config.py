@@ -80,7 +80,7 @@ class Odd:
 def test_a_table_is_built_of_its_keys() -> None:
     assert build(Odd, {"needed": 1, "either": "x", "free": [1]}, "odd") == Odd(1, "x", [1])
     for values, words in (
-        ({}, "[odd] needs 'needed'"),
+        ({}, "odd.needed is missing"),
         ({"needed": 1.0}, "odd.needed must be int, not 1.0"),
         ({"needed": 1, "either": 2.5}, "odd.either must be int or str, not 2.5"),
         ({"needed": 1, "either": False}, "odd.either must be int or str, not False"),

@@ -127,7 +127,7 @@ def test_other_numbers_of_versions_are_those_of_its_bases_too() -> None:
     strategy, state = b.engine.strategy, b.engine.state
     assert list(state.bases) == ["0"]
     later = strategy.shifted(state, 7)
-    assert [entry["base_version"] for entry in later.cache] == [7]
+    assert [entry.base_version for entry in later.cache] == [7]
     assert {version: base.tolist() for version, base in later.bases.items()} == {"7": [0.0] * 4}
 
 
@@ -207,7 +207,7 @@ def test_a_sparse_update_waits_sparse_and_counts_as_its_dense_one() -> None:
     update = Update("u", "a1", "a", 0, 1, sparse)
     b.do(ev.UpdateArrived(0.0, update, ev.Payload("00" * 32, 8)))
     (entry,) = b.engine.state.cache
-    assert entry["delta"]["values"].size == 1
+    assert entry.delta.values.size == 1
     b.push("b", "b1", (1, 1, 1, 1))
     assert b.engine.vector.tolist() == pytest.approx([0.5, 0.5, 2.0, 0.5])
 

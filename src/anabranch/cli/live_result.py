@@ -144,5 +144,4 @@ def _sent(record: Record, spec: ParamSpec) -> tuple[Payload, Submodel | None] | 
     """Of an update its payload and its part."""
     if "payload" not in record:
         return ()
-    packed = record["submodel"]
-    return Payload(**record["payload"]), None if packed is None else submodel_from_json(packed, spec)
+    return Payload(**record["payload"]), submodel_from_json(record["submodel"], spec)
