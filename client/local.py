@@ -78,7 +78,8 @@ class LocalServer:
         self.payloads: dict[str, bytes] = {}
         self.turn = threading.RLock()  # of the calls
         self._frozen = self.spec.frozen(tensors)
-        self._run = Run(Blueprint.of(config, self.spec).engine(tensors), WaitingLine())
+        engine = Blueprint.of(config, self.spec).engine(tensors)
+        self._run = Run(engine, WaitingLine(config.limits), config.limits)
         self._downloads = Downloads(self.spec, self._frozen)
         self._encoded: dict[int, bytes] = {}  # by version
         self._encode()
@@ -250,7 +251,7 @@ class LocalTransport:
         check_open(s.engine, self.client_id, entry.task_id, entry.codec)
         values = 0 if update.submodel is None else update.submodel.size
         payload = ev.Payload(entry.sha256, len(entry.payload), entry.codec, values)
-        update, flaw = examined(update, payload, entry.payload, s.spec)
+        update, flaw = examined(update, payload, entry.payload, s.spec, s.config.limits)
         if s.config.run.keep_payloads:
             s.payloads[entry.sha256] = bytes(entry.payload)
         effects = s.take(ev.UpdateArrived(s.clock(), update, payload, flaw))

@@ -16,8 +16,6 @@ from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 
-CHUNK_BYTES = DEFAULT_LIMITS.chunk_bytes_max
-
 
 class Download:
     """A model on its way: sizes are checked before anything is allocated."""
@@ -77,6 +75,7 @@ def update_messages(
     guard: StallGuard,
     signature: bytes = b"",
     next_ask: devices.AskTaskRequest | None = None,
+    chunk_bytes: int = DEFAULT_LIMITS.chunk_bytes_max,
 ) -> Iterator[devices.PushUpdateRequest]:
     """The header, then chunks from `offset` on."""
     part = model.Part(
@@ -104,7 +103,7 @@ def update_messages(
         )
     )
     view = memoryview(entry.payload)
-    for start in range(offset, len(view), CHUNK_BYTES):
+    for start in range(offset, len(view), chunk_bytes):
         guard.moved()
-        data = bytes(view[start : start + CHUNK_BYTES])
+        data = bytes(view[start : start + chunk_bytes])
         yield devices.PushUpdateRequest(chunk=devices.UpdateChunk(offset=start, data=data))

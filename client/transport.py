@@ -31,8 +31,9 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
-from anabranch.client.transfer import CHUNK_BYTES, Download, signed_record, update_messages
+from anabranch.client.transfer import Download, signed_record, update_messages
 from anabranch.compress.registry import STAGES
+from anabranch.core.config.caps import heard_by_device
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, InvalidUpdate, ProtocolError, Unavailable, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -117,7 +118,8 @@ class GrpcTransport:
         wallet: Wallet | None = None,
     ) -> None:
         self.client_id = convert.checked_id(client_id, "client_id")
-        self._limits, self._stall_s = limits, stall_s
+        self._own_limits, self._stall_s = limits, stall_s
+        self._limits = limits  # and what the server has told of its own
         self._link = Link(address, limits, reconnect_max_s, wallet)
         self._enrolled: Enrolment | None = None
         self._session = ""  # of the last ask
@@ -159,6 +161,7 @@ class GrpcTransport:
             answer = enrol(request, timeout=CONTROL_S)
         spec = convert.manifest_from_proto(answer.manifest)
         config = json.loads(answer.config_json or "{}")
+        self._limits = heard_by_device(self._own_limits, config)
         self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version)
         return self._enrolled
 
@@ -245,7 +248,7 @@ class GrpcTransport:
         self, entry: UpdateEntry, next_ask: devices.AskTaskRequest | None
     ) -> devices.PushUpdateResponse:
         has = 0
-        if len(entry.payload) > CHUNK_BYTES:
+        if len(entry.payload) > self._limits.chunk_bytes_max:
             has = _has(self.query_upload(entry.update_id), entry)
         while True:
             try:
@@ -367,7 +370,10 @@ class GrpcTransport:
             # The guard is made first: gRPC takes messages from a thread of its own.
             guard = StallGuard(lambda: call.cancel(), self._stall_s)  # noqa: PLW0108
             call = self._stub.PushUpdate.future(
-                update_messages(entry, self.client_id, offset, guard, signature, next_ask), timeout=timeout
+                update_messages(
+                    entry, self.client_id, offset, guard, signature, next_ask, self._limits.chunk_bytes_max
+                ),
+                timeout=timeout,
             )
             with guard:
                 return call.result()

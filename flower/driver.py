@@ -108,7 +108,7 @@ class GridRun:
         self._capability = Capability() if config.uplink.codec == RAW else Capability(codecs=STAGES)
         replay = Replay(logbook, partial(Blueprint.of(config, self.spec).engine, logbook.initial))
         self.engine = replay.engine
-        self.host = Run(self.engine, NoLine())
+        self.host = Run(self.engine, NoLine(), config.limits)
         self._teller = Teller(recorder)
         self._life = int.from_bytes(os.urandom(8), "little")  # ids of this process are no other's
         self._ids = 0
@@ -238,7 +238,7 @@ class GridRun:
             metrics={k: v for k, v in reply.metrics.items() if math.isfinite(v)},
         )
         reference = ev.Payload(hashlib.sha256(sent.data).hexdigest(), len(sent.data), sent.codec)
-        update, flaw = examined(update, reference, sent.data, self.spec)
+        update, flaw = examined(update, reference, sent.data, self.spec, self._config.limits)
         effects = self._handle(ev.UpdateArrived(self._tell_time(), update, reference, flaw), sent.data)
         (receipt,) = [e.receipt for e in effects if isinstance(e, Decided)]
         node.counting.answered(task.task_id, receipt.decision.verdict is not Verdict.REJECTED)

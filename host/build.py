@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
+from anabranch.core.config.caps import told_to_devices
 from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import Limits
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.snapshot import Snapshot, restore
@@ -37,8 +38,8 @@ class Blueprint:
     settings: EngineSettings
 
     @classmethod
-    def of(cls, config: Config, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> Blueprint:
-        """What a configuration says of a model. Raises `ConfigError`."""
+    def of(cls, config: Config, spec: ParamSpec, limits: Limits | None = None) -> Blueprint:
+        """What a configuration says of a model; `limits` stand in for its own. Raises `ConfigError`."""
         strategy = strategy_of(config)
         _check_elastic(config, strategy)
         return cls(config, spec, strategy, EngineSettings.of(config, limits))
@@ -64,7 +65,9 @@ class Blueprint:
 def device_tables(config: Config) -> dict[str, Any]:
     """What a device may read of a run's configuration."""
     tables = {table: values for table, values in config.to_json().items() if table in DEVICE_TABLES}
-    return {**tables, "server": {"tasks_per_client": config.server.tasks_per_client}}
+    told = told_to_devices(config.limits)
+    more = {"limits": told} if told else {}
+    return {**tables, "server": {"tasks_per_client": config.server.tasks_per_client}, **more}
 
 
 def _check_elastic(config: Config, strategy: Strategy) -> None:

@@ -27,7 +27,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.objections import tasks_of_use
 from anabranch.core.engine.settable import as_started
 from anabranch.core.errors import AnabranchError
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import Limits
 from anabranch.core.model.params import Tensors
 from anabranch.core.retention import Keep
 from anabranch.core.snapshot import Snapshot
@@ -90,7 +90,7 @@ async def serve(
     manifest: Manifest,
     *,
     ready: Callable[[ServerInfo], None] | None = None,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: Limits | None = None,
     stop: asyncio.Event | None = None,
     insecure: bool = False,
     store: Store | None = None,
@@ -103,8 +103,8 @@ async def serve(
 
     `ready` is called once both ports take calls; `waiting` before, with the reason, where another server
     leads the run and this one is a standby; `ended` after it, once the run is over, and `reopened` if it then
-    goes on. `store` replaces the one that `[server]` names. `wall` is the machine's clock: certificates go by
-    it, the run's time does not.
+    goes on. `store` replaces the one that `[server]` names, `limits` those of `[limits]`.
+    `wall` is the machine's clock: certificates go by it, the run's time does not.
     An address that other machines reach is served with mutual TLS, by the authority in
     `identity.folder`; `insecure` serves it in the clear.
     Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
@@ -112,7 +112,7 @@ async def serve(
     """
     identity = _identity(config, insecure, wall)
     bound_heap()
-    stop = stop or asyncio.Event()
+    stop, limits = stop or asyncio.Event(), limits or config.limits
     _stop_on_signals(stop)
     table = config.server
     store = store or store_of(table, limits)

@@ -17,7 +17,6 @@ from anabranch.core.device.overlap import OverlapSession
 from anabranch.core.device.session import Session, SessionSettings
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError
-from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
 from anabranch.host.log import Journal
@@ -192,10 +191,18 @@ class Simulation:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
             every_updates = config.server.snapshot_every_updates
             kept = Disk(journal, begin, every_updates, config.faults.takes_back)
-        self.room = WaitingRoom(engine) if called_when_free(config) else None
+        self.room = WaitingRoom(engine, config.limits) if called_when_free(config) else None
         self.time = (SteppedTime if config.faults.clock_step_every_s else ServerTime)(self.clock)
         self.world = World(
-            self.clock, engine, versions, kept, recorder, blueprint.codec_at, self.room, self.time
+            self.clock,
+            engine,
+            versions,
+            kept,
+            recorder,
+            blueprint.codec_at,
+            self.room,
+            self.time,
+            config.limits,
         )
         self.server = self._serve()
         self.devices = self._devices()
@@ -299,7 +306,7 @@ def called_when_free(config: Config) -> bool:
     """Whether refused devices sleep until they are called. Raises `ConfigError` where messages get lost."""
     if config.fleet.waiting == "called" and config.faults.on:
         raise ConfigError("fleet.waiting = 'called' is for runs without [faults]: write 'ask' or 'auto'")
-    many = config.fleet.clients > DEFAULT_LIMITS.waiting_max and not config.faults.on
+    many = config.fleet.clients > config.limits.waiting_max and not config.faults.on
     return config.fleet.waiting == "called" or (config.fleet.waiting == "auto" and many)
 
 

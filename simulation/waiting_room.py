@@ -21,7 +21,7 @@ from anabranch.core.effects import Effect, Refused
 from anabranch.core.engine.admission import outstays
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.lapses import Lapses
-from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Reason, Task
 
 MAKES_NO_ROOM = (ev.TaskAsked, ev.LeaseRenewed)
@@ -44,12 +44,12 @@ class Sleeper(Protocol):
 class WaitingRoom:
     """See the module. `refusal` stands in for the engine's; `heard` and `call` hear of every event."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, limits: Limits = DEFAULT_LIMITS) -> None:
         self._engine = engine
         self._sleepers: OrderedDict[str, Sleeper] = OrderedDict()  # who has waited longest comes first
         self._called: set[str] = set()
         self._sound: set[str] = set()  # of the sleepers, those that have not lapsed
-        self._lapses = Lapses(DEFAULT_LIMITS.waiting_max)
+        self._lapses = Lapses(limits.waiting_max)
 
     def __len__(self) -> int:
         return len(self._sleepers)

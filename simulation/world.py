@@ -20,7 +20,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull, UnknownTask
 from anabranch.core.journal import to_record
-from anabranch.core.limits import RETRY_FULL_DISK_S
+from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
 from anabranch.core.model.updates import (
     Ask,
     Capability,
@@ -64,9 +64,11 @@ class World:
         downlink_at: Callable[[int], str],
         room: WaitingRoom | None = None,
         time: ServerTime | None = None,
+        limits: Limits = DEFAULT_LIMITS,
     ) -> None:
+        self._limits = limits
         self.clock, self.time = clock, time or ServerTime(clock)
-        self.host = Run(engine, WaitingLine() if room is None else room)
+        self.host = Run(engine, WaitingLine(limits) if room is None else room, limits)
         self.versions = versions
         self.room = room
         self.observers: list[Observer] = []
@@ -125,7 +127,7 @@ class World:
         )
         values = 0 if task.submodel is None else task.submodel.size
         reference = ev.Payload(outbox.sha256(), len(result.payload), result.codec, values)
-        update, flaw = examined(update, reference, result.payload, spec)
+        update, flaw = examined(update, reference, result.payload, spec, self._limits)
         known = None if self.disk is None else self.disk.head_of(task.base_version)
         other_base = is_of_other_base(outbox.base_head, known)
         arrived = ev.UpdateArrived(self.time.now(), update, reference, flaw, other_base=other_base)
@@ -182,7 +184,7 @@ class World:
     def restart(self) -> None:
         """Go on with the engine that the disk holds. Raises what `Disk.rebuild` does."""
         assert self.disk is not None, "only a run with faults has a disk"
-        self.host = Run(self.disk.rebuild(self.engine), WaitingLine())
+        self.host = Run(self.disk.rebuild(self.engine), WaitingLine(self._limits), self._limits)
         self.versions.engine = self.engine
         self.time.restart(self.disk.last_now)
         if self._turn != self.disk.turn:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from anabranch.core.config.caps import check_limits
 from anabranch.core.config.goal import MAX, MIN, Goal
 from anabranch.core.engine.robust import RULES
 from anabranch.core.errors import ConfigError
@@ -106,6 +107,7 @@ def check_ranges(tables: Tables) -> None:
             raise ConfigError(f"{path} must be from 0 to 1, not {_at(tables, path)!r}")
     _check_no_negatives(tables)
     Goal.of(tables["run"])
+    check_limits(tables["limits"])
     _check_fleet(tables["fleet"], tables["run"])
     _check_relations(tables)
     Keep.of(tables["server"].keep)

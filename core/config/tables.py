@@ -24,7 +24,7 @@ from anabranch.core.config.ranges import TASK, check_ranges
 from anabranch.core.config.secrets import SECRET, masked
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
-from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT
+from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT, Limits
 from anabranch.core.model.chains import AUTO
 from anabranch.core.plain import FieldError, finite, from_plain, make_converter, real, written
 
@@ -257,6 +257,7 @@ class Config:
     server: ServerTable = ServerTable()
     identity: IdentityTable = IdentityTable()
     client: ClientTable = ClientTable()
+    limits: Limits = field(default_factory=Limits)
     faults: FaultsTable = field(default_factory=FaultsTable)
     flower: FlowerTable = field(default_factory=FlowerTable)
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
@@ -302,12 +303,11 @@ TABLES: dict[str, type[Any]] = {
     "server": ServerTable,
     "identity": IdentityTable,
     "client": ClientTable,
+    "limits": Limits,
     "faults": FaultsTable,
     "flower": FlowerTable,
 }
-LATER = ("model",)
-
-
+LATER = ("model", "limits")
 # Settings by which runs of releases that did not know them were as these values make them.
 BEFORE = {"run": {"rejections_max": 0}}
 

@@ -56,12 +56,14 @@ FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "downlink": "devices make the next model of what it has sent them",
     "server": PROCESS,
     "identity": PROCESS,
+    "limits": PROCESS,
+    "limits.receipts_max": "what was answered to updates that came again depends on it",
     "client": JOINING,
 }
 # What a restart compares with the run's start, as the history is a function of it.
 KEPT = (
     *("run.seed", "run.metric", "run.mode", "strategy", "submodel", "model.buffers", "robust"),
-    *("uplink.codec", "downlink.codec"),
+    *("uplink.codec", "downlink.codec", "limits.receipts_max"),
 )
 
 

@@ -61,8 +61,8 @@ class EngineSettings:
         return ""
 
     @classmethod
-    def of(cls, config: Config, limits: Limits = DEFAULT_LIMITS) -> EngineSettings:
-        """The settings of a configuration."""
+    def of(cls, config: Config, limits: Limits | None = None) -> EngineSettings:
+        """The settings of a configuration; `limits` stand in for its own."""
         server, run, client, robust = config.server, config.run, config.client, config.robust
         return cls(
             seed=run.seed,
@@ -76,7 +76,7 @@ class EngineSettings:
             retry_after_s=(server.retry_after_min_s, server.retry_after_max_s),
             versions_max=run.versions_max,
             updates_max=run.updates_max,
-            receipts_max=limits.receipts_max,
+            receipts_max=(limits or config.limits).receipts_max,
             local=LocalPlan(
                 epochs=client.epochs,
                 steps=client.steps,

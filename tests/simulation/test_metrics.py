@@ -47,15 +47,14 @@ def result(folder: Path) -> Result:
 
 
 def test_the_result_is_by_the_metric_that_was_named(folder: Path, result: Result) -> None:
-    values = [p.metrics["mse"] for p in result.history]
-    assert all(v is not None for v in values)
+    values = [v for p in result.history if (v := p.metrics["mse"]) is not None]
+    assert len(values) == len(result.history)
     assert (result.metric, result.mode, result.target) == ("mse", "min", 0.5)
-    assert (result.final_value, result.best_value) == (values[-1], min(values))  # type: ignore[type-var]
+    assert (result.final_value, result.best_value) == (values[-1], min(values))
     reached = next(p for p in result.history if p.metrics["mse"] <= 0.5)  # type: ignore[operator]
     assert result.time_to_target_s == reached.time_s > 0
     assert (result.final_accuracy, result.best_accuracy, result.target_accuracy) == (None, None, 0.0)
-    kept = json.loads((folder / "result.json").read_text())
-    assert kept["best_value"] == min(values)  # type: ignore[type-var]
+    assert json.loads((folder / "result.json").read_text())["best_value"] == min(values)
 
 
 def test_the_best_model_is_the_one_with_the_least(folder: Path, result: Result) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from anabranch.core.config.tables import Config
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import Limits
 from anabranch.core.model.params import Tensors
 from anabranch.core.model.units import UnitGroup
 from anabranch.server.app import ServerInfo, serve
@@ -23,7 +23,7 @@ def live_server(
     folder: Path,
     tensors: Tensors,
     config: Config,
-    limits: Limits = DEFAULT_LIMITS,
+    limits: Limits | None = None,
     port: int = 0,
     groups: Iterable[UnitGroup] = (),
     buffers: Iterable[str] = (),

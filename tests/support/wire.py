@@ -17,7 +17,7 @@ import numpy as np
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.config.tables import Config, merge
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import Limits
 from anabranch.core.model.chains import payload_codec
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel
@@ -186,7 +186,7 @@ class Served:
         self,
         config: Config,
         manifest: Manifest,
-        limits: Limits = DEFAULT_LIMITS,
+        limits: Limits | None = None,
         store: Store | None = None,
         wall: Callable[[], float] = time.time,
     ) -> None:

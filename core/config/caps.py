@@ -1,0 +1,52 @@
+"""`[limits]`: which caps may be what, and those that devices go by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from typing import Any
+
+from anabranch.core.errors import ConfigError
+from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
+
+# A cap of 0 lets nothing through, but for these: what they say is done at once, or not done at all.
+MAY_BE_ZERO = frozenset(
+    {
+        *("upload_yields_s", "early_calls_at_once", "waiting_max", "inline_bytes_max", "commit_wait_s"),
+        "free_disk_bytes_min",
+    }
+)
+HEADER_BYTES = 64 * KIB  # of a message beside the chunk in it
+# What a device takes and what the tables have place for, so that no server may go beyond it.
+MOST = {"chunk_bytes_max": DEFAULT_LIMITS.message_bytes_max, "id_chars_max": DEFAULT_LIMITS.id_chars_max}
+LEAST = {"id_chars_max": 32, "metadata_bytes_max": 4 * KIB}
+OF_DEVICES = ("chunk_bytes_max", "payload_bytes_max")
+
+
+def check_limits(limits: Limits) -> None:
+    """Raises `ConfigError`, naming the cap and what it may be."""
+    for field in fields(limits):
+        name, value = field.name, getattr(limits, field.name)
+        if value == 0 and name not in MAY_BE_ZERO:
+            raise ConfigError(f"limits.{name} must be greater than 0, not {value!r}")
+        if name in MOST and value > MOST[name]:
+            raise ConfigError(f"limits.{name} must be at most {MOST[name]}, not {value!r}")
+        if name in LEAST and value < LEAST[name]:
+            raise ConfigError(f"limits.{name} must be at least {LEAST[name]}, not {value!r}")
+    if limits.chunk_bytes_max + HEADER_BYTES > limits.message_bytes_max:
+        raise ConfigError(
+            f"limits.message_bytes_max must be at least {limits.chunk_bytes_max + HEADER_BYTES}: "
+            f"a message has limits.chunk_bytes_max and {HEADER_BYTES} bytes beside"
+        )
+
+
+def told_to_devices(limits: Limits) -> dict[str, Any]:
+    """The caps that a device goes by, as far as they are not the default ones."""
+    told, known = asdict(limits), asdict(DEFAULT_LIMITS)
+    return {name: told[name] for name in OF_DEVICES if told[name] != known[name]}
+
+
+def heard_by_device(limits: Limits, config: Mapping[str, Any]) -> Limits:
+    """A device's own caps, with those that its server has told."""
+    table = config.get("limits", {})
+    return replace(limits, **{name: int(table[name]) for name in OF_DEVICES if name in table})

@@ -1,0 +1,84 @@
+"""`[limits]`: which caps may be what, who is told of them, and that one holds in a simulation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from prices import Prices
+
+from anabranch.core.config.caps import heard_by_device
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.engine.settable import check_settable, differences
+from anabranch.core.errors import ConfigError
+from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
+from anabranch.core.model.params import ParamSpec
+from anabranch.host.build import Blueprint, device_tables
+from anabranch.simulation.run import simulate
+
+
+def config(**limits: Any) -> Config:
+    tables = {
+        "run": {"updates_max": 12, "workload": "prices"},
+        "fleet": {"clients": 4},
+        "client": {"steps": 2, "batch_size": 10},
+        "limits": limits,
+    }
+    return merge([("test", tables)])
+
+
+def test_what_says_nothing_is_not_in_the_configuration() -> None:
+    assert "limits" not in Config().to_json()
+    assert config().limits == DEFAULT_LIMITS
+    set_ = config(queue_events_max=7)
+    assert Config.from_json(set_.to_json()) == set_
+    assert set_.limits == Limits(queue_events_max=7)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"queue_events": 5}, "unknown key in .limits.: 'queue_events'; did you mean 'queue_events_max'"),
+        ({"rpcs_max": 0}, "limits.rpcs_max must be greater than 0"),
+        ({"rpcs_max": -1}, "limits.rpcs_max must not be negative"),
+        ({"rpcs_max": 1.5}, "limits.rpcs_max must be int"),
+        ({"chunk_bytes_max": 2**21}, "limits.chunk_bytes_max must be at most 1048576"),
+        ({"chunk_bytes_max": 2**20}, "limits.message_bytes_max must be at least 1114112"),
+        ({"id_chars_max": 65}, "limits.id_chars_max must be at most 64"),
+        ({"id_chars_max": 16}, "limits.id_chars_max must be at least 32"),
+    ],
+)
+def test_a_cap_that_cannot_be_is_an_error(limits: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        config(**limits)
+
+
+def test_no_cap_changes_while_a_run_goes_on_and_receipts_not_at_a_restart() -> None:
+    with pytest.raises(ConfigError, match=r"limits.rpcs_max cannot be changed in a run: it is of"):
+        check_settable(["limits.rpcs_max"])
+    assert list(differences(config(), config(rpcs_max=5))) == []
+    assert list(differences(config(), config(receipts_max=5))) == [("limits.receipts_max", 100_000, 5)]
+
+
+def test_devices_are_told_what_they_go_by() -> None:
+    assert "limits" not in device_tables(config(queue_events_max=7))
+    told = device_tables(config(chunk_bytes_max=64 * KIB, queue_events_max=7))
+    assert told["limits"] == {"chunk_bytes_max": 64 * KIB}
+    assert heard_by_device(DEFAULT_LIMITS, told) == Limits(chunk_bytes_max=64 * KIB)
+    assert heard_by_device(Limits(streams_max=3), {}) == Limits(streams_max=3)
+
+
+def test_the_engine_has_the_configurations_caps() -> None:
+    spec = ParamSpec.of({"w": np.zeros(3)})
+    assert Blueprint.of(config(receipts_max=7), spec).settings.receipts_max == 7
+    assert Blueprint.of(config(receipts_max=7), spec, Limits(receipts_max=9)).settings.receipts_max == 9
+
+
+def test_a_cap_that_was_set_holds_in_a_simulation() -> None:
+    free = simulate(config(), app=Prices())
+    assert (free.updates_applied, free.updates_rejected) == (12, 0)
+    held = simulate(config(examples_max=29), app=Prices())  # each device has 30
+    assert held.updates_applied == 0
+    assert held.rejections == {"invalid": held.updates_rejected}
+    assert simulate(config(examples_max=30), app=Prices()).updates_applied == 12
