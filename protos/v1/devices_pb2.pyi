@@ -211,7 +211,6 @@ class Task(_message.Message):
     TASK_ID_FIELD_NUMBER: _builtins.int
     BASE_VERSION_FIELD_NUMBER: _builtins.int
     BASE_KIND_FIELD_NUMBER: _builtins.int
-    MODE_EPOCH_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     LEASE_S_FIELD_NUMBER: _builtins.int
     EXPIRES_AT_S_FIELD_NUMBER: _builtins.int
@@ -223,7 +222,6 @@ class Task(_message.Message):
     task_id: _builtins.str
     base_version: _builtins.int
     base_kind: _model_pb2.BaseKind.ValueType
-    mode_epoch: _builtins.int
     seed: _builtins.int
     lease_s: _builtins.float
     expires_at_s: _builtins.float
@@ -243,7 +241,6 @@ class Task(_message.Message):
         task_id: _builtins.str = ...,
         base_version: _builtins.int = ...,
         base_kind: _model_pb2.BaseKind.ValueType = ...,
-        mode_epoch: _builtins.int = ...,
         seed: _builtins.int = ...,
         lease_s: _builtins.float = ...,
         expires_at_s: _builtins.float = ...,
@@ -255,7 +252,7 @@ class Task(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["local", b"local", "submodel", b"submodel", "uplink", b"uplink"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_head", b"base_head", "base_kind", b"base_kind", "base_version", b"base_version", "expires_at_s", b"expires_at_s", "lease_s", b"lease_s", "local", b"local", "mode_epoch", b"mode_epoch", "parts", b"parts", "seed", b"seed", "submodel", b"submodel", "task_id", b"task_id", "uplink", b"uplink"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_head", b"base_head", "base_kind", b"base_kind", "base_version", b"base_version", "expires_at_s", b"expires_at_s", "lease_s", b"lease_s", "local", b"local", "parts", b"parts", "seed", b"seed", "submodel", b"submodel", "task_id", b"task_id", "uplink", b"uplink"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -546,7 +543,6 @@ class UpdateHeader(_message.Message):
     MANIFEST_SHA256_FIELD_NUMBER: _builtins.int
     BASE_VERSION_FIELD_NUMBER: _builtins.int
     BASE_KIND_FIELD_NUMBER: _builtins.int
-    MODE_EPOCH_FIELD_NUMBER: _builtins.int
     EXAMPLES_FIELD_NUMBER: _builtins.int
     LOCAL_STEPS_FIELD_NUMBER: _builtins.int
     SUBMODEL_FIELD_NUMBER: _builtins.int
@@ -561,7 +557,6 @@ class UpdateHeader(_message.Message):
     manifest_sha256: _builtins.bytes
     base_version: _builtins.int
     base_kind: _model_pb2.BaseKind.ValueType
-    mode_epoch: _builtins.int
     examples: _builtins.int
     local_steps: _builtins.int
     signature: _builtins.bytes
@@ -587,7 +582,6 @@ class UpdateHeader(_message.Message):
         manifest_sha256: _builtins.bytes = ...,
         base_version: _builtins.int = ...,
         base_kind: _model_pb2.BaseKind.ValueType = ...,
-        mode_epoch: _builtins.int = ...,
         examples: _builtins.int = ...,
         local_steps: _builtins.int = ...,
         submodel: _model_pb2.SubmodelMap | None = ...,
@@ -599,7 +593,7 @@ class UpdateHeader(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "submodel", b"submodel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_head", b"base_head", "base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "mode_epoch", b"mode_epoch", "next", b"next", "parts", b"parts", "signature", b"signature", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_head", b"base_head", "base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "next", b"next", "parts", b"parts", "signature", b"signature", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,14 +27,12 @@ class _BaseKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_BaseKind.Val
     DESCRIPTOR: _descriptor.EnumDescriptor
     BASE_KIND_UNSPECIFIED: _BaseKind.ValueType  # 0
     BASE_KIND_VERSION: _BaseKind.ValueType  # 1
-    BASE_KIND_DELTA_LOG: _BaseKind.ValueType  # 2
 
 class BaseKind(_BaseKind, metaclass=_BaseKindEnumTypeWrapper):
-    """What `base_version` names: a published model, or a state that only this device and the server share."""
+    """What `base_version` names: a published model. Other kinds may come."""
 
 BASE_KIND_UNSPECIFIED: BaseKind.ValueType  # 0
 BASE_KIND_VERSION: BaseKind.ValueType  # 1
-BASE_KIND_DELTA_LOG: BaseKind.ValueType  # 2
 Global___BaseKind: _TypeAlias = BaseKind  # noqa: Y015
 
 @_typing.final
