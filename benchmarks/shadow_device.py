@@ -23,11 +23,12 @@ from anabranch.client.live_training import LiveTraining
 from anabranch.client.trainer import shard_of
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.config.tables import ClientTable
+from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Shard, load_app
 from anabranch.workloads.batches import watched
-from anabranch.workloads.trainer import LiveWeights, trainer_for
+from anabranch.workloads.trainer import trainer_for
 
 APP = "fashion-mnist"
 GAP = 5  # local steps between two exchanges of the foreground
@@ -54,15 +55,12 @@ class ForegroundTraining(LiveTraining):
         self._answered.set()
         super().stop()
 
-    def _snap(self, live: LiveWeights, steps: int, now: float) -> None:
-        self._answered.clear()
-        super()._snap(live, steps, now)
+    def _snapped(self, live: LiveWeights) -> None:
+        super()._snapped(live)
         self._answered.wait()
+        self._answered.clear()
         with self._lock:
-            answer, self._answer = self._answer, None
-        if answer is not None:
-            self._merge.apply(live, *answer)
-            self._exchanged_at = self._clock()
+            self._between.merge(live, self._clock())
 
 
 def alone(index: int, count: int, steps: int) -> float:

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Self
 
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
@@ -45,7 +46,7 @@ from anabranch.simulation.server import Granting
 from anabranch.simulation.storage import EMPTY
 from anabranch.simulation.surroundings import Surroundings, View, capability_of
 from anabranch.simulation.talker import Talker
-from anabranch.simulation.versions import NOTHING, Held, Offer
+from anabranch.simulation.versions import NOTHING, Held, Model, Offer
 from anabranch.workloads.batches import planned_steps
 
 
@@ -74,6 +75,7 @@ class Device(Talker, DeviceShell):
         "index",
         "session",
     )
+    heeds: tuple[Notice, ...] = OVER  # what notices mean anything to it
 
     def __init__(
         self, index: int, examples: int, session: Session, around: Surroundings, time: DeviceClock = RIGHT
@@ -113,11 +115,11 @@ class Device(Talker, DeviceShell):
         anew = type(self.session)
         self.session, self._enrolled = anew(self.client_id, seed, self.session.settings), False
 
-    def copied(self, number: int) -> Device:
+    def copied(self, number: int) -> Self:
         """Another one with what is on the disk of this one; it is not there yet."""
         seed = seed_of(self._around.seed, "copy", self.client_id, number)
         session = type(self.session)(self.client_id, seed, self.session.settings)
-        copy = Device(self.index, self.examples, session, self._around, self._time)
+        copy = type(self)(self.index, self.examples, session, self._around, self._time)
         copy._copy, copy._copied_of = f" copy-{number} ", self._process
         copy._disk = self._disk
         return copy
@@ -201,9 +203,7 @@ class Device(Talker, DeviceShell):
         self._work.after(self.link.latency_s, lambda: self._hear(ev.TimerFired(self._now, "retry")))
 
     def _ask(self, task_id: str, now: float) -> None:
-        before = f"{self._copy}life-{self._crashes - 1}" if self._crashes else self._copied_of
-        ask = Ask(self.client_id, task_id, self._disk.held.version, self._process, before)
-        call = self._work.begin(0.0, self._unanswered)
+        ask, call = self._ask_of(task_id), self._work.begin(0.0, self._unanswered)
 
         def answer(granting: Granting | StoreFull) -> None:
             if isinstance(granting, StoreFull):
@@ -217,6 +217,10 @@ class Device(Talker, DeviceShell):
                 self._work.hear(call, lambda: self._answered(granting, self._now), self._soon)
 
         self._say(self._time.true(now) + self.link.latency_s, partial(self._server.ask, ask, answer))
+
+    def _ask_of(self, task_id: str) -> Ask:
+        before = f"{self._copy}life-{self._crashes - 1}" if self._crashes else self._copied_of
+        return Ask(self.client_id, task_id, self._disk.held.version, self._process, before)
 
     def _granted(self, task: Task, offer: Offer) -> None:
         self._offer = offer
@@ -245,33 +249,46 @@ class Device(Talker, DeviceShell):
 
     def _train(self, order: ef.Train) -> None:
         """Begin a task: how long it takes, and whether the device vanishes in it, is known at once."""
-        assert self._offer is not None
-        (model, head), self._offer = self._disk.held.base(self._offer), None
-        self._work.end()
-        self._tasks += 1
-        around, disk, task = self._around, self._disk, order.task
+        model, head = self._begin_task()
+        around, task = self._around, order.task
         steps = planned_steps(task.local, self.examples)
         train_s = around.profiles.task_time_s(self.index, self._tasks, steps) * around.step_cost(task)
-        if self._draw("dropout", self._tasks) < self._fleet.dropout:
-            moment_s = train_s * self._draw("dropout-moment", self._tasks)
-            self._work.after(moment_s, partial(self._drop_out, self._tasks))
+        if self._drops_out(train_s):
             return
-        due_s = self._clock.now + train_s
-        self._training = around.executor.train(
-            Job(self.index, model.vector, task, disk.remembered, due_s, disk.kept, disk.own)
-        )
+        self._training = around.executor.train(self._job(model, task, self._clock.now + train_s))
         self._work.after(train_s, partial(self._done, order, train_s, head))
+
+    def _begin_task(self) -> tuple[Model, str]:
+        """What it starts from, and its head."""
+        assert self._offer is not None
+        base, self._offer = self._disk.held.base(self._offer), None
+        self._work.end()
+        self._tasks += 1
+        return base
+
+    def _drops_out(self, train_s: float) -> bool:
+        """Whether it vanishes in the next so many seconds."""
+        if self._draw("dropout", self._tasks) >= self._fleet.dropout:
+            return False
+        moment_s = train_s * self._draw("dropout-moment", self._tasks)
+        self._work.after(moment_s, partial(self._drop_out, self._tasks))
+        return True
+
+    def _job(self, model: Model, task: Task, due_s: float) -> Job:
+        disk = self._disk
+        return Job(self.index, model.vector, task, disk.remembered, due_s, disk.kept, disk.own)
 
     def _done(self, order: ef.Train, train_s: float, head: str) -> None:
         assert self._training is not None
+        training, self._training = self._training, None
         try:
-            result = self._training.result()
+            result = training.result()
         except InvalidUpdate as error:  # it has diverged
-            self._training = None
             self._failed(Call.TRAIN, error)
-            return
-        self._training = None
-        result = replace(result, metrics={**result.metrics, TRAIN_S: train_s})
+        else:
+            self._keep(order, replace(result, metrics={**result.metrics, TRAIN_S: train_s}), head)
+
+    def _keep(self, order: ef.Train, result: LocalResult, head: str) -> None:
         examples = result.examples or self.examples
         sha256 = self._around.hasher.begin(result.payload)
         done = Outbox(order.task, order.update_id, examples, result, sha256, head)
@@ -285,7 +302,7 @@ class Device(Talker, DeviceShell):
         progress = true_s - self._around.time.true(task.granted_at)
 
         def answer(said: Advice | StoreFull) -> None:
-            if isinstance(said, Advice) and said.notice in OVER:
+            if isinstance(said, Advice) and said.notice in self.heeds:
                 self._network.send(down(client_id), self._soon, partial(told, said.notice))
 
         def told(notice: Notice) -> None:
@@ -310,18 +327,31 @@ class Device(Talker, DeviceShell):
 
         def answer(objection: AnabranchError | None) -> None:
             if objection is None:  # the last byte will be there at `received_at`
-                due_s = max(received_at, self._clock.now)
-                self._say(due_s, partial(self._server.push, self.client_id, outbox, decided))
+                self._say(max(received_at, self._clock.now), send)
             else:
                 self._pushes.hear(call, partial(self._failed, Call.PUSH, objection, update_id), self._soon)
 
-        def decided(decision: Decision | StoreFull) -> None:
+        def decided(decision: Decision | StoreFull, granting: Granting | None = None) -> None:
             if isinstance(decision, StoreFull):
                 self._pushes.hear(call, partial(self._failed, Call.PUSH, decision, update_id), self._soon)
             else:
-                self._pushes.hear(call, partial(self._acknowledged, update_id, decision), self._soon)
+                self._pushes.hear(call, partial(self._judged, update_id, decision, granting), self._soon)
 
+        def exchanged(answer: tuple[Decision, Granting] | StoreFull) -> None:
+            decided(answer) if isinstance(answer, StoreFull) else decided(*answer)
+
+        send = partial(self._server.push, self.client_id, outbox, decided)
+        if order.next_task_id:
+            ask = self._ask_of(order.next_task_id)
+            send = partial(self._server.exchange, self.client_id, outbox, ask, exchanged)
         self._say(self._soon, partial(self._server.objection, self.client_id, outbox, answer))
+
+    def _judged(self, update_id: str, decision: Decision, granting: Granting | None) -> None:
+        """The verdict of a result, and perhaps the task that was asked for with it."""
+        task = None
+        if granting is not None and not isinstance(granting, Refused):
+            task, self._offer = granting
+        self._acknowledged(update_id, decision, task)
 
     # --- its disk ----------------------------------------------------------------------------
 

@@ -109,7 +109,7 @@ class Problem:
     def trainings(self, job: Job) -> list[Training]:
         """The training that a job is made of; those of its helpers too if the device is hostile."""
         task, submodel = job.task, smaller(job.task)
-        vector = self._start(job)
+        vector = self.start(job)
         devices = self._attack.helpers(job.device) or [job.device]
         examples = (self._attack.examples(d, self.examples(d), self._last_label) for d in devices)
         return [Training(vector, e, task.local, task.seed, submodel) for e in examples]
@@ -122,7 +122,7 @@ class Problem:
             covered = self._attack.poisoned([cut(task, r.delta) for r in results])
             if not np.isfinite(covered).all():  # no codec would take it
                 uplink = make_uplink(RAW)
-        start = cut(task, self._start(job))
+        start = cut(task, self.start(job))
         covered, own = self._buffers.told(start, covered, task.submodel, own)
         payload, memory = uplink.encode(
             covered, self.spec, task.submodel, job.memory, seed_of(task.seed, "codec"), task.base_version
@@ -138,7 +138,7 @@ class Problem:
             own,
         )
 
-    def _start(self, job: Job) -> Vector:
+    def start(self, job: Job) -> Vector:
         """What a job's training starts from: the version, or the part of its task; its own buffers."""
         submodel = smaller(job.task)
         vector = job.vector if submodel is None else job.vector[submodel.indices]

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from anabranch.core.config.goal import Goal
-from anabranch.core.config.ranges import ELASTIC, OVERLAP, TASK
+from anabranch.core.config.ranges import ELASTIC, OVERLAP
 from anabranch.core.config.tables import Config
 from anabranch.core.device.overlap import OverlapSession
 from anabranch.core.device.session import Session, SessionSettings
@@ -32,6 +32,8 @@ from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.copies import Copies
 from anabranch.simulation.devices import Device
 from anabranch.simulation.disk import Disk
+from anabranch.simulation.elastic import ElasticTrainings, check_elastic
+from anabranch.simulation.elastic_devices import ElasticDevice
 from anabranch.simulation.evaluation import Evaluator, Measured
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.executors.choice import chosen, make_executor, settled
@@ -126,11 +128,7 @@ def open_simulation(
     _need_budget(config)
     if out is not None:
         need_free(out)
-    if config.client.push == ELASTIC:
-        raise ConfigError(
-            "client.push = 'elastic' is for live devices, whose optimizer lives on: "
-            f"a simulated one trains task by task, so simulate {TASK!r} or {OVERLAP!r}"
-        )
+    check_elastic(config)
     source = ProblemSource(config, app, start)
     problem = source.open()
     executor_name = chosen(config, problem, workers)
@@ -158,6 +156,7 @@ def open_simulation(
         stack.callback(executor.close)
         simulation = Simulation(config, problem, executor, journal, recorder, progress)
         stack.callback(simulation.hasher.close)
+        stack.callback(simulation.elastic.close)
         # What a run holds is large, and Python frees circles of objects late.
         stack.callback(simulation.clear)
         yield simulation
@@ -179,6 +178,7 @@ class Simulation:
         self._journal, self._recorder = journal, recorder
         self.executor = executor
         self.hasher = Hasher()
+        self.elastic = ElasticTrainings(problem)
         self.clock = VirtualClock()
         self.frozen = problem.frozen
         blueprint = Blueprint.of(config, problem.spec)
@@ -289,12 +289,20 @@ class Simulation:
             step_cost=self._problem.step_cost,
             horizon_s=config.run.virtual_s_max,
             time=self.time,
+            push_steps=config.client.push_steps,
+            elastic=self.elastic,
         )
         client, held_max = config.client, config.server.tasks_per_client
-        settings = SessionSettings(client.retry_base_s, client.retry_cap_s, tasks_held_max=held_max)
+        settings = SessionSettings(
+            client.retry_base_s,
+            client.retry_cap_s,
+            tasks_held_max=held_max,
+            ask_with_push=client.push == ELASTIC,
+        )
         make = OverlapSession if client.push == OVERLAP else Session
+        device = ElasticDevice if client.push == ELASTIC else Device
         return [
-            Device(i, self._problem.count(i), make(name, seed, settings), around, self._clock_of(name))
+            device(i, self._problem.count(i), make(name, seed, settings), around, self._clock_of(name))
             for i, name in enumerate(self._names())
         ]
 

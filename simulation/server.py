@@ -37,6 +37,7 @@ from anabranch.simulation.world import Order, World
 A = TypeVar("A")
 Reply = Callable[[A | StoreFull], None]
 Granting = Refused | tuple[Task, Offer]
+Exchange = tuple[Decision, Granting]
 Objecting = Reply[AnabranchError | None]
 
 
@@ -48,6 +49,9 @@ class Server(Protocol):
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None: ...  # noqa: D102
     def objection(self, client_id: str, outbox: Outbox, reply: Objecting) -> None: ...  # noqa: D102
     def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None: ...  # noqa: D102
+    def exchange(  # noqa: D102
+        self, client_id: str, outbox: Outbox, ask: Ask, reply: Reply[Exchange]
+    ) -> None: ...
     def renew(  # noqa: D102
         self, client_id: str, task_id: str, progress: float, session: str, reply: Reply[Advice]
     ) -> None: ...
@@ -81,6 +85,10 @@ class Direct:
     def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None:
         """What becomes of an update whose last byte is here."""
         self._take(partial(self.world.push, client_id, outbox), reply)
+
+    def exchange(self, client_id: str, outbox: Outbox, ask: Ask, reply: Reply[Exchange]) -> None:
+        """The same, and a task of the version that the update leads to; nothing comes in between."""
+        self._take(lambda: (self.world.push(client_id, outbox), self.world.ask(ask)), reply)
 
     def renew(
         self, client_id: str, task_id: str, progress: float, session: str, reply: Reply[Advice]
@@ -121,6 +129,17 @@ class Told:
     decisions: dict[str, Decision] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
 
+    def grant(self, answer: Granting | StoreFull) -> None:
+        """An ask has this answer."""
+        if not isinstance(answer, Refused | StoreFull):
+            task, _ = answer
+            self.tasks.add((task.task_id, task.client_id, task.base_version))
+
+    def decide(self, update_id: str, decision: Decision | StoreFull, seq: int) -> None:
+        """An update has this answer, with `seq` as the last event in the log."""
+        if not isinstance(decision, StoreFull):
+            self.decisions[update_id], self.last[update_id] = decision, seq
+
     def take_back(self, _: Engine, seq: int) -> None:
         """The log ends at event `seq` now."""
         for update_id in [u for u, told_at in self.last.items() if told_at > seq]:
@@ -147,28 +166,31 @@ class Process(Direct):
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None:
         """As `Direct`; who asks again for a task gets the model that it is of."""
 
-        def call() -> Granting:
-            answer = self.world.ask(ask)
-            return answer if isinstance(answer, Refused) else self._granted(*answer)
-
         def tell(answer: Granting | StoreFull) -> None:
-            if not isinstance(answer, Refused | StoreFull):
-                task, _ = answer
-                self.told.tasks.add((task.task_id, task.client_id, task.base_version))
+            self.told.grant(answer)
             reply(answer)
 
-        self._take(call, tell)
+        self._take(partial(self._asked, ask), tell)
 
     def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None:
         """As `Direct`; the answer may not be taken back."""
 
         def tell(decision: Decision | StoreFull) -> None:
-            if not isinstance(decision, StoreFull):
-                self.told.decisions[outbox.update_id] = decision
-                self.told.last[outbox.update_id] = self.disk.seq
+            self.told.decide(outbox.update_id, decision, self.disk.seq)
             reply(decision)
 
         self._take(partial(self.world.push, client_id, outbox), tell)
+
+    def exchange(self, client_id: str, outbox: Outbox, ask: Ask, reply: Reply[Exchange]) -> None:
+        """As `Direct`: both in one commit."""
+
+        def tell(answer: Exchange | StoreFull) -> None:
+            decision, granting = (answer, answer) if isinstance(answer, StoreFull) else answer
+            self.told.decide(outbox.update_id, decision, self.disk.seq)
+            self.told.grant(granting)
+            reply(answer)
+
+        self._take(lambda: (self.world.push(client_id, outbox), self._asked(ask)), tell)
 
     def crash(self, down_s: float) -> None:
         """Stop now, or in the next write; come back after so many seconds."""
@@ -272,6 +294,10 @@ class Process(Direct):
         except StoreFull as full:
             self.counts["not-written"] += 1
             return full
+
+    def _asked(self, ask: Ask) -> Granting:
+        answer = self.world.ask(ask)
+        return answer if isinstance(answer, Refused) else self._granted(*answer)
 
     def _granted(self, task: Task, offer: Offer) -> Granting:
         """The offer of the first grant: the model files of tasks outlive a crash, if the disk still has them.

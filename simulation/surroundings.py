@@ -10,6 +10,7 @@ from anabranch.compress.registry import STAGES
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.model.updates import Capability, Task
 from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.elastic import ElasticTrainings
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.network import Network
@@ -33,6 +34,8 @@ class Surroundings:
     step_cost: Callable[[Task], float]  # relative to the whole model's
     horizon_s: float  # devices leave for good before this
     time: ServerTime
+    push_steps: int = 1  # the least between two exchanges of a device that trains on
+    elastic: ElasticTrainings | None = None  # where devices train on
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate, ManifestMismatch
+from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.metrics import TRAINED_MAX
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.submodels import Coordinates, UnitMap
@@ -64,18 +65,6 @@ class Training:
         rates = plan.learning_rate, plan.momentum, plan.weight_decay, plan.proximal_mu
         small = None if self.submodel is None else self.submodel.small
         return small, rates, *self.examples.kind
-
-
-class LiveWeights(Protocol):
-    """The weights of a model in training: for the thread that trains alone, between two steps."""
-
-    def flat(self) -> Vector:
-        """A copy, (spec.size,)."""
-        ...
-
-    def add(self, change: Vector) -> None:
-        """Add (spec.size,) numbers in place."""
-        ...
 
 
 Hook = Callable[[LiveWeights], None]

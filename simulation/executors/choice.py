@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
+from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config, RayTable
 from anabranch.core.model.chains import AUTO
 from anabranch.simulation.executors.base import Executor
@@ -24,6 +25,8 @@ def chosen(config: Config, problem: Problem, workers: int) -> str:
     and on one with more cores. Serial training with `workers` > 0 is that of processes, to the bit.
     """
     name = config.fleet.executor
+    if name == AUTO and config.client.push == ELASTIC:
+        name = SERIAL  # only models are measured by it: these devices train by themselves
     if name == AUTO:
         name = BATCHED if _batch_pays(config, problem) else SERIAL
     return PROCESSES if name == SERIAL and workers else name

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabranch.client.live_training import Hook, LiveTraining, Snapshot
-from anabranch.client.merging import ElasticDelta, Replacement
-from anabranch.client.policies import Continuous, EverySteps, OnAdvice, OnChange
+from anabranch.client.live_training import LiveTraining
+from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import LocalPlan
+from anabranch.host.elastic import Snapshot
+from anabranch.host.merging import ElasticDelta, Replacement
+from anabranch.host.policies import Continuous, EverySteps, OnAdvice, OnChange
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.batches import batches
-from anabranch.workloads.trainer import LiveWeights, trainer_for
+from anabranch.workloads.trainer import Hook, trainer_for
 
 TENSORS = 24
 SNAPSHOTS = 1_000

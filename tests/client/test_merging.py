@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabranch.client.merging import (
+from anabranch.core.config.tables import ClientTable, merge
+from anabranch.core.errors import ConfigError
+from anabranch.host.merging import (
     DELTA,
     PAPER_INTERPOLATION,
     ElasticDelta,
@@ -16,9 +18,7 @@ from anabranch.client.merging import (
     WithBuffers,
     make_merge,
 )
-from anabranch.client.policies import Continuous, EverySteps, OnAdvice, OnChange, Since, make_policy
-from anabranch.core.config.tables import ClientTable, merge
-from anabranch.core.errors import ConfigError
+from anabranch.host.policies import Continuous, EverySteps, OnAdvice, OnChange, Since, make_policy
 
 
 class Live:

@@ -14,8 +14,8 @@ from __future__ import annotations
 import pytest
 from exchanges import Server, World
 
-from anabranch.client.merging import ElasticDelta, Merge, PaperInterpolation, Replacement
 from anabranch.core.model.params import Vector
+from anabranch.host.merging import ElasticDelta, Merge, PaperInterpolation, Replacement
 
 A = 0.5
 MOVES = 5_000

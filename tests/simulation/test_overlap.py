@@ -11,7 +11,6 @@ from rough import STRATEGIES, prove, rough
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.engine.invariants import violations
-from anabranch.core.errors import ConfigError
 from anabranch.simulation.checkers import Checker
 from anabranch.simulation.run import open_simulation, simulate
 
@@ -72,11 +71,6 @@ def test_a_seed_has_one_history(workers: int) -> None:
     first = simulate(settings, workers=0)
     again = simulate(settings, workers=workers)
     assert (first.model_sha256, first.journal_sha256) == (again.model_sha256, again.journal_sha256)
-
-
-def test_devices_that_train_on_are_refused_with_the_reason() -> None:
-    with pytest.raises(ConfigError, match=r"'elastic' is for live devices.*optimizer lives on.*'overlap'"):
-        simulate(config(client={"push": "elastic"}))
 
 
 @pytest.mark.parametrize("seed", range(len(STRATEGIES)))

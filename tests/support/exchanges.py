@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from anabranch.client.merging import Merge
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.device.session import Session, SessionSettings
@@ -23,6 +22,7 @@ from anabranch.core.engine.invariants import violations
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import Ask, Capability, Task, Update
+from anabranch.host.merging import Merge
 from anabranch.strategies.registry import make_strategy
 
 A = 0.5

@@ -34,6 +34,8 @@ TRIED = Walk(
         *(starts(device, until="pushed") for device in DEVICES),
         *(End(device) for device in DEVICES),
         End(ELASTIC_SERVER, by=SIGINT, says="drained"),
+        types("anabranch simulate synthetic --strategy fedasync --updates 100 --out runs/shadow"),
+        types("anabranch simulate synthetic --strategy fedasync --updates 100 --out runs/selsync"),
         types("anabranch simulate synthetic --updates 200 --set fleet.up_mbps=0.05 --out runs/task"),
         types("anabranch simulate synthetic --updates 200 --set fleet.up_mbps=0.05 --out runs/overlap"),
         Look(overlap_is_sooner),

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import Indices, Vector
-from anabranch.workloads.trainer import LiveWeights
 
 DELTA, PAPER_INTERPOLATION = "delta", "paper-interpolation"
 
