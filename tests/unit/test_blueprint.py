@@ -17,7 +17,7 @@ from anabranch.core.limits import Limits
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Capability
 from anabranch.core.snapshot import state_digest, take_snapshot
-from anabranch.host.build import WHOLE, Blueprint
+from anabranch.host.build import WHOLE, Blueprint, device_tables
 
 WEIGHTS = {"w": np.array([1, 2, 3, 4], np.float32)}
 SPEC = ParamSpec.of(WEIGHTS)
@@ -72,3 +72,17 @@ def test_what_a_device_keeps_is_not_added_again(strategy: str, client: dict[str,
         return
     with pytest.raises(ConfigError, match=r"client\.merge_weight = 1"):
         Blueprint.of(table, SPEC)
+
+
+def test_a_device_is_told_its_own_tables_and_no_others() -> None:
+    url = "postgresql://me:secret@host/db"
+    tables = {
+        "server": {"database": url, "tasks_per_client": 3},
+        "client": {"epochs": 7},
+        "robust": {"clip": 2.0},
+    }
+    told = device_tables(config(**tables))
+    assert set(told) == {"run", "fleet", "client", "flower", "server"}
+    assert (told["client"]["epochs"], told["server"]) == (7, {"tasks_per_client": 3})
+    assert "host/db" not in str(told)
+    assert device_tables(config(model={"buffers": "local"}))["model"]["buffers"] == "local"
