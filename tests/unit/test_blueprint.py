@@ -76,7 +76,7 @@ def test_what_a_device_keeps_is_not_added_again(strategy: str, client: dict[str,
 
 def test_a_device_is_told_its_own_tables_and_no_others() -> None:
     url = "postgresql://me:secret@host/db"
-    tables = {
+    tables: dict[str, Any] = {
         "server": {"database": url, "tasks_per_client": 3},
         "client": {"epochs": 7},
         "robust": {"clip": 2.0},
