@@ -136,7 +136,8 @@ def test_losses_that_were_not_finite_are_left_out_and_counted(record: Callable[.
 def test_a_run_without_accuracy_has_the_curves_that_it_has(record: Callable[..., Result]) -> None:
     result = record(target=0.0)
     history = tuple(replace(p, accuracy=None, metrics={"mae": 0.5, "r2": None}) for p in result.history)
-    page = report_html(replace(result, history=history, final_accuracy=None, best_accuracy=None))
+    unnamed = replace(result, metric="auto", mode="auto", target=None)
+    page = report_html(replace(unnamed, history=history, final_accuracy=None, best_accuracy=None))
     outline(page)
     for shown in ("Final loss", "Best loss", "Loss over traffic", "mae over time"):
         assert shown in page

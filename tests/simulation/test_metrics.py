@@ -15,6 +15,7 @@ from safetensors import safe_open
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import AppError
 from anabranch.reports.compare import compare, compare_html
+from anabranch.reports.groups import worst_tenth
 from anabranch.reports.html import report_html
 from anabranch.reports.metrics import final_text
 from anabranch.reports.models import BEST
@@ -77,6 +78,19 @@ def test_nothing_of_it_is_a_percentage(result: Result) -> None:
     assert final_text(result).startswith(f"mse {result.final_value:.3g}"[:7])
     assert "(best " in final_text(result)
     assert "%" not in final_text(result)
+
+
+def test_the_page_shows_how_even_it_is_over_the_groups(result: Result) -> None:
+    page, last = report_html(result), result.history[-1].metrics
+    assert page.count("mse by group") == 1
+    assert "mse[calm] over" not in page, "groups have no curves of their own"
+    assert (last["mse[noisy]"] or 0.0) > (last["mse[calm]"] or 0.0)
+    assert "2 groups; the band is from the least to the greatest. At the end: worst noisy, " in page
+    assert "worst tenth of them" in page
+    values = [float(i) for i in range(1, 26)]
+    assert worst_tenth(values, "max") == 2.0, "three of 25"
+    assert worst_tenth(values, "min") == 24.0
+    assert worst_tenth([7.0], "min") == 7.0
 
 
 def test_runs_are_compared_by_it(result: Result) -> None:
