@@ -46,15 +46,6 @@ class Changes:
         changes = Changes({**self.made, **{c.path: c for c in made}}, read)
         return changes, in_force(settings, event.values), SettingsSet(made)
 
-    def to_json(self) -> dict[str, Any]:
-        """Plain values, for a snapshot."""
-        return {"made": {path: dict(vars(c)) for path, c in self.made.items()}, "read": dict(self.read)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Changes:
-        """The inverse of `to_json`."""
-        return cls({path: SettingChange(**c) for path, c in data["made"].items()}, data["read"])
-
 
 @dataclass(frozen=True)
 class Said:
