@@ -27,11 +27,11 @@ from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import LocalPlan
+from anabranch.support.own_code import on_device, own_name
 from anabranch.workloads.app import App, Examples
 from anabranch.workloads.calls import data_of, model_of
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.objective import Objective
-from anabranch.workloads.own_code import on_device, own_name
 from anabranch.workloads.streams import Streamed
 from anabranch.workloads.trainer import Trainer, TrainResult, trainer_for
 

@@ -22,7 +22,7 @@ from anabranch.client.neighbours import Neighbours
 from anabranch.client.outbox import UpdateEntry
 from anabranch.compress.downloads import apply_download
 from anabranch.compress.feedback import Memory, make_uplink
-from anabranch.compress.registry import STAGES
+from anabranch.compress.registry import stages
 from anabranch.core.config.tables import ClientTable, FleetTable, build
 from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
@@ -31,11 +31,11 @@ from anabranch.core.model.submodels import Submodel, UnitMap
 from anabranch.core.model.updates import Capability, LocalPlan, Task
 from anabranch.core.rng import seed_of
 from anabranch.protos.convert import submodel_to_proto
+from anabranch.support.own_code import on_device
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
-from anabranch.workloads.own_code import on_device
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import Hook, cut, smaller, trainer_for
 
@@ -138,7 +138,7 @@ class LocalTrainer:
         """What this device says of itself."""
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         count = 0 if self.examples is None else len(self.examples)
-        return Capability(count, memory_bytes, accelerator=self.accelerator, codecs=STAGES)
+        return Capability(count, memory_bytes, accelerator=self.accelerator, codecs=stages())
 
     def step_cost(self, task: Task) -> float:
         """Operations of a step of the task relative to one of the whole model, in (0, 1]."""

@@ -32,7 +32,7 @@ from anabranch.client.messages import (
 )
 from anabranch.client.outbox import UpdateEntry
 from anabranch.client.transfer import Download, signed_record, update_messages
-from anabranch.compress.registry import STAGES
+from anabranch.compress.registry import stages
 from anabranch.core.config.caps import heard_by_device
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, InvalidUpdate, ProtocolError, Unavailable, outcome_of
@@ -217,7 +217,7 @@ class GrpcTransport:
             client_id=self.client_id,
             manifest_sha256=bytes.fromhex(manifest_sha256),
             holds_version=holds,
-            codecs=() if exact else STAGES,
+            codecs=() if exact else stages(),
             exact=exact,
             submodel=convert.submodel_to_proto(submodel),
         )

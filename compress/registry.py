@@ -10,8 +10,11 @@ A selection without a stage for values sends them as f32, one without a stage fo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from dataclasses import fields
 from functools import lru_cache
+from typing import Any, get_type_hints
 
 from anabranch.compress.chain import Chain
 from anabranch.compress.codec import Codec, Raw
@@ -21,8 +24,9 @@ from anabranch.compress.indices import Bitmap, Gaps, PlainIndices
 from anabranch.compress.quantisers import BLOCKS, BFloat16, Float32, Int4, Int8
 from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
 from anabranch.compress.stage import Stage
-from anabranch.core.errors import UnknownCodec
-from anabranch.core.model.chains import RAW, StageText, parse_chain
+from anabranch.core.errors import ConfigError, UnknownCodec
+from anabranch.core.model.chains import FEEDBACK, RAW, StageText, parse_chain
+from anabranch.core.parts import Kind, is_data, members
 
 Arguments = tuple[str, ...]
 STEP_WORD, RANDOM_WORD = "step", "sr"
@@ -82,6 +86,7 @@ _STAGES: tuple[tuple[type[Stage], Callable[[Arguments], Stage], int], ...] = (
 _BY_NAME = {kind.name: (make, most) for kind, make, most in _STAGES}
 
 # What each place of a chain can have; a dead zone is a selection and a stage for values at once.
+PLACE_NAMES = ("selection", "values", "indices", "entropy")
 SELECTIONS, VALUES = ("topk", "threshold", "mask"), ("f32", "bf16", "int8", "int4", "deadzone")
 INDICES, ENTROPY = ("u32", "gaps", "bitmap"), ("zstd", "huffman")
 PLACES = (SELECTIONS, VALUES, INDICES, ENTROPY)
@@ -93,12 +98,67 @@ STAGES: tuple[str, ...] = (
     "ef:1",
     "log:1",
 )
-_NAMED = frozenset((*STAGES, *(stage.partition(":")[0] for stage in STAGES)))
+OTHERS = range(128, 256)  # the numbers on the wire that are nobody's: for stages of others
+_SPOKEN_FOR = ("raw", FEEDBACK, "log")
+
+
+def _check(found: Any) -> None:
+    """A stage of others: what `_of_others` and the wire need of it. Raises `ConfigError`."""
+    if not is_data(found):
+        raise ConfigError("a codec stage is a dataclass of its arguments: write @dataclass(frozen=True)")
+    if found.place not in PLACE_NAMES:
+        raise ConfigError(f"place must be one of {', '.join(PLACE_NAMES)}, not {found.place!r}")
+    if not re.fullmatch("[a-z][a-z0-9]*", found.name) or found.name in _SPOKEN_FOR:
+        raise ConfigError(f"a codec stage's name is of small letters and digits, not {found.name!r}")
+    if found.number not in OTHERS or not 0 < found.version < 256:
+        raise ConfigError(
+            f"number must be from {OTHERS.start} to {OTHERS.stop - 1} and version from 1 to 255, "
+            f"not {found.number!r} and {found.version!r}: the numbers below are those of the built-in stages"
+        )
+
+
+CODEC_STAGES = Kind(
+    "codec stage",
+    "stages",
+    ("uplink.stages",),
+    {kind.name: kind for kind, _, _ in _STAGES},
+    (*members(Stage), "place"),
+    _check,
+    option="--part stage=PATH",
+)
+
+
+def others() -> dict[str, Any]:
+    """The stages of others by name: installed ones, and those let in.
+
+    Raises `ConfigError` where two of them have one number: asked for at the start of whatever runs.
+    """
+    found, taken = CODEC_STAGES.others(), dict[int, str]()
+    for name, stage in found.items():
+        if (other := taken.setdefault(stage.number, name)) != name:
+            raise ConfigError(
+                f"the codec stages {other!r} and {name!r} have one number on the wire, {stage.number}: "
+                f"give one of them another, from {OTHERS.start} to {OTHERS.stop - 1}"
+            )
+    return found
+
+
+def stages() -> tuple[str, ...]:
+    """What goes into `Capability.codecs` here: `STAGES`, and those of others with their versions."""
+    found = others()
+    return _with_others(tuple(f"{s.name}:{s.version}" for s in found.values())) if found else STAGES
+
+
+@lru_cache(maxsize=1)
+def _with_others(more: tuple[str, ...]) -> tuple[str, ...]:
+    return *STAGES, *more  # one tuple for a million simulated devices
 
 
 def known_stages(names: Iterable[str]) -> tuple[str, ...]:
     """Those of the stages that a device names, as `name:version` or `name`, which are here; each once."""
-    return tuple(name for name in dict.fromkeys(names) if name in _NAMED)
+    here = stages()
+    named = {*here, *(stage.partition(":")[0] for stage in here)}
+    return tuple(name for name in dict.fromkeys(names) if name in named)
 
 
 @lru_cache(maxsize=256)
@@ -110,30 +170,62 @@ def make_codec(text: str) -> Codec:
 
 
 def _stage(stage: StageText, text: str) -> Stage:
-    make, most = _BY_NAME[stage.name]
+    make, most = _BY_NAME.get(stage.name) or _of_others(others()[stage.name], text)
     if len(stage.arguments) > most:
         raise UnknownCodec(f"codec {text!r}: {stage.name} takes at most {most} arguments")
     return make(stage.arguments)
 
 
+def _of_others(cls: Any, text: str) -> tuple[Callable[[Arguments], Stage], int]:
+    """What makes a stage of others of its arguments: its fields in their order, each a number or a word."""
+    hints = get_type_hints(cls)
+    takes = [(f.name, hints[f.name]) for f in fields(cls) if f.init]
+
+    def make(arguments: Arguments) -> Stage:
+        try:
+            given = {name: kind(text) for (name, kind), text in zip(takes, arguments, strict=False)}
+            made: Stage = cls(**given)
+        except (TypeError, ValueError) as error:
+            raise UnknownCodec(f"codec {text!r}: {cls.name}({','.join(arguments)}): {error}") from error
+        return made
+
+    return make, len(takes)
+
+
+def _places() -> dict[str, int]:
+    """The place of every stage in a chain."""
+    built_in = {name: i for i, names in enumerate(PLACES) for name in names}
+    return built_in | {name: PLACE_NAMES.index(stage.place) for name, stage in others().items()}
+
+
+def _has_indices(name: str) -> bool:
+    """Whether what a stage has chosen travels with its indices; those of a mask follow from a seed."""
+    if name in _BY_NAME:
+        return name in ("topk", "threshold", "deadzone")
+    stage = others()[name]
+    return bool(stage.place == PLACE_NAMES[0] and not getattr(stage, "seeded", False))
+
+
 def _completed(text: str) -> list[StageText]:
     """The stages by their places, with those that go without saying: f32 for values, u32 for indices."""
     filled: dict[int, StageText] = {}
+    places = _places()
     for stage in parse_chain(text):
-        place = next((i for i, names in enumerate(PLACES) if stage.name in names), None)
+        place = places.get(stage.name)
         if place is None:
-            hint = "raw stands alone" if stage.name == RAW else f"known: raw, {', '.join(_BY_NAME)}"
+            known = f"known: raw, {', '.join(places)}; your own is in uplink.stages (a device's: --part)"
+            hint = "raw stands alone" if stage.name == RAW else known
             raise UnknownCodec(f"codec {text!r}: unknown stage {stage.name!r}; {hint}")
         if place in filled:
-            raise UnknownCodec(f"codec {text!r}: one of {', '.join(PLACES[place])} is enough")
+            same = [name for name, at in places.items() if at == place]
+            raise UnknownCodec(f"codec {text!r}: one of {', '.join(same)} is enough")
         if filled and place < max(filled):
             raise UnknownCodec(f"codec {text!r}: {stage.name} comes before {filled[max(filled)].name}")
         filled[place] = stage
     filled.setdefault(1, StageText("f32"))
     if filled[1].name == "deadzone" and 0 in filled:
         raise UnknownCodec(f"codec {text!r}: deadzone selects, leave {filled[0].name} out")
-    chooser = filled.get(0, filled[1]).name
-    if chooser in ("topk", "threshold", "deadzone"):
+    if _has_indices(filled.get(0, filled[1]).name):
         filled.setdefault(2, StageText("u32"))
     elif 2 in filled:
         raise UnknownCodec(f"codec {text!r}: it has no indices to code, leave {filled[2].name} out")

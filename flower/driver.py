@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import STAGES
+from anabranch.compress.registry import stages
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Published
@@ -105,7 +105,7 @@ class GridRun:
         self.spec = logbook.spec
         self._frozen: Tensors = self.spec.frozen(logbook.initial)
         # Whether a node has our mod is known from its replies: without it they are whole, which is as good.
-        self._capability = Capability() if config.uplink.codec == RAW else Capability(codecs=STAGES)
+        self._capability = Capability() if config.uplink.codec == RAW else Capability(codecs=stages())
         replay = Replay(logbook, partial(Blueprint.of(config, self.spec).engine, logbook.initial))
         self.engine = replay.engine
         self.host = Run(self.engine, NoLine(), config.limits)

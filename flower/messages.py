@@ -21,8 +21,8 @@ from anabranch.core.errors import AppError
 from anabranch.flower.compression import Encoded, encoded_in
 from anabranch.flower.installed import flwr_version
 from anabranch.flower.records import Arrays, Plain, array_record, arrays_of, plain
+from anabranch.support.own_code import told
 from anabranch.workloads.batches import every_generator
-from anabranch.workloads.own_code import told
 from anabranch.workloads.torch_loop import seed_generators
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from anabranch.core.errors import AppError
 from anabranch.flower.installed import flwr_version
-from anabranch.workloads.own_code import told
+from anabranch.support.own_code import told
 
 if TYPE_CHECKING:
     from flwr.clientapp import ClientApp

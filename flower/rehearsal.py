@@ -34,7 +34,7 @@ from anabranch.flower.messages import (
 )
 from anabranch.flower.project import Project
 from anabranch.flower.records import arrays_of
-from anabranch.workloads.own_code import told
+from anabranch.support.own_code import told
 
 flwr_version()
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
+from anabranch.compress.registry import others
 from anabranch.core.config.caps import told_to_devices
 from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config
@@ -17,6 +18,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.limits import Limits
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Tensors
+from anabranch.core.parts import told_name
 from anabranch.core.snapshot import Snapshot, restore
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.submodels.registry import make_planner
@@ -40,6 +42,7 @@ class Blueprint:
     @classmethod
     def of(cls, config: Config, spec: ParamSpec, limits: Limits | None = None) -> Blueprint:
         """What a configuration says of a model; `limits` stand in for its own. Raises `ConfigError`."""
+        others()  # of two codec stages with one number nobody knows which is meant: said at the start
         strategy = strategy_of(config)
         _check_elastic(config, strategy)
         return cls(config, spec, strategy, EngineSettings.of(config, limits))
@@ -63,11 +66,12 @@ class Blueprint:
 
 
 def device_tables(config: Config) -> dict[str, Any]:
-    """What a device may read of a run's configuration."""
+    """What a device may read of a run's configuration: names of parts, and never the place of any code."""
     tables = {table: values for table, values in config.to_json().items() if table in DEVICE_TABLES}
     told = told_to_devices(config.limits)
     more = {"limits": told} if told else {}
     return {**tables, "server": {"tasks_per_client": config.server.tasks_per_client}, **more}
+        others()  # of two codec stages with one number nobody knows which is meant: said at the start
 
 
 def _check_elastic(config: Config, strategy: Strategy) -> None:

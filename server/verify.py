@@ -55,6 +55,15 @@ def stored_run(store: Store, data_dir: Path) -> tuple[RunInfo, Manifest]:
     return info, read_manifest(kept_manifest(data_dir))
 
 
+def stored_config(data_dir: Path, database: str = "") -> Config:
+    """The settings of the run in a server's data. Raises `DataError`."""
+    store = open_data(database, data_dir)
+    try:
+        return Config.from_json(stored_run(store, data_dir)[0].config)
+    finally:
+        store.close()
+
+
 def verify(
     data_dir: Path,
     database: str = "",

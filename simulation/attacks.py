@@ -23,18 +23,122 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 
 from anabranch.core.config.tables import FleetTable
+from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Vector
+from anabranch.core.parts import Kind
 from anabranch.core.rng import rank
-from anabranch.workloads.app import Examples
+from anabranch.workloads.app import Array, Examples
 from anabranch.workloads.profiles import DeviceProfiles
 
 COLLUDERS = 4
 FLOOD = 10.0
-STRENGTHS = {"sign_flip": 5.0, "scale": 100.0, "alie": 1.5, "ipm": 5.0, "flood": 1.0}
+
+
+class Poison:
+    """What one attack makes of a hostile device: a base class, each method may be another attack's own.
+
+    `strength`: its own s. `colluders`: of so many, itself included, it knows the honest updates. `haste`: how
+    much faster than others its devices train.
+    """
+
+    name: ClassVar[str]
+    strength: ClassVar[float] = 1.0
+    colluders: ClassVar[int] = 1
+    haste: ClassVar[float] = 1.0
+
+    def labels(self, y: Array, last_label: Callable[[], int]) -> Array:  # noqa: ARG002 - the contract's
+        """The labels that it trains on, of the shape of the honest ones, `y`; 0 to `last_label()`."""
+        return y
+
+    def update(self, deltas: Sequence[Vector], s: float) -> Vector:  # noqa: ARG002 - the contract's
+        """What it sends, of the honest updates of the colluders, its own first, each (size,)."""
+        return deltas[0]
+
+
+class SignFlip(Poison):
+    """The other way, further."""
+
+    name, strength = "sign_flip", 5.0
+
+    def update(self, deltas: Sequence[Vector], s: float) -> Vector:
+        """-s Delta."""
+        return -s * deltas[0]
+
+
+class Scale(Poison):
+    """The same way, far too far."""
+
+    name, strength = "scale", 100.0
+
+    def update(self, deltas: Sequence[Vector], s: float) -> Vector:
+        """S Delta."""
+        return s * deltas[0]
+
+
+class Alie(Poison):
+    """A little is enough."""
+
+    name, strength, colluders = "alie", 1.5, COLLUDERS
+
+    def update(self, deltas: Sequence[Vector], s: float) -> Vector:
+        """Mean - s deviation, by coordinate."""
+        found: Vector = np.mean(deltas, axis=0) - s * np.std(deltas, axis=0)
+        return found
+
+
+class Ipm(Poison):
+    """Against the inner product with the mean."""
+
+    name, strength, colluders = "ipm", 5.0, COLLUDERS
+
+    def update(self, deltas: Sequence[Vector], s: float) -> Vector:
+        """-s mean."""
+        found: Vector = -s * np.mean(deltas, axis=0)
+        return found
+
+
+class LabelFlip(Poison):
+    """Honest training on wrong labels."""
+
+    name = "label_flip"
+
+    def labels(self, y: Array, last_label: Callable[[], int]) -> Array:
+        """The last label less y."""
+        return last_label() - y
+
+
+class Nan(Poison):
+    """No numbers."""
+
+    name = "nan"
+
+    def update(self, deltas: Sequence[Vector], s: float) -> Vector:  # noqa: ARG002 - the contract's
+        """Not one."""
+        return np.full_like(deltas[0], np.nan)
+
+
+class Flood(Poison):
+    """Many, and each against the model."""
+
+    name, haste = "flood", FLOOD
+
+    def update(self, deltas: Sequence[Vector], s: float) -> Vector:
+        """-s Delta."""
+        return -s * deltas[0]
+
+
+def _check(found: Any) -> None:
+    if not (isinstance(found, type) and issubclass(found, Poison)):
+        raise ConfigError("an attack is a class that inherits from anabranch.simulation.attacks.Poison")
+
+
+BUILT_IN: dict[str, type[Poison]] = {c.name: c for c in (SignFlip, Scale, Alie, Ipm, LabelFlip, Nan, Flood)}
+ATTACKS = Kind("attack", "attacks", ("fleet.attack",), BUILT_IN, (), _check)
 
 
 def hostile_devices(fleet: FleetTable, seed: int) -> tuple[int, ...]:
@@ -47,11 +151,12 @@ def hostile_devices(fleet: FleetTable, seed: int) -> tuple[int, ...]:
 
 
 def hurried(profiles: DeviceProfiles, fleet: FleetTable, seed: int) -> DeviceProfiles:
-    """The profiles of the fleet, in which those that flood are fast."""
-    if fleet.attack != "flood":
+    """The profiles of the fleet, in which those whose attack is hasty are fast."""
+    haste = ATTACKS.find(fleet.attack).haste
+    if haste == 1.0:
         return profiles
     step_time_s = profiles.step_time_s.copy()
-    step_time_s[list(hostile_devices(fleet, seed))] /= FLOOD
+    step_time_s[list(hostile_devices(fleet, seed))] /= haste
     return replace(profiles, step_time_s=step_time_s)
 
 
@@ -59,39 +164,24 @@ class Attack:
     """What the devices of a fleet do that are hostile; nobody is where `fleet.attackers` is 0."""
 
     def __init__(self, fleet: FleetTable, seed: int) -> None:
-        self.name = fleet.attack
+        self._poison: Poison = ATTACKS.find(fleet.attack)()
         self.devices = hostile_devices(fleet, seed)
-        self._strength = fleet.attack_strength or STRENGTHS.get(self.name, 1.0)
+        self._strength = fleet.attack_strength or self._poison.strength
 
     def helpers(self, device: int) -> list[int]:
         """Whose honest updates the device's attack is made of, its own first; empty if it is honest."""
         if device not in self.devices:
             return []
-        if self.name not in ("alie", "ipm"):
-            return [device]
         others = [d for d in self.devices if d != device]
-        return [device, *others[: COLLUDERS - 1]]
+        return [device, *others[: self._poison.colluders - 1]]
 
     def examples(self, device: int, honest: Examples, last_label: Callable[[], int]) -> Examples:
-        """What the device trains on: with a label flip each y is `last_label()` less y."""
-        if self.name != "label_flip" or device not in self.devices:
+        """What the device trains on."""
+        if device not in self.devices:
             return honest
-        return Examples(honest.x, (last_label() - honest.y).astype(honest.y.dtype))
+        y = self._poison.labels(honest.y, last_label)
+        return honest if y is honest.y else Examples(honest.x, y.astype(honest.y.dtype))
 
     def poisoned(self, deltas: Sequence[Vector]) -> Vector:
         """The hostile update, of the honest ones of the helpers; shape and dtype are theirs."""
-        own, s = deltas[0], self._strength
-        match self.name:
-            case "sign_flip" | "flood":
-                found = -s * own
-            case "scale":
-                found = s * own
-            case "alie":
-                found = np.mean(deltas, axis=0) - s * np.std(deltas, axis=0)
-            case "ipm":
-                found = -s * np.mean(deltas, axis=0)
-            case "nan":
-                found = np.full_like(own, np.nan)
-            case _:
-                found = own
-        return np.asarray(found, own.dtype)
+        return np.asarray(self._poison.update(deltas, self._strength), deltas[0].dtype)

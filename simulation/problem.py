@@ -21,10 +21,12 @@ from anabranch.core.model.updates import Task
 from anabranch.core.rng import seed_of
 from anabranch.simulation.attacks import Attack
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
+from anabranch.simulation.parts import PARTS
+from anabranch.support.code import let_in
+from anabranch.support.own_code import on_device
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
 from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
-from anabranch.workloads.own_code import on_device
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import Training, TrainResult, cut, smaller, trainer_for
 
@@ -50,6 +52,7 @@ class ProblemSource:
     def open(self) -> Problem:
         """The problem. Raises `AppError` or `DataError`."""
         run = self.config.run
+        let_in(self.config, PARTS)  # in a worker process too
         return Problem(self.config, self.app or load_app(run.workload, run.data_path), self.start)
 
 

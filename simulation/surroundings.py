@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from anabranch.compress.registry import STAGES
+from anabranch.compress.registry import stages
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.model.updates import Capability, Task
 from anabranch.simulation.clock import VirtualClock
@@ -49,4 +49,4 @@ class View:
 @lru_cache(maxsize=1024)
 def capability_of(examples: int, up_bps: float, down_bps: float) -> Capability:
     """What a device says of itself; those that say the same share it."""
-    return Capability(examples, up_bps=up_bps, down_bps=down_bps, codecs=STAGES)
+    return Capability(examples, up_bps=up_bps, down_bps=down_bps, codecs=stages())

@@ -8,7 +8,7 @@ from weakref import WeakValueDictionary
 
 from anabranch.compress.downloads import Download, Downloads, apply_download, downloads_lead_from
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import STAGES
+from anabranch.compress.registry import stages
 from anabranch.core.engine.engine import Engine
 from anabranch.core.model.params import Tensors, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap
@@ -135,6 +135,6 @@ class Versions:
         return Model(engine.version, replica)
 
     def _download(self, holds: int | None) -> Download:
-        make = self._downloads.offer(self.engine, self.engine.version, holds, STAGES)
+        make = self._downloads.offer(self.engine, self.engine.version, holds, stages())
         assert make is not None, "the current version is always held"
         return make()

@@ -1,17 +1,16 @@
-"""Strategies by name. Others join through the entry point group `anabranch.strategies`."""
+"""Strategies by name; see `core/parts.py` for those of others."""
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from importlib.metadata import entry_points
 from typing import Any
 
 from anabranch.core.config.tables import Config, build
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
+from anabranch.core.parts import Kind, is_data, members
 from anabranch.strategies.asyncdrop import AsyncDrop
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
@@ -22,15 +21,19 @@ from anabranch.strategies.robust.registry import make_rule
 from anabranch.strategies.teasq import Teasq
 from anabranch.strategies.teasq_drop import TeasqDrop
 
-GROUP = "anabranch.strategies"
 BUILT_IN: dict[str, type[Any]] = {
     c.name: c for c in (AsyncDrop, FedAsync, FedAvg, FedBuff, FedProx, QAFeL, Teasq, TeasqDrop)
 }
 
 
-def strategy_names() -> list[str]:
-    """Every name that `make_strategy` knows."""
-    return sorted({*BUILT_IN, *entry_points(group=GROUP).names})
+def _check(found: Any) -> None:
+    if not is_data(found):
+        raise ConfigError(
+            "a strategy is a class, a dataclass of its parameters: write @dataclass(frozen=True)"
+        )
+
+
+STRATEGIES = Kind("strategy", "strategies", ("strategy.name",), BUILT_IN, members(Strategy), _check)
 
 
 def strategy_of(config: Config) -> Strategy:
@@ -43,14 +46,7 @@ def make_strategy(name: str, params: Mapping[str, Any], robust: RobustTable | No
 
     Raises `ConfigError`, naming the nearest name or key, or where the strategy gathers no buffer.
     """
-    cls = BUILT_IN.get(name)
-    if cls is None:
-        found = [e for e in entry_points(group=GROUP) if e.name == name]
-        if not found:
-            near = difflib.get_close_matches(name, strategy_names(), n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(strategy_names())}"
-            raise ConfigError(f"unknown strategy: {name!r}; {hint}")
-        cls = found[0].load()
+    cls = STRATEGIES.find(name)
     strategy: Any = build(cls, params, "strategy")
     rule = None if robust is None else make_rule(robust)
     if rule is not None:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 
 from anabranch.core.config.tables import build
 from anabranch.core.errors import ConfigError
+from anabranch.core.parts import Kind, is_data
 
 
 class Staleness(Protocol):
@@ -71,14 +72,19 @@ FUNCTIONS: dict[str, type[Constant] | type[Polynomial] | type[Hinge]] = {
 }
 
 
+def _check(found: Any) -> None:
+    if not (is_data(found) and "__call__" in vars(found)):
+        raise ConfigError("a staleness function is a dataclass of its parameters with __call__(self, tau)")
+
+
+STALENESS = Kind("staleness function", "staleness", ("strategy.staleness.name",), FUNCTIONS, (), _check)
+
+
 def make_staleness(params: Mapping[str, Any]) -> Staleness:
     """The function of a table such as `{name = "polynomial", a = 0.5}`. Raises `ConfigError`."""
     values = dict(params)
-    name = values.pop("name", None)
-    if name not in FUNCTIONS:
-        raise ConfigError(f"strategy.staleness.name must be one of {', '.join(FUNCTIONS)}, not {name!r}")
-    function = build(FUNCTIONS[name], values, "strategy.staleness")
+    function: Staleness = build(STALENESS.find(str(values.pop("name", ""))), values, "strategy.staleness")
     for key, value in vars(function).items():
-        if value < 0:
+        if isinstance(value, int | float) and value < 0:
             raise ConfigError(f"strategy.staleness.{key} must not be negative, not {value!r}")
     return function

@@ -26,7 +26,7 @@ from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import AppError, DataError
 from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import LocalPlan
-from anabranch.workloads.own_code import own_code, own_frames
+from anabranch.support.own_code import own_code, own_frames
 from anabranch.workloads.registry import adapter_of, resolve
 
 Array = npt.NDArray[Any]

@@ -10,10 +10,10 @@ from typing import Any
 from anabranch.core.errors import DataError
 from anabranch.core.model.metrics import MEASURED_MAX
 from anabranch.core.model.updates import LocalPlan
+from anabranch.support.own_code import head, own_code, told
 from anabranch.workloads.app import App, Examples, Model, Shard, examples_of
 from anabranch.workloads.batches import every_generator
 from anabranch.workloads.metrics import metrics_of
-from anabranch.workloads.own_code import head, own_code, told
 
 
 def model_of(app: App, seed: int) -> Model:

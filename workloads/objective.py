@@ -12,7 +12,7 @@ from anabranch.core.errors import AppError
 from anabranch.core.model.metrics import MEASURED_MAX
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.metrics import metrics_of, number
-from anabranch.workloads.own_code import own_name
+from anabranch.support.own_code import own_name
 
 if TYPE_CHECKING:
     import torch

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError, DataError
+from anabranch.core.parts import Kind
 from anabranch.core.rng import stream
 from anabranch.workloads.app import Examples, Shard
 
@@ -34,6 +35,20 @@ EXAMPLES_MIN = 8  # of a device under `dirichlet`, where there are enough
 VALIDATION_FRACTION = 0.1
 
 
+class Split(Protocol):
+    """A function of the labels, (rows,): the row numbers of each of `count` devices.
+
+    Every device computes it for itself, so all draws are of `stream(seed, ...)`. `speed_groups[i]` is the
+    speed group of device i.
+    """
+
+    def __call__(
+        self, labels: Labels, count: int, fleet: FleetTable, seed: int, speed_groups: tuple[int, ...]
+    ) -> list[Rows]:
+        """Of each device, in any order; a row may be on several devices."""
+        ...
+
+
 def partition(
     labels: Labels, count: int, fleet: FleetTable, seed: int, speed_groups: tuple[int, ...] = ()
 ) -> list[Rows]:
@@ -42,23 +57,14 @@ def partition(
     `fleet.examples_per_client` > 0 caps each part by a draw of its own. Raises `DataError` when there
     are too few examples, `ConfigError` for an unknown split or one that lacks what it needs.
     """
-    if fleet.split == DRAWS:
-        classes = _Classes.of(labels)
-        return [_drawn(classes, device, fleet, seed) for device in range(count)]
+    split: Split = SPLITS.find(fleet.split)
+    if split is _draws:
+        return split(labels, count, fleet, seed, speed_groups)
     if count < 1 or len(labels) < count:
         raise DataError(f"cannot split {len(labels)} examples over {count} devices: each needs one at least")
-    if fleet.split == "iid":
-        parts = np.array_split(stream(seed, "split", "iid").permutation(len(labels)), count)
-    elif fleet.split == "dirichlet":
-        parts = _dirichlet(labels, count, fleet.dirichlet_alpha, seed)
-    elif fleet.split == "shards":
-        parts = _deal(_shards(labels, count * fleet.shards_per_client, seed), count, seed)
-    elif fleet.split == "speed-shards":
-        parts = _speed_shards(labels, count, fleet.shards_per_client, seed, speed_groups)
-    else:
-        raise ConfigError(
-            f"fleet.split must be one of iid, dirichlet, shards, speed-shards, draws, not {fleet.split!r}"
-        )
+    parts = split(labels, count, fleet, seed, speed_groups)
+    if len(parts) != count:
+        raise DataError(f"fleet.split {fleet.split!r} gave {len(parts)} parts for {count} devices: one each")
     return [_capped(rows, fleet.examples_per_client, seed, i) for i, rows in enumerate(parts)]
 
 
@@ -113,8 +119,7 @@ class _Classes:
 
 
 def _drawn(classes: _Classes, device: int, fleet: FleetTable, seed: int) -> Rows:
-    if not fleet.examples_per_client:
-        raise ConfigError("fleet.split draws needs fleet.examples_per_client: how many a device has")
+    check_split(fleet)
     draws = stream(seed, "split", DRAWS, device)
     mix = draws.dirichlet(fleet.dirichlet_alpha * classes.sizes / classes.sizes.mean())
     of = np.repeat(np.arange(len(mix)), draws.multinomial(fleet.examples_per_client, mix))
@@ -128,7 +133,45 @@ def _capped(rows: Rows, examples_max: int, seed: int, device: int) -> Rows:
     return np.sort(rows)
 
 
-def _dirichlet(labels: Labels, count: int, alpha: float, seed: int) -> list[Rows]:
+def _draws(
+    labels: Labels,
+    count: int,
+    fleet: FleetTable,
+    seed: int,
+    speed_groups: tuple[int, ...],
+) -> list[Rows]:
+    classes = _Classes.of(labels)
+    return [_drawn(classes, device, fleet, seed) for device in range(count)]
+
+
+def _iid(
+    labels: Labels,
+    count: int,
+    fleet: FleetTable,
+    seed: int,
+    speed_groups: tuple[int, ...],
+) -> list[Rows]:
+    return np.array_split(stream(seed, "split", "iid").permutation(len(labels)), count)
+
+
+def _label_shards(
+    labels: Labels,
+    count: int,
+    fleet: FleetTable,
+    seed: int,
+    speed_groups: tuple[int, ...],
+) -> list[Rows]:
+    return _deal(_shards(labels, count * fleet.shards_per_client, seed), count, seed)
+
+
+def _dirichlet(
+    labels: Labels,
+    count: int,
+    fleet: FleetTable,
+    seed: int,
+    speed_groups: tuple[int, ...],
+) -> list[Rows]:
+    alpha = fleet.dirichlet_alpha
     pieces: list[list[Rows]] = [[] for _ in range(count)]
     for label in np.unique(labels).tolist():
         draws = stream(seed, "split", "dirichlet", label)
@@ -170,13 +213,14 @@ def _deal(shards: list[Rows], hands: int, seed: int) -> list[Rows]:
 
 
 def _speed_shards(
-    labels: Labels, count: int, shards_per_group: int, seed: int, speed_groups: tuple[int, ...]
+    labels: Labels, count: int, fleet: FleetTable, seed: int, speed_groups: tuple[int, ...]
 ) -> list[Rows]:
     if len(speed_groups) != count:
         raise ConfigError(
             f"fleet.split speed-shards needs the speed group of each of {count} devices, "
             f"not {len(speed_groups)} groups: take them from speed_profile"
         )
+    shards_per_group = fleet.shards_per_client
     groups = sorted(set(speed_groups))
     hands = _deal(_shards(labels, len(groups) * shards_per_group, seed), len(groups), seed)
     owned = dict(zip(groups, hands, strict=True))
@@ -185,3 +229,26 @@ def _speed_shards(
 
 def _half(rows: Rows, seed: int, device: int) -> Rows:
     return stream(seed, "split", "half", device).choice(rows, max(1, len(rows) // 2), replace=False)
+
+
+BUILT_IN: dict[str, Split] = {
+    "iid": _iid,
+    "dirichlet": _dirichlet,
+    "shards": _label_shards,
+    "speed-shards": _speed_shards,
+    DRAWS: _draws,
+}
+
+
+def _check(found: Any) -> None:
+    if isinstance(found, type) or not callable(found):
+        raise ConfigError("a split is a function of labels, count, fleet, seed and speed_groups")
+
+
+SPLITS = Kind("split", "splits", ("fleet.split",), BUILT_IN, (), _check, option="--part split=PATH")
+
+
+def check_split(fleet: FleetTable) -> None:
+    """Raises `ConfigError` where the settings lack what the split needs."""
+    if fleet.split == DRAWS and not fleet.examples_per_client:
+        raise ConfigError("fleet.split draws needs fleet.examples_per_client: how many a device has")

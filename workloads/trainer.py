@@ -19,11 +19,11 @@ from anabranch.core.model.submodels import Coordinates, UnitMap
 from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import LocalPlan, Task
 from anabranch.core.rng import seed_of
+from anabranch.support.own_code import own_code
 from anabranch.workloads.app import App, Array, Examples, Model
 from anabranch.workloads.batches import planned_steps, watched
 from anabranch.workloads.calls import model_of
 from anabranch.workloads.metrics import metrics_of, taken_count
-from anabranch.workloads.own_code import own_code
 
 ENDLESS_STEPS = 2**53
 

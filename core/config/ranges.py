@@ -8,7 +8,6 @@ from typing import Any
 
 from anabranch.core.config.caps import check_limits
 from anabranch.core.config.goal import MAX, MIN, Goal
-from anabranch.core.engine.robust import RULES
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.retention import Keep
@@ -20,14 +19,9 @@ TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
     "run.mode": (AUTO, MAX, MIN),
-    "submodel.name": (AUTO, "none", "random", "hetero", "heterofl", "fedrolex", "fjord", "ist"),
     "model.buffers": ("average", "latest", "local"),
-    "robust.rule": RULES,
-    "fleet.split": ("iid", "dirichlet", "shards", "speed-shards", "draws"),
-    "fleet.attack": ("sign_flip", "scale", "alie", "ipm", "label_flip", "nan", "flood"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.waiting": (AUTO, "ask", "called"),
-    "fleet.executor": (AUTO, "serial", "processes", "batched", "ray"),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "identity.tls": ("auto", "always"),
     "client.push": (TASK, OVERLAP, ELASTIC),
@@ -118,8 +112,6 @@ def check_ranges(tables: Tables) -> None:
 def _check_fleet(fleet: Any, run: Any) -> None:
     if fleet.speed_ratio < 1:
         raise ConfigError(f"fleet.speed_ratio must be at least 1, not {fleet.speed_ratio!r}")
-    if fleet.split == "draws" and not fleet.examples_per_client:
-        raise ConfigError("fleet.split draws needs fleet.examples_per_client: how many a device has")
     if fleet.availability == 0:
         raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
     if fleet.leavers and not run.virtual_s_max:

@@ -144,10 +144,12 @@ class SubmodelTable:
 class UplinkTable:
     """`[uplink]`: the codec chain of updates; `auto` is the strategy's own choice, else `raw`.
 
-    `ef(beta)|...` gives devices error feedback with that decay.
+    `ef(beta)|...` gives devices error feedback with that decay. `stages`: codec stages of one's own, each
+    `path/to/file.py:Class`, by whose names chains may then have them; devices need them too (`--part`).
     """
 
     codec: str = AUTO
+    stages: list[str] = field(default_factory=list, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,7 @@ class Config:
     model: ModelTable = field(default_factory=ModelTable)
     submodel: SubmodelTable = SubmodelTable()
     robust: RobustTable = field(default_factory=RobustTable)
-    uplink: UplinkTable = UplinkTable()
+    uplink: UplinkTable = field(default_factory=UplinkTable)
     downlink: DownlinkTable = DownlinkTable()
     server: ServerTable = ServerTable()
     identity: IdentityTable = IdentityTable()

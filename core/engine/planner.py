@@ -29,7 +29,11 @@ class Applicant:
 
 
 class Planner(Protocol):
-    """One method of choosing sub-models."""
+    """One method of choosing sub-models.
+
+    A class of one has `of(spec, table, seed)` as well: a planner for the model `spec`, by `[submodel]`, in a
+    run of this seed.
+    """
 
     name: ClassVar[str]
     state_type: ClassVar[type[Any]]

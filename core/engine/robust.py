@@ -8,7 +8,6 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 
 NONE = "none"
-RULES = (NONE, "trimmed_mean", "median", "geometric_median", "krum", "multi_krum", "centred_clipping")
 
 
 @dataclass(frozen=True)

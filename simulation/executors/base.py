@@ -81,7 +81,12 @@ class Pending(Protocol[Result_co]):
 
 
 class Executor(Protocol):
-    """Does jobs and evaluations; `close` it in the end."""
+    """Does jobs and evaluations; `close` it in the end.
+
+    A class of one has `of(source, problem, workers)` as well, which makes it for a run: `problem` is what
+    `source.open()` gives, here and in any other process; `workers` is `--workers`, 0 where nobody said.
+    `exact`: its results are those of training in this process, to the bit. A record names one that is not.
+    """
 
     def train(self, job: Job) -> Pending[LocalResult]:
         """Take a training job in hand."""

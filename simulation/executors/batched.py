@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor as Pool
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, ClassVar
 
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
@@ -121,6 +121,8 @@ class _Waiting:
 class BatchedExecutor:
     """See the module. `devices_max`: jobs in a stack. Raises `ConfigError` without a torch model."""
 
+    exact: ClassVar[bool] = False
+
     def __init__(self, source: ProblemSource, problem: Problem, devices_max: int, workers: int = 0) -> None:
         self._here = StackTrainer(problem)
         self._stack_max = max(1, min(devices_max, WEIGHTS_BYTES_MAX // max(1, 4 * problem.spec.size)))
@@ -129,6 +131,11 @@ class BatchedExecutor:
         if workers:
             self._pool = worker_pool(workers, source, _open)
         self._threads = OneThread()
+
+    @classmethod
+    def of(cls, source: ProblemSource, problem: Problem, workers: int) -> BatchedExecutor:
+        """See `Executor`."""
+        return cls(source, problem, source.config.fleet.batch_devices, workers)
 
     def train(self, job: Job) -> Pending[LocalResult]:
         """Training with others; it begins when there are enough of them, or when its result is needed."""

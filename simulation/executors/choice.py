@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config, RayTable
 from anabranch.core.model.chains import AUTO
 from anabranch.simulation.executors.base import Executor
-from anabranch.simulation.executors.processes import ProcessesExecutor
-from anabranch.simulation.executors.serial import SerialExecutor
+from anabranch.simulation.executors.names import BATCHED, EXECUTORS, PROCESSES, SERIAL
 from anabranch.simulation.problem import Problem, ProblemSource
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 
-SERIAL, BATCHED, PROCESSES, RAY = "serial", "batched", "processes", "ray"
 TOGETHER_MIN = 16  # devices in training at a time; in a stack are those that began since the last, or fewer
 
 
@@ -33,27 +30,18 @@ def chosen(config: Config, problem: Problem, workers: int) -> str:
 
 
 def settled(config: Config, name: str) -> Config:
-    """The configuration for the record: who trains batched gets other digests, all others the serial ones.
+    """The configuration for the record: who trains batched gets other digests, exact ones the serial ones.
 
     Where the work is done is no part of it.
     """
-    executor = BATCHED if name == BATCHED else SERIAL
+    executor = SERIAL if EXECUTORS.find(name).exact else name
     return replace(config, fleet=replace(config.fleet, executor=executor), ray=RayTable())
 
 
 def make_executor(name: str, source: ProblemSource, problem: Problem, workers: int) -> Executor:
     """The executor of that name. Raises `ConfigError` where it cannot train this App."""
-    if name == PROCESSES:
-        return ProcessesExecutor(source, workers or os.cpu_count() or 1)
-    if name == BATCHED:
-        from anabranch.simulation.executors.batched import BatchedExecutor
-
-        return BatchedExecutor(source, problem, source.config.fleet.batch_devices, workers)
-    if name == RAY:
-        from anabranch.simulation.executors.ray import RayExecutor
-
-        return RayExecutor(source, problem, workers or 1)
-    return SerialExecutor(problem)
+    executor: Executor = EXECUTORS.find(name).of(source, problem, workers)
+    return executor
 
 
 def _batch_pays(config: Config, problem: Problem) -> bool:

@@ -5,11 +5,12 @@ Workers are spawned, so a script that calls this must guard its own start with `
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from anabranch.core.errors import ConfigError
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
@@ -24,12 +25,19 @@ _opened: Opened[Problem] = Opened()
 class ProcessesExecutor(Queue):
     """See the module. Raises `ConfigError` for less than one worker."""
 
+    exact: ClassVar[bool] = True
+
     def __init__(self, source: ProblemSource, workers: int) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, not {workers}; 0 trains without processes")
         super().__init__(workers)
         self._models = ModelFiles(self.begun_max)
         self._workers = worker_pool(workers, source, _open)
+
+    @classmethod
+    def of(cls, source: ProblemSource, problem: Problem, workers: int) -> ProcessesExecutor:
+        """See `Executor`."""
+        return cls(source, workers or os.cpu_count() or 1)
 
     def train(self, job: Job) -> Pending[LocalResult]:
         """Training by whichever worker is free."""

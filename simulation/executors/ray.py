@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.tables import Config, RayTable
@@ -100,6 +100,8 @@ class _Actors(Queue):
 class RayExecutor:
     """See the module. `workers` actors of each kind. Raises `ConfigError` without Ray or its resources."""
 
+    exact: ClassVar[bool] = True
+
     def __init__(self, source: ProblemSource, problem: Problem, workers: int) -> None:
         table = source.config.ray
         self._ray = _import_ray()
@@ -123,6 +125,11 @@ class RayExecutor:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def of(cls, source: ProblemSource, problem: Problem, workers: int) -> RayExecutor:
+        """See `Executor`."""
+        return cls(source, problem, workers or 1)
 
     def train(self, job: Job) -> Pending[LocalResult]:
         """Training by an actor with the resources that the device needs."""

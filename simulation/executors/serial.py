@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Generic, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
-from anabranch.simulation.problem import OneThread, Problem
+from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 
 T = TypeVar("T")
 
@@ -29,9 +29,16 @@ class Deferred(Generic[T]):
 class SerialExecutor:
     """See the module."""
 
+    exact: ClassVar[bool] = True
+
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._threads = OneThread()
+
+    @classmethod
+    def of(cls, source: ProblemSource, problem: Problem, workers: int) -> SerialExecutor:
+        """See `Executor`."""
+        return cls(problem)
 
     def train(self, job: Job) -> Pending[LocalResult]:
         """Training put off until it is needed."""

@@ -18,11 +18,12 @@ gradient descent", NeurIPS 2017; the formulas are recalled.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 
+from anabranch.core.config.tables import NO_KEY
 from anabranch.strategies.robust.rows import Floats, Rows
 from anabranch.strategies.robust.rule import hostile
 
@@ -60,4 +61,4 @@ class Krum(MultiKrum):
 
     name: ClassVar[str] = "krum"
 
-    selected: int = 1
+    selected: int = field(default=1, metadata=NO_KEY)

@@ -27,10 +27,11 @@ tensors of more than one dimension, and start = r int(n / 8) for speed rank r of
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.units import Member, UnitGroup
@@ -46,6 +47,11 @@ class RandomUnits(GroupPlanner):
     def __init__(self, spec: ParamSpec, drop: float, coverage_versions: int = 0) -> None:
         super().__init__(spec, coverage_versions)
         self.drop = drop
+
+    @classmethod
+    def of(cls, spec: ParamSpec, table: SubmodelTable, seed: int) -> Self:
+        """By the `[submodel]` table."""
+        return cls(spec, table.drop, table.coverage_versions)
 
     def kept(self, state: Any, vector: Vector, applicant: Applicant) -> list[Units]:
         """All but d units of each group, drawn from the task's seed."""
@@ -71,6 +77,11 @@ class HeteroWindows(GroupPlanner):
     def __init__(self, spec: ParamSpec, drop: float, coverage_versions: int = 0) -> None:
         super().__init__(spec, coverage_versions)
         self.drop = drop
+
+    @classmethod
+    def of(cls, spec: ParamSpec, table: SubmodelTable, seed: int) -> Self:
+        """By the `[submodel]` table."""
+        return cls(spec, table.drop, table.coverage_versions)
 
     def init(self, vector: Vector) -> HeteroState:
         """W_0 is kept for good."""

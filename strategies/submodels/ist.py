@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec, Vector
@@ -56,6 +57,11 @@ class Ist:
                     f"submodel.parts is {parts}, but group {group.name!r} has {group.size} units only"
                 )
         self._dealt = lru_cache(maxsize=2)(self._deal)
+
+    @classmethod
+    def of(cls, spec: ParamSpec, table: SubmodelTable, seed: int) -> Ist:
+        """By the `[submodel]` table."""
+        return cls(spec, table.parts, seed)
 
     def init(self, vector: Vector) -> IstState:
         """The first pass."""

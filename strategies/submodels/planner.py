@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap, unit_map
@@ -42,6 +43,11 @@ class GroupPlanner:
 
     def __init__(self, spec: ParamSpec, coverage_versions: int = 0) -> None:
         self.spec, self.coverage_versions = spec, coverage_versions
+
+    @classmethod
+    def of(cls, spec: ParamSpec, table: SubmodelTable, seed: int) -> Self:
+        """By the `[submodel]` table."""
+        return cls(spec, table.coverage_versions)
 
     def init(self, vector: Vector) -> Any:
         """Nothing was touched."""

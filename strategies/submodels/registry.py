@@ -1,6 +1,8 @@
-"""Planners by name, from the `[submodel]` table."""
+"""Planners by name, from the `[submodel]` table; see `core/parts.py` for those of others."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.planner import Planner
@@ -8,11 +10,18 @@ from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.parts import Kind, members
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows, RandomUnits
 from anabranch.strategies.submodels.ist import Ist
 from anabranch.strategies.submodels.widths import FedRolex, FjORD, HeteroFL
 
 NONE = "none"
+BUILT_IN: dict[str, type[Any]] = {
+    c.name: c for c in (RandomUnits, HeteroWindows, HeteroFL, FedRolex, FjORD, Ist)
+}
+PLANNERS = Kind(
+    "planner", "planners", ("submodel.name",), BUILT_IN, (*members(Planner), "of"), also=(AUTO, NONE)
+)
 
 
 def make_planner(spec: ParamSpec, strategy: Strategy, config: Config) -> Planner | None:
@@ -24,6 +33,7 @@ def make_planner(spec: ParamSpec, strategy: Strategy, config: Config) -> Planner
     name = strategy.submodel if table.name == AUTO else table.name
     if name == NONE:
         return None
+    PLANNERS.find(name)
     if not strategy.supports_submodels:
         raise ConfigError(
             f"submodel.name is {name!r}, but strategy {strategy.name!r} takes whole models only"
@@ -33,11 +43,5 @@ def make_planner(spec: ParamSpec, strategy: Strategy, config: Config) -> Planner
             f"submodel.name is {name!r}, but no units that may be left out are known of this model: "
             "`anabranch init` says why; set submodel.name = 'none' to train it whole"
         )
-    guard = table.coverage_versions
-    if name in (RandomUnits.name, HeteroWindows.name):
-        cls = RandomUnits if name == RandomUnits.name else HeteroWindows
-        return cls(spec, table.drop, guard)
-    if name == Ist.name:
-        return Ist(spec, table.parts, config.run.seed)
-    widths = {c.name: c for c in (HeteroFL, FedRolex, FjORD)}
-    return widths[name](spec, table.widths, guard)
+    planner: Planner = PLANNERS.find(name).of(spec, table, config.run.seed)
+    return planner

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
+from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.rng import stream
@@ -41,6 +42,11 @@ class HeteroFL(GroupPlanner):
     def __init__(self, spec: ParamSpec, widths: Sequence[float], coverage_versions: int = 0) -> None:
         super().__init__(spec, coverage_versions)
         self.widths = sorted(widths, reverse=True)
+
+    @classmethod
+    def of(cls, spec: ParamSpec, table: SubmodelTable, seed: int) -> Self:
+        """By the `[submodel]` table."""
+        return cls(spec, table.widths, table.coverage_versions)
 
     def kept(self, state: Any, vector: Vector, applicant: Applicant) -> list[Units]:
         """K units of each group from where the method begins."""

@@ -21,8 +21,8 @@ from anabranch.flower.app import FlowerApp, Partition, mean_metrics, named
 from anabranch.flower.messages import Reply
 from anabranch.flower.project import Project
 from anabranch.flower.records import from_bytes, to_bytes
+from anabranch.support.own_code import on_device
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
-from anabranch.workloads.own_code import on_device
 from anabranch.workloads.trainer import ENDLESS_STEPS
 
 PLAN = LocalPlan()

@@ -20,7 +20,7 @@ from anabranch.core.config.tables import Config, merge
 from anabranch.server.manifest import read_manifest, write_manifest
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import simulate
-from anabranch.strategies.registry import strategy_names
+from anabranch.strategies.registry import STRATEGIES
 from anabranch.workloads.app import Shard
 from anabranch.workloads.trainer import trainer_for
 
@@ -44,7 +44,7 @@ QUICK = [
     ("logistic", "fedasync"),
     ("logistic", "fedprox"),
 ]
-ALL = [(model, strategy) for model in APPS for strategy in strategy_names()]
+ALL = [(model, strategy) for model in APPS for strategy in STRATEGIES.names()]
 
 
 def settings(model: str, strategy: str, **run: Any) -> Config:
@@ -87,7 +87,7 @@ def learns_in_a_simulation(model: str, strategy: str, folder: Path) -> None:
 
 def test_the_quick_part_has_all_of_both() -> None:
     assert {model for model, _ in QUICK} == set(APPS)
-    assert {strategy for _, strategy in QUICK} == set(strategy_names())
+    assert {strategy for _, strategy in QUICK} == set(STRATEGIES.names())
 
 
 @pytest.mark.parametrize(("model", "strategy"), QUICK)

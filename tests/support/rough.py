@@ -12,13 +12,13 @@ from fleets import config
 from anabranch.core import events as ev
 from anabranch.core.config.faults import length_s
 from anabranch.core.config.tables import Config, merge
-from anabranch.core.engine.robust import RULES
 from anabranch.core.errors import StoreFull
 from anabranch.core.rng import rank
 from anabranch.core.snapshot import state_digest
 from anabranch.simulation.promises import Promises
 from anabranch.simulation.run import Simulation, open_simulation
 from anabranch.simulation.world import Order
+from anabranch.strategies.robust.registry import BUILT_IN as RULES
 
 T = TypeVar("T")
 
@@ -85,7 +85,7 @@ def rough(seed: int, clients: int = 50, **faults: Any) -> Config:
     """Everything goes wrong, and what the seed says besides."""
     draw = partial(_drawn, seed)
     strategy = STRATEGIES[seed % len(STRATEGIES)]
-    rule = draw("rule", RULES) if strategy in GATHERING else "none"
+    rule = draw("rule", ("none", *RULES)) if strategy in GATHERING else "none"
     # Values of every size are for a rule; whoever sends none at all is found out in any case.
     attack = draw("attack", [a for a in ATTACKS if rule != "none" or a in ("none", "nan")])
     params = MANY_PLACES[strategy](clients) if strategy in MANY_PLACES else {}

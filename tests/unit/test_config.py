@@ -12,6 +12,8 @@ import pytest
 from anabranch.cli.configuration import load_config, shown
 from anabranch.core.config.tables import NO_KEY, Config, build, merge, parse_override
 from anabranch.core.errors import ConfigError
+from anabranch.core.parts import check_names
+from anabranch.simulation.parts import PARTS
 
 
 @pytest.fixture(autouse=True)
@@ -116,7 +118,6 @@ def test_passwords_are_masked() -> None:
         ({"run": {"keep_payloads": 1}}, "run.keep_payloads must be bool, not 1"),
         ({"run": {"target_accuracy": 75}}, "run.target_accuracy must be from 0 to 1"),
         ({"run": {"versions_max": -1}}, "run.versions_max must not be negative"),
-        ({"fleet": {"split": "random"}}, "fleet.split must be one of iid, dirichlet"),
         ({"fleet": {"clients": 0}}, "fleet.clients must be greater than 0"),
         ({"fleet": {"speed_ratio": 0.5}}, "fleet.speed_ratio must be at least 1"),
         ({"fleet": {"availability": 0}}, "fleet.availability must be greater than 0"),
@@ -124,7 +125,6 @@ def test_passwords_are_masked() -> None:
         ({"client": {"learning_rate": float("nan")}}, "client.learning_rate must be a finite number"),
         ({"client": {"epochs": 0}}, "client.epochs or client.steps"),
         ({"fleet": {"dropout": 1}}, "fleet.dropout must be less than 1"),
-        ({"submodel": {"name": "half"}}, "submodel.name must be one of auto, none, random, hetero"),
         ({"fleet": {"leavers": 0.5}}, "fleet.leavers needs run.virtual_s_max"),
         ({"fleet": {"submodel_step": "half"}}, "fleet.submodel_step must be one of operations, whole"),
         ({"submodel": {"drop": 1}}, "submodel.drop must be less than 1"),
@@ -137,6 +137,28 @@ def test_passwords_are_masked() -> None:
 def test_bad_values_name_the_key(tables: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(words)):
         merge([("x", tables)])
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"fleet": {"split": "random"}}, "fleet.split must be one of iid, dirichlet"),
+        ({"submodel": {"name": "half"}}, "submodel.name must be one of auto, none, random, hetero"),
+        ({"robust": {"rule": "mean"}}, "robust.rule must be one of none, trimmed_mean"),
+        ({"fleet": {"attack": "sign"}}, "fleet.attack must be one of sign_flip, scale, alie, ipm"),
+        ({"fleet": {"executor": "thread"}}, "fleet.executor must be one of auto, serial, processes"),
+        ({"strategy": {"name": "fedbuf"}}, "not 'fedbuf'; did you mean 'fedbuff'?"),
+        ({"strategy": {"staleness": {"name": "poly"}}}, "strategy.staleness.name must be one of constant"),
+        (
+            {"strategy": {"name": "my.py:Mine"}},
+            "strategy.name is 'my.py:Mine', which is code: only a command",
+        ),
+    ],
+)
+def test_names_of_parts_are_checked_by_who_knows_them(tables: Any, words: str) -> None:
+    config = merge([("x", tables)])
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        check_names(config, PARTS)
 
 
 def test_integers_are_welcome_where_floats_are() -> None:

@@ -10,7 +10,7 @@ import pytest
 from machines import Bench, decision, part
 
 import anabranch
-from anabranch.core.engine.robust import RULES, RobustTable
+from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import SparseVector
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
@@ -19,6 +19,7 @@ from anabranch.strategies.robust.centred_clipping import CentredClipping
 from anabranch.strategies.robust.coordinatewise import Median, TrimmedMean
 from anabranch.strategies.robust.geometric_median import GeometricMedian
 from anabranch.strategies.robust.krum import Krum, MultiKrum
+from anabranch.strategies.robust.registry import BUILT_IN as RULES
 from anabranch.strategies.robust.rows import BLOCK, Row, Rows
 from anabranch.strategies.robust.rule import Rule
 
@@ -164,7 +165,7 @@ def five(strategy: str, robust: dict[str, Any], poison: float, examples: int = 1
 
 
 @pytest.mark.parametrize("strategy", BUFFERED)
-@pytest.mark.parametrize("rule", RULES[1:])
+@pytest.mark.parametrize("rule", tuple(RULES))
 def test_every_rule_in_every_buffered_strategy_shrugs_off_a_hundredfold_update(
     strategy: str, rule: str
 ) -> None:

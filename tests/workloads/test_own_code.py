@@ -19,11 +19,11 @@ from anabranch.core.errors import AppError, DataError, Unavailable
 from anabranch.core.model.updates import LocalPlan
 from anabranch.simulation.interruption import Interruptions, Terminated
 from anabranch.simulation.run import simulate
+from anabranch.support.own_code import on_device
 from anabranch.workloads import Examples, Shard, load_app, trainer_for
 from anabranch.workloads.app import App, examples_of
 from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import data_of, settings_of
-from anabranch.workloads.own_code import on_device
 from anabranch.workloads.synthetic import Synthetic
 
 # Line 5 is where it breaks. What breaks is in the place of BROKEN.

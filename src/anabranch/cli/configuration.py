@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from anabranch.cli.parts import admit
 from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.feedback import make_uplink
 from anabranch.core.config.tables import TABLES, Config, merge, parse_override
@@ -46,6 +47,7 @@ def load_config(
         table, key, value = parse_override(text)
         layers.append(("--set", {table: {key: value}}))
     config = merge(_one_target(_one_strategy(layers)))
+    admit(config)
     strategy_of(config)
     if config.uplink.codec != AUTO:
         make_uplink(config.uplink.codec)

@@ -15,7 +15,7 @@ import typer
 from anabranch.cli.configuration import Layer, load_run
 from anabranch.cli.left import say_what_is_left
 from anabranch.cli.live_result import report_of_data
-from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec, summary
+from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec, short_name, summary
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.processes import Fleet
 from anabranch.client.operator import OperatorClient, RunStatus
@@ -100,7 +100,8 @@ def demo(
     output = Output(as_json)
     name = app_spec(workload or "", flower) if flower else workload or _available_workload(output)
     settings = load_run(None, overrides or (), presets=_presets(name, strategy, clients))
-    wanted = out or Path("runs") / f"demo-{settings.strategy.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    strategy = short_name(settings.strategy.name)
+    wanted = out or Path("runs") / f"demo-{strategy}-{time.strftime('%Y%m%d-%H%M%S')}"
     with claimed(wanted, explicit=out is not None) as folder, say_what_is_left(output, folder):
         output.say(
             f"demo: {settings.strategy.name} on {name}, {clients} devices with a speed ratio of"

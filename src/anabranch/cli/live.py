@@ -29,6 +29,7 @@ from anabranch.cli.options import (
     parse_shard,
 )
 from anabranch.cli.output import Output, json_line
+from anabranch.cli.parts import Parts, admit_parts
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, FolderMissing
@@ -39,6 +40,7 @@ from anabranch.reports.metrics import metric_text
 from anabranch.reports.text import count_text
 
 if TYPE_CHECKING:
+    from anabranch.client.outbox import OutboxBounds
     from anabranch.client.summary import AgentSummary
     from anabranch.server.app import Ended, ServerInfo
 
@@ -161,6 +163,7 @@ def client(
     state_dir: StateDir = None,
     data_path: DataPath = "",
     app_options: AppOptions = None,
+    parts: Parts = None,
     device: Device = "auto",
     precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
     step_time_s: StepTime = 0.0,
@@ -180,7 +183,6 @@ def client(
 
     Several devices on one machine need a name each: --id device-0, --id device-1 and so on.
     """
-    from anabranch.client.outbox import OutboxBounds
     from anabranch.client.run import ClientOptions, run_client
     from anabranch.client.state import state_dir_of
 
@@ -203,10 +205,10 @@ def client(
         ca_sha256=ca_sha256,
         join=join,
         insecure=insecure,
-        outbox=OutboxBounds(outbox_results, outbox_mib * MIB),
+        outbox=_outbox(outbox_results, outbox_mib),
     )
-    done = run_client(options, _teller(output))
-    _say_goodbye(output, done, options.state_dir)
+    admit_parts(parts or ())
+    _say_goodbye(output, run_client(options, _teller(output)), options.state_dir)
 
 
 def evaluate(
@@ -306,6 +308,12 @@ def _measured_text(metrics: Mapping[str, float]) -> str:
     """The accuracy and the loss first, where the App has them."""
     names = sorted(metrics, key=lambda name: (name != ACCURACY, name != LOSS))
     return ", ".join(f"{name} {metric_text(name, metrics[name], digits=4)}" for name in names)
+
+
+def _outbox(results: int, mib: int) -> OutboxBounds:
+    from anabranch.client.outbox import OutboxBounds
+
+    return OutboxBounds(results, mib * MIB)
 
 
 def _say_goodbye(output: Output, done: AgentSummary, state_dir: Path) -> None:

@@ -79,7 +79,12 @@ def writing(folder: Path) -> Iterator[None]:
 
 def run_folder(name: str, strategy: str, seed: int) -> Path:
     """Where a run goes if nobody says where: runs/<name>-<strategy>-seed<seed>."""
-    return Path("runs") / f"{name}-{strategy}-seed{seed}"
+    return Path("runs") / f"{name}-{short_name(strategy)}-seed{seed}"
+
+
+def short_name(part: str) -> str:
+    """What a part is called in a file's name: `Mine` for `path/to/file.py:Mine`."""
+    return part.rpartition(":")[2]
 
 
 def summary(result: Result, folder: Path | None) -> str:

@@ -14,6 +14,7 @@ from anabranch.cli.left import completed, read_finished
 from anabranch.cli.live_result import report_of_data, same_before
 from anabranch.cli.options import Archive, AsJson, Out, RunFolder, summary
 from anabranch.cli.output import Output
+from anabranch.cli.parts import LoadCode, admit_data, admit_run
 from anabranch.core.errors import DataError, FolderMissing, ReplayMismatch, StoreCorrupt
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
@@ -72,6 +73,7 @@ def report(
     out: Out = None,
     database: Annotated[str, typer.Option(help="The data directory's database, where not SQLite.")] = "",
     archive: Archive = None,
+    load_code: LoadCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Write report.html: again from a run's result.json, or first from a server's data."""
@@ -87,6 +89,7 @@ def report(
         )
     if not folder.is_dir():
         raise FolderMissing(f"{folder} is not there: name the folder of a run, or a server's data_dir")
+    admit_data(folder, database, load_code)
     base = out or folder / "run"
     with claimed(base, explicit=out is not None) as target:
         result = report_of_data(folder, database, target, archive)
@@ -94,10 +97,11 @@ def report(
     output.result(result.to_json(), summary(result, same or target))
 
 
-def replay(folder: RunFolder, as_json: AsJson = False) -> None:
+def replay(folder: RunFolder, load_code: LoadCode = False, as_json: AsJson = False) -> None:
     """Replay a run's journal through a fresh engine and compare the digests."""
     from anabranch.simulation.replay import replay_run
 
+    admit_run(folder, load_code)
     outcome = replay_run(folder)
     data = asdict(outcome)
     if not outcome.matches:
@@ -122,6 +126,7 @@ def verify(
         bool, typer.Option("--whole", help="From the first event, whatever was proved before.")
     ] = False,
     archive: Archive = None,
+    load_code: LoadCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Check every invariant of a server's data: log, blobs, a replay, digests, signatures.
@@ -130,6 +135,7 @@ def verify(
     """
     from anabranch.server.verify import verify as verify_data
 
+    admit_data(data_dir, database, load_code)
     found = verify_data(data_dir, database, ca_sha256, whole, archive)
     output = Output(as_json)
     output.result(asdict(found))

@@ -1,0 +1,205 @@
+"""Parts that others may write: one mechanism for every kind of them.
+
+A part is known by its name: it is built in, an installed package brings it (an entry point of the kind's
+group), or it was let in: code of one's own, `path/to/file.py:Class` or `module:Class`, which a command line
+or a file of settings has named. Nothing here loads such code; `support/code.py` does, for whoever starts a
+process, and a name that another machine has sent is looked up and never loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import is_dataclass
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from anabranch.core.config.tables import Config, StrategyTable
+from anabranch.core.errors import AnabranchError, ConfigError
+
+_CODE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*\Z", re.DOTALL)
+
+_OWN_NAMES: dict[str, str] = {}  # of what was let in, by place
+
+
+def is_code(name: str) -> bool:
+    """Whether a name is the place of some code: `path/to/file.py:Class` or `module:Class`."""
+    return _CODE.match(name) is not None
+
+
+def members(protocol: type[Any], but: Collection[str] = ()) -> tuple[str, ...]:
+    """What a class must have to be of a protocol."""
+    named = [*inspect.get_annotations(protocol), *vars(protocol)]
+    return tuple(n for n in dict.fromkeys(named) if not n.startswith("_") and n not in but)
+
+
+class Kind:
+    """One kind of part: what is built in, what is installed, what was let in.
+
+    `settings`: the keys that name one, as `table.key`, or a list of them. `also`: words that such a key may
+    have as well. A built-in is the part itself, or its place as `module:Class`, imported when it is wanted.
+    `needs`: what each part must have, as `members` gives it; `check` raises `ConfigError` for what is wrong
+    otherwise. `option`: what a device's command line calls it, where devices need the part too.
+    """
+
+    def __init__(
+        self,
+        word: str,
+        group: str,
+        settings: Collection[str],
+        built_in: Mapping[str, Any],
+        needs: Collection[str] = (),
+        check: Callable[[Any], None] | None = None,
+        also: Collection[str] = (),
+        option: str = "",
+    ) -> None:
+        self.word, self.group, self.settings, self.option = word, f"anabranch.{group}", settings, option
+        self.built_in, self.also = built_in, also
+        self._needs, self._check = needs, check
+        self._let_in: dict[str, Any] = {}  # by name and by place
+
+    def names(self) -> list[str]:
+        """Every name that `find` knows; those built in come first."""
+        own = (name for name in self._let_in if not is_code(name))
+        return list(dict.fromkeys((*self.built_in, *sorted({*own, *self._entries}))))
+
+    def find(self, name: str) -> Any:
+        """The part of this name. Raises `ConfigError`, naming what there is."""
+        if name in self.built_in:
+            return _imported(self.built_in[name])
+        if name in self._let_in:
+            return self._let_in[name]
+        entry = self._entries.get(name)
+        if entry is None:
+            raise ConfigError(self._unknown(name))
+        return self._loaded(name, entry)
+
+    def others(self) -> dict[str, Any]:
+        """All that are not built in, by name, those that are installed too. Raises `ConfigError`."""
+        own = {name: part for name, part in self._let_in.items() if not is_code(name)}
+        return {**{name: self.find(name) for name in self._entries}, **own}
+
+    def let_in(self, place: str, part: Any) -> None:
+        """From now on `part`, which was loaded from `place`, is known by that and by its own name.
+
+        Raises `ConfigError` where it is no part of this kind, or where its name is taken.
+        """
+        name = name_of(part)
+        if not name:
+            raise ConfigError(f"{place}: a {self.word} needs a name of its own: write name = '...' in it")
+        known = self._let_in.get(name)
+        if name in self.built_in or name in self._entries or not (known is None or _same(known, part)):
+            raise ConfigError(f"{place}: there is another {self.word} {name!r} already: rename this one")
+        self.check(part, place)
+        self._let_in[place] = self._let_in[name] = part
+        _OWN_NAMES[place] = name
+
+    def has(self, place: str) -> bool:
+        """Whether the code of this place was let in."""
+        return place in self._let_in
+
+    def check(self, part: Any, place: str) -> None:
+        """Raises `ConfigError`, which begins with `place`, for what is no part of this kind."""
+        if lacking := [name for name in self._needs if not hasattr(part, name)]:
+            raise ConfigError(
+                f"{place} is no {self.word}: it lacks {', '.join(lacking)}; see docs/extending.md"
+            )
+        if self._check is not None:
+            try:
+                self._check(part)
+            except AnabranchError as error:
+                raise ConfigError(f"{place}: {error}") from error
+
+    def named_in(self, config: Config) -> list[tuple[str, str]]:
+        """Each key of `settings` with the names that a configuration has there, words of `also` left out."""
+        found = []
+        for key in self.settings:
+            value = _at(config, key)
+            texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
+            found += [(key, text) for text in texts if text and text not in self.also]
+        return found
+
+    def _loaded(self, name: str, entry: EntryPoint) -> Any:
+        try:
+            part = entry.load()
+        except Exception as error:
+            raise ConfigError(
+                f"{self.word} {name!r} of the installed package {_package(entry)} cannot be loaded: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        self.check(part, f"{self.word} {name!r} of the installed package {_package(entry)}")
+        return part
+
+    @cached_property
+    def _entries(self) -> dict[str, EntryPoint]:
+        return {entry.name: entry for entry in entry_points(group=self.group)}
+
+    def _unknown(self, name: str) -> str:
+        setting = next(iter(self.settings), self.word)
+        names = [*self.also, *self.names()]
+        if is_code(name):
+            return (
+                f"{setting} is {name!r}, which is code: only a command line or a file of settings can name it"
+            )
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]!r}?" if near else "your own is path/to/file.py:Class"
+        own = f", or name your own with {self.option}" if self.option else ""
+        return f"{setting} must be one of {', '.join(names)}, not {name!r}; {hint}{own}"
+
+
+def name_of(part: Any) -> str:
+    """What a part calls itself: its `name`, or that of the function."""
+    found = getattr(part, "name", "") or ("" if isinstance(part, type) else getattr(part, "__name__", ""))
+    return found if isinstance(found, str) else ""
+
+
+def is_data(part: Any) -> bool:
+    """Whether a part is a dataclass: its parameters are its fields."""
+    return isinstance(part, type) and is_dataclass(part)
+
+
+def told_name(name: Any) -> Any:
+    """A setting as another machine is told it: code that was let in here by its own name, never its place."""
+    return _OWN_NAMES.get(name, name) if isinstance(name, str) else name
+
+
+def check_names(config: Config, kinds: Iterable[Kind]) -> None:
+    """Raises `ConfigError` where a setting names no part that is known."""
+    for kind in kinds:
+        for _, name in kind.named_in(config):
+            if name not in kind.built_in:  # those are imported when they are wanted
+                kind.find(name)
+
+
+def _imported(part: Any) -> Any:
+    if not isinstance(part, str):
+        return part
+    module, _, name = part.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _same(known: Any, part: Any) -> bool:
+    """The same definition, perhaps loaded twice: of one file, by two ways to write its path."""
+    return bool(known.__qualname__ == part.__qualname__ and _file(known) == _file(part))
+
+
+def _file(part: Any) -> str:
+    return str(getattr(part, "__module__", ""))
+
+
+def _package(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist is not None else entry.value
+
+
+def _at(config: Config, key: str) -> Any:
+    table, *rest = key.split(".")
+    found: Any = getattr(config, table)
+    if isinstance(found, StrategyTable):
+        found = {"name": found.name, **found.params}
+    for name in rest:
+        found = found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
+    return found

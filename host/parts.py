@@ -1,0 +1,11 @@
+"""The kinds of part that an engine is made of; other kinds are a driver's own."""
+
+from __future__ import annotations
+
+from anabranch.compress.registry import CODEC_STAGES
+from anabranch.strategies.registry import STRATEGIES
+from anabranch.strategies.robust.registry import RULES
+from anabranch.strategies.staleness import STALENESS
+from anabranch.strategies.submodels.registry import PLANNERS
+
+ENGINE_PARTS = (STRATEGIES, STALENESS, RULES, PLANNERS, CODEC_STAGES)

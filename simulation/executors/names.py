@@ -1,0 +1,22 @@
+"""Executors by name; see `core/parts.py` for those of others."""
+
+from __future__ import annotations
+
+from anabranch.core.model.chains import AUTO
+from anabranch.core.parts import Kind
+
+SERIAL, BATCHED, PROCESSES, RAY = "serial", "batched", "processes", "ray"
+BUILT_IN = {
+    SERIAL: "anabranch.simulation.executors.serial:SerialExecutor",
+    PROCESSES: "anabranch.simulation.executors.processes:ProcessesExecutor",
+    BATCHED: "anabranch.simulation.executors.batched:BatchedExecutor",
+    RAY: "anabranch.simulation.executors.ray:RayExecutor",
+}
+EXECUTORS = Kind(
+    "executor",
+    "executors",
+    ("fleet.executor",),
+    BUILT_IN,
+    ("of", "exact", "train", "evaluate", "close"),
+    also=(AUTO,),
+)

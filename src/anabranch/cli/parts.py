@@ -1,0 +1,74 @@
+"""Whose code a command lets in: what its own settings name, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anabranch.compress.registry import CODEC_STAGES, others
+from anabranch.core.config.tables import Config
+from anabranch.core.errors import ConfigError
+from anabranch.core.parts import check_names, is_code
+from anabranch.reports.journal_files import JournalReader
+from anabranch.simulation.parts import PARTS
+from anabranch.support.code import check_trusted, let_in, let_in_one
+from anabranch.workloads.splits import SPLITS, check_split
+
+LoadCode = Annotated[
+    bool,
+    typer.Option("--load-code", help="Run the code that the run names, such as its strategy: trust it."),
+]
+
+Parts = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--part",
+        help="A part of your own that the run's settings name: stage=... or split=...",
+        metavar="KIND=PATH.PY:CLASS",
+    ),
+]
+OF_DEVICES = {"stage": CODEC_STAGES, "split": SPLITS}
+
+
+def admit_parts(texts: Iterable[str]) -> None:
+    """Let in what a device's own command line names; a server's settings cannot. Raises `ConfigError`."""
+    for text in texts:
+        word, equals, place = text.partition("=")
+        if not equals or word not in OF_DEVICES or not is_code(place):
+            kinds = ", ".join(OF_DEVICES)
+            raise ConfigError(f"--part {text!r}: write KIND=path/to/file.py:Class, with a kind of {kinds}")
+        let_in_one(OF_DEVICES[word], place)
+    others()
+
+
+def admit(config: Config) -> None:
+    """Let in what one's own settings name, and check every name of a part. Raises `ConfigError`."""
+    let_in(config, PARTS)
+    others()
+    check_names(config, PARTS)
+    check_split(config.fleet)
+
+
+def admit_found(config: Config, where: Path, load_code: bool) -> None:
+    """The same for a run that lies in a folder: its code is let in only if the command line says so.
+
+    Raises `ConfigError`, which says how.
+    """
+    if not load_code:
+        check_trusted(config, PARTS, str(where))
+    admit(config)
+
+
+def admit_run(folder: Path, load_code: bool) -> None:
+    """The same for the folder of a run."""
+    admit_found(JournalReader(folder).config, folder, load_code)
+
+
+def admit_data(data_dir: Path, database: str, load_code: bool) -> None:
+    """The same for a server's data."""
+    from anabranch.server.verify import stored_config
+
+    admit_found(stored_config(data_dir, database), data_dir, load_code)

@@ -1,0 +1,106 @@
+"""Code of one's own, loaded from where it is: `path/to/file.py:Class` or `module:Class`.
+
+Only what a command line, a file of settings or a caller of this machine names is loaded. A configuration that
+came from another machine never gets here (tests/security/test_foreign_code.py).
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from anabranch.core.config.tables import Config
+from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.parts import Kind, is_code
+from anabranch.core.rng import seed_of
+from anabranch.support.own_code import told
+
+
+def let_in(config: Config, kinds: Iterable[Kind]) -> None:
+    """Load the code that a configuration names, for each of the kinds: one's own configuration.
+
+    Raises `AppError` where it cannot be loaded, `ConfigError` where it is no part of its kind.
+    """
+    for kind in kinds:
+        for _, place in kind.named_in(config):
+            let_in_one(kind, place)
+
+
+def let_in_one(kind: Kind, place: str) -> None:
+    """The same for one place; a name that is no place is left alone."""
+    if is_code(place) and not kind.has(place) and place not in kind.built_in:
+        kind.let_in(place, load(place))
+
+
+def check_trusted(config: Config, kinds: Iterable[Kind], what: str) -> None:
+    """Raises `ConfigError` where a configuration that was found, in `what`, names code."""
+    for kind in kinds:
+        for key, place in kind.named_in(config):
+            if is_code(place) and not kind.has(place):
+                raise ConfigError(
+                    f"{what} has {key} = {place!r}, which is code: look at it, then say --load-code to run it"
+                )
+
+
+def load(place: str) -> Any:
+    """What `place` names. Raises `AppError` naming what is missing."""
+    where, _, name = place.rpartition(":")
+    module = from_file(where) if where.endswith(".py") else from_name(where, place)
+    return attribute(module, name, where, place)
+
+
+def attribute(module: ModuleType, name: str, where: str, place: str) -> Any:
+    """An attribute of a module that was loaded. Raises `AppError` naming the nearest one."""
+    if hasattr(module, name):
+        return getattr(module, name)
+    near = difflib.get_close_matches(name, vars(module), n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise AppError(f"{place}: {where} has no attribute {name!r}{hint}")
+
+
+def from_file(path: str) -> ModuleType:
+    """The module of a file, executed anew. Raises `AppError`."""
+    file = Path(path).expanduser().resolve()
+    if not file.is_file():
+        raise AppError(f"{path}: there is no such file")
+    name = f"anabranch_app_{file.stem}_{seed_of(0, str(file)):x}"
+    found = importlib.util.spec_from_file_location(name, file)
+    if found is None or found.loader is None:
+        raise AppError(f"{path}: Python cannot load it")
+    _allow_imports_from(file.parent)
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    try:
+        found.loader.exec_module(module)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise AppError(told(f"{path}: it cannot be loaded", error)) from error
+    return module
+
+
+def from_name(name: str, place: str, hint: str = "") -> ModuleType:
+    """A module of this name, from here or installed; `hint` ends the message where there is none.
+
+    Raises `AppError`.
+    """
+    _allow_imports_from(Path.cwd())
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise AppError(told(f"{place}: it cannot be loaded", error)) from error
+        raise AppError(f"{place}: there is no module {error.name!r}{hint}") from error
+    except (Exception, SystemExit) as error:
+        raise AppError(told(f"{place}: it cannot be loaded", error)) from error
+
+
+def _allow_imports_from(folder: Path) -> None:
+    """Let code import its neighbours. Last in the path, so that it hides no installed module."""
+    if str(folder) not in sys.path:
+        sys.path.append(str(folder))
