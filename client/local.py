@@ -31,7 +31,7 @@ from anabranch.client.messages import (
 from anabranch.client.outbox import UpdateEntry
 from anabranch.compress.downloads import Download, Downloads
 from anabranch.compress.model import encode_model
-from anabranch.compress.registry import STAGES, make_codec
+from anabranch.compress.registry import make_codec, stages
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import Decided, Effect, Granted, Refused
@@ -134,7 +134,7 @@ class LocalServer:
 
     def download(self, version: int, holds: int | None, part: UnitMap | None) -> Download:
         """The cheapest payload that leads to a version, or to a part of it. Raises `UnknownVersion`."""
-        make = self._downloads.offer(self.engine, version, holds, STAGES, part)
+        make = self._downloads.offer(self.engine, version, holds, stages(), part)
         if make is None:
             raise UnknownVersion(f"version {version} is not held")
         return make()

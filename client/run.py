@@ -23,7 +23,8 @@ from anabranch.client.state import device_id, forget_run, fresh_id, fresh_seed, 
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
-from anabranch.client.transport import GrpcTransport
+from anabranch.client.transport import GrpcTransport, Transport
+from anabranch.client.transports import is_foreign, open_transport
 from anabranch.client.waiting import Waiting
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import ClientTable
@@ -39,7 +40,7 @@ log = logging.getLogger(__name__)
 class ClientOptions:
     """One device. `server`: `host:port`, or several with commas between them, of which one leads.
 
-    `client_id` empty: one is made up once and kept in `state_dir`.
+    One of `name://...` is for a transport of others. `client_id` empty: one is made up once and kept in `state_dir`.
 
     `shard` is its part of the training data, (index, count), split as the run's configuration says; None: see
     `numbered_shard`. `options` are told to the App. `threads`: for torch on a CPU, 0 for its part of what
@@ -115,7 +116,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             on_event("placed", client=client_id, index=index, count=count, state_dir=str(options.state_dir))
         return shard_of(config, index, count)
 
-    def work(transport: GrpcTransport, neighbours: Neighbours) -> AgentSummary:
+    def work(transport: Transport, neighbours: Neighbours) -> AgentSummary:
         agent = Agent(
             app,
             transport,
@@ -130,11 +131,12 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             on_event=on_event,
             outbox=options.outbox,
         )
-        transport.on_return(agent.hasten)
+        if isinstance(transport, GrpcTransport):
+            transport.on_return(agent.hasten)
         return agent.run()
 
     while True:
-        with Neighbours() as neighbours, GrpcTransport(options.server, client_id, wallet=wallet) as transport:
+        with Neighbours() as neighbours, open_transport(options.server, client_id, wallet) as transport:
             try:
                 return work(transport, neighbours)
             except HistoryRestored as restored:
@@ -150,6 +152,8 @@ def device_wallet(options: ClientOptions) -> Wallet | None:
     """
     folder = options.state_dir / "identity"
     known = read_wallet(folder)
+    if is_foreign(options.server):  # it has its own ways to say who is who
+        return known
     if options.insecure and (known is not None or options.token):
         raise ConfigError("--insecure, but this device has an identity: drop --insecure, or the identity")
     if options.token:

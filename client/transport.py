@@ -52,7 +52,11 @@ Response = TypeVar("Response")
 
 
 class Transport(Protocol):
-    """See the module. `manifest_sha256` is the layout hash of the model that this device has."""
+    """See the module. `manifest_sha256` is the layout hash of the model that this device has.
+
+    A class of one has `of(address, client_id, wallet)` as well, for the address `name://...`, and `close()`;
+    `wallet` is this device's papers, if it has any.
+    """
 
     def enrol(self, capability: Capability) -> Enrolment:
         """Make this device known, and learn the run."""

@@ -16,7 +16,7 @@ from dataclasses import is_dataclass
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Any, Protocol
 
 from anabranch.core.config.tables import Config, StrategyTable
 from anabranch.core.errors import AnabranchError, ConfigError
@@ -33,7 +33,8 @@ def is_code(name: str) -> bool:
 
 def members(protocol: type[Any], but: Collection[str] = ()) -> tuple[str, ...]:
     """What a class must have to be of a protocol."""
-    named = [*inspect.get_annotations(protocol), *vars(protocol)]
+    parents = [cls for cls in protocol.__mro__ if getattr(cls, "_is_protocol", False) and cls is not Protocol]
+    named = [name for cls in parents for name in (*inspect.get_annotations(cls), *vars(cls))]
     return tuple(n for n in dict.fromkeys(named) if not n.startswith("_") and n not in but)
 
 

@@ -36,6 +36,7 @@ from anabranch.reports.result import (
     Status,
     measured_names,
 )
+from anabranch.reports.trackers import Trackers
 
 EVENTS_FILE = "events.jsonl"
 
@@ -80,7 +81,7 @@ class Recorder:
     history point has the time, updates and bytes counted when the version was published, however
     late its evaluation arrives. Version 0 is published at time 0. `goal` is what the versions are judged by.
     `spec` is the model's, which may become known later; `started_at` is ISO 8601, empty: now.
-    A context manager, which closes the stream.
+    `trackers` are told what is measured. A context manager, which closes the stream.
     """
 
     strategy: str
@@ -92,6 +93,7 @@ class Recorder:
     events_path: Path | None = None
     spec: ParamSpec | None = None
     started_at: str = field(default_factory=started_now)
+    trackers: Trackers = field(default_factory=Trackers)
     _events: int = field(default=0, init=False)
     _last_s: float = field(default=0.0, init=False)
     _total: _Tally = field(default_factory=_Tally, init=False)
@@ -249,6 +251,7 @@ class Recorder:
         measured = {name: float(v) if math.isfinite(v) else None for name, v in metrics.items()}
         self._marks.setdefault(version, self._mark(now))
         self._measured[version] = measured
+        self.trackers.metrics(version, measured)
         self._emit(now, "evaluated", {"version": version, **measured})
 
     def note(self, now: float, kind: str, /, **data: Any) -> None:

@@ -33,6 +33,7 @@ from anabranch.core.retention import Keep
 from anabranch.core.snapshot import Snapshot
 from anabranch.host.build import Blueprint
 from anabranch.identity.authority import Authority, authority_exists
+from anabranch.reports.trackers import Trackers
 from anabranch.server.calls import Calls
 from anabranch.server.chronicle import Chronicle, Standing
 from anabranch.server.clock import run_clock
@@ -53,6 +54,7 @@ from anabranch.server.standby import StandbyPorts, Tenure, await_turn, check_sta
 from anabranch.server.store.base import Store
 from anabranch.server.store.factory import store_of
 from anabranch.server.tls import ServerIdentity, check_address, uses_tls
+from anabranch.server.tracking import track
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
 
@@ -245,12 +247,14 @@ async def _live(
     run.set_over(bool(writer.glance.finished))
     writer.start()
     chores = [asyncio.create_task(chore) for chore in (_keep(chronicle, writer), _sweep(uploads, writer))]
+    tracking = asyncio.create_task(track(run, Trackers.of(config.run.trackers)))
     try:
         yield run
     finally:
         for chore in chores:
             chore.cancel()
         feed.close()
+        await tracking
         uploads.close()
         await writer.close()
         models.close()

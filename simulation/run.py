@@ -27,6 +27,7 @@ from anabranch.reports.models import BEST, FINAL, Best, write_model
 from anabranch.reports.origin import reason
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result, Status
+from anabranch.reports.trackers import TrackedRun, Trackers
 from anabranch.simulation.attacks import hurried
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.copies import Copies
@@ -148,8 +149,10 @@ def open_simulation(
                 kind="simulated",
                 events_path=None if out is None else out / EVENTS_FILE,
                 spec=problem.spec,
+                trackers=Trackers.of(config.run.trackers),
             )
         )
+        recorder.trackers.start(TrackedRun.of(config, "simulated", out))
         if problem.app.any_model:  # workers need not find out for themselves what the model is
             source = replace(source, start=problem.initial)
         executor = make_executor(executor_name, source, problem, workers)
@@ -249,7 +252,8 @@ class Simulation:
         )
 
     def leave(self, result: Result, out: Path | None) -> None:
-        """Write the result, its page and the models into the folder, if there is one."""
+        """Tell the trackers; write the result, its page and the models into the folder, if there is one."""
+        self._recorder.trackers.finish(result.to_json())
         if out is None:
             return
         spec, best = self.engine.spec, self.best

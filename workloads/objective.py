@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from anabranch.core.errors import AppError
 from anabranch.core.model.metrics import MEASURED_MAX
 from anabranch.core.model.updates import LocalPlan
-from anabranch.workloads.metrics import metrics_of, number
 from anabranch.support.own_code import own_name
+from anabranch.workloads.metrics import metrics_of, number
 
 if TYPE_CHECKING:
     import torch

@@ -39,7 +39,8 @@ class RunTable:
 
     `rejections_max`: the run is given up when so many updates in a row cannot be used. The run is judged by
     `metric`, which the App's `evaluate` returns (`auto`: the accuracy, or else the loss); `mode` says whether
-    more of it (`max`) or less (`min`) is better, `target` is a value of it.
+    more of it (`max`) or less (`min`) is better, `target` is a value of it. `trackers` are told of the run as
+    it goes on.
     """
 
     name: str = "run"
@@ -58,6 +59,7 @@ class RunTable:
     metric: str = field(default=AUTO, metadata=LATER_KEY)
     mode: str = field(default=AUTO, metadata=LATER_KEY)
     target: float | str = field(default=NO_TARGET, metadata=LATER_KEY)
+    trackers: list[str] = field(default_factory=list, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)
@@ -247,7 +249,7 @@ class ClientTable:
 class Config:
     """A whole configuration. `sources` says where each value that is no default came from."""
 
-    run: RunTable = RunTable()
+    run: RunTable = field(default_factory=RunTable)
     fleet: FleetTable = FleetTable()
     ray: RayTable = field(default_factory=RayTable)
     strategy: StrategyTable = StrategyTable()

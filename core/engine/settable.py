@@ -43,6 +43,7 @@ FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "run.metric": JUDGED,
     "run.mode": JUDGED,
     "run.keep_payloads": REPORTED,
+    "run.trackers": PROCESS,
     "run": SIMULATED,
     "fleet": JOINING,
     "ray": SIMULATED,

@@ -151,7 +151,11 @@ class Blobs(Protocol):
 
 
 class Store(Log, Protocol):
-    """See the module for the laws."""
+    """See the module for the laws.
+
+    A class of one has `of(database, data_dir, limits, lease_s)` as well: the store of `server.database`,
+    which names it, for a server whose other files are in `data_dir`; see `server.leader_lease_s`.
+    """
 
     @property
     def blobs(self) -> Blobs:

@@ -13,14 +13,20 @@ from anabranch.core.config.secrets import MASK, masked
 from anabranch.core.config.tables import ServerTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.parts import Kind, is_code, members
 from anabranch.server.store.archived import ArchivedStore
 from anabranch.server.store.base import Store
 from anabranch.server.store.memory import MemoryStore
 from anabranch.server.store.sql import SqlStore
+from anabranch.support.code import let_in_one
 
 LEASE_S = ServerTable.leader_lease_s
 SQLITE_FILE = "anabranch.db"
-_FORMS = 'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME'
+_FORMS = (
+    'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME; '
+    "your own is path/to/file.py:Class"
+)
+STORES = Kind("store", "stores", ("server.database",), {}, (*members(Store), "of"))
 
 
 def open_store(
@@ -36,6 +42,11 @@ def open_store(
     """
     if database == "memory":
         return MemoryStore(limits)
+    name = database if is_code(database) else database.partition("://")[0]
+    let_in_one(STORES, name)  # a command line or settings of this machine's say where its data are
+    if name in STORES.names() or is_code(name):
+        opened: Store = STORES.find(name).of(database, data_dir, limits, lease_s)
+        return opened
     return SqlStore(_url(database, data_dir), data_dir, limits, lease_s, archive)
 
 

@@ -26,21 +26,24 @@ Parts = Annotated[
     list[str] | None,
     typer.Option(
         "--part",
-        help="A part of your own that the run's settings name: stage=... or split=...",
+        help="A part of your own that the run's settings name: stage=, split= or transport=...",
         metavar="KIND=PATH.PY:CLASS",
     ),
 ]
-OF_DEVICES = {"stage": CODEC_STAGES, "split": SPLITS}
+OF_DEVICES = ("stage", "split", "transport")
 
 
 def admit_parts(texts: Iterable[str]) -> None:
     """Let in what a device's own command line names; a server's settings cannot. Raises `ConfigError`."""
+    from anabranch.client.transports import TRANSPORTS
+
+    kinds = dict(zip(OF_DEVICES, (CODEC_STAGES, SPLITS, TRANSPORTS), strict=True))
     for text in texts:
         word, equals, place = text.partition("=")
-        if not equals or word not in OF_DEVICES or not is_code(place):
-            kinds = ", ".join(OF_DEVICES)
-            raise ConfigError(f"--part {text!r}: write KIND=path/to/file.py:Class, with a kind of {kinds}")
-        let_in_one(OF_DEVICES[word], place)
+        if not equals or word not in kinds or not is_code(place):
+            known = ", ".join(OF_DEVICES)
+            raise ConfigError(f"--part {text!r}: write KIND=path/to/file.py:Class, with a kind of {known}")
+        let_in_one(kinds[word], place)
     others()
 
 

@@ -1,0 +1,26 @@
+"""A device's way to its server, by name: gRPC, or the transport of others that `name://...` names."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, closing
+
+from anabranch.client.transport import GrpcTransport, Transport
+from anabranch.core.parts import Kind, members
+from anabranch.identity.wallet import Wallet
+
+_NEEDS = (*members(Transport), "of", "close")
+TRANSPORTS = Kind(
+    "transport", "transports", (), {"grpc": GrpcTransport}, _NEEDS, option="--part transport=PATH"
+)
+
+
+def is_foreign(server: str) -> bool:
+    """Whether an address is one for a transport of others: `name://...`."""
+    return "://" in server
+
+
+def open_transport(server: str, client_id: str, wallet: Wallet | None) -> AbstractContextManager[Transport]:
+    """The transport to a server, closed at the end. Raises `ConfigError` for a name that none has."""
+    if is_foreign(server):
+        return closing(TRANSPORTS.find(server.partition("://")[0]).of(server, client_id, wallet))
+    return GrpcTransport(server, client_id, wallet=wallet)

@@ -1,0 +1,34 @@
+"""The trackers of a live run: told, beside all else, of the measurements that followers report."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from anabranch.core.engine.engine import Engine
+from anabranch.reports.trackers import TrackedRun, Trackers
+from anabranch.server.run import LiveRun
+
+
+async def track(run: LiveRun, trackers: Trackers) -> None:
+    """Tell them until the feed ends. In threads: what is others' may take its time."""
+    folder = Path(run.given.server.data_dir)
+    await asyncio.to_thread(trackers.start, TrackedRun.of(run.given, "live", folder))
+    async for happening in run.feed.follow(-1):  # from its beginning: starting them took a while
+        if happening.kind == "evaluated":
+            await asyncio.to_thread(trackers.metrics, happening.version, happening.data)
+    await asyncio.to_thread(trackers.finish, outcome(run.writer.engine))
+
+
+def outcome(engine: Engine) -> dict[str, Any]:
+    """What a server knows of its run's end; `anabranch report` makes the whole result."""
+    counts = engine.counters
+    return {
+        "kind": "live",
+        "status": "finished" if engine.finished else "interrupted",
+        "why": engine.finished or "the server was stopped",
+        "versions": engine.version,
+        "updates_applied": counts.applied,
+        "updates_rejected": counts.rejected,
+    }
