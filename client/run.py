@@ -40,7 +40,9 @@ log = logging.getLogger(__name__)
 class ClientOptions:
     """One device. `server`: `host:port`, or several with commas between them, of which one leads.
 
-    One of `name://...` is for a transport of others. `client_id` empty: one is made up once and kept in `state_dir`.
+    One of `name://...` is for a transport of others.
+
+    `client_id` empty: one is made up once and kept in `state_dir`.
 
     `shard` is its part of the training data, (index, count), split as the run's configuration says; None: see
     `numbered_shard`. `options` are told to the App. `threads`: for torch on a CPU, 0 for its part of what

@@ -84,7 +84,6 @@ def test_no_number_may_be_negative(table: str) -> None:
         ({"fleet": {"speed_ratio": 1.0}}, ""),
         ({"fleet": {"speed_ratio": 1 - LEAST}}, "fleet.speed_ratio must be at least 1"),
         ({"fleet": {"split": "draws", "examples_per_client": 1}}, ""),
-        ({"fleet": {"split": "draws"}}, "fleet.split draws needs fleet.examples_per_client"),
         ({"fleet": {"examples_per_client": 0}}, ""),
         ({"fleet": {"availability": 0.0}}, "fleet.availability must be greater than 0"),
         ({"fleet": {"leavers": 0.5}}, "fleet.leavers needs run.virtual_s_max"),
