@@ -67,6 +67,11 @@ class Dense:
     size: int
     blocks: Callable[[], Iterator[Vector]]
 
+    @classmethod
+    def of(cls, values: Vector) -> Dense:
+        """All the values of an array (n,)."""
+        return cls(values.size, lambda: (values[at : at + BLOCK] for at in range(0, values.size, BLOCK)))
+
     def gather(self) -> Vector:
         """All of them, shape (size,); a new array."""
         out = np.empty(self.size, np.float32)
@@ -142,6 +147,22 @@ class Stage(Protocol):
     def raw_max(self, k: int, n: int) -> int:
         """The most bytes, before an entropy coder, that the stage makes of k values of n."""
         ...
+
+
+class ValuesStage:
+    """The habits of a stage that makes streams of all values: a base class; the contract is `Stage`."""
+
+    version: ClassVar[int] = 1
+    place: ClassVar[str] = "values"
+    accepts: ClassVar[tuple[type[Any], ...]] = (Dense,)
+
+    def emits(self, accepted: type[Any]) -> type[Any]:  # noqa: ARG002 - the contract's
+        """Streams."""
+        return Coded
+
+    def values_max(self, n: int) -> int:
+        """All of them."""
+        return n
 
 
 def take(coded: Coded, role: Role, length: int) -> bytes | memoryview:

@@ -23,6 +23,7 @@ from anabranch.core.errors import AnabranchError, ConfigError
 
 _CODE = re.compile(r"(?:.+\.py|[A-Za-z_][\w.]*):[A-Za-z_]\w*\Z", re.DOTALL)
 
+LACKING_SAID = 4
 _OWN_NAMES: dict[str, str] = {}  # of what was let in, by place
 
 
@@ -106,9 +107,9 @@ class Kind:
     def check(self, part: Any, place: str) -> None:
         """Raises `ConfigError`, which begins with `place`, for what is no part of this kind."""
         if lacking := [name for name in self._needs if not hasattr(part, name)]:
-            raise ConfigError(
-                f"{place} is no {self.word}: it lacks {', '.join(lacking)}; see docs/extending.md"
-            )
+            more = ", ..." if len(lacking) > LACKING_SAID else ""
+            said = ", ".join(lacking[:LACKING_SAID]) + more
+            raise ConfigError(f"{place} is no {self.word}: it lacks {said}; see docs/extending.md")
         if self._check is not None:
             try:
                 self._check(part)

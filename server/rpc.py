@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, LeaseEnd, LeaseEnded, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, InvalidUpdate, Overloaded, UnknownVersion
+from anabranch.core.model.chains import AUTO, lacks
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Reason, Task
 from anabranch.host.build import device_tables
@@ -42,6 +44,8 @@ from anabranch.server.intake import Requests, Verdict, read_ask
 from anabranch.server.models import ModelFile, Wanted
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
+
+log = logging.getLogger(__name__)
 
 E = TypeVar("E", Granted, LeaseEnded, Refused)
 
@@ -83,6 +87,7 @@ class Devices(DevicesServicer):
         capability = replace(said, codecs=known_stages(said.codecs))  # of others nothing is ever asked
         await run.writer.submit(ev.Enrolled(run.writer.now(), client_id, capability))
         self.calls.told("Enrol", client_id, USELESS_S)  # once a start is enough
+        self._say_what_is_lacking(client_id, capability.codecs)
         return devices.EnrolResponse(
             run=run.info.name,
             run_id=run.info.run_id,
@@ -91,6 +96,17 @@ class Devices(DevicesServicer):
             version=run.writer.glance.version,
             server_time_s=run.writer.now(),
         )
+
+    def _say_what_is_lacking(self, client_id: str, codecs: Sequence[str]) -> None:
+        """A device without a stage of the uplink's codec sends raw: somebody should know why."""
+        text = self.run.config.uplink.codec
+        if text != AUTO and (missing := lacks(codecs, text)):
+            log.warning(
+                "client=%s has no codec stage %s of uplink.codec and sends raw: install what brings it, "
+                "or start the device with --part stage=PATH.PY:CLASS",
+                client_id,
+                ", ".join(missing),
+            )
 
     @answers
     @in_turn

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from anabranch.core.engine.engine import Engine
 from anabranch.reports.trackers import TrackedRun, Trackers
+from anabranch.server.glance import Glance
 from anabranch.server.run import LiveRun
 
 
@@ -18,17 +18,17 @@ async def track(run: LiveRun, trackers: Trackers) -> None:
     async for happening in run.feed.follow(-1):  # from its beginning: starting them took a while
         if happening.kind == "evaluated":
             await asyncio.to_thread(trackers.metrics, happening.version, happening.data)
-    await asyncio.to_thread(trackers.finish, outcome(run.writer.engine))
+    await asyncio.to_thread(trackers.finish, outcome(run.writer.glance))
 
 
-def outcome(engine: Engine) -> dict[str, Any]:
+def outcome(glance: Glance) -> dict[str, Any]:
     """What a server knows of its run's end; `anabranch report` makes the whole result."""
-    counts = engine.counters
+    counts = glance.counters
     return {
         "kind": "live",
-        "status": "finished" if engine.finished else "interrupted",
-        "why": engine.finished or "the server was stopped",
-        "versions": engine.version,
+        "status": "finished" if glance.finished else "interrupted",
+        "why": glance.finished or "the server was stopped",
+        "versions": glance.version,
         "updates_applied": counts.applied,
         "updates_rejected": counts.rejected,
     }

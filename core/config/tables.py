@@ -21,6 +21,7 @@ from anabranch.core.config.flower import FlowerTable
 from anabranch.core.config.goal import NO_TARGET
 from anabranch.core.config.model import ModelTable
 from anabranch.core.config.ranges import TASK, check_ranges
+from anabranch.core.config.ray import RayTable
 from anabranch.core.config.secrets import SECRET, masked
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
@@ -101,20 +102,6 @@ class FleetTable:
     attackers: float = 0.0
     attack: str = "sign_flip"
     attack_strength: float = 0.0
-
-
-@dataclass(frozen=True)
-class RayTable:
-    """`[ray]`: of the executor of that name. `address`: of a cluster; empty: Ray on this machine.
-
-    An actor reserves `cpus` and `gpus`, which may be fractions; `gpus_by_group`, if not empty, has the GPUs
-    for the devices of each speed group, the fastest first; the last is for all that are slower.
-    """
-
-    address: str = field(default="", repr=False, metadata=SECRET)
-    cpus: float = 1.0
-    gpus: float = 0.0
-    gpus_by_group: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from anabranch.core.config.ranges import ELASTIC
-from anabranch.core.config.tables import Config, RayTable
+from anabranch.core.config.ray import RayTable
+from anabranch.core.config.tables import Config
 from anabranch.core.model.chains import AUTO
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.executors.names import BATCHED, EXECUTORS, PROCESSES, SERIAL

@@ -21,7 +21,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from anabranch.core.config.extras import how_to_install
-from anabranch.core.config.tables import Config, RayTable
+from anabranch.core.config.ray import RayTable
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Vector
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model

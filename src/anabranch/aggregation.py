@@ -20,9 +20,11 @@ from anabranch.core.model.submodels import Coordinates, Submodel
 from anabranch.core.model.updates import Ask, Capability, find_flaw
 from anabranch.core.model.updates import Update as CoreUpdate
 from anabranch.host.build import WHOLE, Blueprint
+from anabranch.host.parts import ENGINE_PARTS
 from anabranch.host.run import NoLine, Run
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.teasq import Teasq
+from anabranch.support.code import let_in
 
 Array = npt.NDArray[Any]
 
@@ -85,7 +87,9 @@ def aggregate(
     the wrong type, or that has both or neither of `delta` and `model`.
     """
     config = merge([("aggregate", WHOLE), ("robust", {"robust": robust or {}})])
-    return _Driver(replace(config, strategy=StrategyTable(strategy, params)), model, list(updates)).run()
+    config = replace(config, strategy=StrategyTable(strategy, params))
+    let_in(config, ENGINE_PARTS)
+    return _Driver(config, model, list(updates)).run()
 
 
 def _check_fields(u: Update) -> None:

@@ -18,11 +18,15 @@ from local_apps import Brief, Diverges, Linear
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate
 from anabranch.core.model.submodels import UnitMap
-from anabranch.core.model.updates import LocalPlan, Task
-from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult
+from anabranch.core.model.updates import LocalPlan
+from anabranch.simulation.executors.base import Evaluation, Executor, LocalResult
 from anabranch.simulation.executors.choice import make_executor
+from anabranch.simulation.executors.processes import ProcessesExecutor
 from anabranch.simulation.executors.ray import on_this_machine
+from anabranch.simulation.executors.serial import SerialExecutor
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
+from anabranch.testing import ExecutorConformance
+from anabranch.testing.executor import delta_of, jobs_of
 from anabranch.workloads.app import App
 
 HAS_RAY = importlib.util.find_spec("ray") is not None
@@ -108,26 +112,19 @@ def make(request: pytest.FixtureRequest) -> Iterator[Make]:
     threads.restore()
 
 
-def jobs_of(problem: Problem, plan: LocalPlan, count: int = 9, uplink: str = "raw", **task: Any) -> list[Job]:
-    """Jobs of different devices, from different versions, due in another order than they begin."""
-    start = problem.spec.flatten(problem.initial)
-    found = []
-    for i in range(count):
-        vector = start * np.float32(1.0 + 0.05 * (i % 3))
-        lease = Task(f"t{i}", f"c{i}", i % 3, 0.0, 60.0, 60.0, 100 + i, plan, uplink, **task)
-        found.append(Job(i, vector, lease, None, float(-i)))
-    return found
-
-
-def delta_of(result: LocalResult) -> Any:
-    return np.frombuffer(result.payload, np.float32)
-
-
 def assert_near(result: LocalResult, expected: LocalResult) -> None:
     """Equal to float tolerance: the sums of a float32 product of some hundred terms, over some steps."""
     found, wanted = delta_of(result), delta_of(expected)
     assert found.shape == wanted.shape
     assert np.linalg.norm(found - wanted) <= 1e-5 * np.linalg.norm(wanted)
+
+
+class TestSerial(ExecutorConformance):
+    executor = SerialExecutor
+
+
+class TestProcesses(ExecutorConformance):
+    executor = ProcessesExecutor
 
 
 @pytest.mark.parametrize(

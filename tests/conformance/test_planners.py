@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import copy
-import json
 from collections import Counter
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from unit_groups import SPEC, line, tensors
 
 from anabranch.core.config.tables import merge
-from anabranch.core.engine.planner import Applicant, Planner
+from anabranch.core.engine.planner import Planner
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.submodels import UnitMap
-from anabranch.core.rng import seed_of
-from anabranch.core.snapshot import packed, unpacked
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import scores
-from anabranch.strategies.submodels.registry import make_planner
-
-NAMES = ("random", "hetero", "heterofl", "fedrolex", "fjord", "ist")
-VECTOR = SPEC.flatten(tensors())
+from anabranch.strategies.submodels.registry import PLANNERS, make_planner
+from anabranch.testing import PlannerConformance
+from anabranch.testing.data import frozen
+from anabranch.testing.models import SPEC, line
+from anabranch.testing.planner import VECTOR, applicant, life
 
 
 def planner(name: str, spec: Any = SPEC, strategy: str = "asyncdrop", **table: Any) -> Planner:
@@ -34,62 +29,16 @@ def planner(name: str, spec: Any = SPEC, strategy: str = "asyncdrop", **table: A
     return found
 
 
-def applicant(number: int, version: int = 0, slowness: float | None = 0.5) -> Applicant:
-    return Applicant(slowness, version, seed_of(0, number))
+@pytest.fixture(params=list(PLANNERS.built_in.values()))
+def built_in(request: pytest.FixtureRequest) -> type[Any]:
+    found: type[Any] = request.param
+    return found
 
 
-def frozen(of: Planner, state: Any) -> str:
-    arrays: dict[str, Any] = {}
-    meta = packed(state, "state", arrays)
-    assert isinstance(state, of.state_type)
-    return json.dumps([meta, {k: a.tolist() for k, a in arrays.items()}], sort_keys=True)
-
-
-def life(of: Planner, count: int = 40) -> tuple[Any, list[UnitMap | None]]:
-    """Tasks that are planned, applied or lost in turn; the last state and every sub-model."""
-    state, found = of.init(VECTOR), []
-    drift = VECTOR.copy()
-    for i in range(count):
-        state, part = of.plan(state, drift, applicant(i, version=i, slowness=(i % 8) / 7))
-        found.append(part)
-        state = of.released(state, part) if i % 5 == 4 else of.applied(state, part, i + 1)
-        drift = drift + np.float32(0.01) * np.random.default_rng(i).standard_normal(drift.size).astype("f4")
-    return state, found
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_equal_calls_give_equal_results_and_the_state_is_data(name: str) -> None:
-    of = planner(name)
-    (state, first), (again, second) = life(of), life(planner(name))
-    assert first == second
-    assert frozen(of, state) == frozen(of, again)
-    arrays: dict[str, Any] = {}
-    meta = json.loads(json.dumps(packed(state, "state", arrays), allow_nan=False))
-    assert frozen(of, unpacked(meta, arrays, of.state_type)) == frozen(of, state)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_no_call_writes_to_the_state_or_the_vector(name: str) -> None:
-    of = planner(name)
-    state, _ = life(of, 7)
-    before, vector = frozen(of, state), VECTOR.copy()
-    kept = copy.deepcopy(state)
-    _, part = of.plan(state, vector, applicant(1, 9))
-    of.applied(state, part, 10)
-    of.released(state, part)
-    assert frozen(of, state) == before == frozen(of, kept)
-    assert np.array_equal(vector, VECTOR)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_every_unit_is_touched_sooner_or_later(name: str) -> None:
-    of = planner(name, coverage_versions=6)
-    _, found = life(of, 60)
-    for g, group in enumerate(SPEC.groups):
-        touched: set[int] = set()
-        for part in found:
-            touched |= set(range(group.size)) if part is None else set(part.kept[g])
-        assert touched == set(range(group.size))
+class TestPlanners(PlannerConformance):
+    @pytest.fixture(autouse=True)
+    def _planner(self, built_in: type[Any]) -> None:
+        self.planner = built_in
 
 
 @pytest.mark.parametrize("name", ["random", "hetero", "heterofl", "fedrolex", "fjord"])

@@ -1,25 +1,16 @@
-"""The laws of core/engine/strategy.py, for every built-in strategy."""
+"""Every built-in strategy keeps the laws of core/engine/strategy.py."""
 
 from __future__ import annotations
 
-import copy
-import json
-from dataclasses import fields
 from typing import Any
 
-import numpy as np
 import pytest
 
 from anabranch.core.engine.robust import RobustTable
-from anabranch.core.engine.strategy import Context, State, Step, Strategy
-from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.submodels import Coordinates
-from anabranch.core.model.updates import Ask, LocalPlan, Update, Verdict
-from anabranch.core.snapshot import packed, unpacked
+from anabranch.core.engine.strategy import Strategy
 from anabranch.strategies.registry import BUILT_IN, make_strategy
+from anabranch.testing import StrategyConformance
 
-SIZE = 5
-SPEC = ParamSpec.of({"w": np.zeros(SIZE, np.float32)})
 Variant = tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], RobustTable]
 VARIANTS: list[Variant] = [
     *((name, {}) for name in BUILT_IN),
@@ -38,117 +29,9 @@ VARIANTS: list[Variant] = [
 ]
 
 
-@pytest.fixture(
-    params=VARIANTS, ids=lambda v: "-".join([v[0], str(len(v[1])), *(table.rule for table in v[2:])])
-)
-def strategy(request: pytest.FixtureRequest) -> Strategy:
-    return make_strategy(*request.param)
-
-
-def update(strategy: Strategy, number: int, staleness: int) -> Update:
-    """One of the whole model, or, of every other where the strategy takes sub-models, of a part."""
-    rng = np.random.default_rng(number)
-    part = None
-    if strategy.supports_submodels and number % 2:
-        part = Coordinates(np.flatnonzero(rng.random(SIZE) < 0.5))
-        part = part if part.size else Coordinates(np.array([number % SIZE]))
-    delta = rng.standard_normal(SIZE if part is None else part.size).astype(np.float32)
-    ids = (f"u{number}", f"t{number}", f"c{number % 4}")
-    return Update(*ids, 10 - staleness, 1 + number, delta, part)
-
-
-def context(strategy: Strategy, vector: Any, staleness: int, now: float = 1.0) -> Context:
-    clients = ("c0", "c1", "c2", "c3")
-    base = vector.copy() if strategy.needs_base else None
-    return Context(now, 10, 7, clients, live_tasks=0, staleness=staleness, base=base, spec=SPEC)
-
-
-def start(strategy: Strategy) -> tuple[State, Any]:
-    vector = np.arange(SIZE, dtype=np.float32)
-    return strategy.init(vector), vector
-
-
-def run(strategy: Strategy, count: int) -> list[Step]:
-    """`count` updates, each as fresh as its number is even; the steps, deeply copied."""
-    state, vector = start(strategy)
-    steps = []
-    for i in range(count):
-        staleness = i % 2
-        step = strategy.step(
-            state, vector, update(strategy, i, staleness), context(strategy, vector, staleness)
-        )
-        state, vector = step.state, vector if step.vector is None else step.vector
-        steps.append(copy.deepcopy(step))
-    return steps
-
-
-def frozen(strategy: Strategy, state: State) -> str:
-    arrays: dict[str, Any] = {}
-    meta = packed(state, "state", arrays)
-    assert isinstance(state, strategy.state_type)
-    return json.dumps([meta, {k: a.tolist() for k, a in arrays.items()}], sort_keys=True)
-
-
-def test_equal_calls_give_equal_results(strategy: Strategy) -> None:
-    for a, b in zip(run(strategy, 12), run(strategy, 12), strict=True):
-        assert frozen(strategy, a.state) == frozen(strategy, b.state)
-        assert a.decision == b.decision
-        if a.vector is None or b.vector is None:
-            assert a.vector is b.vector
-        else:
-            assert np.array_equal(a.vector, b.vector)
-
-
-def test_a_version_is_published_exactly_with_a_vector(strategy: Strategy) -> None:
-    for step in run(strategy, 12):
-        assert step.decision is not None
-        assert (step.decision.verdict is Verdict.PUBLISHED) == (step.vector is not None)
-        if step.vector is not None:
-            assert (step.vector.shape, step.vector.dtype.name) == ((SIZE,), "float32")
-
-
-def test_a_rejection_leaves_state_and_vector_identical(strategy: Strategy) -> None:
-    state, vector = start(strategy)
-    for i in range(12):
-        before, was = frozen(strategy, state), vector.copy()
-        step = strategy.step(state, vector, update(strategy, i, i), context(strategy, vector, i))
-        assert step.decision is not None
-        if step.decision.verdict is Verdict.REJECTED:
-            assert frozen(strategy, step.state) == before
-            assert step.vector is None
-            assert np.array_equal(vector, was)
-            assert step.decision.reason
-            assert step.decision.detail
-        state, vector = step.state, vector if step.vector is None else step.vector
-
-
-def test_the_state_is_data(strategy: Strategy) -> None:
-    state = run(strategy, 3)[-1].state
-    arrays: dict[str, Any] = {}
-    meta = json.loads(json.dumps(packed(state, "state", arrays), allow_nan=False))
-    again = unpacked(meta, arrays, strategy.state_type)
-    assert frozen(strategy, again) == frozen(strategy, state)
-
-
-def test_admitting_changes_nothing_and_planning_keeps_the_local_settings(strategy: Strategy) -> None:
-    state, vector = start(strategy)
-    before = frozen(strategy, state)
-    ask, local = Ask("c0", "t0"), LocalPlan(epochs=3, batch_size=7, learning_rate=0.3)
-    assert strategy.admit(state, ask, context(strategy, vector, 0)) is None
-    assert frozen(strategy, state) == before
-    plan = strategy.plan(state, ask, local, context(strategy, vector, 0))
-    kept = {f.name for f in fields(LocalPlan)} - {"proximal_mu"}
-    assert all(getattr(plan.local, name) == getattr(local, name) for name in kept)
-
-
-def test_a_timer_that_has_fired_is_over_or_later(strategy: Strategy) -> None:
-    state, vector = start(strategy)
-    local, here = LocalPlan(), context(strategy, vector, 0)
-    state = strategy.plan(state, Ask("c0", "t0"), local, here).state
-    state = strategy.step(state, vector, update(strategy, 0, 0), here).state
-    due = strategy.timer(state)
-    if due is not None:
-        step = strategy.on_timer(state, vector, context(strategy, vector, 0, now=due))
-        assert step is not None
-        later = strategy.timer(step.state)
-        assert later is None or later > due
+class TestStrategies(StrategyConformance):
+    @pytest.fixture(
+        params=VARIANTS, ids=lambda v: "-".join([v[0], str(len(v[1])), *(table.rule for table in v[2:])])
+    )
+    def strategy(self, request: pytest.FixtureRequest) -> Strategy:
+        return make_strategy(*request.param)

@@ -2,249 +2,42 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
-from federations import config, first_weights, result_of
 from live_server import live_server
 
 from anabranch.client.faulty import FaultyTransport
 from anabranch.client.local import LocalServer, LocalTransport
-from anabranch.client.messages import NoticeKind
 from anabranch.client.transport import GrpcTransport, Transport
-from anabranch.compress.model import decode_model
-from anabranch.compress.registry import make_codec
-from anabranch.core.effects import Refused
-from anabranch.core.errors import IdTaken, InvalidUpdate, ManifestMismatch, UnknownTask, UnknownVersion
-from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.updates import Ask, Capability, Reason, Task, Verdict
-
-SETTINGS = {"run": {"versions_max": 3}, "server": {"concurrency": 2}}
-Connect = Callable[[str], Transport]
+from anabranch.testing import TransportConformance
+from anabranch.testing.federation import config, first_weights
+from anabranch.testing.transport import SETTINGS, Connect
 
 
-@pytest.fixture(params=["in process", "wrapped", "grpc"])
-def connect(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
-    """How a device gets a transport to a new run."""
-    settings = config(**SETTINGS)
-    if request.param == "grpc":
-        opened: list[GrpcTransport] = []
-        with live_server(tmp_path, first_weights(), settings) as info:
+class TestTransports(TransportConformance):
+    @pytest.fixture(params=["in process", "wrapped", "grpc"])
+    def connect(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
+        """How a device gets a transport to a new run."""
+        settings = config(**SETTINGS)
+        if request.param == "grpc":
+            opened: list[GrpcTransport] = []
+            with live_server(tmp_path, first_weights(), settings) as info:
 
-            def over_grpc(client_id: str) -> Transport:
-                opened.append(GrpcTransport(info.address, client_id))
-                return opened[-1]
+                def over_grpc(client_id: str) -> Transport:
+                    opened.append(GrpcTransport(info.address, client_id))
+                    return opened[-1]
 
-            yield over_grpc
-            for transport in opened:
-                transport.close()
-        return
-    server = LocalServer(first_weights(), settings, time.time)
+                yield over_grpc
+                for transport in opened:
+                    transport.close()
+            return
+        server = LocalServer(first_weights(), settings, time.time)
 
-    def in_process(client_id: str) -> Transport:
-        local = LocalTransport(server, client_id)
-        return FaultyTransport(local) if request.param == "wrapped" else local
+        def in_process(client_id: str) -> Transport:
+            local = LocalTransport(server, client_id)
+            return FaultyTransport(local) if request.param == "wrapped" else local
 
-    yield in_process
-
-
-def enrolled(connect: Connect, client_id: str = "a") -> tuple[Transport, ParamSpec]:
-    transport = connect(client_id)
-    return transport, transport.enrol(Capability(examples=10)).spec
-
-
-def granted(transport: Transport, spec: ParamSpec, task_id: str, client_id: str = "a") -> Task:
-    answer = transport.ask(Ask(client_id, task_id), spec)
-    assert isinstance(answer, Task)
-    return answer
-
-
-def test_enrolment_tells_the_run(connect: Connect) -> None:
-    seen = connect("a").enrol(Capability(examples=10))
-    assert seen.spec == ParamSpec.of(first_weights())
-    assert (seen.run, seen.version, seen.config["fleet"]["clients"]) == ("test", 0, 4)
-    assert set(seen.config) == {"run", "fleet", "client", "flower", "server"}
-    assert seen.config["server"] == {"tasks_per_client": 1}, "the rest of that table is nobody's business"
-    assert connect("a").enrol(Capability(examples=10)) == seen
-
-
-def test_a_repeated_ask_gets_the_same_task(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    task = granted(transport, spec, "t-1")
-    assert granted(transport, spec, "t-1") == task
-    assert (task.task_id, task.client_id, task.base_version, task.local.steps) == ("t-1", "a", 0, 3)
-    assert task.lease_s == 60.0
-
-
-def test_a_refusal_has_its_reason_and_a_window(connect: Connect) -> None:
-    for client_id in ("a", "b"):
-        transport, spec = enrolled(connect, client_id)
-        granted(transport, spec, f"t-{client_id}", client_id)
-    transport, spec = enrolled(connect, "c")
-    refused = transport.ask(Ask("c", "t-c"), spec)
-    assert isinstance(refused, Refused)
-    assert refused.reason is Reason.AT_CAPACITY
-    assert refused.retry_after_s == (0.01, 0.02)
-    assert not refused.final
-    assert "2 of 2" in refused.detail
-
-
-def test_who_is_not_enrolled_is_told_so(connect: Connect) -> None:
-    transport = connect("stranger")
-    refused = transport.ask(Ask("stranger", "t-1"), ParamSpec.of(first_weights()))
-    assert isinstance(refused, Refused)
-    assert refused.reason is Reason.UNKNOWN_CLIENT
-
-
-def test_the_first_version_is_the_first_weights(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    fetched = transport.fetch(spec.layout_hash, 0)
-    vector, _ = decode_model(make_codec(fetched.codec), spec, memoryview(fetched.data))
-    assert np.array_equal(vector, spec.flatten(first_weights()))
-    assert (fetched.version, fetched.modified, fetched.final) == (0, True, False)
-    assert (
-        hashlib.sha256(fetched.data).digest()
-        == hashlib.sha256(transport.fetch(spec.layout_hash).data).digest()
-    )
-
-
-def test_only_what_is_newer_travels(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    assert not transport.fetch(spec.layout_hash, newer_than=0).modified
-    transport.push(result_of(granted(transport, spec, "t-1"), spec, "u-1"))
-    newer = transport.fetch(spec.layout_hash, newer_than=0)
-    assert (newer.modified, newer.version) == (True, 1)
-
-
-def test_an_update_is_answered_once_and_for_ever(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    entry = result_of(granted(transport, spec, "t-1"), spec, "u-1")
-    assert transport.query_upload("u-1").answer is None
-    first = transport.push(entry)
-    assert (first.decision.verdict, first.version, first.duplicate) == (Verdict.PUBLISHED, 1, False)
-    assert first.decision.weight == pytest.approx(0.6)
-    again = transport.push(entry)
-    assert (again.decision, again.version, again.duplicate) == (first.decision, 1, True)
-    assert transport.query_upload("u-1").answer == again
-    assert transport.fetch(spec.layout_hash).version == 1
-
-
-def test_another_update_of_the_same_id_is_refused(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    task = granted(transport, spec, "t-1")
-    answer = transport.push(result_of(task, spec, "u-1"))
-    with pytest.raises(IdTaken, match="with other bytes"):
-        transport.push(result_of(task, spec, "u-1", value=2.0))
-    assert transport.query_upload("u-1").answer == replace(answer, duplicate=True)
-    assert transport.fetch(spec.layout_hash).version == 1
-
-
-def test_the_next_task_starts_from_what_the_update_made(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    other, _ = enrolled(connect, "b")
-    theirs = other.ask(Ask("b", "t-b"), spec)
-    assert isinstance(theirs, Task)
-    entry, ask = result_of(granted(transport, spec, "t-1"), spec, "u-1"), Ask("a", "t-2")
-    first = transport.push_and_ask(entry, ask, spec)
-    assert isinstance(first.next, Task)
-    assert (first.next.task_id, first.next.base_version, first.version) == ("t-2", 1, 1)
-    other.push(result_of(theirs, spec, "u-b"))
-    again = transport.push_and_ask(entry, ask, spec)
-    assert (again.next, again.duplicate, again.version) == (first.next, True, 1)
-    assert transport.fetch(spec.layout_hash, 1).version == 1, "the lease holds the version"
-    assert transport.push(result_of(first.next, spec, "u-2")).decision.staleness == 1
-
-
-def test_a_push_may_ask_for_nothing(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    assert transport.push(result_of(granted(transport, spec, "t-1"), spec, "u-1")).next is None
-
-
-def test_an_update_moves_the_model_by_its_delta(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    transport.push(result_of(granted(transport, spec, "t-1"), spec, "u-1", value=0.5))
-    fetched = transport.fetch(spec.layout_hash, 1)
-    vector, _ = decode_model(make_codec(fetched.codec), spec, memoryview(fetched.data))
-    expected = spec.flatten(first_weights()) + np.float32(0.6 * 0.5)  # FedAsync's default mixing
-    assert np.allclose(vector, expected, atol=1e-6)
-
-
-def test_an_update_without_a_task_is_refused(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    task = granted(transport, spec, "t-1")
-    with pytest.raises(UnknownTask):
-        enrolled(connect, "b")[0].push(result_of(task, spec, "u-1"))
-
-
-def test_values_that_are_not_finite_are_refused_for_good(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    task = granted(transport, spec, "t-1")
-    with pytest.raises(InvalidUpdate, match="not finite"):
-        transport.push(result_of(task, spec, "u-1", value=float("nan")))
-    answer = transport.query_upload("u-1").answer
-    assert answer is not None
-    assert (answer.decision.verdict, answer.decision.reason) == (Verdict.REJECTED, Reason.INVALID)
-    assert transport.fetch(spec.layout_hash).version == 0
-
-
-def test_a_payload_of_another_size_is_refused(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    with pytest.raises(InvalidUpdate, match="bytes"):
-        transport.push(result_of(granted(transport, spec, "t-1"), spec, "u-1", payload=b"1234"))
-
-
-def test_another_model_is_refused_everywhere(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    task = granted(transport, spec, "t-1")
-    other = ParamSpec.of({"w": np.zeros(3, np.float32)})
-    with pytest.raises(ManifestMismatch):
-        transport.ask(Ask("a", "t-2"), other)
-    with pytest.raises(ManifestMismatch):
-        transport.fetch(other.layout_hash)
-    with pytest.raises(ManifestMismatch):
-        transport.push(result_of(task, spec, "u-1", manifest_sha256=other.layout_hash))
-
-
-def test_a_version_that_never_was_is_unknown(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    with pytest.raises(UnknownVersion):
-        transport.fetch(spec.layout_hash, 99)
-
-
-def test_a_heartbeat_renews_the_lease(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    task = granted(transport, spec, "t-1")
-    answer = transport.heartbeat("t-1", 1.0)
-    assert answer.notices == ()
-    assert answer.expires_at >= task.expires_at
-
-
-def test_a_task_that_was_given_back_is_cancelled(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    granted(transport, spec, "t-1")
-    transport.drop("t-1", "the test wants it so")
-    (notice,) = transport.heartbeat("t-1", 1.0).notices
-    assert (notice.kind, notice.task_id) == (NoticeKind.CANCEL, "t-1")
-
-
-def test_the_end_of_a_run_is_told_everywhere(connect: Connect) -> None:
-    transport, spec = enrolled(connect)
-    late, _ = enrolled(connect, "b")
-    late_task = granted(late, spec, "t-late", "b")
-    for n in (1, 2, 3):
-        transport.push(result_of(granted(transport, spec, f"t-{n}"), spec, f"u-{n}"))
-    refused = transport.ask(Ask("a", "t-4"), spec)
-    assert isinstance(refused, Refused)
-    assert refused.final
-    last = transport.fetch(spec.layout_hash, newer_than=2)
-    assert (last.version, last.final, last.modified) == (3, True, True)
-    seen = transport.fetch(spec.layout_hash, newer_than=3)
-    assert (seen.version, seen.final, seen.modified) == (3, True, False)
-    assert late.heartbeat("t-late", 1.0).notices[0].kind is NoticeKind.FINISHED
-    answer = late.push(result_of(late_task, spec, "u-late"))
-    assert (answer.decision.verdict, answer.decision.reason) == (Verdict.REJECTED, Reason.RUN_FINISHED)
+        yield in_process

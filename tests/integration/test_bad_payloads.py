@@ -16,7 +16,6 @@ import grpc
 import numpy as np
 import pytest
 import zstandard
-from deltas import laplace, resealed
 from learning import recorded
 from wire import Served, server_config
 
@@ -31,6 +30,7 @@ from anabranch.compress.stage import Coded, Role, Stream
 from anabranch.core.model.params import ParamSpec, SparseVector
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
+from anabranch.testing.payloads import laplace, resealed
 
 TENSORS: dict[str, Any] = {"w": np.ones((1000, 100), np.float32), "seen": np.asarray([7], np.int64)}
 SPEC = ParamSpec.of(TENSORS)

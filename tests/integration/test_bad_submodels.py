@@ -11,7 +11,6 @@ import grpc
 import numpy as np
 import pytest
 from learning import Recorded, recorded
-from unit_groups import GROUPS, HIDDEN, SPEC, tensors
 from wire import Device, Served, server_config
 
 from anabranch.compress.registry import STAGES
@@ -23,6 +22,7 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
+from anabranch.testing.models import GROUPS, HIDDEN, SPEC, tensors
 
 Map = model.SubmodelMap
 OTHER = Map(kept=[b"\x3f", b"\x07"])  # units 0 to 5, all cells

@@ -10,7 +10,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-import unit_groups
 from federations import config, first_weights
 from live_server import live_server
 from wire import QUICK, Device, Served, Tables, server_config
@@ -27,6 +26,7 @@ from anabranch.server import writer
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.verify import verify
 from anabranch.simulation.replay import replay_run
+from anabranch.testing import models as unit_groups
 from anabranch.workloads.synthetic import Synthetic
 from anabranch.workloads.trainer import trainer_for
 

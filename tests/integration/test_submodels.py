@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from unit_groups import GROUPS, SPEC, tensors
 from wire import Device, Served, server_config
 
 from anabranch.cli.live_result import report_of_data
@@ -33,6 +32,7 @@ from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.models import PARTS_SPARE
 from anabranch.server.verify import verify
 from anabranch.simulation.replay import replay_run
+from anabranch.testing.models import GROUPS, SPEC, tensors
 
 DROP = {"strategy": {"name": "asyncdrop"}}
 FIRST = SPEC.flatten(tensors())

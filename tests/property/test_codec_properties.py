@@ -9,39 +9,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from deltas import CHAINS, damaged, laplace, model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.compress.chain import Chain
-from anabranch.compress.codec import Codec
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
-from anabranch.core.errors import InvalidUpdate, TooLarge
-from anabranch.core.model.params import ParamSpec, SparseVector, dense
+from anabranch.core.model.params import ParamSpec, dense
+from anabranch.testing.payloads import CHAINS, damaged, laplace, model
+from anabranch.testing.stage import verdict
 
 SPEC = model()
 LAYOUT = Layout.of(SPEC)
 PAYLOADS = {text: make_codec(text).encode(laplace(SPEC.size), LAYOUT, 3) for text in CHAINS}
 FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 MEMORY_BYTES_MAX = 16_000_000
-
-
-def verdict(codec: Codec, data: bytes, layout: Layout) -> str:
-    """What becomes of a payload. Only the two errors of a decoder may come out; values are checked."""
-    try:
-        decoded = codec.decode(data, layout)
-    except (InvalidUpdate, TooLarge) as error:
-        return type(error).__name__
-    values = decoded.values if isinstance(decoded, SparseVector) else decoded
-    assert np.isfinite(values).all()
-    if isinstance(decoded, SparseVector):
-        indices = np.sort(decoded.indices)
-        assert decoded.indices.shape == decoded.values.shape
-        assert (np.diff(indices) > 0).all()
-        assert 0 <= indices[0] <= indices[-1] < layout.size
-    assert dense(decoded).shape == (layout.size,)
-    return "taken"
 
 
 @given(st.data())

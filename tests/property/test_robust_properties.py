@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from anabranch.core.engine.robust import RobustTable
 from anabranch.strategies.robust.registry import BUILT_IN as RULES
 from anabranch.strategies.robust.registry import make_rule
-from anabranch.strategies.robust.rows import Row, Rows
 from anabranch.strategies.robust.rule import Rule
+from anabranch.testing.rule import check_order, rows_of
 
 SIZE = 6
 MAGNITUDES = (0.0, 1.0, 1e3, 1e10)
@@ -23,10 +23,6 @@ def rule_of(name: str) -> Rule:
     rule = make_rule(RobustTable(rule=name, attackers=0.4, iterations=12))
     assert rule is not None
     return rule
-
-
-def of(matrix: Any) -> Rows:
-    return Rows([Row(row.astype(np.float32)) for row in matrix], SIZE)
 
 
 @st.composite
@@ -53,10 +49,7 @@ def honest_and_hostile(draw: Any, share: float) -> tuple[Any, Any]:
 def test_the_order_of_the_rows_does_not_matter(name: str, case: Any, seed: int) -> None:
     matrix = np.concatenate(case)
     assume(name != "krum" or len(matrix) > 3)  # of three rows two are each other's nearest: a tie
-    shuffled = np.random.default_rng(seed).permutation(matrix)
-    start = np.zeros(SIZE)
-    mine = rule_of(name).combine(of(matrix), start)
-    np.testing.assert_allclose(rule_of(name).combine(of(shuffled), start), mine, rtol=1e-6, atol=1e-6)
+    check_order(rule_of(name), matrix, seed)
 
 
 @pytest.mark.parametrize("name", ["trimmed_mean", "median"])
@@ -64,7 +57,7 @@ def test_the_order_of_the_rows_does_not_matter(name: str, case: Any, seed: int) 
 @given(case=honest_and_hostile(0.4))
 def test_a_coordinate_stays_within_the_range_of_the_honest_rows(name: str, case: Any) -> None:
     honest = case[0].astype(np.float32)
-    found = rule_of(name).combine(of(np.concatenate(case)), np.zeros(SIZE))
+    found = rule_of(name).combine(rows_of(np.concatenate(case)), np.zeros(SIZE))
     assert (found >= honest.min(axis=0) - 1e-6).all()
     assert (found <= honest.max(axis=0) + 1e-6).all()
 
@@ -79,7 +72,7 @@ def test_the_result_stays_near_the_honest_rows(name: str, share: float, times: f
         return  # beyond what it promises
     middle = honest.mean(axis=0)
     radius = np.linalg.norm(honest - middle, axis=1).max()
-    found = rule_of(name).combine(of(np.concatenate([honest, hostile])), np.zeros(SIZE))
+    found = rule_of(name).combine(rows_of(np.concatenate([honest, hostile])), np.zeros(SIZE))
     assert np.linalg.norm(found - middle) <= times * radius + 1e-3
 
 
@@ -89,7 +82,7 @@ def test_centred_clipping_moves_no_further_than_its_radius(case: Any, tau: float
     rule = make_rule(RobustTable(rule="centred_clipping", radius=tau, iterations=3))
     assert rule is not None
     start = np.ones(SIZE)
-    assert np.linalg.norm(rule.combine(of(np.concatenate(case)), start) - start) <= 3 * tau * (1 + 1e-9)
+    assert np.linalg.norm(rule.combine(rows_of(np.concatenate(case)), start) - start) <= 3 * tau * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", tuple(RULES))
@@ -98,5 +91,5 @@ def test_centred_clipping_moves_no_further_than_its_radius(case: Any, tau: float
 def test_rows_that_agree_are_the_result(name: str, value: float, n: int) -> None:
     rule = make_rule(RobustTable(rule=name, radius=0.0, iterations=60))
     assert rule is not None
-    found = rule.combine(of(np.full((n, SIZE), value)), np.zeros(SIZE))
+    found = rule.combine(rows_of(np.full((n, SIZE), value)), np.zeros(SIZE))
     np.testing.assert_allclose(found, value, rtol=1e-6, atol=1e-6)

@@ -16,7 +16,6 @@ import pytest
 from fleets import config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from unit_groups import GROUPS, SPEC
 
 from anabranch.cli.live_result import result_of_journal
 from anabranch.core.config.goal import Goal
@@ -30,6 +29,7 @@ from anabranch.reports.result import Coverage, Result
 from anabranch.reports.scales import Axis
 from anabranch.reports.svg import BOTTOM, HEIGHT, LEFT, RIGHT, TOP, WIDTH
 from anabranch.simulation.run import simulate
+from anabranch.testing.models import GROUPS, SPEC
 
 Heard = Sequence[tuple[float, str, tuple[int, ...] | None]]
 TIME = Axis("seconds")

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 from machines import SPEC, vector
-from unit_groups import GROUPS, tensors
 
 from anabranch.compress.broadcast import make_broadcast
 from anabranch.core import events as ev
@@ -25,6 +24,7 @@ from anabranch.host.rollback import Refolder
 from anabranch.host.submission import loader
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows
+from anabranch.testing.models import GROUPS, tensors
 
 CLIENTS = "abcd"
 BUFFERED = ParamSpec.of(

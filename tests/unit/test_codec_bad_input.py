@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zstandard
-from deltas import laplace, model, resealed
 
 from anabranch.compress import wire
 from anabranch.compress.chain import Chain
@@ -24,6 +23,7 @@ from anabranch.compress.registry import make_codec
 from anabranch.compress.selectors import kept_count
 from anabranch.compress.stage import Coded, Role, Stream
 from anabranch.core.errors import AnabranchError, InvalidUpdate, TooLarge
+from anabranch.testing.payloads import laplace, model, resealed
 
 SPEC = model()
 LAYOUT = Layout.of(SPEC)

@@ -11,7 +11,6 @@ from functools import partial
 import codec_golden as golden
 import numpy as np
 import pytest
-from deltas import CHAINS, laplace, model, with_density
 
 from anabranch.compress.codec import accumulate
 from anabranch.compress.indices import read_gaps, write_gaps
@@ -23,6 +22,7 @@ from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.model.chains import parse_chain
 from anabranch.core.model.params import ParamSpec, SparseVector, Vector, dense
 from anabranch.core.model.submodels import Coordinates
+from anabranch.testing.payloads import CHAINS, laplace, model, with_density
 
 SPEC = model()
 LAYOUT = Layout.of(SPEC)

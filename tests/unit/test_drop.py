@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from machines import decision
-from unit_groups import GROUPS, SPEC, line, tensors
 
 import anabranch
 from anabranch.core import events as ev
@@ -26,6 +25,7 @@ from anabranch.core.model.updates import Ask, Capability, Reason, Task, Update, 
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.registry import make_planner
+from anabranch.testing.models import GROUPS, SPEC, line, tensors
 
 Array = npt.NDArray[Any]
 SIZE = 12

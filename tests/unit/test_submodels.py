@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from unit_groups import CELLS, GROUPS, HIDDEN, SPEC, line, tensors
 
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
@@ -25,6 +24,7 @@ from anabranch.core.model.submodels import (
 from anabranch.core.model.units import GROUPS_MAX, MEMBERS_MAX, UNITS_MAX, Member, UnitGroup, check_groups
 from anabranch.protos import convert
 from anabranch.protos.v1 import model_pb2 as model
+from anabranch.testing.models import CELLS, GROUPS, HIDDEN, SPEC, line, tensors
 
 FLOATS = {n: a for n, a in tensors().items() if a.dtype.kind == "f"}
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from anabranch.core.config.tables import FleetTable
-from anabranch.core.model.params import ParamSpec, digest
+from anabranch.core.model.params import digest
 from anabranch.core.model.updates import LocalPlan
+from anabranch.testing import AppConformance
+from anabranch.testing.app import PLAN, start_of
 from anabranch.workloads import App, Shard, Trainer, load_app, trainer_for
 from anabranch.workloads.registry import BUILT_IN
-
-PLAN = LocalPlan(steps=30, batch_size=32, learning_rate=0.1)
 
 
 @pytest.fixture(params=sorted(BUILT_IN))
@@ -27,41 +26,28 @@ def trainer(app: App) -> Trainer:
     return trainer_for(app, "cpu")
 
 
-def start_of(trainer: Trainer, seed: int = 0) -> Any:
-    tensors = trainer.initial(seed)
-    return trainer.spec.flatten(tensors), trainer.spec.frozen(tensors)
+class TestApps(AppConformance):
+    @pytest.fixture
+    def app(self, app: App) -> App:
+        return app
 
 
-def test_initial_weights_fit_the_spec_and_depend_on_the_seed(app: App, trainer: Trainer) -> None:
-    first, again, other = trainer.initial(1), trainer.initial(1), trainer.initial(2)
-    assert ParamSpec.of(first).tensors == trainer.spec.tensors
-    assert digest(trainer.spec.flatten(first)) == digest(trainer.spec.flatten(again))
-    assert digest(trainer.spec.flatten(first)) != digest(trainer.spec.flatten(other))
-    assert trainer_for(app).spec == trainer.spec
+def test_initial_weights_depend_on_the_seed(trainer: Trainer) -> None:
+    first, other = (digest(trainer.spec.flatten(trainer.initial(seed))) for seed in (1, 2))
+    assert first != other
 
 
-def test_training_is_the_same_bit_for_bit_whatever_came_before(app: App, trainer: Trainer) -> None:
+def test_another_seed_is_another_training(app: App, trainer: Trainer) -> None:
     vector, frozen = start_of(trainer)
-    given = vector.copy()
     examples = app.data(Shard("train", 0, 4))
-    first = trainer.train(vector, frozen, examples, PLAN, seed=5)
-    trainer.train(vector + first.delta, frozen, app.data(Shard("train", 1, 4)), PLAN, seed=6)
-    again = trainer.train(vector, frozen, app.data(Shard("train", 0, 4)), PLAN, seed=5)
-    fresh = trainer_for(app).train(vector, frozen, examples, PLAN, seed=5)
-    assert digest(first.delta) == digest(again.delta) == digest(fresh.delta)
-    assert dict(first.metrics) == dict(again.metrics)
-    assert digest(trainer.train(vector, frozen, examples, PLAN, seed=7).delta) != digest(first.delta)
-    np.testing.assert_array_equal(vector, given)
+    one, other = (trainer.train(vector, frozen, examples, PLAN, seed=seed).delta for seed in (5, 7))
+    assert digest(one) != digest(other)
 
 
-def test_a_delta_covers_the_vector_in_its_dtype(app: App, trainer: Trainer) -> None:
+def test_the_planned_steps_are_done(app: App, trainer: Trainer) -> None:
     vector, frozen = start_of(trainer)
-    result = trainer.train(vector, frozen, app.data(Shard("train")), PLAN, seed=0)
-    assert result.delta.shape == (trainer.spec.size,)
-    assert result.delta.dtype == trainer.spec.vector_dtype == np.float32
-    assert result.steps == PLAN.steps
-    assert np.isfinite(result.delta).all()
-    assert np.abs(result.delta).max() > 0
+    assert trainer.train(vector, frozen, app.data(Shard("train")), PLAN, seed=0).steps == PLAN.steps
+    assert trainer.spec.vector_dtype == np.float32
 
 
 def test_training_lowers_the_loss_on_held_out_data(app: App, trainer: Trainer) -> None:
@@ -111,9 +97,6 @@ def test_the_roles_have_different_examples_and_the_split_is_kept(app: App) -> No
     rows = [{x.tobytes() for x in part.x} for part in (*parts, validation, test)]
     assert sum(map(len, rows)) - len(set.union(*rows)) < 0.01 * sum(map(len, rows))  # a few true duplicates
     assert len(validation) == round((sum(map(len, parts)) + len(validation)) / 10)
-    again = app.data(Shard("train", 2, 5, fleet, seed=3))
-    np.testing.assert_array_equal(again.x, parts[2].x)
-    np.testing.assert_array_equal(again.y, parts[2].y)
 
 
 def test_data_is_as_the_model_takes_it(app: App) -> None:

@@ -1,0 +1,15 @@
+"""What every kit asks first: is this a part of its kind at all?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anabranch.core.parts import Kind, name_of
+
+
+def check_of_kind(kind: Kind, part: Any) -> None:
+    """Raises `ConfigError` in the words in which a command line refuses it; what is built in has passed."""
+    name = name_of(part)
+    assert name, f"a {kind.word} needs a name of its own"
+    if name not in kind.built_in:
+        kind.check(part, name)

@@ -1,0 +1,318 @@
+"""What a store promises (server/store/base.py), and a short history to put in one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from anabranch.core import events as ev
+from anabranch.core.effects import Decided, Effect, Granted, Published
+from anabranch.core.errors import ManifestMismatch, StoreCorrupt, StoreError
+from anabranch.core.journal import Record, line, to_record
+from anabranch.core.model.updates import (
+    Ask,
+    Capability,
+    Decision,
+    LocalPlan,
+    Reason,
+    Receipt,
+    Task,
+    Update,
+    Verdict,
+)
+from anabranch.core.snapshot import FORMAT, Array, Snapshot
+from anabranch.server.store.base import Entry, Projection, RunInfo, Store
+
+INFO = RunInfo("run-1", "prüfung ✓", {"run": {"seed": 3}}, [["w", [4], "float32"]], "ab" * 32, 17.5)
+
+History = tuple[list[Entry], list[Projection]]
+
+
+def enrolled(client: str = "c1", now: float = 1.0) -> Entry:
+    return Entry(to_record(ev.Enrolled(now, client, Capability(examples=7))))
+
+
+def asked(task: str, client: str = "c1") -> Entry:
+    return Entry(to_record(ev.TaskAsked(2.0, Ask(client, task))))
+
+
+def update(number: int, data: bytes = b"", task: str = "", flaw: str = "", now: float = 3.0) -> Entry:
+    data = data or f"payload {number}".encode()
+    payload = ev.Payload(hashlib.sha256(data).hexdigest(), len(data))
+    made = Update(f"u{number}", task or f"t{number}", "c1", 0, 5, np.empty(0, np.float32))
+    return Entry(to_record(ev.UpdateArrived(now, made, payload, flaw)), data)
+
+
+def reference(entry: Entry) -> ev.Payload:
+    return ev.Payload(**entry.record["payload"])
+
+
+def task(task_id: str, client: str = "c1") -> Task:
+    return Task(task_id, client, 0, 2.0, 62.0, 60.0, 1, LocalPlan())
+
+
+def decided(number: int, decision: Decision, version: int = 1, task_id: str = "") -> Decided:
+    named = "c1", reference(update(number)).sha256
+    return Decided("c1", Receipt(f"u{number}", task_id or f"t{number}", version, decision, *named), 5)
+
+
+def published(version: int, *numbers: int) -> Published:
+    return Published(version, np.zeros(4, np.float32), tuple(f"u{n}" for n in numbers))
+
+
+def upload(store: Store, data: bytes, update_id: str) -> str:
+    sha256 = hashlib.sha256(data).hexdigest()
+    store.blobs.write(update_id, 0, data)
+    assert bytes(store.blobs.seal(update_id, sha256)) == data
+    store.blobs.adopt(update_id, sha256)
+    return sha256
+
+
+def snapshot(version: int) -> Snapshot:
+    arrays: dict[str, Array] = {
+        "vector": np.arange(4, dtype=np.float32) + version,
+        "history/0": np.arange(6, dtype=np.float64).reshape(2, 3)[:, ::2],
+        "strategy/scale": np.asarray(2.5),
+        "strategy/none": np.empty(0, np.int64),
+    }
+    return Snapshot({"format": FORMAT, "version": version, "clients": ["ü", "c1"], "x": 0.1 + 0.2}, arrays)
+
+
+GOOD = Decision(Verdict.HELD, 2, 0.1 + 0.2)
+NOW_GOOD = Decision(Verdict.PUBLISHED, 0, 1.0)
+BAD = Decision(Verdict.REJECTED, 9, None, Reason.STALE, "staleness 9 is over the bound of 4 · ✗")
+
+
+def logged(store: Store) -> list[tuple[int, Record]]:
+    return list(store.records())
+
+
+def numbered(records: Sequence[Entry], first: int = 1) -> list[tuple[int, Record]]:
+    return list(enumerate((json.loads(line(e.record)) for e in records), first))
+
+
+def project(seq: int, *effects: Effect, **digests: str) -> Projection:
+    return Projection(seq, 10.0 + seq, effects, {int(v[1:]): d for v, d in digests.items()})
+
+
+def a_history() -> History:
+    """Two updates in version 1, one rejected, one held, one in version 2, and one not yet decided."""
+    entries = [asked("t1"), update(1), update(2), update(3), update(4), update(5), update(6)]
+    return entries, [
+        project(1, Granted(task("t1"))),
+        project(2, decided(1, GOOD, 0)),
+        project(3, decided(2, NOW_GOOD, 1), published(1, 1, 2), v1="aa" * 32),
+        project(4, decided(3, BAD, 1)),
+        project(5, decided(4, GOOD, 1)),
+        project(6, decided(5, NOW_GOOD, 2), published(2, 4, 5)),
+    ]
+
+
+def same(one: Snapshot, other: Snapshot) -> bool:
+    names = set(one.arrays) == set(other.arrays)
+    return (
+        one.meta == other.meta
+        and names
+        and all(
+            a.dtype == other.arrays[n].dtype and np.array_equal(a, other.arrays[n])
+            for n, a in one.arrays.items()
+        )
+    )
+
+
+class StoreConformance:
+    """Write the fixture `reopen`: a function that opens your store of one place, again after it was closed.
+
+    Payloads of at most 64 bytes are small.
+    """
+
+    @pytest.fixture
+    def reopen(self) -> Callable[[], Store]:
+        raise NotImplementedError("write the fixture `reopen`: a function that opens your store, not started")
+
+    @pytest.fixture
+    def store(self, reopen: Callable[[], Store]) -> Iterator[Store]:
+        opened = reopen()
+        opened.start(INFO)
+        yield opened
+        opened.close()
+
+    @pytest.fixture
+    def a_history(self) -> History:
+        return a_history()
+
+    def test_all_is_there_after_closing_and_opening_again(self, reopen: Callable[[], Store]) -> None:
+        store = reopen()
+        store.start(INFO)
+        entries = [enrolled(), asked("t1"), update(1)]
+        store.append(entries)
+        store.close()
+        store.close()  # harmless
+        again = reopen()
+        assert again.info() == INFO
+        assert again.start(replace(INFO, run_id="run-2", created_at=99.0)) == INFO
+        assert logged(again) == numbered(entries)
+        assert again.append([update(1), update(2)]) == [None, 4]
+        again.close()
+
+    def test_another_model_is_refused(self, reopen: Callable[[], Store]) -> None:
+        first = reopen()
+        first.start(INFO)
+        first.close()
+        store = reopen()
+        with pytest.raises(ManifestMismatch, match="other tensors or units"):
+            store.start(replace(INFO, layout=[["w", [5], "float32"]]))
+        with pytest.raises(ManifestMismatch, match="other first weights"):
+            store.start(replace(INFO, initial_sha256="cd" * 32))
+        store.start(INFO)
+        store.close()
+
+    def test_events_come_back_as_they_went_in(self, store: Store) -> None:
+        entries = [enrolled("ü✓\U0001f680"), asked("t1"), update(1), update(2, flaw="NaN\0 in tensor 'w'")]
+        assert store.append(entries) == [1, 2, 3, 4]
+        assert logged(store) == numbered(entries)
+        assert store.append([enrolled("c2")]) == [5]
+        assert [seq for seq, _ in store.records()] == [1, 2, 3, 4, 5]
+
+    def test_more_events_than_a_page_come_in_order_while_others_are_written(self, store: Store) -> None:
+        for _ in range(3):
+            store.append([asked(f"t{i}") for i in range(400)])
+        records = store.records()
+        first = next(records)
+        store.append([asked("late")])
+        assert [first[0], *(seq for seq, _ in records)] == list(range(1, 1202))
+
+    def test_an_empty_batch_is_nothing(self, store: Store) -> None:
+        assert store.append([]) == []
+        assert store.append((), ()) == []
+        assert logged(store) == []
+
+    def test_an_update_counts_once(self, store: Store) -> None:
+        assert store.append([update(1), update(1, b"other bytes")]) == [1, None]
+        assert store.append([update(1), update(2), asked("t3"), update(2)]) == [None, 2, 3, None]
+        assert [(seq, r["kind"]) for seq, r in store.records()] == [
+            (1, "update"),
+            (2, "update"),
+            (3, "asked"),
+        ]
+        assert bytes(store.payload(reference(update(1)))) == b"payload 1"
+        assert store.problems() == []
+
+    def test_small_payloads_are_kept_inline_and_large_ones_as_blobs(self, store: Store) -> None:
+        large = bytes(range(256)) * 40
+        upload(store, large, "u2")
+        entries = [update(1), replace(update(2, large), inline=None), update(3, b"\0")]
+        store.append(entries)
+        for entry, data in zip(entries, (b"payload 1", large, b"\0"), strict=True):
+            assert bytes(store.payload(reference(entry))) == data
+        assert store.problems() == []
+
+    def test_a_large_update_needs_its_blob(self, store: Store) -> None:
+        with pytest.raises(StoreError, match="adopt it first"):
+            store.append([asked("t1"), replace(update(1), inline=None)])
+        assert logged(store) == []
+        # What was found to be flawed is recorded, its bytes are not needed.
+        assert store.append([replace(update(1, flaw="truncated"), inline=None)]) == [1]
+        assert store.problems() == []
+
+    def test_an_unknown_payload_is_an_error(self, store: Store) -> None:
+        with pytest.raises(StoreCorrupt):
+            store.payload(ev.Payload("0" * 64, 1))
+
+    def test_projections_are_read_back(self, store: Store, a_history: History) -> None:
+        entries, projections = a_history
+        store.append(entries)
+        assert store.receipt("u1") is None
+        store.append([], projections)
+        for number, decision, version in ((1, GOOD, 0), (2, NOW_GOOD, 1), (3, BAD, 1), (5, NOW_GOOD, 2)):
+            named = "c1", reference(update(number)).sha256
+            assert store.receipt(f"u{number}") == Receipt(
+                f"u{number}", f"t{number}", version, decision, *named
+            )
+        assert store.receipt("u6") is None
+        assert store.receipt("never seen") is None
+        one, two = store.versions()
+        assert (one.version, one.sha256, one.updates, one.published_at) == (1, "aa" * 32, 2, 13.0)
+        assert (two.version, two.sha256, two.updates, two.snapshot) == (2, None, 2, False)
+        assert store.versions(after=1) == [two]
+        assert store.versions(limit=1) == [one]
+        assert store.problems() == []
+
+    def test_projections_may_be_written_again(self, store: Store, a_history: History) -> None:
+        entries, projections = a_history
+        store.append(entries)
+        store.append([], projections)
+        before = (store.versions(), [store.receipt(f"u{i}") for i in range(1, 7)])
+        store.append([update(7)], [*projections, project(7, decided(6, NOW_GOOD, 3), published(3, 6))])
+        store.append([], projections[2:4])
+        assert (store.versions()[:2], [store.receipt(f"u{i}") for i in range(1, 6)]) == (
+            before[0],
+            before[1][:5],
+        )
+        assert store.problems() == []
+
+    def test_a_digest_may_come_late_and_then_stays(self, store: Store, a_history: History) -> None:
+        entries, projections = a_history
+        store.append(entries, ())
+        store.append([], [*projections, project(7, v2="bb" * 32), project(7, v1="cc" * 32)])
+        assert [v.sha256 for v in store.versions()] == ["aa" * 32, "bb" * 32]
+
+    def test_a_duplicate_changes_nothing(self, store: Store) -> None:
+        store.append([update(1)])
+        store.append([], [project(1, decided(1, GOOD))])
+        store.append([], [project(1, replace(decided(1, BAD), duplicate=True))])
+        receipt = store.receipt("u1")
+        assert receipt is not None
+        assert receipt.decision == GOOD
+
+    def test_numbers_and_text_that_no_column_holds_are_no_obstacle(self, store: Store) -> None:
+        entry = update(1)
+        entry.record["base_version"] = entry.record["examples"] = (1 << 64) - 1
+        store.append([entry, Entry(to_record(ev.TaskDropped(1.0, "c1", "t1", "why\0\ud800")))])
+        bad = replace(BAD, staleness=1 << 64, detail="a\0b\ud800")
+        store.append([], [project(1, decided(1, bad))])
+        assert logged(store)[0][1]["base_version"] == (1 << 64) - 1
+        receipt = store.receipt("u1")
+        assert receipt is not None
+        assert receipt.decision.reason is Reason.STALE
+
+    def test_metrics_are_kept_by_version(self, store: Store, a_history: History) -> None:
+        store.append(a_history[0])
+        store.append([], a_history[1])
+        store.add_metrics(1, {"accuracy": 0.25, "loss": 2.0}, 20.0)
+        store.add_metrics(1, {"accuracy": 0.5, "loss": float("nan")}, 21.0)
+        store.add_metrics(7, {"accuracy": 1.0}, 22.0)  # of a version that is not projected yet
+        store.add_metrics(2, {}, 23.0)
+        assert [dict(v.metrics) for v in store.versions()] == [{"accuracy": 0.5, "loss": 2.0}, {}]
+
+    def test_a_snapshot_comes_back_with_what_is_after_it(self, store: Store) -> None:
+        entries = [asked(f"t{i}") for i in range(5)]
+        store.append(entries)
+        assert store.load().snapshot is None
+        assert list(store.load().tail) == numbered(entries)
+        store.save_snapshot(snapshot(0), 3, 5.0)
+        found = store.load()
+        assert found.snapshot is not None
+        assert same(found.snapshot, snapshot(0))
+        assert all(array.flags.writeable for array in found.snapshot.arrays.values())
+        assert found.applied_through_seq == 3
+        assert list(found.tail) == numbered(entries[3:], 4)
+
+    def test_a_snapshot_is_a_copy(self, store: Store) -> None:
+        mine = snapshot(0)
+        store.save_snapshot(mine, 0, 5.0)
+        mine.arrays["vector"][:] = -1
+        found = store.load().snapshot
+        assert found is not None
+        assert same(found, snapshot(0))
+
+    def test_versions_say_which_have_a_snapshot(self, store: Store, a_history: History) -> None:
+        store.append(a_history[0])
+        store.append([], a_history[1])
+        store.save_snapshot(snapshot(1), 3, 5.0)
+        assert [v.snapshot for v in store.versions()] == [True, False]

@@ -1,0 +1,204 @@
+"""Parts of others: how they are found, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import own_parts
+import pytest
+from own_parts import ALL, Own, install
+
+from anabranch.compress import registry
+from anabranch.compress.stage import ValuesStage
+from anabranch.core.config.tables import merge
+from anabranch.core.errors import AppError, ConfigError, UnknownCodec
+from anabranch.core.parts import Kind, is_code, told_name
+from anabranch.strategies.registry import STRATEGIES
+from anabranch.support.code import check_trusted, let_in, let_in_one
+
+FIND = """
+import json, own_parts
+found = {part.kind.word: part.kind.find(part.name).__name__ for part in own_parts.ALL}
+listed = {part.kind.word: part.name in part.kind.names() for part in own_parts.ALL}
+print(json.dumps([found, listed]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("./my.py:Mine", True),
+        ("/a folder/my.py:mine", True),
+        ("my.module:Mine", True),
+        ("fedbuff", False),
+        ("postgresql://me:secret@host/db", False),
+        ("memory", False),
+        ("my.py", False),
+        ("my.py:", False),
+        ("my.py:1", False),
+        ("127.0.0.1:7070", False),
+    ],
+)
+def test_what_names_code(name: str, code: bool) -> None:
+    assert is_code(name) is code
+
+
+@pytest.mark.parametrize("own", ALL, ids=lambda own: own.kind.word)
+def test_every_kind_is_let_in_by_path_and_then_has_its_own_name(own: Own) -> None:
+    part = own.let_in()
+    assert part.__name__ == own.cls
+    assert own.kind.find(own.name) is part
+    assert own.name in own.kind.names()
+    assert told_name(own.place) == own.name, "what another machine is told"
+    own.let_in()  # once more is no error
+
+
+def test_every_kind_is_found_by_its_entry_point(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(install(tmp_path / "site", *ALL)), str(Path(own_parts.__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", FIND],
+        env={**os.environ, "PYTHONPATH": path + os.pathsep + os.environ.get("PYTHONPATH", "")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found, listed = json.loads(done.stdout)
+    assert found == {own.kind.word: own.cls for own in ALL}
+    assert all(listed.values())
+
+
+def kind() -> Kind:
+    return Kind(
+        "widget", "widgets", ("strategy.name",), {"plain": int}, ("turn", "name"), option="--part w=PATH"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        ("", AppError, "own.py has no attribute 'Mine'"),
+        ("class Mien: pass", AppError, "did you mean 'Mien'?"),
+        ("class Mine: pass", ConfigError, "a widget needs a name of its own: write name = '...' in it"),
+        ("class Mine: name = 'mine'", ConfigError, "is no widget: it lacks turn; see docs/extending.md"),
+        (
+            "class Mine: name, turn = 'plain', 1",
+            ConfigError,
+            "another widget 'plain' already: rename this one",
+        ),
+        ("1 / 0", AppError, "it cannot be loaded"),
+        (
+            "import nowhere_to_be_found",
+            AppError,
+            "ModuleNotFoundError: No module named 'nowhere_to_be_found'",
+        ),
+    ],
+)
+def test_what_is_no_part_is_refused_in_one_line(
+    tmp_path: Path, text: str, error: type[Exception], words: str
+) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(text)
+    with pytest.raises(error, match=re.escape(words)):
+        let_in_one(kind(), f"{file}:Mine")
+
+
+def test_a_file_that_is_not_there_is_said() -> None:
+    with pytest.raises(AppError, match=r"nowhere\.py: there is no such file"):
+        let_in_one(kind(), "nowhere.py:Mine")
+
+
+def test_a_name_that_is_unknown_says_what_there_is() -> None:
+    with pytest.raises(
+        ConfigError, match=r"must be one of plain, not 'plane'; did you mean 'plain'\?, or name"
+    ):
+        kind().find("plane")
+    with pytest.raises(ConfigError, match=r"which is code: only a command line or"):
+        kind().find("./own.py:Mine")
+
+
+def test_a_configuration_that_was_found_loads_nothing_unless_it_is_trusted(tmp_path: Path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(f"from pathlib import Path\nPath({str(tmp_path / 'ran')!r}).touch()")
+    config = merge([("found", {"strategy": {"name": f"{file}:Mine"}})])
+    with pytest.raises(
+        ConfigError, match=r"strategy\.name = .* which is code: look at it, then say --load-code"
+    ):
+        check_trusted(config, [STRATEGIES], "a run")
+    with pytest.raises(ConfigError, match="which is code"):
+        STRATEGIES.find(config.strategy.name)
+    assert not (tmp_path / "ran").exists()
+    with pytest.raises(AppError, match="no attribute"):
+        let_in(config, [STRATEGIES])
+    assert (tmp_path / "ran").exists(), "it would have run"
+
+
+# --- codec stages ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Good(ValuesStage):
+    times: int = 1
+    name: ClassVar[str] = "good"
+    number: ClassVar[int] = 130
+
+    def raw_max(self, k: int, n: int) -> int:
+        return 0
+
+    def encode(self, value: Any, context: Any) -> Any: ...
+
+    def decode(self, value: Any, context: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"number": 1}, "number must be from 128 to 255"),
+        ({"number": 256}, "number must be from 128 to 255"),
+        ({"version": 0}, "version from 1 to 255"),
+        ({"place": "nowhere"}, "place must be one of selection, values, indices, entropy, not 'nowhere'"),
+        ({"name": "Good"}, "a codec stage's name is of small letters and digits, not 'Good'"),
+        ({"name": "log"}, "not 'log'"),
+    ],
+)
+def test_a_stage_that_the_wire_cannot_have_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)):
+        registry.CODEC_STAGES.check(type("Bad", (Good,), changes), "bad.py:Bad")
+
+
+@pytest.fixture
+def stages(monkeypatch: pytest.MonkeyPatch) -> Kind:
+    """The registry, without what other tests have let in, as it is given back."""
+    monkeypatch.setattr(registry.CODEC_STAGES, "_let_in", {})
+    registry.make_codec.cache_clear()
+    return registry.CODEC_STAGES
+
+
+def test_a_number_that_is_taken_twice_is_an_error_at_the_start(stages: Kind) -> None:
+    stages.let_in("one.py:Good", Good)
+    assert "good:1" in registry.stages()
+    stages.let_in("two.py:Other", type("Other", (Good,), {"name": "other"}))
+    with pytest.raises(ConfigError, match="'good' and 'other' have one number on the wire, 130"):
+        registry.others()
+
+
+def test_a_stage_of_others_takes_its_arguments_as_its_fields(stages: Kind) -> None:
+    stages.let_in("one.py:Good", Good)
+    assert registry._of_others(Good, "")[0](("3",)) == Good(3)
+    with pytest.raises(UnknownCodec, match=r"good\(x\)"):
+        registry.make_codec("good(x)")
+    with pytest.raises(UnknownCodec, match="takes at most 1 arguments"):
+        registry.make_codec("good(1,2)")
+    with pytest.raises(UnknownCodec, match="one of f32, bf16, int8, int4, deadzone, good is enough"):
+        registry.make_codec("f32|good")
+
+
+def test_what_is_not_here_is_told_with_the_fix() -> None:
+    with pytest.raises(UnknownCodec, match=r"unknown stage 'nowhere'; known: raw, topk.*uplink\.stages"):
+        registry.make_codec("nowhere|zstd")
