@@ -68,10 +68,11 @@ class Blueprint:
 def device_tables(config: Config) -> dict[str, Any]:
     """What a device may read of a run's configuration: names of parts, and never the place of any code."""
     tables = {table: values for table, values in config.to_json().items() if table in DEVICE_TABLES}
+    tables["fleet"] = {key: told_name(value) for key, value in tables["fleet"].items()}
+    tables["run"] = {key: value for key, value in tables["run"].items() if key != "trackers"}
     told = told_to_devices(config.limits)
     more = {"limits": told} if told else {}
     return {**tables, "server": {"tasks_per_client": config.server.tasks_per_client}, **more}
-        others()  # of two codec stages with one number nobody knows which is meant: said at the start
 
 
 def _check_elastic(config: Config, strategy: Strategy) -> None:
