@@ -15,8 +15,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from weakref import WeakSet
 
-from anabranch.workloads.own_code import on_device
-
 from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.buffers import DeviceBuffers
@@ -36,6 +34,7 @@ from anabranch.host.policies import make_policy
 from anabranch.simulation.baton import Baton
 from anabranch.simulation.executors.base import Job, LocalResult
 from anabranch.simulation.problem import OneThread, Problem, device_name
+from anabranch.support.own_code import on_device
 from anabranch.workloads.trainer import TrainResult
 
 log = logging.getLogger(__name__)
