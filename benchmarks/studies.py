@@ -55,13 +55,13 @@ def run(job: Job) -> Result:
 
 
 def _simulated(job: Job) -> Result:
-    from anabranch.simulation.run import Progress, open_simulation
+    from anabranch.simulation.run import RunProgress, open_simulation
 
     point, seed, part, in_a_row = job
     config, started = point.config(seed, part), time.perf_counter()
     newest: deque[float] = deque(maxlen=in_a_row)
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: RunProgress) -> None:
         if not progress.evaluated or progress.accuracy is None:
             return
         newest.append(progress.accuracy)

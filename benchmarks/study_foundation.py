@@ -99,12 +99,12 @@ def grid(strategy: str) -> list[Point]:
 
 def run(job: tuple[Point, int, str]) -> Result:
     """One simulation, in a worker process. A tuning run ends once it has reached the target."""
-    from anabranch.simulation.run import Progress, open_simulation
+    from anabranch.simulation.run import RunProgress, open_simulation
 
     point, seed, part = job
     started = time.perf_counter()
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: RunProgress) -> None:
         if part == "validation" and (progress.accuracy or 0.0) >= TARGET:
             simulation.clock.stop()
 

@@ -29,7 +29,7 @@ from anabranch.client.shadow import Order, SyncThread
 from anabranch.client.state import fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.summary import AgentSummary
-from anabranch.client.timers import Reach, Timers
+from anabranch.client.timers import Reachability, Timers
 from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.client.work import Work
@@ -103,7 +103,10 @@ class Agent(DeviceShell):
         self.session = Session(client_id, self._seed, self._limits)
         self._lock = threading.Lock()  # of the session
         self._todo: deque[tuple[ef.SessionEffect, float]] = deque()  # for the thread of `run`
-        self._reach, self._sync_reach = Reach(), Reach()  # of this thread's calls, of the sync thread's
+        self._reach, self._sync_reach = (
+            Reachability(),
+            Reachability(),
+        )  # of this thread's calls, of the sync thread's
         self._timers = Timers(self._bell, lambda left_s: self._tell("waiting", seconds=left_s), self._reach)
         self._sync: SyncThread | None = None
         self._elastic: ElasticTrainer | None = None

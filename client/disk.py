@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anabranch.client.kept import Keepsake, Kept
+from anabranch.client.kept import Keepsake, KeptState
 from anabranch.client.memory import Memories
 from anabranch.client.outbox import Outbox, OutboxBounds, UpdateEntry
 from anabranch.client.state import KEPT, MEMORY, OUTBOX
@@ -22,7 +22,7 @@ class DeviceDisk:
         self._outbox = Outbox(state_dir / OUTBOX, bounds)
         waiting = self._outbox.pending()
         self._memories = Memories(state_dir / MEMORY, waiting)
-        self._kept = Kept(state_dir / KEPT, waiting)
+        self._kept = KeptState(state_dir / KEPT, waiting)
         self._run_id = self._layout_hash = ""
 
     def join(self, run_id: str, layout_hash: str) -> None:

@@ -49,7 +49,7 @@ class HistoryRestored(HistoryMismatch):
 
 
 @dataclass(frozen=True)
-class Seen:
+class SeenHead:
     """The newest head of a run that was seen; what the server signed of it is evidence. Hex but the numbers.
 
     `restored` is the number of the last restore that the authority attested, 0 for none.
@@ -97,7 +97,7 @@ class SeenHistory:
         if known is None or found.version > known.version or number > known.restored:
             self._remember(header.run_id, replace(found, restored=number))
 
-    def _restored(self, header: devices.ModelHeader, known: int) -> Seen | None:
+    def _restored(self, header: devices.ModelHeader, known: int) -> SeenHead | None:
         """Where the run goes on, if the authority attests a restore that was not known. Raises nothing."""
         told = header.restored
         message = restored_message(header.run_id, told.version, told.head.hex(), told.number)
@@ -109,14 +109,14 @@ class SeenHistory:
             log.warning("a restore of run %s is attested by somebody else than the authority", header.run_id)
             return None
         evidence = (message.hex(), told.signature.hex(), "")
-        return Seen(told.version, told.head.hex(), *evidence, restored=told.number)
+        return SeenHead(told.version, told.head.hex(), *evidence, restored=told.number)
 
-    def _remember(self, run_id: str, seen: Seen) -> None:
+    def _remember(self, run_id: str, seen: SeenHead) -> None:
         self._seen.pop(run_id, None)
         self._seen[run_id] = seen
         self._write()
 
-    def _verified(self, header: devices.ModelHeader) -> Seen:
+    def _verified(self, header: devices.ModelHeader) -> SeenHead:
         message = head_message(
             header.run_id,
             header.version,
@@ -139,9 +139,9 @@ class SeenHistory:
             text = times_text("the server's certificate", valid, "this machine's", now)
             raise ClocksDisagree(f"{text}: {SET_CLOCK}")
         hexed = (header.head.hex(), message.hex(), header.signature.hex(), header.certificate.hex())
-        return Seen(header.version, *hexed)
+        return SeenHead(header.version, *hexed)
 
-    def _check_follows(self, run_id: str, known: Seen, found: Seen, get_links: GetLinks) -> None:
+    def _check_follows(self, run_id: str, known: SeenHead, found: SeenHead, get_links: GetLinks) -> None:
         if found.version < known.version:
             self._refuse(run_id, known, f"the server has gone back to version {found.version}")
         links, count = b"", found.version - known.version
@@ -153,7 +153,7 @@ class SeenHistory:
         if follow_links(known.head, links) != found.head:
             self._refuse(run_id, known, f"the server's version {found.version} has another history")
 
-    def _refuse(self, run_id: str, known: Seen, what: str) -> None:
+    def _refuse(self, run_id: str, known: SeenHead, what: str) -> None:
         where = (
             ": if it was restored from a backup, its operator says so by `anabranch admin attest-restore`; "
             f"then start this device again (what it has seen lies in {self._path or 'memory'})"
@@ -169,11 +169,11 @@ class SeenHistory:
             write_private(self._path, json.dumps(data, indent=1).encode())
 
 
-def _read(path: Path) -> dict[str, Seen]:
+def _read(path: Path) -> dict[str, SeenHead]:
     if not path.exists():
         return {}
     try:
         data = json.loads(path.read_bytes())
-        return {run_id: Seen(**seen) for run_id, seen in data.items()}
+        return {run_id: SeenHead(**seen) for run_id, seen in data.items()}
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ConfigError(f"{path} is damaged ({error}): remove it to start with no memory") from error

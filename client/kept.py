@@ -39,7 +39,7 @@ def keepsake_in(folder: Path, run_id: str | None = None) -> Keepsake:
     return Keepsake(found[APP], found.get(BUFFERS, b""))
 
 
-class Kept:
+class KeptState:
     """See the module. `outbox` names the updates that wait to be sent."""
 
     def __init__(self, folder: Path, outbox: Collection[str] = ()) -> None:

@@ -28,7 +28,7 @@ class Cancelled(BaseException):
     """The task at hand is no longer wanted. No `Exception`: an App's own `except` must not eat it."""
 
 
-class Progress:
+class WorkProgress:
     """A number that grows as the work does, so that a lease is renewed for work and not for hanging.
 
     Local steps where the training loop reports them; seconds where it does not, and outside training.
@@ -67,7 +67,7 @@ class LeaseKeeper:
         self._transport, self._bell, self._tell = transport, bell, tell
         self._pulse = Pulse(beat, bell.now)
         self._unwanted: set[str] = set()
-        self.progress = Progress(bell.now)
+        self.progress = WorkProgress(bell.now)
 
     def start(self) -> None:
         """Be ready to beat."""

@@ -46,8 +46,7 @@ from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import Ask, Capability, Receipt, Task, Update
 from anabranch.core.rng import seed_of
 from anabranch.host.build import Blueprint, device_tables
-from anabranch.host.run import Notice as Said
-from anabranch.host.run import Run, advice
+from anabranch.host.run import AdviceKind, Run, advice
 from anabranch.host.submission import check_open, check_size, examined
 from anabranch.protos.convert import submodel_from_proto
 from anabranch.workloads.app import App
@@ -205,7 +204,7 @@ class LocalTransport:
         with s.turn:
             s.take(ev.LeaseRenewed(s.clock(), self.client_id, task_id, progress))
             said = advice(s.engine, self.client_id, task_id)
-        about = "" if said.notice is Said.FINISHED else task_id
+        about = "" if said.notice is AdviceKind.FINISHED else task_id
         notices = (Notice(NoticeKind(said.notice), about, said.detail),) if said.notice else ()
         return HeartbeatAnswer(said.expires_at, said.version, notices)
 

@@ -71,7 +71,7 @@ class RunStatus:
     created_at_s: float
     best_version: int | None
     best_accuracy: float | None
-    settings_changed: tuple[ChangedSetting, ...] = ()
+    settings_changed: tuple[SettingAnswer, ...] = ()
     best_metric: str = ""  # by which the best version is that, and what it came to
     best_value: float | None = None
     run_twice: Sequence[str] = ()  # clients that were lately seen to be run by two processes at a time
@@ -125,7 +125,7 @@ class ClientStanding:
 
 
 @dataclass(frozen=True)
-class ChangedSetting:
+class SettingAnswer:
     """A setting (`table.key`) of the run that has another value since `at_s`; `by` whom, in words."""
 
     path: str
@@ -139,7 +139,7 @@ class ChangedSetting:
 class SettingsAnswer:
     """What was changed; `finished` says why the run has ended, `reopened` that it had and goes on."""
 
-    changes: tuple[ChangedSetting, ...]
+    changes: tuple[SettingAnswer, ...]
     finished: str
     reopened: bool
 
@@ -343,9 +343,9 @@ class OperatorClient:
             return method(request, timeout=CONTROL_S)
 
 
-def _changes(found: Iterable[operators.SettingChange]) -> tuple[ChangedSetting, ...]:
+def _changes(found: Iterable[operators.SettingChange]) -> tuple[SettingAnswer, ...]:
     return tuple(
-        ChangedSetting(c.path, json.loads(c.value_json), json.loads(c.was_json), c.by, c.at_s) for c in found
+        SettingAnswer(c.path, json.loads(c.value_json), json.loads(c.was_json), c.by, c.at_s) for c in found
     )
 
 

@@ -25,7 +25,7 @@ from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
 from anabranch.client.transport import GrpcTransport, Transport
 from anabranch.client.transports import is_foreign, open_transport
-from anabranch.client.waiting import Waiting
+from anabranch.client.waiting import WaitingNotice
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ConfigError
@@ -188,7 +188,7 @@ def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iter
     wallet = operator_wallet(options.identity)
     if wallet is None:
         check_plain(options.server, options.insecure)
-    waiting = Waiting(options.server)
+    waiting = WaitingNotice(options.server)
     with ExitStack() as stack:
         name = f"follower-{fresh_id()[:8]}"
         transport = stack.enter_context(GrpcTransport(options.server, name, wallet=wallet))
@@ -221,7 +221,7 @@ def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iter
 
 def _status(operator: OperatorClient) -> RunStatus:
     """How the run stands, as soon as its server is there."""
-    bell, table, waiting = Bell(), ClientTable(), Waiting(operator.address)
+    bell, table, waiting = Bell(), ClientTable(), WaitingNotice(operator.address)
     with interruptible(bell):
         status = persist(
             operator.status, bell, fresh_seed(), table.retry_base_s, table.retry_cap_s, waiting.failed

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from anabranch.client.timers import Reach
+from anabranch.client.timers import Reachability
 from anabranch.core import effects as ef
 
 JOIN_S = 2.0
@@ -29,7 +29,7 @@ class SyncThread:
         do: Callable[[Order], None],
         clock: Callable[[], float],
         failed: Callable[[], None],
-        reach: Reach,
+        reach: Reachability,
     ) -> None:
         self._do, self._clock, self._failed, self._reach = do, clock, failed, reach
         self._changed = threading.Condition()

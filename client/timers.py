@@ -11,7 +11,7 @@ LOOK_AROUND_S = 3600.0  # without a timer the bell ends the rest
 RETRY = "retry"
 
 
-class Reach:
+class Reachability:
     """Whether a thread's last call found nobody, and a server is back since: then it waits no longer.
 
     The news may come before the thread has heard that its call has failed, let alone set a timer.
@@ -41,7 +41,7 @@ class Reach:
 class Timers:
     """One moment for each name. `waiting` hears how long there is to rest."""
 
-    def __init__(self, bell: Bell, waiting: Callable[[float], None], reach: Reach) -> None:
+    def __init__(self, bell: Bell, waiting: Callable[[float], None], reach: Reachability) -> None:
         self._bell, self._waiting, self._reach = bell, waiting, reach
         self._moments: dict[str, float] = {}
 

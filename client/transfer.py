@@ -17,7 +17,7 @@ from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 
 
-class Download:
+class IncomingModel:
     """A model on its way: sizes are checked before anything is allocated."""
 
     def __init__(self, header: devices.ModelHeader, sha256: str, limits: Limits) -> None:

@@ -31,7 +31,7 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
-from anabranch.client.transfer import Download, signed_record, update_messages
+from anabranch.client.transfer import IncomingModel, signed_record, update_messages
 from anabranch.compress.registry import stages
 from anabranch.core.config.caps import heard_by_device
 from anabranch.core.effects import Refused
@@ -130,7 +130,7 @@ class GrpcTransport:
         # An operator's papers serve several observers at a time: each has a memory of its own.
         folder = wallet.folder if wallet is not None and wallet.peer.kind is Kind.DEVICE else None
         self._history = None if wallet is None else SeenHistory(wallet.authority, folder)
-        self._partial: Download | None = None
+        self._partial: IncomingModel | None = None
         self._partial_for: tuple[int | None, Submodel | None] = (None, None)
 
     def __enter__(self) -> GrpcTransport:
@@ -343,7 +343,7 @@ class GrpcTransport:
             self._partial = None
             raise Unavailable(f"version {header.version} changed while it was fetched: fetch it anew")
         if self._partial is None:
-            self._partial = Download(header, sha256, self._limits)
+            self._partial = IncomingModel(header, sha256, self._limits)
         self._partial.header = header
 
     def _take(self, message: devices.FetchModelResponse) -> None:

@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 FIRST_S, LONGEST_S = 2.0, 60.0
 
 
-class Waiting:
+class WaitingNotice:
     """Hears of calls that failed and are tried again. `whom` is waited for; `now` is a clock of seconds."""
 
     def __init__(self, whom: str, now: Callable[[], float] = time.monotonic) -> None:

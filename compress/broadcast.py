@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from anabranch.compress.delta_log import DeltaLog
-from anabranch.compress.direct import Direct
+from anabranch.compress.direct import DirectDownlink
 from anabranch.compress.registry import make_codec
 from anabranch.core.engine.broadcast import Broadcast
 from anabranch.core.engine.strategy import Strategy
@@ -41,7 +41,7 @@ def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str) -> Broadcast
         return DeltaLog(spec, *_log_arguments(stages), keeps_replicas=strategy.needs_base)
     for text in (first, last):
         make_codec(text)
-    return Direct(spec, codec_at, strategy.needs_base)
+    return DirectDownlink(spec, codec_at, strategy.needs_base)
 
 
 def check_downlink(codec: str) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from anabranch.compress import wire
 from anabranch.compress.layout import MAIN, Group, Layout
 from anabranch.compress.quantisers import BFloat16, Float32
-from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Sparse, Stage, Value
+from anabranch.compress.stage import BLOCK, Coded, Dense, Sparse, Stage, StageContext, Value
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.model.params import Delta, SparseVector, Vector
 
@@ -49,12 +49,12 @@ class Chain:
         parts = []
         for group in layout.groups:
             stages = self._stages(group)
-            context = Context(group.size, seed, {} if notes is None else notes)
+            context = StageContext(group.size, seed, {} if notes is None else notes)
             value: Value = _dense(x, group)
             for stage in stages:
                 value = stage.encode(value, context)
             assert isinstance(value, Coded), "a chain ends in bytes"
-            parts.append(wire.Part(stages, value))
+            parts.append(wire.WireGroup(stages, value))
         return wire.write(parts, layout) + layout.tail(x)
 
     def decode(self, data: bytes | memoryview, layout: Layout) -> Delta:
@@ -107,9 +107,9 @@ def _dense(x: Vector, group: Group) -> Dense:
     return Dense(group.size, blocks)
 
 
-def _decoded(part: wire.Part, group: Group) -> Dense | Sparse:
+def _decoded(part: wire.WireGroup, group: Group) -> Dense | Sparse:
     value: Value = part.coded
-    context = Context(group.size)
+    context = StageContext(group.size)
     for stage in reversed(part.stages):
         value = stage.decode(value, context)
     if part.coded.streams:

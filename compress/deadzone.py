@@ -16,7 +16,7 @@ import numpy as np
 
 from anabranch.compress.levels import levels_max, read_levels, write_levels
 from anabranch.compress.selectors import kept_count, largest, over
-from anabranch.compress.stage import Coded, Context, Dense, Role, Sparse, Stream, take
+from anabranch.compress.stage import Coded, Dense, Role, Sparse, StageContext, Stream, take
 from anabranch.core.errors import InvalidUpdate
 
 THETA = 0.6
@@ -44,7 +44,7 @@ class DeadZone:
     def raw_max(self, k: int, n: int) -> int:
         return 4 + levels_max(k)
 
-    def encode(self, value: Dense, context: Context) -> Coded:
+    def encode(self, value: Dense, context: StageContext) -> Coded:
         if self.step is None:
             found = largest(value, kept_count(self.rho, context.n))
         else:
@@ -64,7 +64,7 @@ class DeadZone:
         write_levels(coded, levels)
         return coded
 
-    def decode(self, coded: Coded, context: Context) -> Sparse:
+    def decode(self, coded: Coded, context: StageContext) -> Sparse:
         if coded.indices is None:
             raise InvalidUpdate("payload of levels without indices")
         (step,) = np.frombuffer(take(coded, Role.STEP, 4), "<f4")

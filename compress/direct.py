@@ -19,7 +19,7 @@ class DirectState:
     replicas: dict[str, Vector] = field(default_factory=dict)
 
 
-class Direct:
+class DirectDownlink:
     """A `Broadcast`. `codec_at` gives the chain of a version; `keeps_replicas`: the strategy mixes models."""
 
     state_type: ClassVar[type[Any]] = DirectState

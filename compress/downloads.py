@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from anabranch.compress.codec import Raw
 from anabranch.compress.delta_log import DeltaLog, DeltaLogState, apply
-from anabranch.compress.direct import Direct
+from anabranch.compress.direct import DirectDownlink
 from anabranch.compress.grid import message_bytes_max
 from anabranch.compress.layout import Layout
 from anabranch.compress.model import decode_model, encode_model, frozen_tail, split_tail
@@ -89,7 +89,7 @@ class Downloads:
         broadcast, state = engine.broadcast, engine.broadcast_state
         if isinstance(broadcast, DeltaLog):
             return self._log(broadcast, state, version, holds, codecs)
-        if isinstance(broadcast, Direct):
+        if isinstance(broadcast, DirectDownlink):
             return self._direct(engine, broadcast, version, codecs)
         vector = engine.vector if version == engine.version else engine.history.get(version)
         if vector is None:
@@ -114,7 +114,7 @@ class Downloads:
         return Download(version, RAW, data, None, "", part_only=True)
 
     def _direct(
-        self, engine: Engine, broadcast: Direct, version: int, codecs: Collection[str] | None
+        self, engine: Engine, broadcast: DirectDownlink, version: int, codecs: Collection[str] | None
     ) -> Make | None:
         replica = broadcast.replica(engine.broadcast_state, version)
         text = broadcast.codec_at(version)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import zstandard
 
-from anabranch.compress.stage import Coded, Context, Stream
+from anabranch.compress.stage import Coded, StageContext, Stream
 from anabranch.core.errors import InvalidUpdate, TooLarge
 
 WINDOW_BYTES_MAX = 1 << 23
@@ -35,7 +35,7 @@ class _Coder:
     def raw_max(self, k: int, n: int) -> int:
         return 0  # streams do not grow
 
-    def encode(self, coded: Coded, context: Context) -> Coded:
+    def encode(self, coded: Coded, context: StageContext) -> Coded:
         for role, stream in coded.streams.items():
             if len(stream.data) <= SMALLEST or stream.coder:
                 continue
@@ -44,7 +44,7 @@ class _Coder:
                 coded.streams[role] = Stream(smaller, stream.raw_len, self.number)
         return coded
 
-    def decode(self, coded: Coded, context: Context) -> Coded:
+    def decode(self, coded: Coded, context: StageContext) -> Coded:
         for role, stream in coded.streams.items():
             if stream.coder == self.number:
                 coded.streams[role] = Stream.of(self.expand(stream.data, stream.raw_len))

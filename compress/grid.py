@@ -20,7 +20,7 @@ from anabranch.compress.entropy import Huffman, Zstd
 from anabranch.compress.indices import Gaps
 from anabranch.compress.layout import Layout
 from anabranch.compress.levels import levels_max, read_levels, write_levels
-from anabranch.compress.stage import Coded, Context, Role, Stage, Stream, take
+from anabranch.compress.stage import Coded, Role, Stage, StageContext, Stream, take
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.arrays import from_bytes, to_bytes
 from anabranch.core.model.params import Vector
@@ -79,14 +79,14 @@ class SparseLevels(_Levels):
     def raw_max(self, k: int, n: int) -> int:
         return 4 + levels_max(k)
 
-    def encode(self, grid: Grid, context: Context) -> Coded:
+    def encode(self, grid: Grid, context: StageContext) -> Coded:
         indices = np.flatnonzero(grid.levels)
         coded = Coded(indices.size, indices=indices)
         _write_exponent(coded, grid.exponent)
         write_levels(coded, grid.levels[indices])
         return coded
 
-    def decode(self, coded: Coded, context: Context) -> Grid:
+    def decode(self, coded: Coded, context: StageContext) -> Grid:
         assert coded.indices is not None, "the gaps come before"
         found = read_levels(coded)
         if found.size and int(np.abs(found).max()) > LEVEL_MAX:
@@ -105,7 +105,7 @@ class DenseLevels(_Levels):
     def raw_max(self, k: int, n: int) -> int:
         return 4 + len(PLANES) * n
 
-    def encode(self, grid: Grid, context: Context) -> Coded:
+    def encode(self, grid: Grid, context: StageContext) -> Coded:
         coded = Coded(context.n)
         _write_exponent(coded, grid.exponent)
         folded = ((grid.levels << 1) ^ (grid.levels >> 31)).astype("<u4")
@@ -115,7 +115,7 @@ class DenseLevels(_Levels):
             coded.streams[PLANES[i]] = Stream.of(planes[:, i].tobytes())
         return coded
 
-    def decode(self, coded: Coded, context: Context) -> Grid:
+    def decode(self, coded: Coded, context: StageContext) -> Grid:
         if coded.k != context.n:
             raise InvalidUpdate(f"payload has {coded.k} levels, the manifest needs {context.n}")
         planes = np.zeros((context.n, 4), np.uint8)
@@ -172,7 +172,7 @@ def read_message(data: bytes | memoryview, layout: Layout) -> Message:
     ):
         value: Any = part.coded
         for stage in reversed(stages):
-            value = stage.decode(value, Context(group.size))
+            value = stage.decode(value, StageContext(group.size))
         if part.coded.streams:
             raise InvalidUpdate("payload has streams that its codec does not know")
         grids.append(value)
@@ -190,8 +190,8 @@ def _write(form: int, grids: Sequence[Grid], layout: Layout) -> bytes:
     for group, grid in zip(layout.groups, grids, strict=True):
         value: Any = grid
         for stage in FORMS[form]:
-            value = stage.encode(value, Context(group.size))
-        parts.append(wire.Part(FORMS[form], value))
+            value = stage.encode(value, StageContext(group.size))
+        parts.append(wire.WireGroup(FORMS[form], value))
     return bytes([form]) + wire.write(parts, layout)
 
 

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anabranch.compress.stage import BLOCK, Coded, Context, Role, Stream, check_increasing, take
+from anabranch.compress.stage import BLOCK, Coded, Role, StageContext, Stream, check_increasing, take
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.params import Indices
 
@@ -36,13 +36,13 @@ class _IndexCoder:
     def values_max(self, n: int) -> int:
         return n
 
-    def encode(self, coded: Coded, context: Context) -> Coded:
+    def encode(self, coded: Coded, context: StageContext) -> Coded:
         assert coded.indices is not None, "an index coder follows a stage that selects"
         coded.streams[Role.INDEX] = Stream.of(self._write(coded.indices, context.n))
         coded.indices = None
         return coded
 
-    def decode(self, coded: Coded, context: Context) -> Coded:
+    def decode(self, coded: Coded, context: StageContext) -> Coded:
         coded.indices = self._read(coded, context.n)
         return coded
 

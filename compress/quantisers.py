@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.compress.seeds import random_words, read_seed, write_seed
-from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Role, Sparse, Stream, take
+from anabranch.compress.stage import BLOCK, Coded, Dense, Role, Sparse, StageContext, Stream, take
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.params import Vector
 
@@ -67,7 +67,7 @@ class _Quantiser:
     def values_max(self, n: int) -> int:
         return n
 
-    def encode(self, value: Dense | Sparse, context: Context) -> Coded:
+    def encode(self, value: Dense | Sparse, context: StageContext) -> Coded:
         coded = Coded(value.size)
         if isinstance(value, Sparse):
             if value.seed is None:
@@ -77,7 +77,7 @@ class _Quantiser:
         self._write(value, coded, context)
         return coded
 
-    def decode(self, coded: Coded, context: Context) -> Dense | Sparse:
+    def decode(self, coded: Coded, context: StageContext) -> Dense | Sparse:
         values = self._read(coded)
         if coded.indices is not None:
             return Sparse(coded.indices, values.gather())
@@ -85,7 +85,7 @@ class _Quantiser:
             return Sparse(np.empty(0, np.int64), values.gather(), read_seed(coded))
         return values
 
-    def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
+    def _write(self, value: Dense | Sparse, coded: Coded, context: StageContext) -> None:
         raise NotImplementedError
 
     def _read(self, coded: Coded) -> Dense:
@@ -101,7 +101,7 @@ class Float32(_Quantiser):
     def raw_max(self, k: int, n: int) -> int:
         return 4 * k
 
-    def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
+    def _write(self, value: Dense | Sparse, coded: Coded, context: StageContext) -> None:
         out = np.empty(coded.k, "<f4")
         for start, block in zip(range(0, coded.k, BLOCK), value.blocks(), strict=True):
             _check_finite(block, NOT_SENT)
@@ -127,7 +127,7 @@ class BFloat16(_Quantiser):
     def raw_max(self, k: int, n: int) -> int:
         return 2 * k
 
-    def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
+    def _write(self, value: Dense | Sparse, coded: Coded, context: StageContext) -> None:
         out = np.empty(coded.k, "<u2")
         scratch = np.empty(min(BLOCK, coded.k), np.float32)
         for start, block in zip(range(0, coded.k, BLOCK), value.blocks(), strict=True):
@@ -169,7 +169,7 @@ class BlockIntegers(_Quantiser):
     def raw_max(self, k: int, n: int) -> int:
         return self._packed_len(k) + 2 * -(-k // self.block)
 
-    def _write(self, value: Dense | Sparse, coded: Coded, context: Context) -> None:
+    def _write(self, value: Dense | Sparse, coded: Coded, context: StageContext) -> None:
         packed = np.empty(self._packed_len(coded.k), np.uint8)
         halves = np.empty(-(-coded.k // self.block), "<u2")
         scratch = np.empty(min(BLOCK, coded.k) + 1, np.float32)

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from anabranch.compress.quantisers import check_sendable, magnitude_bits
 from anabranch.compress.seeds import SEED_MASK, random_words
-from anabranch.compress.stage import BLOCK, Context, Dense, Sparse
+from anabranch.compress.stage import BLOCK, Dense, Sparse, StageContext
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.model.params import Indices, Vector
 
@@ -138,7 +138,7 @@ class _Selector:
     def emits(self, accepted: type[Any]) -> type[Any]:
         return Sparse
 
-    def decode(self, value: Sparse, context: Context) -> Sparse:
+    def decode(self, value: Sparse, context: StageContext) -> Sparse:
         return value
 
     def values_max(self, n: int) -> int:
@@ -154,7 +154,7 @@ class TopK(_Selector):
     name: ClassVar[str] = "topk"
     number: ClassVar[int] = 1
 
-    def encode(self, value: Dense, context: Context) -> Sparse:
+    def encode(self, value: Dense, context: StageContext) -> Sparse:
         return largest(value, kept_count(self.rho, context.n))
 
 
@@ -168,7 +168,7 @@ class Threshold(_Selector):
         super().__init__(rho)
         self.every = every
 
-    def encode(self, value: Dense, context: Context) -> Sparse:
+    def encode(self, value: Dense, context: StageContext) -> Sparse:
         notes, wanted = context.notes, kept_count(self.rho, context.n)
         tau, tasks = notes.get("tau", 0.0), int(notes.get("tasks", 0))
         bits = int(np.array(tau, np.float32).view(np.int32))
@@ -194,7 +194,7 @@ class Mask(_Selector):
     def raw_max(self, k: int, n: int) -> int:
         return 8  # the seed
 
-    def encode(self, value: Dense, context: Context) -> Sparse:
+    def encode(self, value: Dense, context: StageContext) -> Sparse:
         seed = context.seed & SEED_MASK
         indices = self._indices(seed, context.n)
         scratch, chosen = np.empty(min(BLOCK, value.size), np.float32), np.empty(indices.size, np.float32)
@@ -204,7 +204,7 @@ class Mask(_Selector):
             chosen[first:last] = block[indices[first:last] - start]
         return Sparse(indices, chosen, seed)
 
-    def decode(self, value: Dense | Sparse, context: Context) -> Sparse:
+    def decode(self, value: Dense | Sparse, context: StageContext) -> Sparse:
         """The indices come of the seed, which the quantiser before could not know."""
         if not isinstance(value, Sparse) or value.seed is None:
             raise InvalidUpdate("payload lacks the stream seed")

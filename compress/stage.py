@@ -112,7 +112,7 @@ Value = Dense | Sparse | Coded
 
 
 @dataclass
-class Context:
+class StageContext:
     """One group: n values, the seed of the task, and what the stages remember (`Codec.encode`)."""
 
     n: int
@@ -132,11 +132,11 @@ class Stage(Protocol):
         """The type that comes out for a type that goes in."""
         ...
 
-    def encode(self, value: Any, context: Context) -> Any:
+    def encode(self, value: Any, context: StageContext) -> Any:
         """One step towards the bytes."""
         ...
 
-    def decode(self, value: Any, context: Context) -> Any:
+    def decode(self, value: Any, context: StageContext) -> Any:
         """One step back, everything checked. Raises `InvalidUpdate` or `TooLarge`."""
         ...
 

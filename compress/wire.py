@@ -28,7 +28,7 @@ _ROLES = frozenset(int(role) for role in Role)
 
 
 @dataclass(frozen=True)
-class Part:
+class WireGroup:
     """One group on the wire: its stages in the order in which they encoded, and what came out."""
 
     stages: tuple[Stage, ...]
@@ -55,7 +55,7 @@ def k_max(stages: tuple[Stage, ...], n: int) -> int:
     return min(stage.values_max(n) for stage in stages)
 
 
-def write(parts: list[Part], layout: Layout) -> bytes:
+def write(parts: list[WireGroup], layout: Layout) -> bytes:
     """The bytes of all groups of a layout."""
     body: list[bytes | memoryview] = []
     for group, part in zip(layout.groups, parts, strict=True):
@@ -70,7 +70,7 @@ def write(parts: list[Part], layout: Layout) -> bytes:
     return b"".join([HEAD.pack(MAGIC, FORMAT, len(parts), layout.fingerprint), CRC.pack(crc), *body])
 
 
-def read(data: bytes | memoryview, layout: Layout, stages: list[tuple[Stage, ...]]) -> list[Part]:
+def read(data: bytes | memoryview, layout: Layout, stages: list[tuple[Stage, ...]]) -> list[WireGroup]:
     """The groups, checked but for the streams' contents. `stages` are those expected, group by group.
 
     Raises `InvalidUpdate` or `TooLarge`.
@@ -95,7 +95,7 @@ def read(data: bytes | memoryview, layout: Layout, stages: list[tuple[Stage, ...
         coded = Coded(k)
         for role, coder, raw_len, length in streams:
             coded.streams[Role(role)] = Stream(cursor.bytes(length), raw_len, coder)
-        parts.append(Part(wanted, coded))
+        parts.append(WireGroup(wanted, coded))
     if cursor.at != len(cursor.view):
         raise InvalidUpdate(f"payload goes on for {len(cursor.view) - cursor.at} bytes after its end")
     return parts

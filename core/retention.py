@@ -44,7 +44,7 @@ class Keep:
         """Whether nothing is ever dropped."""
         return not (self.versions or self.days)
 
-    def is_behind(self, mark: Taken, newest: Taken) -> bool:
+    def is_behind(self, mark: SnapshotPoint, newest: SnapshotPoint) -> bool:
         """Whether the log may begin with this snapshot."""
         if self.versions:
             return newest.version - mark.version >= self.versions
@@ -55,7 +55,7 @@ ALL = Keep()
 
 
 @dataclass(frozen=True)
-class Taken:
+class SnapshotPoint:
     """A snapshot: the last event that it has folded, its version, and its time, in seconds since 1970."""
 
     seq: int
@@ -64,14 +64,14 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptSnapshots:
     """The snapshots that are kept; `base`: with which the log begins, None for the first event."""
 
-    marks: tuple[Taken, ...]
-    base: Taken | None
+    marks: tuple[SnapshotPoint, ...]
+    base: SnapshotPoint | None
 
 
-def kept(marks: Sequence[Taken], keep: Keep, has_base: bool, rolled_back: int = 0) -> Kept:
+def kept(marks: Sequence[SnapshotPoint], keep: Keep, has_base: bool, rolled_back: int = 0) -> KeptSnapshots:
     """Which of the snapshots, oldest first, to keep.
 
     `has_base`: the log begins with the first of them already. `rolled_back`: the newest rollback's event.
@@ -83,4 +83,4 @@ def kept(marks: Sequence[Taken], keep: Keep, has_base: bool, rolled_back: int = 
     later = [mark for mark in marks if base is None or mark.seq > base.seq]
     next_base = [] if keep.is_all else [mark for mark in later if mark.seq >= rolled_back][:1]
     wanted = {*([base] if base else []), *next_base, *later[-SNAPSHOTS_KEPT:]}
-    return Kept(tuple(mark for mark in marks if mark in wanted), base)
+    return KeptSnapshots(tuple(mark for mark in marks if mark in wanted), base)

@@ -51,7 +51,7 @@ _VERDICTS, _REASONS = {v.value: v for v in Verdict}, {r.value: r for r in Reason
 
 
 @dataclass(frozen=True)
-class Rows:
+class SnapshotRows:
     """Clients and receipts apart from a snapshot: all of them, or those that changed since the one before.
 
     Receipts are with whether they answer their task. `enrolled`: the ids of clients that are new, in order.
@@ -72,7 +72,7 @@ class Snapshot:
 
     meta: dict[str, Any]
     arrays: dict[str, Array]
-    rows: Rows | None = None
+    rows: SnapshotRows | None = None
 
 
 def take_snapshot(engine: Engine, copy: bool = True) -> Snapshot:
@@ -100,7 +100,7 @@ def take_changes(engine: Engine) -> Snapshot:
     span = [filed - len(ledger.receipts), filed]
     meta |= {"format": APART, "rows": {"clients": len(ledger.clients), "receipts": span}}
     newest = ledger.newest_receipts(unsaved.receipts)
-    rows = Rows(
+    rows = SnapshotRows(
         clients=[ledger.clients[c] for c in sorted(unsaved.clients)],
         receipts=[(r, ledger.answers_task(r)) for r in newest],
         enrolled=list(unsaved.enrolled),

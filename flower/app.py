@@ -28,7 +28,7 @@ from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import seed_of
 from anabranch.flower.installed import flwr_version
-from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said, instruct, new_context
+from anabranch.flower.messages import EVALUATE, TRAIN, Reply, ServerAppMessage, instruct, new_context
 from anabranch.flower.project import Project
 from anabranch.flower.records import from_bytes, to_bytes
 from anabranch.workloads.app import App, Array, Examples, Shard
@@ -143,11 +143,11 @@ class FlowerApp(App):
         path = {"data-path": self.data_path} if self.data_path else {}
         return self.project.fused(self._table.run_config), {**path, **self.options}
 
-    def _said(self, what: str) -> Said:
+    def _said(self, what: str) -> ServerAppMessage:
         """What a message says: as configured, or as the ServerApp says it."""
         table = getattr(self._table, what)
         if table:
-            return Said.from_json(table, f"flower.{what}")
+            return ServerAppMessage.from_json(table, f"flower.{what}")
         heard = self._heard(0)
         return heard.train if what == TRAIN else heard.evaluate
 

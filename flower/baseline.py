@@ -26,7 +26,7 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from flwr.supercore.run import Run  # noqa: E402
 
 from anabranch.flower.app import mean_metrics, named  # noqa: E402
-from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said  # noqa: E402
+from anabranch.flower.messages import EVALUATE, TRAIN, Reply, ServerAppMessage  # noqa: E402
 from anabranch.flower.project import load  # noqa: E402
 from anabranch.flower.records import arrays_of  # noqa: E402
 from anabranch.flower.server_app import PREFIX, unflattened  # noqa: E402
@@ -209,7 +209,7 @@ class CountingGrid(Grid):
             self.best.offer(self._round, metrics, lambda: self.model)
 
     def _note_model(self, content: RecordDict) -> None:
-        arrays: dict[str, Any] = arrays_of(content.array_records[Said.of(content).arrays])
+        arrays: dict[str, Any] = arrays_of(content.array_records[ServerAppMessage.of(content).arrays])
         self._recorder.spec = spec = ParamSpec.of(arrays)
         self.model, self.model_sha256 = arrays, digest(spec.flatten(arrays))
 

@@ -37,12 +37,12 @@ from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.core.model.updates import FLAWS, Ask, Capability, Task, Update, Verdict
 from anabranch.core.rng import unique_id
 from anabranch.flower.compression import RECORD, Counting, Encoded
-from anabranch.flower.evaluation import Evaluation
+from anabranch.flower.evaluation import GridEvaluation
 from anabranch.flower.logbook import Logbook
-from anabranch.flower.messages import EVALUATE, TRAIN, Reply, Said
+from anabranch.flower.messages import EVALUATE, TRAIN, Reply, ServerAppMessage
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
-from anabranch.host.records import Teller
+from anabranch.host.records import RunReporter
 from anabranch.host.run import NoLine, Run
 from anabranch.host.submission import examined
 from anabranch.reports.recorder import Recorder
@@ -96,8 +96,8 @@ class GridRun:
         config: Config,
         logbook: Logbook,
         recorder: Recorder,
-        train: Said,
-        evaluate: Said,
+        train: ServerAppMessage,
+        evaluate: ServerAppMessage,
         clock: Clock,
     ) -> None:
         self._grid, self._config, self._logbook, self._recorder = grid, config, logbook, recorder
@@ -109,7 +109,7 @@ class GridRun:
         replay = Replay(logbook, partial(Blueprint.of(config, self.spec).engine, logbook.initial))
         self.engine = replay.engine
         self.host = Run(self.engine, NoLine(), config.limits)
-        self._teller = Teller(recorder)
+        self._teller = RunReporter(recorder)
         self._life = int.from_bytes(os.urandom(8), "little")  # ids of this process are no other's
         self._ids = 0
         self._start: float | None = None
@@ -118,7 +118,7 @@ class GridRun:
         self._here: list[_Node] = []
         self._tasks: dict[str, tuple[Task, _Node]] = {}  # by the id of the message that is under way
         self._bases: dict[int, Vector] = {}
-        self._evaluation = Evaluation(config, logbook, recorder, self._since)
+        self._evaluation = GridEvaluation(config, logbook, recorder, self._since)
         self._resume(replay)
 
     @property
@@ -188,7 +188,9 @@ class GridRun:
             message.content[RECORD] = node.counting.order(task, self.spec.buffers)
         return message
 
-    def _message(self, said: Said, what: str, node: _Node, model: Tensors, version: int) -> Message:
+    def _message(
+        self, said: ServerAppMessage, what: str, node: _Node, model: Tensors, version: int
+    ) -> Message:
         from flwr.app import Message
 
         content, ttl_s = said.content(model, version + 1), self._config.server.lease_max_s

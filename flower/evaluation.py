@@ -33,7 +33,7 @@ class _UnderWay:
     replies: list[Reply] = field(default_factory=list)
 
 
-class Evaluation:
+class GridEvaluation:
     """See the module. What comes due while another version is judged gives way to what comes later.
 
     `since` gives the seconds since the run began.

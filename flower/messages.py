@@ -1,7 +1,7 @@
 """Flower's messages: what a ClientApp is told, and what its reply says.
 
 A message is like the one that the app's own ServerApp would send: an ArrayRecord with the model and config
-records. `Said` has all of it but the arrays, so it is known from one message what every other is like, be the
+records. `ServerAppMessage` has all of it but the arrays, so one message tells what each other is like, be the
 app written with Flower's message API or as a NumPyClient, whose messages only have other names in them.
 """
 
@@ -44,14 +44,14 @@ _globals = threading.RLock()  # generators and stdout are the process's: one Cli
 
 
 @dataclass(frozen=True)
-class Said:
+class ServerAppMessage:
     """What a ServerApp says beside the model: its ArrayRecord's name, its config records by name."""
 
     arrays: str = "arrays"
     records: Plain = field(default_factory=lambda: {"config": {}})
 
     @classmethod
-    def of(cls, content: RecordDict) -> Said:
+    def of(cls, content: RecordDict) -> ServerAppMessage:
         """What is said in a message. Raises `AppError` unless it has one ArrayRecord, which is the model."""
         names = list(content.array_records)
         if len(names) != 1:
@@ -62,7 +62,7 @@ class Said:
         return cls(names[0], plain(content))
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any], where: str) -> Said:
+    def from_json(cls, data: Mapping[str, Any], where: str) -> ServerAppMessage:
         """The inverse of `to_json`. Raises `AppError`, naming the key."""
         arrays, records = data.get("arrays", "arrays"), data.get("records", {"config": {}})
         if not isinstance(arrays, str) or not isinstance(records, Mapping):
@@ -76,13 +76,13 @@ class Said:
         """Plain data."""
         return {"arrays": self.arrays, "records": self.records}
 
-    def of_evaluation(self) -> Said:
+    def of_evaluation(self) -> ServerAppMessage:
         """What an evaluation is told where nothing else is known: the same names, no settings."""
         if self.arrays == LEGACY_ARRAYS:
             arrays, config = LEGACY_EVALUATE
-            return Said(arrays, {config: {}})
+            return ServerAppMessage(arrays, {config: {}})
         kept = {n: {k: v for k, v in r.items() if k in ROUND_KEYS} for n, r in self.records.items()}
-        return Said(self.arrays, kept)
+        return ServerAppMessage(self.arrays, kept)
 
     def content(self, arrays: Arrays, round_number: int) -> RecordDict:
         """The content of a message with this model. A round's number, where one is told, is this one.
@@ -139,7 +139,13 @@ class Reply:
 
 
 def instruct(
-    app: ClientApp, what: str, said: Said, arrays: Arrays, round_number: int, context: Context, seed: int
+    app: ClientApp,
+    what: str,
+    said: ServerAppMessage,
+    arrays: Arrays,
+    round_number: int,
+    context: Context,
+    seed: int,
 ) -> Reply:
     """Have a ClientApp train or evaluate this model; what it draws from the global generators has this seed.
 

@@ -27,7 +27,7 @@ from anabranch.flower.messages import (
     EVALUATE,
     LEGACY_ARRAYS,
     TRAIN,
-    Said,
+    ServerAppMessage,
     handled,
     new_context,
     seeded,
@@ -54,8 +54,8 @@ class Rehearsed:
     """The first weights by name, and what is said in tasks and in evaluations."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
-    train: Said
-    evaluate: Said
+    train: ServerAppMessage
+    evaluate: ServerAppMessage
 
 
 class _Over(BaseException):
@@ -69,7 +69,7 @@ class _Stage(LocalGrid):
         super().__init__({})
         self._answer, self._thread = answer, threading.get_ident()
         self.arrays: Mapping[str, npt.NDArray[Any]] | None = None
-        self.said: dict[str, Said] = {}
+        self.said: dict[str, ServerAppMessage] = {}
         self.flaw: AppError | None = None
 
     def get_node_ids(self) -> Iterable[int]:
@@ -113,7 +113,7 @@ class _Stage(LocalGrid):
     def _take(self, what: str, message: Message) -> RecordDict:
         content: RecordDict = message.content
         try:
-            self.said[what] = said = Said.of(content)
+            self.said[what] = said = ServerAppMessage.of(content)
             if self.arrays is None:
                 self.arrays = arrays_of(content.array_records[said.arrays])
         except AppError as flaw:

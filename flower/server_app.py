@@ -41,7 +41,7 @@ from flwr.serverapp import Grid, ServerApp  # noqa: E402
 from anabranch.core.model.params import Tensors  # noqa: E402
 from anabranch.flower.driver import GridRun  # noqa: E402
 from anabranch.flower.logbook import Logbook, free_folder  # noqa: E402
-from anabranch.flower.messages import Said, seeded  # noqa: E402
+from anabranch.flower.messages import ServerAppMessage, seeded  # noqa: E402
 from anabranch.flower.project import load  # noqa: E402
 from anabranch.flower.rehearsal import hear  # noqa: E402
 from anabranch.host.build import WHOLE  # noqa: E402
@@ -133,7 +133,7 @@ def run(grid: Grid, context: Context, options: Options) -> Result:
     folder = free_folder(options.out)
     config, initial = _prepared(grid, context, options, folder)
     train, evaluate = (
-        Said.from_json(getattr(config.flower, w), f"flower.{w}") for w in ("train", "evaluate")
+        ServerAppMessage.from_json(getattr(config.flower, w), f"flower.{w}") for w in ("train", "evaluate")
     )
     with Logbook(folder, config, initial) as logbook, Recorder.of(config, folder) as recorder:
         recorder.spec = logbook.spec

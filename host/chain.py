@@ -18,7 +18,7 @@ HEADS_KEPT = 4096  # the newest are at hand
 
 
 @dataclass(frozen=True)
-class Link:
+class ChainLink:
     """A version's place in the chain of hashes, hex: see `identity.heads`."""
 
     link: str
@@ -29,7 +29,7 @@ class Link:
 class Mark:
     """How far the log of a run had come when it was last acknowledged: its last event, and all up to there.
 
-    `head`: `Chain.mark`, hex.
+    `head`: `HashChain.mark`, hex.
     """
 
     run_id: str
@@ -40,7 +40,7 @@ class Mark:
         """How many acknowledged events a log lacks that ends at event `end`."""
         return max(0, self.seq - end)
 
-    def contradicts(self, chain: Chain, seq: int) -> bool:
+    def contradicts(self, chain: HashChain, seq: int) -> bool:
         """Whether the log up to event `seq`, where the mark is, is another than the acknowledged one.
 
         A mark of another event says nothing of this one.
@@ -48,7 +48,7 @@ class Mark:
         return self.seq == seq and chain.mark(seq) != self
 
 
-class Chain:
+class HashChain:
     """Of a run at a version with this `head`, hex. `origin` stands for what the run is fixed by.
 
     Give it every event of the log, in order, and tell it of every version.
@@ -81,7 +81,7 @@ class Chain:
         """An event is in the log."""
         self._lines.update(line(record).encode() + b"\n")
 
-    def publish(self, version: int) -> Link:
+    def publish(self, version: int) -> ChainLink:
         """The event that was added last has published a version."""
         link = self._lines.digest()
         head = next_head(self.head, link)
@@ -89,16 +89,16 @@ class Chain:
         self._heads[version] = head
         if len(self._heads) > HEADS_KEPT:
             del self._heads[next(iter(self._heads))]
-        return Link(link.hex(), head)
+        return ChainLink(link.hex(), head)
 
-    def follow(self, record: Record, effects: Iterable[Effect]) -> dict[int, Link]:
+    def follow(self, record: Record, effects: Iterable[Effect]) -> dict[int, ChainLink]:
         """An event is in the log, and has had these effects: the links of the versions that it published."""
         self.add(record)
         return {e.version: self.publish(e.version) for e in effects if isinstance(e, Published)}
 
-    def copy(self) -> Chain:
+    def copy(self) -> HashChain:
         """One that goes on by itself."""
-        made = Chain(self._run_id, self._origin, self.head, self.version)
+        made = HashChain(self._run_id, self._origin, self.head, self.version)
         made._heads, made._lines = dict(self._heads), self._lines.copy()
         return made
 

@@ -25,9 +25,9 @@ from anabranch.core import events as ev
 from anabranch.core.device.session import Session
 from anabranch.core.errors import AnabranchError, InvalidUpdate, WireError, outcome_of
 from anabranch.core.model.updates import Decision, Reason, Task, Verdict
-from anabranch.host.run import Notice
+from anabranch.host.run import AdviceKind
 
-OVER = (Notice.CANCEL, Notice.FINISHED)  # nobody wants the task any more
+OVER = (AdviceKind.CANCEL, AdviceKind.FINISHED)  # nobody wants the task any more
 
 
 class Call(StrEnum):
@@ -199,7 +199,7 @@ class DeviceShell(ABC):
 
     def _noticed(self, task_id: str, notice: str) -> None:
         """The answer to a heartbeat for this task has a notice."""
-        if notice == Notice.UPLOAD_NOW:
+        if notice == AdviceKind.UPLOAD_NOW:
             self._advised()
         elif notice in OVER:
             self._unwanted(task_id)

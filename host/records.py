@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # a recorder has files and a clock, and is handed in
     from anabranch.reports.recorder import Recorder
 
 
-class Teller:
+class RunReporter:
     """Tells a recorder. `codec_at`: the codec of a version's way to the devices; None: nobody can say.
 
     Times are the recorder's, in seconds since the run began.

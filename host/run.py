@@ -74,7 +74,7 @@ class NoLine:
 
 
 @dataclass(frozen=True)
-class Settled:
+class Settlement:
     """What a message comes to before anything is logged.
 
     `event`: for the log, None where the answer is known, which is `error` or `effects`. Beside an event the
@@ -103,7 +103,7 @@ class Run:
         self._beaten: set[str] = set()  # the tasks whose leases are renewed in it
         self._capabilities = Rates(limits.capabilities_per_hour / 60, limits.capabilities_per_hour)
 
-    def take(self, message: ev.Event, log: Callable[[ev.Event], None] = lambda _: None) -> Settled:
+    def take(self, message: ev.Event, log: Callable[[ev.Event], None] = lambda _: None) -> Settlement:
         """A message by itself: `log` makes what is for the log durable. Returns that, and all effects.
 
         Raises the error that the message comes to.
@@ -115,7 +115,7 @@ class Run:
         if settled.event is None:
             return settled
         log(settled.event)
-        return Settled(settled.event, self.apply(settled))
+        return Settlement(settled.event, self.apply(settled))
 
     def begin(self, events: Iterable[ev.Event]) -> None:
         """A batch of these events is settled next."""
@@ -123,7 +123,7 @@ class Run:
         self._beaten = set()
         self._coming = {e.update.task_id for e in events if isinstance(e, ev.UpdateArrived)}
 
-    def settle(self, event: ev.Event) -> Settled:
+    def settle(self, event: ev.Event) -> Settlement:
         """What a message comes to before the log; nothing of the engine changes."""
         ledger = self.engine.ledger
         match event:
@@ -145,16 +145,16 @@ class Run:
                 changes = self.engine.guard.quarantined.get(event.client_id) != why
             case _:
                 changes = True
-        return Settled(event if changes else None)
+        return Settlement(event if changes else None)
 
-    def apply(self, settled: Settled) -> list[Effect]:
+    def apply(self, settled: Settlement) -> list[Effect]:
         """What becomes of an event that is in the log."""
         assert settled.event is not None, "what is answered is not applied"
         effects = [*self.engine.handle(settled.event), *settled.effects]
         self.line.heard(settled.event.now, effects)
         return effects
 
-    def repeat(self, event: ev.UpdateArrived) -> Settled:
+    def repeat(self, event: ev.UpdateArrived) -> Settlement:
         """Answer an update whose id was decided before: `IdTaken` for another update than that."""
         update_id = event.update.update_id
         known = self.engine.ledger.receipts.get(update_id)
@@ -163,32 +163,32 @@ class Run:
         assert known is not None, f"update {update_id} is in the log but has no verdict"
         effect = repeated(event, known)
         if isinstance(effect, Conflicting):
-            return Settled(error=IdTaken(effect.why))
+            return Settlement(error=IdTaken(effect.why))
         self.duplicates += 1
-        return Settled(effects=[effect])
+        return Settlement(effects=[effect])
 
-    def _enrolled(self, said: ev.Enrolled) -> Settled:
+    def _enrolled(self, said: ev.Enrolled) -> Settlement:
         """Who says nothing new of itself is known; who says something new without end has to wait."""
         client = self.engine.ledger.clients.get(said.client_id)
         if client is None:
-            return Settled(said)
+            return Settlement(said)
         if client.capability == said.capability:
-            return Settled()
+            return Settlement()
         wait_s = self._capabilities.take(said.client_id, said.now)
         if not wait_s:
-            return Settled(said)
+            return Settlement(said)
         why = f"{said.client_id!r} enrols with another capability too often: wait"
-        return Settled(error=Overloaded(why, (wait_s, 2 * wait_s)))
+        return Settlement(error=Overloaded(why, (wait_s, 2 * wait_s)))
 
-    def _asked(self, asked: ev.TaskAsked) -> Settled:
+    def _asked(self, asked: ev.TaskAsked) -> Settlement:
         """An ask that gets no task now changes nothing; that it gives another up is an event for the log."""
         refused = self.line.refusal(self.engine, asked.ask, asked.now)
         if refused is None:
-            return Settled(asked)
+            return Settlement(asked)
         dropped = given_up(refused, asked.now, self.engine)
         if dropped is not None and dropped.task_id in self._coming:
             dropped = None
-        return Settled(dropped, [refused])
+        return Settlement(dropped, [refused])
 
     def _renews(self, beat: ev.LeaseRenewed) -> bool:
         """Whether a heartbeat is of any use."""
@@ -206,7 +206,7 @@ class Run:
         return True
 
 
-class Notice(StrEnum):
+class AdviceKind(StrEnum):
     """What a device should know that has sent a heartbeat."""
 
     NONE = ""
@@ -221,7 +221,7 @@ class Advice:
 
     expires_at: float
     version: int
-    notice: Notice = Notice.NONE
+    notice: AdviceKind = AdviceKind.NONE
     detail: str = ""
 
 
@@ -232,10 +232,10 @@ def advice(engine: Engine, client_id: str, task_id: str) -> Advice:
         task = None
     expires_at = 0.0 if task is None else task.expires_at
     if engine.finished:
-        return Advice(expires_at, version, Notice.FINISHED, engine.finished)
+        return Advice(expires_at, version, AdviceKind.FINISHED, engine.finished)
     if task is None:
-        return Advice(0.0, version, Notice.CANCEL, "the task is not wanted any more")
+        return Advice(0.0, version, AdviceKind.CANCEL, "the task is not wanted any more")
     if 0 < engine.settings.upload_now_versions <= version - task.base_version:
         detail = f"version {version} is served, the task is of version {task.base_version}"
-        return Advice(expires_at, version, Notice.UPLOAD_NOW, detail)
+        return Advice(expires_at, version, AdviceKind.UPLOAD_NOW, detail)
     return Advice(expires_at, version)

@@ -31,7 +31,7 @@ from anabranch.reports.plots import Series, Span, line_chart, plot
 from anabranch.reports.result import Kind, Point, Result
 from anabranch.reports.scales import Axis
 from anabranch.reports.settings import PLACES, SEED, changed
-from anabranch.reports.spreads import Group, Row, Spread, compare, grouped
+from anabranch.reports.spreads import RunGroup, Spread, SpreadRow, compare, grouped
 from anabranch.reports.svg import COLOURS
 from anabranch.reports.text import (
     BYTES,
@@ -108,7 +108,7 @@ def _axis(against: Against, kind: Kind) -> Axis:
     return {"time": time_axis(kind), "updates": UPDATES, "bytes": TRAFFIC}[against]
 
 
-def _charts(groups: Sequence[Group], kind: Kind, colours: Colours) -> list[str]:
+def _charts(groups: Sequence[RunGroup], kind: Kind, colours: Colours) -> list[str]:
     """The first metric against everything, the others against time."""
     runs = [r for g in groups for r in g.runs]
     names = metric_names(runs)
@@ -127,7 +127,7 @@ def _charts(groups: Sequence[Group], kind: Kind, colours: Colours) -> list[str]:
     return [key, f'<p class="hint">{_HOW_TO_READ}</p>' if several else "", grid(cards)]
 
 
-def _series(groups: Sequence[Group], name: str, against: Against, colours: Colours) -> list[Series]:
+def _series(groups: Sequence[RunGroup], name: str, against: Against, colours: Colours) -> list[Series]:
     at, lines = _AT[against], []
     for g in groups:
         colour = colours[g.label]
@@ -144,7 +144,7 @@ def _series(groups: Sequence[Group], name: str, against: Against, colours: Colou
     return lines
 
 
-def _target(groups: Sequence[Group], name: str) -> float | None:
+def _target(groups: Sequence[RunGroup], name: str) -> float | None:
     targets = {goal.target for g in groups for r in g.runs if (goal := r.goal).metric == name}
     return targets.pop() if len(targets) == 1 else None
 
@@ -165,10 +165,10 @@ def mean_curve(curves: Sequence[Curve]) -> list[tuple[float, float]]:
     return list(curves[0]) if len(curves) == 1 else [(x, mean) for x, mean, _, _ in spans(curves)]
 
 
-Column = tuple[str, Callable[[Row], str]]
+Column = tuple[str, Callable[[SpreadRow], str]]
 
 
-def _figures(rows: Sequence[Row], colours: Colours) -> str:
+def _figures(rows: Sequence[SpreadRow], colours: Colours) -> str:
     """The table; columns that say nothing of any row are left out."""
     columns: list[Column] = [
         ("strategy", lambda r: f'<i class="swatch c{colours[r.label] % COLOURS}"></i>{safe(r.label)}'),
@@ -190,7 +190,7 @@ def _figures(rows: Sequence[Row], colours: Colours) -> str:
     return table([head for head, _ in telling], zip(*(cells for _, cells in telling), strict=True))
 
 
-def _metric_columns(rows: Sequence[Row]) -> list[Column]:
+def _metric_columns(rows: Sequence[SpreadRow]) -> list[Column]:
     """The last of each metric, and the best of those that rows are judged by, which come first."""
     judged = dict.fromkeys(r.metric for r in rows if r.best_value is not None)
     names = dict.fromkeys([*judged, ACCURACY, *(n for row in rows for n in row.metrics)])
@@ -198,10 +198,10 @@ def _metric_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _columns_of(name: str, best: bool) -> list[Column]:
-    def final(r: Row) -> str:
+    def final(r: SpreadRow) -> str:
         return _metric_cell(name, r.final_accuracy if name == ACCURACY else r.metrics.get(name))
 
-    def best_of(r: Row) -> str:
+    def best_of(r: SpreadRow) -> str:
         if name == ACCURACY:
             return _metric_cell(name, r.best_accuracy)
         return _metric_cell(name, r.best_value if r.metric == name else None)
@@ -215,7 +215,7 @@ def _metric_cell(name: str, values: Spread | None) -> str:
     return _spread_cell(values, units_of(name, (values.least, values.greatest)))
 
 
-def _common(groups: Sequence[Group]) -> str:
+def _common(groups: Sequence[RunGroup]) -> str:
     """The settings that all of the runs have in common, as far as they are not the defaults."""
     found = [changed(g.runs[0].config) for g in groups]
     common = {

@@ -35,7 +35,7 @@ STEPS_SHOWN_MAX = 12
 
 
 @dataclass(frozen=True)
-class Strength:
+class ReportedStrength:
     """`kept`: the fraction of values that travel; `bits`: of each of them."""
 
     kept: float
@@ -54,10 +54,10 @@ def saving(sent: int, whole: int) -> str:
     return f"{number_text(whole / sent)}x fewer" if 0 < sent < whole else ""
 
 
-def strength_of(codec: str) -> Strength | None:
+def strength_of(codec: str) -> ReportedStrength | None:
     """How much of each value a codec lets through; None where the text does not say."""
     if codec == RAW:
-        return Strength(1.0, 32)
+        return ReportedStrength(1.0, 32)
     try:
         stages = parse_chain(payload_codec(codec))
     except UnknownCodec:
@@ -70,7 +70,7 @@ def strength_of(codec: str) -> Strength | None:
             bits = BITS[stage.name]
         elif stage.name not in OTHERS:
             return None
-    return Strength(kept, bits) if 0 < kept <= 1 else None
+    return ReportedStrength(kept, bits) if 0 < kept <= 1 else None
 
 
 def _fraction(stage: StageText) -> float:
@@ -132,7 +132,9 @@ def _steps_cards(r: Result) -> list[str]:
     return [card("Compression over versions", steps_chart(lines, r.versions), caption)]
 
 
-Line = tuple[str, int, Sequence[tuple[int, Strength]]]  # its name, its colour, and from which version on
+Line = tuple[
+    str, int, Sequence[tuple[int, ReportedStrength]]
+]  # its name, its colour, and from which version on
 
 
 def steps_chart(lines: Sequence[Line], last: int) -> str:

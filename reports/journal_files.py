@@ -37,7 +37,7 @@ def run_record(spec: ParamSpec, config: Config) -> Record:
 
 
 @dataclass(frozen=True)
-class Place:
+class JournalPosition:
     """How far a journal has come: its bytes, and their digest."""
 
     size_bytes: int
@@ -55,11 +55,11 @@ class DigestJournal:
         """Take one record; the payload is in it by its digest."""
         self._digest.add(record)
 
-    def place(self) -> Place:
+    def place(self) -> JournalPosition:
         """Where it stands."""
-        return Place(0, self._digest.copy())
+        return JournalPosition(0, self._digest.copy())
 
-    def go_back(self, place: Place) -> None:
+    def go_back(self, place: JournalPosition) -> None:
         """Forget what came after a place."""
         self._digest = place.digest.copy()
 
@@ -96,11 +96,11 @@ class JournalWriter:
             self._kept.add(sha256)
             self._payloads.writestr(zipfile.ZipInfo(sha256), payload)
 
-    def place(self) -> Place:
+    def place(self) -> JournalPosition:
         """Where it stands."""
-        return Place(self._size_bytes, self._digest.copy())
+        return JournalPosition(self._size_bytes, self._digest.copy())
 
-    def go_back(self, place: Place) -> None:
+    def go_back(self, place: JournalPosition) -> None:
         """Forget the records after a place, as a log does that was restored from a backup."""
         self._lines.flush()
         self._lines.seek(place.size_bytes)

@@ -27,7 +27,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Row:
+class SpreadRow:
     """The runs of a workload that differ in nothing but the seed. A spread is None where none has the figure.
 
     `settings` are those in which the rows of this workload differ, and `label` is the strategy with them.
@@ -69,8 +69,8 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Runs that differ in nothing but the seed; see `Row` for `label` and `settings`."""
+class RunGroup:
+    """Runs that differ in nothing but the seed; see `SpreadRow` for `label` and `settings`."""
 
     strategy: str
     label: str
@@ -78,12 +78,12 @@ class Group:
     runs: Sequence[Result]
 
 
-def compare(results: Iterable[Result]) -> list[Row]:
+def compare(results: Iterable[Result]) -> list[SpreadRow]:
     """A row for each group, in the order in which each first appears."""
     return [_row(group) for groups in grouped(results).values() for group in groups]
 
 
-def grouped(results: Iterable[Result]) -> dict[tuple[str, Kind], list[Group]]:
+def grouped(results: Iterable[Result]) -> dict[tuple[str, Kind], list[RunGroup]]:
     """Results by (workload, kind), then by all settings but the seed."""
     by_workload: dict[tuple[str, Kind], list[Result]] = {}
     for r in results:
@@ -91,7 +91,7 @@ def grouped(results: Iterable[Result]) -> dict[tuple[str, Kind], list[Group]]:
     return {key: _groups(runs) for key, runs in by_workload.items()}
 
 
-def _groups(runs: Sequence[Result]) -> list[Group]:
+def _groups(runs: Sequence[Result]) -> list[RunGroup]:
     found: dict[str, list[Result]] = {}
     for r in runs:
         told = {k: v for k, v in settings(r.config).items() if k not in PLACES and k != SEED}
@@ -106,7 +106,7 @@ def _groups(runs: Sequence[Result]) -> list[Group]:
         values = settings(first.config)
         told = {k: values[k] for k in keys if k in values}
         label = ", ".join([first.strategy, *(label_text(k, v) for k, v in told.items())])
-        groups.append(Group(first.strategy, label, told, group))
+        groups.append(RunGroup(first.strategy, label, told, group))
     return groups
 
 
@@ -121,14 +121,14 @@ def _spread_of_known(values: Iterable[float | None]) -> Spread | None:
     return spread(known) if known else None
 
 
-def _row(group: Group) -> Row:
+def _row(group: RunGroup) -> SpreadRow:
     runs = group.runs
     first = runs[0]
     targets, goals = {r.target_accuracy for r in runs}, [r.goal for r in runs]
     goal = next((g for g in goals if g.metric != AUTO), goals[0])
     judged = [[v for p in r.history if (v := goal.value(p.measured)) is not None] for r in runs]
     reached = [p for r in runs if r.time_to_target_s is not None and (p := _reaching(r)) is not None]
-    return Row(
+    return SpreadRow(
         workload=first.workload,
         kind=first.kind,
         strategy=first.strategy,

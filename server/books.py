@@ -25,12 +25,12 @@ from anabranch.core.model.params import digest
 from anabranch.core.model.updates import Receipt, Task
 from anabranch.core.retention import ALL, Keep
 from anabranch.host.rollback import Folding, Refolder
-from anabranch.host.run import Run, Settled
+from anabranch.host.run import Run, Settlement
 from anabranch.server.failpoints import reach
 from anabranch.server.glance import Glance, Glances
 from anabranch.server.history import History
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
-from anabranch.server.saving import Every, Saved, Saving, Taken, Written
+from anabranch.server.saving import Every, PendingSnapshot, SavedPoint, Saving, SnapshotFile
 from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Call:
     value: Any = None
     error: BaseException | None = None
 
-    def take(self, found: Settled) -> bool:
+    def take(self, found: Settlement) -> bool:
         """Note what the event comes to; whether that is for the log."""
         self.event, self.effects, self.error = found.event or self.event, found.effects, found.error
         return found.event is not None
@@ -91,7 +91,7 @@ class Books:
         models: Models,
         every: Every,
         seq: int,
-        saved: Saved,
+        saved: SavedPoint,
         history: History,
         limits: Limits = DEFAULT_LIMITS,
         keep: Keep = ALL,
@@ -153,7 +153,7 @@ class Books:
         if self.saving.finish(self._project_digests, wait):
             self._trims = self._forgets
 
-    def _project_digests(self, taken: Taken, written: Written) -> None:
+    def _project_digests(self, taken: PendingSnapshot, written: SnapshotFile) -> None:
         if written.digests:
             self._projections.append(Projection(taken.saved.seq, taken.at, (), written.digests))
             self.project()
@@ -235,7 +235,7 @@ class Books:
             call.take(self.run.repeat(call.event))
             return
         self.seq = call.seq = seq
-        call.effects = self.run.apply(Settled(call.event, call.effects))
+        call.effects = self.run.apply(Settlement(call.event, call.effects))
         reach("handled")
         digests, links = {}, self.history.follow(record, call.effects)
         for effect in call.effects:

@@ -15,7 +15,7 @@ from anabranch.server.verify import stored_run
 
 
 @dataclass(frozen=True)
-class Exported:
+class Export:
     """What was written. `metrics` are those that followers reported, by version."""
 
     journal_sha256: str
@@ -23,7 +23,7 @@ class Exported:
     metrics: Mapping[int, Mapping[str, float]]
 
 
-def export_run(data_dir: Path, database: str, folder: Path, archive: Path | None = None) -> Exported:
+def export_run(data_dir: Path, database: str, folder: Path, archive: Path | None = None) -> Export:
     """Write the journal of a server's run into `folder`. `archive`: of what the log has dropped.
 
     Raises `DataError` where there is no run, or its log does not begin with its first event.
@@ -45,6 +45,6 @@ def export_run(data_dir: Path, database: str, folder: Path, archive: Path | None
                 journal.append(record, store.payload(Payload(**record["payload"])) if kept else None)
         newest = max((row.version for row in store.versions(limit=1 << 31)), default=0)
         metrics = {v: told for v in range(newest + 1) if (told := store.metrics(v))}
-        return Exported(journal.sha256, events, metrics)
+        return Export(journal.sha256, events, metrics)
     finally:
         store.close()

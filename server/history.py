@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from anabranch.host.chain import Chain
+from anabranch.host.chain import HashChain
 from anabranch.identity.heads import first_head, follow_links
 from anabranch.server.store.base import RunInfo, Store
 
 
-class History(Chain):
-    """Of a run at a version, 0 unless told otherwise; then `head` is that version's, hex. See `Chain`."""
+class History(HashChain):
+    """Of a run at a version, 0 unless told otherwise; then `head` is that version's, hex. See `HashChain`."""
 
     def __init__(self, info: RunInfo, version: int = 0, head: str = "") -> None:
         fixed = {"config": info.config, "initial_sha256": info.initial_sha256, "layout": info.layout}

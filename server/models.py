@@ -41,7 +41,7 @@ NEWEST_KEPT = 2  # so that a fetch that began before a publication can be resume
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ModelRequest:
     """What somebody wants of a version.
 
     `form`: `exact` (the server's own vector), `replica` (what devices train from, raw) or `encoded` (the
@@ -93,7 +93,7 @@ class Models:
         self._executor = ThreadPoolExecutor(1, "anabranch-models")
         make_private_folder(folder)
         tighten(folder.parent, *folder.iterdir())
-        self._files: dict[Wanted, Future[ModelFile]] = {}
+        self._files: dict[ModelRequest, Future[ModelFile]] = {}
         self._published_at: dict[int, float] = {}
         # The best version that is here, and what was measured of it.
         self.best: tuple[int, Mapping[str, float]] | None = None
@@ -101,7 +101,7 @@ class Models:
         self._looked_at: deque[int] = deque(maxlen=LOOKED_AT_KEPT)
         for path in folder.iterdir():
             if found := _NAME.match(path.name):
-                wanted = Wanted(int(found[1]), found[2])
+                wanted = ModelRequest(int(found[1]), found[2])
                 self._files[wanted] = self._executor.submit(self._check, wanted, path, found[3])
             else:
                 path.unlink()
@@ -116,18 +116,18 @@ class Models:
 
     def for_device(
         self, version: int, holds: int | None, codecs: Collection[str], submodel: Submodel | None = None
-    ) -> Wanted:
+    ) -> ModelRequest:
         """What a device gets that holds another version, can decode these stages and trains `submodel`."""
         if isinstance(submodel, UnitMap) and is_exact(self._codec_at):
-            return Wanted(version, "exact", submodel=submodel)
+            return ModelRequest(version, "exact", submodel=submodel)
         text = self._codec_at(version)
         if text == RAW:
-            return Wanted(version, "exact")
+            return ModelRequest(version, "exact")
         if lacks(codecs, text):
-            return Wanted(version, "replica")
-        return Wanted(version, "encoded", holds)
+            return ModelRequest(version, "replica")
+        return ModelRequest(version, "encoded", holds)
 
-    def keep(self, engine: Engine, wanted: Wanted) -> None:
+    def keep(self, engine: Engine, wanted: ModelRequest) -> None:
         """Have a file made of what the engine holds, unless it is there; others stay unknown."""
         held = self._files.get(wanted)
         if held is not None and not (held.done() and held.exception() is not None):
@@ -144,7 +144,7 @@ class Models:
     def rate(self, version: int, metrics: Mapping[str, float]) -> None:
         """A follower has measured a version: the best one that is here is kept, by the run's goal."""
         found = self._goal.rank(metrics)
-        if found is None or Wanted(version, "exact") not in self._files:
+        if found is None or ModelRequest(version, "exact") not in self._files:
             return
         if self.best is None or found > (self._goal.rank(self.best[1]) or found):
             self.best = (version, metrics)
@@ -184,7 +184,7 @@ class Models:
         for wanted in [w for w in parts if (w.version, w.submodel) not in needed]:
             self._files.pop(wanted).add_done_callback(_remove)
 
-    async def get(self, wanted: Wanted) -> ModelFile:
+    async def get(self, wanted: ModelRequest) -> ModelFile:
         """The file. Raises `UnknownVersion`."""
         future = self._files.get(wanted)
         if future is None:
@@ -197,13 +197,13 @@ class Models:
         """Finish what is being written."""
         self._executor.shutdown()
 
-    def _same(self, engine: Engine, wanted: Wanted) -> Wanted:
+    def _same(self, engine: Engine, wanted: ModelRequest) -> ModelRequest:
         """The plainest wish that gets the same payload: no base that nothing leads from."""
         if wanted.holds is not None and not downloads_lead_from(engine, wanted.version, wanted.holds):
             return replace(wanted, holds=None)
         return wanted
 
-    def _make(self, engine: Engine, wanted: Wanted) -> Make | None:
+    def _make(self, engine: Engine, wanted: ModelRequest) -> Make | None:
         if wanted.submodel is not None:
             return self._payloads.offer(engine, wanted.version, None, None, wanted.submodel)
         if wanted.form == "exact" and wanted.version == engine.version:
@@ -213,7 +213,7 @@ class Models:
         codecs = () if wanted.form == "replica" else None
         return self._payloads.offer(engine, wanted.version, wanted.holds, codecs)
 
-    def _write(self, wanted: Wanted, make: Make) -> ModelFile:
+    def _write(self, wanted: ModelRequest, make: Make) -> ModelFile:
         made = make()
         sha256 = hashlib.sha256(made.data).hexdigest()
         start = "" if made.from_version is None else f"from{made.from_version}-"
@@ -232,7 +232,7 @@ class Models:
             made.part_only,
         )
 
-    def _check(self, wanted: Wanted, path: Path, sha256: str) -> ModelFile:
+    def _check(self, wanted: ModelRequest, path: Path, sha256: str) -> ModelFile:
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:

@@ -28,7 +28,7 @@ from anabranch.server.feed import Happening
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.glance import Glance
 from anabranch.server.intake import checked_metrics
-from anabranch.server.models import Wanted
+from anabranch.server.models import ModelRequest
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
 from anabranch.server.setting import change_to_proto, read_settings
@@ -155,7 +155,7 @@ class Operators(OperatorsServicer):
         if request.best:
             wanted = self._best()
         version = await self.run.writer.look(lambda engine: self._keep(engine, wanted))
-        data = await self._safetensors(Wanted(version, "exact"))
+        data = await self._safetensors(ModelRequest(version, "exact"))
         step = self.run.limits.chunk_bytes_max
         for offset in range(0, len(data), step):
             chunk = data[offset : offset + step]
@@ -245,10 +245,10 @@ class Operators(OperatorsServicer):
 
     def _keep(self, engine: Engine, wanted: int | None) -> int:
         version = engine.version if wanted is None else wanted
-        self.run.models.keep(engine, Wanted(version, "exact"))
+        self.run.models.keep(engine, ModelRequest(version, "exact"))
         return version
 
-    async def _safetensors(self, wanted: Wanted) -> bytes:
+    async def _safetensors(self, wanted: ModelRequest) -> bytes:
         file, run = await self.run.models.get(wanted), self.run
 
         def convert() -> bytes:

@@ -46,7 +46,7 @@ class _Record:
 
 
 @dataclass(frozen=True)
-class Proved:
+class ProvedState:
     """The state that a log replays to up to an event, proved at a time."""
 
     seq: int
@@ -61,7 +61,7 @@ class Proofbook:
         self._path = data_dir / FOLDER / RECORD
         self._files = SnapshotFiles(data_dir / FOLDER, DEFAULT_LIMITS)
 
-    def read(self, store: Store, info: RunInfo, ca_sha256: str, first: Recovery) -> Proved | None:
+    def read(self, store: Store, info: RunInfo, ca_sha256: str, first: Recovery) -> ProvedState | None:
         """What holds of this log still; None where nothing was proved, or not what is asked for.
 
         `first`: where the log begins. It is read up to where it was proved, and its hash is what it was.
@@ -73,7 +73,7 @@ class Proofbook:
                 return None
             if _mark(store, info, first, found.seq) != found.mark:
                 return None
-            return Proved(found.seq, found.at, self._files.read(found.snapshot))
+            return ProvedState(found.seq, found.at, self._files.read(found.snapshot))
         except (OSError, ValueError, TypeError, StoreError):
             return None
 

@@ -14,7 +14,7 @@ from typing import Any
 from anabranch.core.clock import EventClock, Seconds
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import Effect, Published
-from anabranch.core.engine.changes import Said
+from anabranch.core.engine.changes import StartSettings
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.settable import (
     as_started,
@@ -34,8 +34,8 @@ from anabranch.host.rollback import Refolder
 from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
-from anabranch.server.saving import Saved
-from anabranch.server.store.base import Link, Mark, Projection, RunInfo, Store, VersionRow
+from anabranch.server.saving import SavedPoint
+from anabranch.server.store.base import ChainLink, Mark, Projection, RunInfo, Store, VersionRow
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class Recovered:
     engine: Engine
     seq: int
     last_now: float
-    saved: Saved
+    saved: SavedPoint
     replayed: int
     took_s: float
     history: History
@@ -83,7 +83,7 @@ def recover(
     replayed_log = Replay(store, begin, found, store.receipt)
     engine = replayed_log.engine
     engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)
-    saved = Saved(found.applied_through_seq, engine.version, engine.counters.applied)
+    saved = SavedPoint(found.applied_through_seq, engine.version, engine.counters.applied)
     seq, last_now, replayed = found.applied_through_seq, max(info.created_at, found.taken_at), 0
     history, mark = history_at(store, info, engine.version, seq), store.mark()
     check_mark(mark, history, seq)
@@ -111,7 +111,7 @@ def recover(
 
 def _said(stored: Config, given: Config, engine: Engine, read_at: float) -> Mapping[str, Any]:
     """What a start has said that is new. Raises `ConfigError` where the run cannot have it."""
-    said = Said.of(stored, given, engine.changes, read_at)
+    said = StartSettings.of(stored, given, engine.changes, read_at)
     for path, value in said.passed_over.items():
         stays = value_in_force(engine.settings, path)
         change = engine.changes.made.get(path)
@@ -150,7 +150,7 @@ def check_mark(mark: Mark | None, history: History, seq: int) -> None:
 
 def check_links(
     history: History, record: Record, effects: list[Effect], known: Mapping[int, VersionRow]
-) -> dict[int, Link]:
+) -> dict[int, ChainLink]:
     """The chain goes on with an event: the links of the versions that it published.
 
     Raises `ReplayMismatch` if one is not what the record says: an event before it was changed.

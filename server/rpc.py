@@ -21,7 +21,7 @@ from anabranch.core.model.chains import AUTO, lacks
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Reason, Task
 from anabranch.host.build import device_tables
-from anabranch.host.run import BEATS_PER_LEASE, Notice, advice
+from anabranch.host.run import BEATS_PER_LEASE, AdviceKind, advice
 from anabranch.identity.certificates import certificate_der
 from anabranch.identity.heads import head_message
 from anabranch.protos.convert import (
@@ -40,8 +40,8 @@ from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
 from anabranch.server.calls import USELESS_S, in_turn
 from anabranch.server.gate import Caller, Gate
-from anabranch.server.intake import Requests, Verdict, read_ask
-from anabranch.server.models import ModelFile, Wanted
+from anabranch.server.intake import PushAnswer, Requests, read_ask
+from anabranch.server.models import ModelFile, ModelRequest
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
 
@@ -52,10 +52,10 @@ E = TypeVar("E", Granted, LeaseEnded, Refused)
 LINKS_MAX = 4096  # in one answer: 128 KiB
 WHY_CHARS_MAX = 200
 NOTICES = {
-    Notice.NONE: devices.NOTICE_KIND_UNSPECIFIED,
-    Notice.CANCEL: devices.NOTICE_KIND_CANCEL,
-    Notice.UPLOAD_NOW: devices.NOTICE_KIND_UPLOAD_NOW,
-    Notice.FINISHED: devices.NOTICE_KIND_FINISHED,
+    AdviceKind.NONE: devices.NOTICE_KIND_UNSPECIFIED,
+    AdviceKind.CANCEL: devices.NOTICE_KIND_CANCEL,
+    AdviceKind.UPLOAD_NOW: devices.NOTICE_KIND_UPLOAD_NOW,
+    AdviceKind.FINISHED: devices.NOTICE_KIND_FINISHED,
 }
 
 
@@ -197,7 +197,7 @@ class Devices(DevicesServicer):
             self.calls.told("Heartbeat", client_id, task.lease_s / BEATS_PER_LEASE)
         await writer.submit(ev.LeaseRenewed(writer.now(), client_id, task_id, request.progress, session))
         said = await writer.look(lambda engine: advice(engine, client_id, task_id))
-        about = "" if said.notice is Notice.FINISHED else task_id
+        about = "" if said.notice is AdviceKind.FINISHED else task_id
         notices = [devices.Notice(kind=NOTICES[said.notice], task_id=about, detail=said.detail)]
         return devices.HeartbeatResponse(
             expires_at_s=said.expires_at,
@@ -331,7 +331,7 @@ class Devices(DevicesServicer):
 
     def _wanted(
         self, engine: Engine, request: devices.FetchModelRequest, submodel: Submodel | None
-    ) -> tuple[Wanted, bool]:
+    ) -> tuple[ModelRequest, bool]:
         """What to serve, made if need be, and whether it is the last version. In the writer's thread."""
         version = request.version if request.HasField("version") else engine.version
         holds = request.holds_version if request.HasField("holds_version") else None
@@ -339,7 +339,7 @@ class Devices(DevicesServicer):
             submodel = None  # a part is a file of its own: they are made for tasks alone
         wanted = self.run.models.for_device(version, holds, request.codecs, submodel)
         if request.exact:
-            wanted = Wanted(version, "exact")
+            wanted = ModelRequest(version, "exact")
             self.run.models.looked_at(version)
         is_known = request.HasField("newer_than") and version <= request.newer_than
         if not is_known or request.HasField("version"):
@@ -378,7 +378,7 @@ def _part(file: ModelFile) -> model.Part:
     )
 
 
-def _push_response(verdict: Verdict) -> devices.PushUpdateResponse:
+def _push_response(verdict: PushAnswer) -> devices.PushUpdateResponse:
     duplicate = verdict.duplicate
     return devices.PushUpdateResponse(
         status=devices.PUSH_STATUS_DUPLICATE if duplicate else devices.PUSH_STATUS_ACCEPTED,

@@ -24,7 +24,7 @@ from anabranch.server.writer import Writer
 
 
 @dataclass
-class Sent:
+class SentBytes:
     """Bytes of models that were streamed, and what they would have been whole and raw."""
 
     bytes: int = 0
@@ -56,8 +56,8 @@ class LiveRun:
     presence: Presence = field(default_factory=lambda: Presence(ServerTable.lease_s))
     # Where it came from a backup, as its operator has said.
     restored: Restored | None = None
-    sent_to_devices: Sent = field(default_factory=Sent)
-    sent_to_observers: Sent = field(default_factory=Sent)
+    sent_to_devices: SentBytes = field(default_factory=SentBytes)
+    sent_to_observers: SentBytes = field(default_factory=SentBytes)
 
     @property
     def config(self) -> Config:

@@ -32,7 +32,7 @@ SAVING_SHARE = 20
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedPoint:
     """How far the newest snapshot goes: events, versions and applied updates."""
 
     seq: int = 0
@@ -55,7 +55,7 @@ class Every:
 
 
 @dataclass(frozen=True)
-class Written:
+class SnapshotFile:
     """The file of a snapshot, and the digest of its vector where the version has none on record."""
 
     sha256: str
@@ -63,15 +63,15 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Taken:
+class PendingSnapshot:
     """A snapshot that is being written: of which state, and what of the books was in none before."""
 
     snapshot: Snapshot
     at: float
-    saved: Saved
+    saved: SavedPoint
     unsaved: Unsaved
     began: float
-    writing: Future[Written]
+    writing: Future[SnapshotFile]
 
 
 class AtOnce(Executor):
@@ -90,12 +90,12 @@ class AtOnce(Executor):
 class Saving:
     """See the module. All methods are for the writer's thread; `written` is called in the other one."""
 
-    def __init__(self, engine: Engine, store: Store, every: Every, saved: Saved, keep: Keep) -> None:
+    def __init__(self, engine: Engine, store: Store, every: Every, saved: SavedPoint, keep: Keep) -> None:
         self._engine, self._store, self._every, self._keep = engine, store, every, keep
         self.saved = saved
         self.executor: Executor = AtOnce()
         self.written: Callable[[], None] = lambda: None
-        self._taken: Taken | None = None
+        self._taken: PendingSnapshot | None = None
         self._not_before = 0.0
 
     def is_due(self, seq: int) -> bool:
@@ -113,17 +113,17 @@ class Saving:
         assert unsaved is not None, "a ledger that is saved in pieces notes what changed"
         engine.ledger.track(saved=True)
         rate = engine.version > self.saved.version
-        saved = Saved(seq, engine.version, engine.counters.applied)
+        saved = SavedPoint(seq, engine.version, engine.counters.applied)
         writing = self.executor.submit(self._write, snapshot, rate)
-        self._taken = Taken(snapshot, now, saved, unsaved, began, writing)
+        self._taken = PendingSnapshot(snapshot, now, saved, unsaved, began, writing)
         writing.add_done_callback(lambda _: self.written())
 
-    def _write(self, snapshot: Snapshot, with_digest: bool) -> Written:
+    def _write(self, snapshot: Snapshot, with_digest: bool) -> SnapshotFile:
         sha256 = self._store.write_snapshot(snapshot)
         version = snapshot.meta["version"]
-        return Written(sha256, {version: digest(snapshot.arrays["vector"])} if with_digest else {})
+        return SnapshotFile(sha256, {version: digest(snapshot.arrays["vector"])} if with_digest else {})
 
-    def finish(self, project: Callable[[Taken, Written], None], wait: bool = False) -> bool:
+    def finish(self, project: Callable[[PendingSnapshot, SnapshotFile], None], wait: bool = False) -> bool:
         """Name what was taken, once it is written; whether anything was named. Raises `StoreFull`.
 
         `project`: writes down what was found out of the version, and all else that comes first.

@@ -24,7 +24,7 @@ from anabranch.core.limits import Limits
 from anabranch.server.ports import NOT_SERVING, Ports
 from anabranch.server.recovery import Recovered
 from anabranch.server.rpc_errors import abort
-from anabranch.server.store.base import Led, Store
+from anabranch.server.store.base import LedByAnother, Store
 from anabranch.server.tls import ServerIdentity
 from anabranch.server.writer import Writer
 
@@ -92,15 +92,15 @@ async def await_turn(
 
     It is told for how many seconds this process has waited, None where it has not.
 
-    For another server only a standby waits: raises `Led`. For a database that does not answer every server
-    does; one that answers and lets nobody in is `StoreUnreachable`. None: `stop` came first.
+    For another server only a standby waits: raises `LedByAnother`. For a database that does not answer every
+    server does; one that answers and lets nobody in is `StoreUnreachable`. None: `stop` came first.
     """
     try:
         return config, await asyncio.to_thread(begin, None)
-    except (Led, StoreUnreachable) as error:
+    except (LedByAnother, StoreUnreachable) as error:
         if not _may_pass(error, config.server.standby):
             raise
-        led = isinstance(error, Led)
+        led = isinstance(error, LedByAnother)
         why, began = str(error) if led else f"waiting for the database: {error}", time.monotonic()
     await ports.open()
     table = replace(config.server, address=ports.address, admin_address=ports.admin_address)
@@ -111,7 +111,7 @@ async def await_turn(
         while not stop.is_set():
             try:  # `begin` waits for the lock itself, a little
                 recovered = await asyncio.to_thread(begin, time.monotonic() - began)
-            except (Led, StoreUnreachable) as error:
+            except (LedByAnother, StoreUnreachable) as error:
                 if not _may_pass(error, config.server.standby):
                     raise
                 if isinstance(error, StoreUnreachable):
@@ -124,9 +124,9 @@ async def await_turn(
     return None
 
 
-def _may_pass(error: Led | StoreUnreachable, standby: bool) -> bool:
+def _may_pass(error: LedByAnother | StoreUnreachable, standby: bool) -> bool:
     """Whether to wait: for a leader's end, or for a database that is not there, or not ready, yet."""
-    if isinstance(error, Led):
+    if isinstance(error, LedByAnother):
         return standby
     text = str(error)
     return REFUSED not in text or any(soon in text for soon in SOON)

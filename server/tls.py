@@ -61,7 +61,7 @@ def join_address(config: Config) -> str:
 
 
 @dataclass(frozen=True)
-class Shown:
+class PortCertificate:
     """A key, its certificate, and both as gRPC takes them."""
 
     key: Key
@@ -76,7 +76,7 @@ class ServerIdentity:
         self.authority, self.life_s = authority, life_s
         self._members: Members | None = None
         self._lock = threading.Lock()  # gRPC asks from threads of its own
-        self._shown: Shown | None = None
+        self._shown: PortCertificate | None = None
 
     @property
     def members(self) -> Members:
@@ -105,7 +105,7 @@ class ServerIdentity:
         """The certificate of the moment."""
         return self._current().certificate
 
-    def _current(self) -> Shown:
+    def _current(self) -> PortCertificate:
         """Another one after two thirds of its life, or if the clock was set back to before it."""
         with self._lock:
             if self._shown is None or not self._is_good(self._shown.certificate):
@@ -113,7 +113,7 @@ class ServerIdentity:
                 made = self.authority.server(key.public_key(), self.life_s)
                 pair = (key_pem(key), certificate_pem(made))
                 configuration = grpc.ssl_server_certificate_configuration([pair], self.authority.pem)
-                self._shown = Shown(key, made, configuration)
+                self._shown = PortCertificate(key, made, configuration)
                 log.info("a new certificate for the server, serial %x", made.serial_number)
             return self._shown
 
@@ -125,12 +125,12 @@ class ServerIdentity:
         shown = self.configuration()
         return grpc.dynamic_ssl_server_credentials(
             shown,
-            Changes(self, shown).latest,  # type: ignore[arg-type] # None is gRPC's word for no change
+            CertificateSupply(self, shown).latest,  # type: ignore[arg-type] # None is gRPC's word for no change
             require_client_authentication=clients,
         )
 
 
-class Changes:
+class CertificateSupply:
     """The certificates of a port, as gRPC asks for them: before every handshake, from threads of its own.
 
     It takes whatever it is given for new, and frees what it made of the one before under handshakes that go

@@ -28,7 +28,7 @@ from anabranch.server.books import Answer, Books, Call
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History, head_at
 from anabranch.server.models import Models
-from anabranch.server.saving import Every, Saved
+from anabranch.server.saving import Every, SavedPoint
 from anabranch.server.store.base import Store
 
 log = logging.getLogger(__name__)
@@ -57,13 +57,13 @@ class Writer:
         clock: EventClock,
         history: History,
         seq: int = 0,
-        saved: Saved | None = None,
+        saved: SavedPoint | None = None,
         every: Every | None = None,
         limits: Limits = DEFAULT_LIMITS,
         keep: Keep = ALL,
     ) -> None:
         self._books = Books(
-            engine, store, models, every or Every(), seq, saved or Saved(), history, limits, keep
+            engine, store, models, every or Every(), seq, saved or SavedPoint(), history, limits, keep
         )
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")

@@ -35,18 +35,18 @@ from anabranch.core.model.updates import Ask, Decision, Task
 from anabranch.core.rng import rank, seed_of
 from anabranch.host.chain import is_base
 from anabranch.host.device import OVER, Call, DeviceShell
-from anabranch.host.run import Advice, Notice
+from anabranch.host.run import Advice, AdviceKind
 from anabranch.simulation.clock import Action
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
 from anabranch.simulation.faults import RIGHT, DeviceClock
 from anabranch.simulation.lanes import Lane
-from anabranch.simulation.network import Link, down, up
-from anabranch.simulation.outbox import Outbox
+from anabranch.simulation.network import NetworkLink, down, up
+from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server import Granting
 from anabranch.simulation.storage import EMPTY
 from anabranch.simulation.surroundings import Surroundings, View, capability_of
 from anabranch.simulation.talker import Talker
-from anabranch.simulation.versions import NOTHING, Held, Model, Offer
+from anabranch.simulation.versions import NOTHING, HeldModel, Model, Offer
 from anabranch.workloads.batches import planned_steps
 
 
@@ -75,12 +75,12 @@ class Device(Talker, DeviceShell):
         "index",
         "session",
     )
-    heeds: tuple[Notice, ...] = OVER  # what notices mean anything to it
+    heeds: tuple[AdviceKind, ...] = OVER  # what notices mean anything to it
 
     def __init__(
         self, index: int, examples: int, session: Session, around: Surroundings, time: DeviceClock = RIGHT
     ) -> None:
-        super().__init__(around, Link.of(around.profiles, index), time)
+        super().__init__(around, NetworkLink.of(around.profiles, index), time)
         self.index = index
         self.examples = examples
         self.session = session
@@ -243,7 +243,7 @@ class Device(Talker, DeviceShell):
     def _downloaded(self) -> None:
         assert self._offer is not None
         if not self._offer.part_only:
-            self._disk = replace(self._disk, held=Held.of(self._offer))
+            self._disk = replace(self._disk, held=HeldModel.of(self._offer))
         self._server.downloaded(self.client_id, self._offer.payload_bytes)
         self._fetched()
 
@@ -291,7 +291,7 @@ class Device(Talker, DeviceShell):
     def _keep(self, order: ef.Train, result: LocalResult, head: str) -> None:
         examples = result.examples or self.examples
         sha256 = self._around.hasher.begin(result.payload)
-        done = Outbox(order.task, order.update_id, examples, result, sha256, head)
+        done = FinishedUpdate(order.task, order.update_id, examples, result, sha256, head)
         self._disk = self._disk.put(done)
         self._trained(order.update_id)
 
@@ -305,7 +305,7 @@ class Device(Talker, DeviceShell):
             if isinstance(said, Advice) and said.notice in self.heeds:
                 self._network.send(down(client_id), self._soon, partial(told, said.notice))
 
-        def told(notice: Notice) -> None:
+        def told(notice: AdviceKind) -> None:
             if self.is_there:
                 self._noticed(task_id, notice)
 

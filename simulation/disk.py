@@ -20,11 +20,11 @@ from anabranch.core.events import Payload
 from anabranch.core.journal import Record, line
 from anabranch.core.snapshot import Snapshot, state_digest, take_snapshot
 from anabranch.host.build import Begin
-from anabranch.host.chain import Chain, Mark
+from anabranch.host.chain import HashChain, Mark
 from anabranch.host.journal import Replay
 from anabranch.host.log import Numbered, Recovery
 from anabranch.identity.heads import first_head
-from anabranch.reports.journal_files import DigestJournal, JournalWriter, Place
+from anabranch.reports.journal_files import DigestJournal, JournalPosition, JournalWriter
 
 DIGEST_BYTES = 8
 HEADER = struct.Struct(f"<II{DIGEST_BYTES}s")
@@ -36,11 +36,11 @@ class PowerCut(Exception):
 
 
 @dataclass(frozen=True)
-class Saved:
+class DiskSnapshot:
     """A snapshot, how far it goes, and the chain there. `snapshot` None: version 0."""
 
     snapshot: Snapshot | None
-    chain: Chain
+    chain: HashChain
     seq: int = 0
     applied: int = 0
     last_now: float = 0.0
@@ -50,13 +50,13 @@ class Saved:
 class Backup:
     """A copy of the whole disk. `state_sha256`: of the engine then. `turn`: how often it had gone back."""
 
-    saved: Saved
+    saved: DiskSnapshot
     log: bytes
     mark: Mark | None
     seq: int
     turn: int
-    place: Place
-    places: tuple[Place, ...]
+    place: JournalPosition
+    places: tuple[JournalPosition, ...]
     state_sha256: str
 
 
@@ -77,9 +77,9 @@ class Disk:
         self._journal, self._make, self._every_updates = journal, make, every_updates
         self.takes_back = takes_back
         origin = first_head({"journal": journal.sha256})
-        self._saved = Saved(None, Chain("", origin, origin))
+        self._saved = DiskSnapshot(None, HashChain("", origin, origin))
         self._log = bytearray()
-        self._places: list[Place] = []  # the journal's before each record of the log
+        self._places: list[JournalPosition] = []  # the journal's before each record of the log
         self._mark: Mark | None = None
         # The digest of the state that a start must come to: empty if it is not known, None: as it was left.
         self._expected: str | None = None
@@ -121,7 +121,7 @@ class Disk:
             return
         snapshot = take_snapshot(engine)
         kept = Snapshot(json.loads(json.dumps(snapshot.meta)), snapshot.arrays)
-        self._saved = Saved(kept, self._chain.copy(), self.seq, engine.counters.applied, self.last_now)
+        self._saved = DiskSnapshot(kept, self._chain.copy(), self.seq, engine.counters.applied, self.last_now)
         self._log.clear()
         self._places.clear()
 
@@ -164,7 +164,7 @@ class Disk:
         """An operator's word: go on from where the log ends, without what is lost."""
         self._mark = None
 
-    def _go_back(self, seq: int, place: Place, state_sha256: str = "") -> None:
+    def _go_back(self, seq: int, place: JournalPosition, state_sha256: str = "") -> None:
         """The log ends at event `seq` now; `state_sha256` of the engine there, empty if it is not known."""
         self._journal.go_back(place)
         self.seq, self.turn, self._expected = seq, self.turn + 1, state_sha256
@@ -191,13 +191,13 @@ class Disk:
             raise ReplayMismatch("the log came to another state than the server that wrote it had")
         return engine
 
-    def _cut(self) -> list[Written]:
+    def _cut(self) -> list[LogEntry]:
         """What is whole; the rest of a write that was cut off goes."""
         found = list(_read(self._log))
         del self._log[found[-1].end if found else 0 :]
         return found
 
-    def _replayed(self, found: list[Written]) -> Engine:
+    def _replayed(self, found: list[LogEntry]) -> Engine:
         """The engine of what was found; the chain and the time go on from there."""
         saved, mark = self._saved, self._mark
         replay, self._chain = Replay(Tail(saved, found), self._make), saved.chain.copy()
@@ -211,7 +211,7 @@ class Disk:
 
 
 @dataclass(frozen=True)
-class Written:
+class LogEntry:
     """One record of the log and its payload; `end`: where it ends, in bytes."""
 
     record: Record
@@ -222,7 +222,7 @@ class Written:
 class Tail:
     """What a start finds on the disk: a snapshot, and the log since."""
 
-    def __init__(self, saved: Saved, found: Sequence[Written]) -> None:
+    def __init__(self, saved: DiskSnapshot, found: Sequence[LogEntry]) -> None:
         self._saved, self._found = saved, found
         self._payloads = {w.record["payload"]["sha256"]: w.payload for w in found if "payload" in w.record}
 
@@ -253,7 +253,7 @@ def _framed(record: Record, payload: bytes) -> bytes:
     return HEADER.pack(len(text), len(payload), digest) + text + payload
 
 
-def _read(log: bytes | bytearray) -> Iterator[Written]:
+def _read(log: bytes | bytearray) -> Iterator[LogEntry]:
     """What of a log is whole, up to the first that is not."""
     at = 0
     while at + HEADER.size <= len(log):
@@ -263,5 +263,5 @@ def _read(log: bytes | bytearray) -> Iterator[Written]:
         body = bytes(log[at + HEADER.size : end])
         if end > len(log) or hashlib.blake2b(body, digest_size=DIGEST_BYTES).digest() != digest:
             return
-        yield Written(json.loads(body[:text_bytes]), body[text_bytes:], end)
+        yield LogEntry(json.loads(body[:text_bytes]), body[text_bytes:], end)
         at = end

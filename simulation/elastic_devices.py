@@ -15,7 +15,7 @@ from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import InvalidUpdate
 from anabranch.host.device import OVER, Call
 from anabranch.host.elastic import Snapshot
-from anabranch.host.run import Notice
+from anabranch.host.run import AdviceKind
 from anabranch.simulation.devices import Device
 from anabranch.simulation.elastic import ElasticTraining
 from anabranch.simulation.executors.base import Job
@@ -28,7 +28,7 @@ class ElasticDevice(Device):
     """See the module."""
 
     __slots__ = ("_live", "_steps", "_wanted")
-    heeds = (*OVER, Notice.UPLOAD_NOW)
+    heeds = (*OVER, AdviceKind.UPLOAD_NOW)
 
     def __init__(
         self, index: int, examples: int, session: Session, around: Surroundings, time: DeviceClock = RIGHT

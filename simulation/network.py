@@ -16,7 +16,7 @@ from anabranch.workloads.profiles import DeviceProfiles
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class NetworkLink:
     """The line between one device and the server: seconds, and bits a second (infinite: no limit)."""
 
     latency_s: float
@@ -24,7 +24,7 @@ class Link:
     down_bps: float = math.inf
 
     @classmethod
-    def of(cls, profiles: DeviceProfiles, device: int) -> Link:
+    def of(cls, profiles: DeviceProfiles, device: int) -> NetworkLink:
         """The link of a device of the fleet; devices with equal links share one."""
         return _link(
             float(profiles.latency_s[device]),
@@ -41,7 +41,7 @@ class Link:
         return self.latency_s + 8 * payload_bytes / self.down_bps
 
 
-_link = lru_cache(maxsize=1024)(Link)
+_link = lru_cache(maxsize=1024)(NetworkLink)
 
 
 class Network(Protocol):

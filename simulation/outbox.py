@@ -10,7 +10,7 @@ from anabranch.simulation.executors.base import LocalResult
 
 
 @dataclass(frozen=True, eq=False)
-class Outbox:
+class FinishedUpdate:
     """A finished update, kept until the server has answered for good. `sha256`: of its payload.
 
     `base_head` names the version that it was trained from, where its number may not do.

@@ -9,7 +9,7 @@ from anabranch.core.config.tables import FleetTable
 from anabranch.simulation.clock import VirtualClock
 
 
-class Presence(ABC):
+class DevicePresence(ABC):
     """Base of a device: `_come` and `_vanish` are called as it comes and goes.
 
     `horizon_s`: devices leave for good before this.

@@ -43,7 +43,7 @@ from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.interruption import Interruptions
 from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.problem import Problem, ProblemSource, device_name
-from anabranch.simulation.server import Direct, Process
+from anabranch.simulation.server import DirectServer, Process
 from anabranch.simulation.server_time import ServerTime, SteppedTime
 from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.versions import Versions
@@ -55,7 +55,7 @@ PROGRESS_S = 1.0  # of real time, at least so often
 
 
 @dataclass(frozen=True)
-class Progress:
+class RunProgress:
     """How far a run is, `virtual_s` virtual seconds after its start.
 
     `metrics` are those of the newest evaluation, which may be of an earlier version, `accuracy` and `loss`
@@ -72,7 +72,7 @@ class Progress:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-Tell = Callable[[Progress], None]
+Tell = Callable[[RunProgress], None]
 
 
 def simulate(
@@ -209,7 +209,7 @@ class Simulation:
         )
         self.server = self._serve()
         self.devices = self._devices()
-        teller = Teller(progress or (lambda _: None), self.clock, versions)
+        teller = ProgressReporter(progress or (lambda _: None), self.clock, versions)
         self.clock.beside = teller.beside
         self.best: Best[Vector] = Best(Goal.of(config.run))
         self._evaluator = Evaluator(
@@ -272,11 +272,11 @@ class Simulation:
     def _names(self) -> list[str]:
         return [device_name(i) for i in range(self._config.fleet.clients)]
 
-    def _serve(self) -> Direct:
+    def _serve(self) -> DirectServer:
         """The server as the devices meet it."""
         disk = self.world.disk
         if disk is None:
-            return Direct(self.world)
+            return DirectServer(self.world)
         return Process(self.world, disk, self.clock, self._config.run.seed, self._config.faults)
 
     def _devices(self) -> list[Device]:
@@ -322,7 +322,7 @@ def called_when_free(config: Config) -> bool:
     return config.fleet.waiting == "called" or (config.fleet.waiting == "auto" and many)
 
 
-class Teller:
+class ProgressReporter:
     """Says how far a run is: when something was measured, and every `PROGRESS_S` of real time.
 
     It knows the versions and not the world, which holds the evaluator and so this.
@@ -355,7 +355,7 @@ class Teller:
         counts = engine.counters
         metrics = {} if measured is None else measured.metrics
         far = (self._clock.now, engine.version, counts.applied, counts.rejected)
-        self._tell_whom(Progress(*far, metrics.get("accuracy"), metrics.get("loss"), evaluated, metrics))
+        self._tell_whom(RunProgress(*far, metrics.get("accuracy"), metrics.get("loss"), evaluated, metrics))
 
 
 def _need_budget(config: Config) -> None:

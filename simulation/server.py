@@ -29,7 +29,7 @@ from anabranch.core.rng import rank
 from anabranch.host.run import Advice
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Backup, Disk, PowerCut
-from anabranch.simulation.outbox import Outbox
+from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.versions import Offer
 from anabranch.simulation.waiting_room import Sleeper
 from anabranch.simulation.world import Order, World
@@ -41,16 +41,16 @@ Exchange = tuple[Decision, Granting]
 Objecting = Reply[AnabranchError | None]
 
 
-class Server(Protocol):
+class ServerCalls(Protocol):
     """What a device can say to the server, at the moment at which the message arrives."""
 
     def enrol(self, client_id: str, capability: Capability, reply: Reply[None]) -> None: ...  # noqa: D102
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None: ...  # noqa: D102
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None: ...  # noqa: D102
-    def objection(self, client_id: str, outbox: Outbox, reply: Objecting) -> None: ...  # noqa: D102
-    def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None: ...  # noqa: D102
+    def objection(self, client_id: str, outbox: FinishedUpdate, reply: Objecting) -> None: ...  # noqa: D102
+    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[Decision]) -> None: ...  # noqa: D102
     def exchange(  # noqa: D102
-        self, client_id: str, outbox: Outbox, ask: Ask, reply: Reply[Exchange]
+        self, client_id: str, outbox: FinishedUpdate, ask: Ask, reply: Reply[Exchange]
     ) -> None: ...
     def renew(  # noqa: D102
         self, client_id: str, task_id: str, progress: float, session: str, reply: Reply[Advice]
@@ -60,7 +60,7 @@ class Server(Protocol):
     def waits(self, refused: Refused, device: Sleeper) -> bool: ...  # noqa: D102
 
 
-class Direct:
+class DirectServer:
     """Every call is answered at once."""
 
     def __init__(self, world: World) -> None:
@@ -78,15 +78,15 @@ class Direct:
         """A device gives a task back, and waits for no answer."""
         self._take(partial(self.world.drop, client_id, task_id, why, diverged), lambda _: None)
 
-    def objection(self, client_id: str, outbox: Outbox, reply: Objecting) -> None:
+    def objection(self, client_id: str, outbox: FinishedUpdate, reply: Objecting) -> None:
         """Why the payload of an update shall not come, or None."""
         self._take(partial(self.world.objection, client_id, outbox), reply)
 
-    def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None:
+    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[Decision]) -> None:
         """What becomes of an update whose last byte is here."""
         self._take(partial(self.world.push, client_id, outbox), reply)
 
-    def exchange(self, client_id: str, outbox: Outbox, ask: Ask, reply: Reply[Exchange]) -> None:
+    def exchange(self, client_id: str, outbox: FinishedUpdate, ask: Ask, reply: Reply[Exchange]) -> None:
         """The same, and a task of the version that the update leads to; nothing comes in between."""
         self._take(lambda: (self.world.push(client_id, outbox), self.world.ask(ask)), reply)
 
@@ -117,7 +117,7 @@ class Direct:
 
 
 @dataclass
-class Told:
+class Acknowledgements:
     """All that the server has ever told anybody: what a crash may not take back.
 
     A task, its client and its version. (An ask that comes late, when its task is over, is a new one: the same
@@ -146,13 +146,13 @@ class Told:
             del self.last[update_id], self.decisions[update_id]
 
 
-class Process(Direct):
+class Process(DirectServer):
     """See the module. `on_restart` is called after every restart; `counts`: what has become of its disk."""
 
     def __init__(self, world: World, disk: Disk, clock: VirtualClock, seed: int, faults: FaultsTable) -> None:
         super().__init__(world)
         self.disk, self._faults = disk, faults
-        self.told = Told()
+        self.told = Acknowledgements()
         self.counts: Counter[str] = Counter()
         self.restarts = 0
         self.on_restart: list[Callable[[], None]] = []
@@ -164,7 +164,7 @@ class Process(Direct):
         world.taken_back += [self.told.take_back, self._taken_back]
 
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None:
-        """As `Direct`; who asks again for a task gets the model that it is of."""
+        """As `DirectServer`; who asks again for a task gets the model that it is of."""
 
         def tell(answer: Granting | StoreFull) -> None:
             self.told.grant(answer)
@@ -172,8 +172,8 @@ class Process(Direct):
 
         self._take(partial(self._asked, ask), tell)
 
-    def push(self, client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None:
-        """As `Direct`; the answer may not be taken back."""
+    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[Decision]) -> None:
+        """As `DirectServer`; the answer may not be taken back."""
 
         def tell(decision: Decision | StoreFull) -> None:
             self.told.decide(outbox.update_id, decision, self.disk.seq)
@@ -181,8 +181,8 @@ class Process(Direct):
 
         self._take(partial(self.world.push, client_id, outbox), tell)
 
-    def exchange(self, client_id: str, outbox: Outbox, ask: Ask, reply: Reply[Exchange]) -> None:
-        """As `Direct`: both in one commit."""
+    def exchange(self, client_id: str, outbox: FinishedUpdate, ask: Ask, reply: Reply[Exchange]) -> None:
+        """As `DirectServer`: both in one commit."""
 
         def tell(answer: Exchange | StoreFull) -> None:
             decision, granting = (answer, answer) if isinstance(answer, StoreFull) else answer

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from anabranch.compress.feedback import Memory
-from anabranch.simulation.outbox import Outbox
-from anabranch.simulation.versions import NOTHING, Held
+from anabranch.simulation.outbox import FinishedUpdate
+from anabranch.simulation.versions import NOTHING, HeldModel
 
 
 @dataclass(frozen=True, eq=False)
 class Storage:
     """`memory` is its uplink's, `kept` its App's, `own` its buffers; `waiting` its outbox, oldest first."""
 
-    held: Held = NOTHING
+    held: HeldModel = NOTHING
     memory: Memory | None = None
     kept: bytes = b""
     own: bytes = b""
-    waiting: tuple[Outbox, ...] = ()
+    waiting: tuple[FinishedUpdate, ...] = ()
 
     @property
     def remembered(self) -> Memory | None:
@@ -25,11 +25,11 @@ class Storage:
         under_way = [one.result.memory for one in self.waiting if one.result.memory is not None]
         return under_way[-1] if under_way else self.memory
 
-    def outbox(self, update_id: str) -> Outbox:
+    def outbox(self, update_id: str) -> FinishedUpdate:
         """A result."""
         return next(one for one in self.waiting if one.update_id == update_id)
 
-    def put(self, done: Outbox) -> Storage:
+    def put(self, done: FinishedUpdate) -> Storage:
         """With one more result, and what is kept from now on."""
         result = done.result
         return replace(self, waiting=(*self.waiting, done), kept=result.kept, own=result.own)

@@ -14,7 +14,7 @@ from anabranch.simulation.elastic import ElasticTrainings
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.network import Network
-from anabranch.simulation.server import Server
+from anabranch.simulation.server import ServerCalls
 from anabranch.simulation.server_time import ServerTime
 from anabranch.workloads.profiles import DeviceProfiles
 
@@ -24,7 +24,7 @@ class Surroundings:
     """What all devices share."""
 
     clock: VirtualClock
-    server: Server
+    server: ServerCalls
     network: Network
     executor: Executor
     hasher: Hasher

@@ -6,17 +6,17 @@ from abc import abstractmethod
 
 from anabranch.simulation.clock import Action
 from anabranch.simulation.faults import DeviceClock
-from anabranch.simulation.network import Link, up
-from anabranch.simulation.presence import Presence
+from anabranch.simulation.network import NetworkLink, up
+from anabranch.simulation.presence import DevicePresence
 from anabranch.simulation.surroundings import Surroundings
 
 
-class Talker(Presence):
+class Talker(DevicePresence):
     """Base of a device, under its sessions and tasks."""
 
     __slots__ = ("_around", "_life", "_network", "_time", "link")
 
-    def __init__(self, around: Surroundings, link: Link, time: DeviceClock) -> None:
+    def __init__(self, around: Surroundings, link: NetworkLink, time: DeviceClock) -> None:
         super().__init__(around.clock, around.fleet, around.horizon_s)
         self._around, self._network, self.link, self._time = around, around.network, link, time
         self._life = 0  # counts how often it has vanished: what it had sent by then is gone

@@ -40,7 +40,7 @@ class Offer:
 
 
 @dataclass(frozen=True, eq=False)
-class Held:
+class HeldModel:
     """The newest version that a device has whole, on its disk. `model`: where its number may not do."""
 
     version: int | None = None
@@ -48,7 +48,7 @@ class Held:
     model: Model | None = None
 
     @classmethod
-    def of(cls, offer: Offer) -> Held:
+    def of(cls, offer: Offer) -> HeldModel:
         """What was fetched; with a name the model itself, since another may have its number one day."""
         model = offer.model
         return cls(model.version, offer.head, model if offer.head else None)
@@ -60,7 +60,7 @@ class Held:
         return self.model, self.head
 
 
-NOTHING = Held()
+NOTHING = HeldModel()
 
 
 class Versions:

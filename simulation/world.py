@@ -30,13 +30,13 @@ from anabranch.core.model.updates import (
 )
 from anabranch.host.chain import is_of_other_base
 from anabranch.host.log import Journal
-from anabranch.host.records import Teller
+from anabranch.host.records import RunReporter
 from anabranch.host.run import Advice, Run, advice
 from anabranch.host.submission import check_open, examined
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
-from anabranch.simulation.outbox import Outbox
+from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server_time import ServerTime
 from anabranch.simulation.versions import Offer, Versions
 from anabranch.simulation.waiting_room import Sleeper, WaitingRoom
@@ -80,7 +80,7 @@ class World:
         self._turn = 0
         self._recorder = recorder
         self._full_bytes = full_bytes(engine.spec)
-        self._teller = Teller(recorder, downlink_at)
+        self._teller = RunReporter(recorder, downlink_at)
         self._tick_at = math.inf
 
     @property
@@ -110,7 +110,7 @@ class World:
         """A device gives a task back."""
         self._handle(ev.TaskDropped(self.time.now(), client_id, task_id, why, diverged))
 
-    def push(self, client_id: str, outbox: Outbox) -> Decision:
+    def push(self, client_id: str, outbox: FinishedUpdate) -> Decision:
         """What becomes of an update whose last byte is here."""
         result, task, spec = outbox.result, outbox.task, self.engine.spec
         update = Update(
@@ -134,7 +134,7 @@ class World:
         effects = self._handle(arrived, result.payload)
         return next(e for e in effects if isinstance(e, Decided)).receipt.decision
 
-    def objection(self, client_id: str, outbox: Outbox) -> AnabranchError | None:
+    def objection(self, client_id: str, outbox: FinishedUpdate) -> AnabranchError | None:
         """Why a payload shall not come: it is of another codec than its task's, or for one that is over."""
         if outbox.update_id in self.engine.ledger.receipts:
             return None

@@ -28,7 +28,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Decision:
+class SearchStep:
     """One look at a pair: whether it was taken, and why."""
 
     trial: Trial
@@ -52,7 +52,7 @@ class Search:
     """The pair that was found, and every decision on the way."""
 
     found: Strength
-    decisions: tuple[Decision, ...]
+    decisions: tuple[SearchStep, ...]
 
 
 def search_compression(
@@ -68,7 +68,7 @@ def search_compression(
     """
     at, decisions = (0, 0), []
     reference = measure(Strength(kept[0], bits[0]))
-    decisions.append(Decision(reference, True, "the mildest pair"))
+    decisions.append(SearchStep(reference, True, "the mildest pair"))
     tried: dict[Strength, Trial] = {reference.strength: reference}
     while True:
         steps = [(at[0] + 1, at[1]), (at[0], at[1] + 1)]
@@ -80,7 +80,7 @@ def search_compression(
         chosen = min(good, key=lambda s: tried[good[s]].update_bytes, default=None)
         for step, pair in pairs.items():
             why = _why(step == chosen, lost(goal, reference, tried[pair]), loss_max, goal)
-            decisions.append(Decision(tried[pair], step == chosen, why))
+            decisions.append(SearchStep(tried[pair], step == chosen, why))
         if chosen is None:
             return Search(Strength(kept[at[0]], bits[at[1]]), tuple(decisions))
         at = chosen

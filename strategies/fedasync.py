@@ -29,7 +29,7 @@ from anabranch.core.engine.strategy import AsyncStrategy, Context, Plan, Step, p
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Vector, add_scaled
 from anabranch.core.model.updates import Ask, LocalPlan, Update
-from anabranch.strategies.staleness import Staleness, make_staleness
+from anabranch.strategies.staleness import StalenessFunction, make_staleness
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class FedAsync(AsyncStrategy):
         _ = self.s
 
     @cached_property
-    def s(self) -> Staleness:
+    def s(self) -> StalenessFunction:
         """S."""
         return make_staleness(self.staleness)
 

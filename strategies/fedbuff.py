@@ -38,7 +38,7 @@ from anabranch.core.model.params import Vector, add_scaled
 from anabranch.core.model.updates import Update
 from anabranch.strategies.robust.rows import Row, StoredRow
 from anabranch.strategies.robust.rule import Rule, combine
-from anabranch.strategies.staleness import Staleness, make_staleness
+from anabranch.strategies.staleness import StalenessFunction, make_staleness
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class FedBuff(AsyncStrategy):
         _ = self.s
 
     @cached_property
-    def s(self) -> Staleness:
+    def s(self) -> StalenessFunction:
         """S."""
         return make_staleness(self.staleness)
 

@@ -25,7 +25,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.parts import Kind, is_data
 
 
-class Staleness(Protocol):
+class StalenessFunction(Protocol):
     """A function of tau with S(0) = 1 that never grows."""
 
     def __call__(self, tau: float) -> float:
@@ -80,10 +80,12 @@ def _check(found: Any) -> None:
 STALENESS = Kind("staleness function", "staleness", ("strategy.staleness.name",), FUNCTIONS, (), _check)
 
 
-def make_staleness(params: Mapping[str, Any]) -> Staleness:
+def make_staleness(params: Mapping[str, Any]) -> StalenessFunction:
     """The function of a table such as `{name = "polynomial", a = 0.5}`. Raises `ConfigError`."""
     values = dict(params)
-    function: Staleness = build(STALENESS.find(str(values.pop("name", ""))), values, "strategy.staleness")
+    function: StalenessFunction = build(
+        STALENESS.find(str(values.pop("name", ""))), values, "strategy.staleness"
+    )
     for key, value in vars(function).items():
         if isinstance(value, int | float) and value < 0:
             raise ConfigError(f"strategy.staleness.{key} must not be negative, not {value!r}")

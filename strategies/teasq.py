@@ -81,7 +81,7 @@ from anabranch.core.model.updates import Ask, LocalPlan, Reason, Update
 from anabranch.strategies.compression_schedule import BITS, Schedule, Strength
 from anabranch.strategies.robust.rows import Row, stored_delta
 from anabranch.strategies.robust.rule import Combined, Rule, combine
-from anabranch.strategies.staleness import Staleness, make_staleness
+from anabranch.strategies.staleness import StalenessFunction, make_staleness
 
 MODES = ("robust", "paper")
 PAPER_ALPHA = 0.6
@@ -171,7 +171,7 @@ class Teasq(AsyncStrategy):
                 raise ConfigError(f"strategy.{key} must not be negative, not {getattr(self, key)!r}")
 
     @cached_property
-    def s(self) -> Staleness:
+    def s(self) -> StalenessFunction:
         """S."""
         return make_staleness({"name": "polynomial", "a": self.a})
 

@@ -23,7 +23,7 @@ from anabranch.core.errors import AppError
 from anabranch.core.model.units import UnitGroup
 from anabranch.workloads.unit_functions import FUNCTIONS, RULES
 from anabranch.workloads.unit_layers import LAYERS, Rule
-from anabranch.workloads.unit_values import Call, Value, Variable, lock, values_in
+from anabranch.workloads.unit_values import TracedCall, Value, Variable, lock, values_in
 
 ROOT = "model"
 
@@ -156,7 +156,7 @@ class _Walk:
         rule, module, path = self._rule(node)
         made = len(self._variables)
         try:
-            found = rule(Call(module, path, args, kwargs, self._start)) if rule else None
+            found = rule(TracedCall(module, path, args, kwargs, self._start)) if rule else None
         except (TypeError, ValueError, IndexError, AttributeError):
             found = None  # arguments of an unusual form
         if found is None:

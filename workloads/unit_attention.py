@@ -9,12 +9,12 @@ from typing import Any
 
 from torch import nn
 
-from anabranch.workloads.unit_values import Call, Many, Value, Variable, lock, values_in
+from anabranch.workloads.unit_values import Many, TracedCall, Value, Variable, lock, values_in
 
 BLOCKS = (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
 
 
-def multi_head(call: Call) -> Many | None:
+def multi_head(call: TracedCall) -> Many | None:
     """The heads of one layer. Who takes the attention weights, a mean over the heads, locks them."""
     inputs = list(values_in((call.args, call.kwargs)))
     by_head = call.argument(7, "average_attn_weights", True) is not True
@@ -27,7 +27,7 @@ def multi_head(call: Call) -> Many | None:
     return Many((output, Value()), {1: heads} if heads else {})
 
 
-def transformer(call: Call) -> Value | None:
+def transformer(call: TracedCall) -> Value | None:
     """Heads and hidden units of each block, in the order of the modules."""
     inputs = list(values_in((call.args, call.kwargs)))
     if not inputs:
@@ -48,7 +48,7 @@ def _batch_first(module: nn.Module) -> bool:
     return all(m.batch_first for m in attentions)
 
 
-def _heads(call: Call, attention: Any, path: str) -> Variable | None:
+def _heads(call: TracedCall, attention: Any, path: str) -> Variable | None:
     """The heads as a variable; None where the layer has keys or values of its own."""
     if attention.bias_k is not None or attention.add_zero_attn:
         return None
@@ -66,7 +66,7 @@ def _heads(call: Call, attention: Any, path: str) -> Variable | None:
     return heads
 
 
-def _hidden(call: Call, path: str, block: nn.Module) -> None:
+def _hidden(call: TracedCall, path: str, block: nn.Module) -> None:
     dot = f"{path}." if path else ""
     units = call.start(f"{dot}linear1", block.get_submodule("linear1").out_features)  # type: ignore[arg-type]
     units.add(f"{dot}linear1.weight", 0)

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional
 
 from anabranch.workloads.unit_layers import Rule, flattened, over_others, unit_axes_apart
-from anabranch.workloads.unit_values import Call, Many, Number, Shape, Slot, Value, values_in
+from anabranch.workloads.unit_values import Many, Number, Shape, Slot, TracedCall, Value, values_in
 
 ACTIVATIONS = """
 relu relu_ relu6 leaky_relu leaky_relu_ elu elu_ selu celu gelu silu mish sigmoid logsigmoid tanh hardtanh
@@ -24,7 +24,7 @@ ARITHMETIC = "add sub mul truediv floordiv mod pow neg iadd isub imul itruediv"
 REDUCTIONS = "mean sum amax amin prod logsumexp"
 
 
-def _elementwise(call: Call) -> Any:
+def _elementwise(call: TracedCall) -> Any:
     """Of one tensor and numbers, in any order. Two tensors: a residual width, which is not cut."""
     found = list(values_in((call.args, call.kwargs)))
     if not found:
@@ -32,7 +32,7 @@ def _elementwise(call: Call) -> Any:
     return found[0] if len(found) == 1 and any(x is found[0] for x in call.args) else None
 
 
-def _shapely(call: Call) -> Any:
+def _shapely(call: TracedCall) -> Any:
     """Views of a known kind: (count, everything else)."""
     x, shape = call.only_value(), call.args[1:]
     if len(shape) == 1 and isinstance(shape[0], tuple | list):
@@ -41,13 +41,13 @@ def _shapely(call: Call) -> Any:
     return flattened(x) if x is not None and x.batched and by_count else None
 
 
-def _flatten(call: Call) -> Value | None:
+def _flatten(call: TracedCall) -> Value | None:
     x = call.only_value()
     dims = call.argument(1, "start_dim", 0), call.argument(2, "end_dim", -1)
     return flattened(x) if x is not None and dims == (1, -1) else None
 
 
-def _size(call: Call) -> Any:
+def _size(call: TracedCall) -> Any:
     x, dim = call.only_value(), call.argument(1, "dim")
     if x is None:
         return None
@@ -60,14 +60,14 @@ def _length(x: Value, dim: Any) -> Number | None:
     return Number() if isinstance(dim, int) and over_others(x, [dim]) else None
 
 
-def _attribute(call: Call) -> Any:
+def _attribute(call: TracedCall) -> Any:
     x, name = call.args[0], call.args[1]
     if not isinstance(x, Value):
         return None
     return Shape(x) if name == "shape" else Number() if name in ("ndim", "dtype", "device") else None
 
 
-def _item(call: Call) -> Any:
+def _item(call: TracedCall) -> Any:
     found, index = call.args[0], call.args[1]
     if isinstance(found, Shape):
         return _length(found.of, index)
@@ -104,7 +104,7 @@ def _without(x: Value, dims: list[int], batched: bool) -> Value:
     return Value(slots, None if x.rank is None else x.rank - len(dims), x.raw, batched)
 
 
-def _reduce(call: Call) -> Value | None:
+def _reduce(call: TracedCall) -> Value | None:
     x, dims = call.only_value(), call.argument(1, "dim")
     if x is None or dims is None:
         return None
@@ -117,12 +117,12 @@ def _reduce(call: Call) -> Value | None:
     return _without(x, dims, x.batched and not first)
 
 
-def _softmax(call: Call) -> Value | None:
+def _softmax(call: TracedCall) -> Value | None:
     x, dim = call.only_value(), call.argument(1, "dim")
     return x if x is not None and isinstance(dim, int) and over_others(x, [dim]) else None
 
 
-def _transpose(call: Call) -> Value | None:
+def _transpose(call: TracedCall) -> Value | None:
     x = call.only_value()
     pair = call.argument(1, "dim0"), call.argument(2, "dim1")
     axes = [x.axis(dim) for dim in pair if isinstance(dim, int)] if x is not None else []
@@ -134,7 +134,7 @@ def _transpose(call: Call) -> Value | None:
     return Value(slots, x.rank, x.raw, x.batched and not first)
 
 
-def _permute(call: Call) -> Value | None:
+def _permute(call: TracedCall) -> Value | None:
     x, order = call.only_value(), call.args[1:]
     if len(order) == 1 and isinstance(order[0], tuple | list):
         order = tuple(order[0])
@@ -145,14 +145,14 @@ def _permute(call: Call) -> Value | None:
     return Value(slots, x.rank, x.raw, x.batched and places[0] == 0)
 
 
-def _squeeze(call: Call) -> Value | None:
+def _squeeze(call: TracedCall) -> Value | None:
     x, dim = call.only_value(), call.argument(1, "dim")
     if x is None or x.rank is None or not isinstance(dim, int) or not over_others(x, [dim]):
         return None
     return _without(x, [dim], x.batched and dim % x.rank != 0)
 
 
-def _unsqueeze(call: Call) -> Value | None:
+def _unsqueeze(call: TracedCall) -> Value | None:
     x, dim = call.only_value(), call.argument(1, "dim")
     if x is None or x.rank is None or not isinstance(dim, int):
         return None
@@ -161,7 +161,7 @@ def _unsqueeze(call: Call) -> Value | None:
     return Value(slots, x.rank + 1, x.raw, x.batched and place > 0)
 
 
-def _concatenate(call: Call) -> Value | None:
+def _concatenate(call: TracedCall) -> Value | None:
     """Two directions of one layer, side by side, are its units twice; all else is a residual width."""
     parts, dim = call.args[0] if call.args else (), call.argument(1, "dim", 0)
     if not isinstance(parts, tuple | list) or not parts or not all(isinstance(p, Value) for p in parts):

@@ -1,6 +1,6 @@
 """What each layer of torch.nn does to the units of its input, and which units it makes.
 
-A rule takes a `Call` and returns the result's value, or None: not understood, which locks the inputs.
+A rule takes a `TracedCall` and returns the result's value, or None: not understood, which locks the inputs.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from torch import nn
 
 from anabranch.core.errors import AppError
 from anabranch.workloads.unit_attention import multi_head, transformer
-from anabranch.workloads.unit_values import Call, Many, Slot, Value, lock
+from anabranch.workloads.unit_values import Many, Slot, TracedCall, Value, lock
 
-Rule = Callable[[Call], Any]
+Rule = Callable[[TracedCall], Any]
 Places = Iterable[tuple[str, int]]
 
 
-def _consume(call: Call, x: Value, axis: int, length: int, places: Places) -> None:
+def _consume(call: TracedCall, x: Value, axis: int, length: int, places: Places) -> None:
     """The units of this axis of x run through the layer's tensors at `places`."""
     if (slot := x.slots.get(axis)) is None:
         return
@@ -31,7 +31,7 @@ def _consume(call: Call, x: Value, axis: int, length: int, places: Places) -> No
             known.variable.add(call.name(tensor), along, outer=known.outer or 1, inner=known.inner or 1)
 
 
-def _produce(call: Call, size: int, places: Places) -> Slot:
+def _produce(call: TracedCall, size: int, places: Places) -> Slot:
     """New units, made by the layer's tensors at `places`."""
     variable = call.start(call.path, size)
     for tensor, along in places:
@@ -44,7 +44,7 @@ def _others(x: Value, axis: int) -> dict[int, Slot]:
     return {a: slot for a, slot in x.slots.items() if a != axis}
 
 
-def _linear(call: Call) -> Value | None:
+def _linear(call: TracedCall) -> Value | None:
     if (x := call.only_value()) is None:
         return None
     _consume(call, x, -1, call.module.in_features, [("weight", 1)])
@@ -52,7 +52,7 @@ def _linear(call: Call) -> Value | None:
     return Value({**_others(x, -1), -1: made}, x.rank, batched=x.batched)
 
 
-def _convolution(call: Call) -> Value | None:
+def _convolution(call: TracedCall) -> Value | None:
     """The first convolution, the stem, keeps all its output channels."""
     x, conv = call.only_value(), call.module
     rank = len(conv.kernel_size) + 2
@@ -67,7 +67,7 @@ def _convolution(call: Call) -> Value | None:
     return Value(made, rank, batched=x.batched)
 
 
-def _depthwise(call: Call, x: Value, rank: int) -> Value | None:
+def _depthwise(call: TracedCall, x: Value, rank: int) -> Value | None:
     conv, slot = call.module, x.slots.get(1 - rank)
     if not conv.groups == conv.in_channels == conv.out_channels:
         return None
@@ -79,7 +79,7 @@ def _depthwise(call: Call, x: Value, rank: int) -> Value | None:
 def _channelwise(lengths: str, rank: int | None = None) -> Rule:
     """Norms and the like with one entry for each channel; `lengths`: the attribute with their number."""
 
-    def rule(call: Call) -> Value | None:
+    def rule(call: TracedCall) -> Value | None:
         if (x := call.only_value()) is None:
             return None
         length, found = getattr(call.module, lengths), x.rank or rank
@@ -116,7 +116,7 @@ def _keeps_norm_groups(module: nn.Module, slot: Slot, length: int) -> bool:
     return not (bare and isinstance(module, nn.modules.instancenorm._InstanceNorm))
 
 
-def _last_axis_norm(call: Call) -> Value | None:
+def _last_axis_norm(call: TracedCall) -> Value | None:
     if (x := call.only_value()) is None:
         return None
     shape = call.module.normalized_shape
@@ -131,11 +131,11 @@ def _last_axis_norm(call: Call) -> Value | None:
     return Value({**x.slots, -1: known}, x.rank, x.raw, x.batched)
 
 
-def _prelu(call: Call) -> Any:
+def _prelu(call: TracedCall) -> Any:
     return same(call) if call.module.num_parameters == 1 else _channelwise("num_parameters")(call)
 
 
-def _recurrent(call: Call) -> Many | None:
+def _recurrent(call: TracedCall) -> Many | None:
     """One group for all layers and directions; the gates' blocks are `outer`."""
     x, rnn = call.only_value(), call.module
     if x is None or rnn.proj_size:
@@ -157,14 +157,14 @@ def _recurrent(call: Call) -> Many | None:
     return Many((output, Many((state, state)) if rnn.mode == "LSTM" else state))
 
 
-def _embedding(call: Call) -> Value | None:
+def _embedding(call: TracedCall) -> Value | None:
     x = call.only_value()
     if x is None or x.slots:
         return None
     return Value({}, x.rank and x.rank + 1, batched=x.batched)
 
 
-def same(call: Call) -> Value | None:
+def same(call: TracedCall) -> Value | None:
     """Elementwise: each value of the result comes from the one in its place."""
     return call.only_value()
 
@@ -172,7 +172,7 @@ def same(call: Call) -> Value | None:
 def unit_axes_apart(axes: int) -> Rule:
     """Pooling and padding over the last `axes` axes, which must not be the units'."""
 
-    def rule(call: Call) -> Value | None:
+    def rule(call: TracedCall) -> Value | None:
         x = call.only_value()
         two = call.kwargs.get("return_indices", getattr(call.module, "return_indices", False))
         return None if x is None or two or any(axis >= -axes for axis in x.slots) else x
@@ -180,7 +180,7 @@ def unit_axes_apart(axes: int) -> Rule:
     return rule
 
 
-def _flatten(call: Call) -> Value | None:
+def _flatten(call: TracedCall) -> Value | None:
     layer = call.module
     x = call.only_value()
     whole = (layer.start_dim, layer.end_dim) == (1, -1)
@@ -199,7 +199,7 @@ def flattened(x: Value) -> Value | None:
     return Value({-1: found}, 2, x.raw, x.batched)
 
 
-def _softmax(call: Call) -> Value | None:
+def _softmax(call: TracedCall) -> Value | None:
     x, dim = call.only_value(), call.module.dim
     return x if x is not None and dim is not None and over_others(x, [dim]) else None
 

@@ -14,7 +14,7 @@ from anabranch.core.events import TaskDropped
 from anabranch.core.model.updates import Ask, Reason, Task, TaskState
 
 
-class Books(Protocol):
+class AdmissionView(Protocol):
     """What the engine has on record."""
 
     strategy: Strategy
@@ -26,7 +26,7 @@ class Books(Protocol):
     finished: str
 
 
-def refusal_of(ask: Ask, context: Context, books: Books, ahead: int = 0) -> Refusal | None:
+def refusal_of(ask: Ask, context: Context, books: AdmissionView, ahead: int = 0) -> Refusal | None:
     """Why this ask would get no task now, or None. Changes nothing. `ahead`: as for `Engine.refusal`."""
     ledger, settings = books.ledger, books.settings
     if books.finished:
@@ -56,7 +56,7 @@ def refusal_of(ask: Ask, context: Context, books: Books, ahead: int = 0) -> Refu
     return books.strategy.admit(state, ask, replace(context, live_tasks=live))
 
 
-def superseded(ask: Ask, books: Books) -> list[Task]:
+def superseded(ask: Ask, books: AdmissionView) -> list[Task]:
     """The tasks that the client gives up by asking, beyond what it may hold: expired, then old ones.
 
     What is left may still be answered: the result of an expired task may be on its way. Where a client's
@@ -70,7 +70,7 @@ def superseded(ask: Ask, books: Books) -> list[Task]:
     return mine[: max(given_up, len(mine) - settings.tasks_per_client + 1)]
 
 
-def given_up(refused: Refused, now: float, books: Books) -> TaskDropped | None:
+def given_up(refused: Refused, now: float, books: AdmissionView) -> TaskDropped | None:
     """What frees the place of a device that asked anew with a task in hand, and is told to wait its turn."""
     if refused.reason not in (Reason.AT_CAPACITY, Reason.LAPSED, Reason.TOO_FAST):
         return None

@@ -84,7 +84,9 @@ class Buffers:
     def __bool__(self) -> bool:
         return self.low.size > 0
 
-    def given(self, update: Update, vector: Vector, base: Vector | None) -> tuple[Update, Reached | None]:
+    def given(
+        self, update: Update, vector: Vector, base: Vector | None
+    ) -> tuple[Update, ReachedBuffers | None]:
         """An update as a strategy gets it, and what it has reached; None where that does not count.
 
         `base`: w_base for strategies that mix models.
@@ -95,9 +97,9 @@ class Buffers:
         values = _at(update.delta, covered.at)
         before = (vector if base is None else base)[self._spec.buffer_places[covered.which]]
         delta = _with(update.delta, covered.at, values - before)
-        return replace(update, delta=delta), Reached(covered, values)
+        return replace(update, delta=delta), ReachedBuffers(covered, values)
 
-    def count(self, reached: Reached | None) -> None:
+    def count(self, reached: ReachedBuffers | None) -> None:
         """An update was taken that has reached these values."""
         if reached is None:
             return
@@ -129,7 +131,7 @@ class Buffers:
 
 
 @dataclass(frozen=True, eq=False)
-class Reached:
+class ReachedBuffers:
     """The values, (k,), that an update has reached of the buffers that it covers."""
 
     covered: Covered

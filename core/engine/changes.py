@@ -48,7 +48,7 @@ class Changes:
 
 
 @dataclass(frozen=True)
-class Said:
+class StartSettings:
     """What the files and flags of a start say: `new` is to be taken from them.
 
     `passed_over`: they say otherwise than what is in force, and that stays: see the module.
@@ -58,7 +58,7 @@ class Said:
     passed_over: Mapping[str, Any]
 
     @classmethod
-    def of(cls, stored: Config, given: Config, changes: Changes, read_at: float = math.inf) -> Said:
+    def of(cls, stored: Config, given: Config, changes: Changes, read_at: float = math.inf) -> StartSettings:
         """Of a run that was started with `stored`. A word of before `read_at` is older than a later change.
 
         A setting that nobody names stays as it is.

@@ -13,7 +13,7 @@ from anabranch.core.engine.strategy import Context, Strategy, rejected
 from anabranch.core.model.updates import Decision, Reason, Receipt, Task, Update
 
 
-class Books(Protocol):
+class ObjectionView(Protocol):
     """What the engine has on record."""
 
     strategy: Strategy
@@ -24,7 +24,9 @@ class Books(Protocol):
     finished: str
 
 
-def objection(event: ev.UpdateArrived, task: Task | None, context: Context, books: Books) -> Decision | None:
+def objection(
+    event: ev.UpdateArrived, task: Task | None, context: Context, books: ObjectionView
+) -> Decision | None:
     """The rejection of an update of `task`, or None where there is nothing against it."""
     update, staleness, bound = event.update, context.staleness, books.settings.staleness_max
 
@@ -51,7 +53,7 @@ def objection(event: ev.UpdateArrived, task: Task | None, context: Context, book
     return None
 
 
-def tasks_of_use(books: Books) -> set[tuple[str, str]]:
+def tasks_of_use(books: ObjectionView) -> set[tuple[str, str]]:
     """Client and id of each task whose update may still be taken, as far as is known before it comes."""
     bound = books.settings.staleness_max
     return {
@@ -79,7 +81,7 @@ def _wrong_base(event: ev.UpdateArrived, task: Task) -> tuple[Reason, str] | Non
     return None
 
 
-def _no_task(update: Update, task: Task | None, books: Books) -> tuple[Reason, str]:
+def _no_task(update: Update, task: Task | None, books: ObjectionView) -> tuple[Reason, str]:
     """Why the client has no task for this update."""
     if update.client_id in books.guard.quarantined:
         return Reason.QUARANTINED, books.guard.quarantined[update.client_id]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RollbackOutcome:
     """What an engine takes over of a fold.
 
     `folded`: updates that had been held and are in the new version; `pending`: those that are still held;
@@ -34,13 +34,13 @@ class Outcome:
     in_doubt: list[Task]
 
 
-def outcome(event: ev.RolledBack, engine: Engine) -> Outcome:
+def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
     """What becomes of an engine by a rollback that has its state."""
     fold = event.fold
     assert fold is not None, "a rollback is handled with the state that the log gives"
     held, counting = set(fold.pending), fold.ledger.receipts
     taken = [u for u, r in engine.ledger.receipts.items() if r.decision.verdict is not Verdict.REJECTED]
-    return Outcome(
+    return RollbackOutcome(
         # The numbers of versions in it are the fold's; its newest one is to be our next.
         state=engine.strategy.shifted(fold.state, engine.version + 1 - fold.version),
         vector=fold.vector,

@@ -32,7 +32,7 @@ RETRY_S_MIN, RETRY_S_MAX = 0.5, 60.0
 
 
 @dataclass(slots=True)
-class Heard:
+class SessionSpan:
     """When a session spoke first and last."""
 
     first: float
@@ -40,7 +40,7 @@ class Heard:
 
 
 @dataclass(slots=True)
-class Device:
+class DeviceSessions:
     """Sessions of a device: the `owner` of its tasks, as soon as it has had any, and the last other ones.
 
     `coming`: the tasks that the engine is still to grant, and the sessions that they are for.
@@ -48,7 +48,7 @@ class Device:
 
     owner: str = ""
     coming: dict[str, str] = field(default_factory=dict)
-    sessions: dict[str, Heard] = field(default_factory=dict)
+    sessions: dict[str, SessionSpan] = field(default_factory=dict)
 
 
 class Sessions:
@@ -56,8 +56,8 @@ class Sessions:
 
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self._kept_max = kept_max
-        self._devices: dict[str, Device] = {}
-        self._coming: list[Device] = []  # those with asks of the batch at hand that have passed
+        self._devices: dict[str, DeviceSessions] = {}
+        self._coming: list[DeviceSessions] = []  # those with asks of the batch at hand that have passed
         self._twins_at: dict[str, float] = {}  # when both were last seen to live
         self.news: list[str] = []
 
@@ -65,12 +65,12 @@ class Sessions:
         """A session of a device speaks."""
         if not session:
             return
-        device = self._devices.setdefault(client_id, Device())
+        device = self._devices.setdefault(client_id, DeviceSessions())
         if len(self._devices) > self._kept_max:
             del self._devices[next(iter(self._devices))]
         known = device.sessions.get(session)
         if known is None:
-            device.sessions[session] = Heard(now, now)
+            device.sessions[session] = SessionSpan(now, now)
             if len(device.sessions) > SESSIONS_MAX:
                 # Whoever has the tasks is known, however many others come and go.
                 holders = {device.owner, *device.coming.values()}
@@ -127,7 +127,7 @@ class Sessions:
         return sorted(self._twins_at)
 
 
-def _left_s(device: Device, holder: str, ask: Ask, now: float, lease_s: float) -> float:
+def _left_s(device: DeviceSessions, holder: str, ask: Ask, now: float, lease_s: float) -> float:
     """How long an ask has to wait for the session that has the device's tasks: see the table."""
     held, since = device.sessions.get(holder), device.sessions.get(ask.session)
     if held is None or holder == ask.session:

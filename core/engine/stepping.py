@@ -14,7 +14,7 @@ from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import Update, Verdict
 
 
-class Books(Protocol):
+class StepView(Protocol):
     """What the engine has on record."""
 
     spec: ParamSpec
@@ -25,7 +25,7 @@ class Books(Protocol):
     guard: Guard
 
 
-def stepped(update: Update, context: Context, books: Books, vector: Vector) -> Step:
+def stepped(update: Update, context: Context, books: StepView, vector: Vector) -> Step:
     """The strategy's step: buffers as differences, and a bounded length where lengths are bounded.
 
     `vector` is the strategy's to write on.

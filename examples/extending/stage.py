@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from anabranch.compress.quantisers import NOT_SENT
-from anabranch.compress.stage import Coded, Context, Dense, Role, Stream, ValuesStage, take
+from anabranch.compress.stage import Coded, Dense, Role, StageContext, Stream, ValuesStage, take
 from anabranch.core.errors import InvalidUpdate
 
 
@@ -20,7 +20,7 @@ class Signs(ValuesStage):
     def raw_max(self, k: int, n: int) -> int:
         return 4 + (k + 7) // 8
 
-    def encode(self, value: Dense, context: Context) -> Coded:
+    def encode(self, value: Dense, context: StageContext) -> Coded:
         x = value.gather()
         if not np.isfinite(x).all():
             raise InvalidUpdate(NOT_SENT)
@@ -28,7 +28,7 @@ class Signs(ValuesStage):
         streams = {Role.SCALES: scale.tobytes(), Role.SIGNS: np.packbits(x < 0).tobytes()}
         return Coded(x.size, {role: Stream.of(data) for role, data in streams.items()})
 
-    def decode(self, coded: Coded, context: Context) -> Dense:
+    def decode(self, coded: Coded, context: StageContext) -> Dense:
         (scale,) = np.frombuffer(take(coded, Role.SCALES, 4), "<f4")
         signs = np.frombuffer(take(coded, Role.SIGNS, (coded.k + 7) // 8), np.uint8)
         if not (np.isfinite(scale) and scale >= 0):

@@ -33,7 +33,7 @@ EVENTS, PAYLOADS = "events.jsonl", "payloads/"
 
 
 @dataclass(frozen=True)
-class Archived:
+class ArchivedEvent:
     """An event that goes: its number, its record, and what was decided if it is an update."""
 
     seq: int
@@ -49,7 +49,7 @@ class Archived:
         return json.dumps(data, sort_keys=True, separators=(",", ":"))
 
     @classmethod
-    def of(cls, line: str) -> Archived:
+    def of(cls, line: str) -> ArchivedEvent:
         """The inverse of `to_line`. Raises `ValueError`, `TypeError`, `LookupError`."""
         data = json.loads(line)
         told, receipt = data["receipt"], None
@@ -82,7 +82,9 @@ class Archive:
             raise ConfigError(f"server.archive: {error}: name a folder that can be written") from error
         return self
 
-    def write(self, events: Sequence[Archived], payload_of: Callable[[Payload], bytes | memoryview]) -> None:
+    def write(
+        self, events: Sequence[ArchivedEvent], payload_of: Callable[[Payload], bytes | memoryview]
+    ) -> None:
         """Make events durable, with what they name. Raises `StoreFull` where nothing can be written now."""
         try:
             temporary = self.folder / "next.tmp"
@@ -105,7 +107,7 @@ class Archive:
             if _last_event(path) >= first:
                 path.rename(path.with_suffix(".old"))
 
-    def events(self, after: int = 0) -> Iterator[Archived]:
+    def events(self, after: int = 0) -> Iterator[ArchivedEvent]:
         """All that is here after an event, in order. Raises `StoreCorrupt`."""
         for path in self._files():
             if _last_event(path) > after:
@@ -137,10 +139,10 @@ class Archive:
             self._open = zipfile.ZipFile(path)
         return self._open
 
-    def _read(self, path: Path) -> list[Archived]:
+    def _read(self, path: Path) -> list[ArchivedEvent]:
         try:
             text = self._opened(path).read(EVENTS).decode()
-            return [Archived.of(line) for line in text.splitlines()]
+            return [ArchivedEvent.of(line) for line in text.splitlines()]
         except (OSError, zipfile.BadZipFile, zlib.error, ValueError, TypeError, LookupError) as error:
             raise StoreCorrupt(f"{path} cannot be read: {error}") from error
 

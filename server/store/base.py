@@ -41,7 +41,7 @@ from anabranch.core.journal import Record
 from anabranch.core.model.updates import Receipt
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import Snapshot
-from anabranch.host.chain import Link as Link
+from anabranch.host.chain import ChainLink as ChainLink
 from anabranch.host.chain import Mark as Mark
 from anabranch.host.log import Log
 from anabranch.host.log import Recovery as Recovery
@@ -51,7 +51,7 @@ class DiskFailed(StoreError):
     """A write or an fsync failed other than for want of space: end the process, then recover."""
 
 
-class Led(StoreLocked):
+class LedByAnother(StoreLocked):
     """Another server leads this run. It is worth waiting for its end."""
 
 
@@ -85,15 +85,15 @@ class Projection:
     # SHA-256 (hex) of versions, where they were computed.
     digests: Mapping[int, str] = field(default_factory=dict)
     # Of every version that was published.
-    links: Mapping[int, Link] = field(default_factory=dict)
+    links: Mapping[int, ChainLink] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class VersionRow:
     """A published version. `sha256` is of the little-endian vector; None where nobody asked for it.
 
-    `seq` is the event that published it. `link` and `head`: see `Link`; None for versions of before there
-    were any.
+    `seq` is the event that published it. `link` and `head`: see `ChainLink`; None for versions of before
+    there were any.
     """
 
     version: int
@@ -174,8 +174,8 @@ class Store(Log, Protocol):
     def start(self, info: RunInfo) -> RunInfo:
         """Enter a new run, or find the one that is there: returns the stored info.
 
-        Raises `StoreNewer`, `StoreLocked`, `Led`, `StoreCorrupt`, `LogLost`, and `ManifestMismatch` if the
-        layout or the initial weights differ from the stored run's.
+        Raises `StoreNewer`, `StoreLocked`, `LedByAnother`, `StoreCorrupt`, `LogLost`, `ManifestMismatch` if
+        the layout or the initial weights differ from the stored run's.
         """
         ...
 

@@ -18,7 +18,7 @@ from sqlalchemy import Connection, func, insert, select, text, update
 from sqlalchemy.exc import DBAPIError
 
 from anabranch.core.errors import LeadershipLost
-from anabranch.server.store.base import Led
+from anabranch.server.store.base import LedByAnother
 from anabranch.server.store.schema import leader
 
 LOCK_WAIT_S = 2.0  # how long to wait for the lock before a look at whether its holder lives
@@ -44,7 +44,7 @@ _TURN_OUT = text(
 
 
 def lock(connection: Connection) -> None:
-    """Become the only writer of a database: held until the connection ends. Raises `Led`."""
+    """Become the only writer of a database: held until the connection ends. Raises `LedByAnother`."""
     with connection.begin():
         connection.execute(
             text(
@@ -63,7 +63,7 @@ def lock(connection: Connection) -> None:
                 raise
         else:
             return
-    raise Led(
+    raise LedByAnother(
         f"another process writes there: {owner or 'a server'} leads this run; stop it, use another "
         "database, or wait for it with --standby"
     )

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, delete, func, select
 from anabranch.core.engine.ledger import CAPABILITIES_KEPT, ClientRecord
 from anabranch.core.errors import StoreCorrupt
 from anabranch.core.model.updates import Capability, Receipt
-from anabranch.core.snapshot import FORMAT, Rows, Snapshot, capability_of, receipt_of, receipt_row
+from anabranch.core.snapshot import FORMAT, Snapshot, SnapshotRows, capability_of, receipt_of, receipt_row
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.rows import Row
 from anabranch.server.store.schema import client_records, enrolments, receipts
@@ -75,7 +75,7 @@ def whole(snapshot: Snapshot, clients: Iterable[ClientRecord], lines: Iterable[s
     meta = dict(snapshot.meta)
     named = meta.pop("rows")
     first, last = named["receipts"]
-    found = Rows(list(clients), list(_receipts_of(lines)))
+    found = SnapshotRows(list(clients), list(_receipts_of(lines)))
     counts = (
         (len(found.clients), named["clients"], "clients"),
         (len(found.receipts), last - first, "receipts"),

@@ -20,7 +20,7 @@ from anabranch.core.journal import Record, line
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.updates import Receipt
-from anabranch.core.retention import ALL, Keep, Taken, kept
+from anabranch.core.retention import ALL, Keep, SnapshotPoint, kept
 from anabranch.core.snapshot import Snapshot
 from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import check_bytes, check_digest, check_name
@@ -289,7 +289,7 @@ class MemoryStore:
         found = [k for k in books.snapshots if k.seq != applied_through_seq]
         books.rows.write(snapshot, applied_through_seq)
         found.append(_Kept(applied_through_seq, snapshot.meta["version"], sha256, data, at))
-        marks = {Taken(k.seq, k.version, k.at): k for k in sorted(found, key=lambda k: k.seq)}
+        marks = {SnapshotPoint(k.seq, k.version, k.at): k for k in sorted(found, key=lambda k: k.seq)}
         rollbacks = [
             seq for seq, record in self._after(min(m.seq for m in marks)) if record["kind"] == "rolled_back"
         ]

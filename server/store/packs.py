@@ -22,7 +22,7 @@ PACK_BYTES = 256 * MIB  # a pack is closed when it is this large
 
 
 @dataclass(frozen=True)
-class Place:
+class PackPlace:
     """Where a payload lies."""
 
     pack: int
@@ -43,7 +43,7 @@ class Packs:
             make_own_folder(self.folder)
             self._number = max((int(path.stem) for path in self.folder.glob("*.pack")), default=0)
 
-    def write(self, payloads: Sequence[bytes]) -> list[Place]:
+    def write(self, payloads: Sequence[bytes]) -> list[PackPlace]:
         """Make payloads durable, with one flush. Raises `StoreFull`, `DiskFailed`."""
         if not payloads:
             return []
@@ -57,7 +57,7 @@ class Packs:
                 raise
         return places
 
-    def read(self, place: Place, size_bytes: int, sha256: str) -> bytes:
+    def read(self, place: PackPlace, size_bytes: int, sha256: str) -> bytes:
         """The bytes of a payload, its digest checked. Raises `StoreCorrupt`."""
         try:
             descriptor = open_file(self._path(place.pack), os.O_RDONLY)
@@ -87,11 +87,11 @@ class Packs:
             os.close(self._descriptor)
             self._descriptor = None
 
-    def _put(self, payload: bytes) -> Place:
+    def _put(self, payload: bytes) -> PackPlace:
         if self._descriptor is None or self._size >= self._pack_bytes:
             self._begin()
         assert self._descriptor is not None
-        place, view = Place(self._number, self._size), memoryview(payload)
+        place, view = PackPlace(self._number, self._size), memoryview(payload)
         while view:
             written = os.pwrite(self._descriptor, view, self._size)
             view, self._size = view[written:], self._size + written
@@ -114,7 +114,7 @@ class Packs:
 def read_payload(row: Any, packs: Packs) -> bytes:
     """The bytes of a row of `updates` that has them, or their place. Raises `StoreCorrupt`."""
     if row.payload is None:
-        return packs.read(Place(row.pack, row.pack_offset), row.size_bytes, row.sha256)
+        return packs.read(PackPlace(row.pack, row.pack_offset), row.size_bytes, row.sha256)
     data: bytes = row.payload
     if (found := hashlib.sha256(data).hexdigest()) != row.sha256:
         raise StoreCorrupt(f"payload {row.sha256} has the SHA-256 {found}: restore it from a backup")

@@ -11,7 +11,7 @@ from anabranch.core.errors import ManifestMismatch
 from anabranch.core.journal import Record, line
 from anabranch.core.model.updates import Decision, Reason, Receipt, Verdict
 from anabranch.server.store.base import Entry, RunInfo
-from anabranch.server.store.packs import Place
+from anabranch.server.store.packs import PackPlace
 
 Row = dict[str, Any]
 BIGINT_MAX = (1 << 63) - 1
@@ -53,7 +53,7 @@ def client_row(record: Record) -> Row:
     }
 
 
-def update_row(seq: int, entry: Entry, place: Place | None) -> Row:
+def update_row(seq: int, entry: Entry, place: PackPlace | None) -> Row:
     """A row of `updates`, not yet decided. `place`: where its payload lies, if in a pack."""
     record, payload = entry.record, entry.record["payload"]
     return {

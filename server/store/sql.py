@@ -41,7 +41,7 @@ from anabranch.server.store.files import (
 from anabranch.server.store.ledger_rows import clear_rows, read_rows, write_rows
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.numbering import numbered
-from anabranch.server.store.packs import Packs, Place, read_payload
+from anabranch.server.store.packs import PackPlace, Packs, read_payload
 from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert, write_projections
 from anabranch.server.store.schema import clients, events, runs, snapshots, updates
@@ -211,7 +211,7 @@ class SqlStore:
         enrolled = [rows.client_row(e.record) for _, e in numbered if e.record["kind"] == "enrolled"]
         upsert(connection, clients, enrolled, replaced=("capability", "seen_at"))
 
-    def _pack(self, arrived: Sequence[tuple[int, Entry]]) -> dict[int, Place]:
+    def _pack(self, arrived: Sequence[tuple[int, Entry]]) -> dict[int, PackPlace]:
         """Put the payloads that are too large for a row into a pack."""
         if not self._database.is_sqlite:
             return {}

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, delete, func, select
 
-from anabranch.core.retention import Keep, Kept, Taken, kept
+from anabranch.core.retention import Keep, KeptSnapshots, SnapshotPoint, kept
 from anabranch.identity.heads import HASH_BYTES
-from anabranch.server.store.archive import Archived
+from anabranch.server.store.archive import ArchivedEvent
 from anabranch.server.store.projections import upsert
 from anabranch.server.store.rows import Row, receipt_of
 from anabranch.server.store.schema import (
@@ -51,11 +51,11 @@ def first_event(connection: Connection) -> int:
     return connection.scalar(select(func.min(events.c.seq))) or 1
 
 
-def retained(connection: Connection, keep: Keep) -> tuple[Kept, int]:
+def retained(connection: Connection, keep: Keep) -> tuple[KeptSnapshots, int]:
     """Which snapshots to keep, and the event that the log may begin with, 0 if it stays as it is."""
     s, e = snapshots.c, events.c
     found = connection.execute(select(snapshots).order_by(s.applied_through_seq)).all()
-    marks = [Taken(row.applied_through_seq, row.version, row.created_at) for row in found]
+    marks = [SnapshotPoint(row.applied_through_seq, row.version, row.created_at) for row in found]
     has_base, rolled_back = begins_late(connection), 0
     if not keep.is_all:
         rollbacks = select(func.max(e.seq)).where(e.kind == "rolled_back", e.seq > marks[0].seq)
@@ -84,13 +84,14 @@ def oldest(connection: Connection, before: int, events_max: int, bytes_max: int 
     return last
 
 
-def archived(connection: Connection, through: int) -> list[Archived]:
+def archived(connection: Connection, through: int) -> list[ArchivedEvent]:
     """The events up to one, as an archive has them."""
     decided = select(updates).where(updates.c.seq <= through, updates.c.verdict.is_not(None))
     receipts = {row["seq"]: receipt_of(dict(row)) for row in connection.execute(decided).mappings()}
     query = select(events.c.seq, events.c.record).where(events.c.seq <= through).order_by(events.c.seq)
     return [
-        Archived(row.seq, json.loads(row.record), receipts.get(row.seq)) for row in connection.execute(query)
+        ArchivedEvent(row.seq, json.loads(row.record), receipts.get(row.seq))
+        for row in connection.execute(query)
     ]
 
 

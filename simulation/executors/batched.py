@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 from anabranch.core.errors import ConfigError, InvalidUpdate
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending
-from anabranch.simulation.executors.pool import Opened, worker_pool
+from anabranch.simulation.executors.pool import WorkerState, worker_pool
 from anabranch.simulation.executors.serial import Deferred
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
 from anabranch.workloads.batched import BatchedTraining
@@ -81,10 +81,10 @@ class StackTrainer:
         return bool(why)
 
 
-_opened: Opened[StackTrainer] = Opened()
+_opened: WorkerState[StackTrainer] = WorkerState()
 
 
-class _Stack:
+class _JobStack:
     """Jobs that are trained together, and their outcomes, computed once."""
 
     def __init__(self, compute: Callable[[], list[Outcome]]) -> None:
@@ -100,7 +100,7 @@ class _Waiting:
 
     def __init__(self, executor: BatchedExecutor, job: Job) -> None:
         self.job = job
-        self.stack: _Stack | None = None
+        self.stack: _JobStack | None = None
         self.place = 0
         self._executor = executor
 
@@ -171,9 +171,9 @@ class BatchedExecutor:
     def _begin(self, waiting: dict[int, _Waiting], works: Sequence[_Waiting]) -> None:
         jobs = [work.job for work in works]
         if self._pool is None:
-            stack = _Stack(partial(self._here.train, jobs))
+            stack = _JobStack(partial(self._here.train, jobs))
         else:
-            stack = _Stack(self._pool.submit(_train, jobs).result)
+            stack = _JobStack(self._pool.submit(_train, jobs).result)
         for place, work in enumerate(works):
             work.stack, work.place = stack, place
             waiting.pop(id(work), None)

@@ -36,7 +36,7 @@ class DeafContext(SpawnContext):
     Process = DeafProcess
 
 
-class Opened(Generic[T]):
+class WorkerState(Generic[T]):
     """In a worker process: what its work is done with."""
 
     def __init__(self) -> None:

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 from anabranch.core.errors import ConfigError
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult, Pending, without_model
 from anabranch.simulation.executors.models import ModelFiles, model_at
-from anabranch.simulation.executors.pool import Opened, worker_pool
+from anabranch.simulation.executors.pool import WorkerState, worker_pool
 from anabranch.simulation.executors.queued import Queue
 from anabranch.simulation.problem import Problem, ProblemSource
 
-_opened: Opened[Problem] = Opened()
+_opened: WorkerState[Problem] = WorkerState()
 
 
 class ProcessesExecutor(Queue):

@@ -42,7 +42,7 @@ class Resources:
     gpus: float
 
 
-class Trainer:
+class RayActor:
     """The body of an actor: one problem."""
 
     _problem: Problem
@@ -69,7 +69,7 @@ class _Actors(Queue):
         device = source.config.client.device if needs.gpus else "cpu"
         client = replace(source.config.client, device=device)
         mine = replace(source, config=replace(source.config, client=client))
-        make = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus)(Trainer)
+        make = ray.remote(num_cpus=needs.cpus, num_gpus=needs.gpus)(RayActor)
         self._actors = [make.remote() for _ in range(workers)]
         self._opened = [actor.open.remote(mine, os.getcwd()) for actor in self._actors]
         self._in_hand: list[list[Future[Any]]] = [[] for _ in self._actors]

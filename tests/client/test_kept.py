@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.client.kept import Keepsake, Kept
+from anabranch.client.kept import Keepsake, KeptState
 from anabranch.client.outbox import Outbox, UpdateEntry
 
 
@@ -27,7 +27,7 @@ class Device:
 
     def __init__(self, folder: Path) -> None:
         self.outbox = Outbox(folder / "outbox")
-        self.kept = Kept(folder / "kept", self.outbox.pending())
+        self.kept = KeptState(folder / "kept", self.outbox.pending())
 
     def put(self, update_id: str, kept: bytes, run_id: str = "run", crash: str = "") -> None:
         """Put a result, and crash before the outbox has it, or after."""

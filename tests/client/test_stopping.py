@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from virtual import VirtualTime
 
-from anabranch.client.lease import Progress
+from anabranch.client.lease import WorkProgress
 from anabranch.client.pulse import Pulse
 from anabranch.client.state import device_id, fresh_id, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
@@ -99,7 +99,7 @@ def test_a_pulse_beats_when_the_moment_has_come() -> None:
 
 def test_progress_counts_steps_where_there_are_any_and_seconds_elsewhere() -> None:
     time = VirtualTime()
-    progress = Progress(time.now)
+    progress = WorkProgress(time.now)
     progress.begin()
     time.pass_s(5.0)
     assert progress.value() == 5.0

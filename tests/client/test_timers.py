@@ -6,7 +6,7 @@ import threading
 
 from anabranch.client.shadow import Order, SyncThread
 from anabranch.client.stopping import Bell
-from anabranch.client.timers import RETRY, Reach, Timers
+from anabranch.client.timers import RETRY, Reachability, Timers
 from anabranch.core import effects as ef
 from anabranch.core.device.overlap import PUSH_TIMER
 
@@ -14,7 +14,7 @@ FAR = 1e6
 SOON_S = 30.0
 
 
-def timers(reach: Reach) -> Timers:
+def timers(reach: Reachability) -> Timers:
     bell = Bell(lambda: 0.0, sleep=lambda _: None)
     found = Timers(bell, lambda _: None, reach)
     found.set(ef.SetTimer(RETRY, FAR))
@@ -22,7 +22,7 @@ def timers(reach: Reach) -> Timers:
 
 
 def test_the_news_counts_before_the_timer_is_set_and_after() -> None:
-    reach = Reach()
+    reach = Reachability()
     reach.begin()
     reach.returned()
     reach.nobody()
@@ -36,14 +36,14 @@ def test_the_news_counts_before_the_timer_is_set_and_after() -> None:
 
 
 def test_what_was_put_off_for_another_reason_waits() -> None:
-    reach = Reach()
+    reach = Reachability()
     reach.begin()
     reach.returned()
     assert timers(reach).due() is None
 
 
 def test_news_of_an_earlier_call_are_old() -> None:
-    reach = Reach()
+    reach = Reachability()
     reach.nobody()
     reach.returned()
     reach.begin()
@@ -52,7 +52,7 @@ def test_news_of_an_earlier_call_are_old() -> None:
 
 
 def test_the_sync_thread_hears_it_as_well() -> None:
-    fired, reach = threading.Event(), Reach()
+    fired, reach = threading.Event(), Reachability()
 
     def do(order: Order) -> None:
         assert isinstance(order, ef.SetTimer)

@@ -13,14 +13,14 @@ from server_process import free_port
 
 from anabranch.client.channel import error_of
 from anabranch.client.operator import OperatorClient
-from anabranch.client.waiting import Waiting
+from anabranch.client.waiting import WaitingNotice
 from anabranch.core.errors import Unavailable
 
 
 def test_it_is_said_at_once_and_after_pauses_that_double(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     now = 100.0
-    waiting = Waiting("host:1", lambda: now)
+    waiting = WaitingNotice("host:1", lambda: now)
     said: list[float] = []
     for tenth in range(3000):
         now = 100.0 + tenth / 10

@@ -19,7 +19,7 @@ from stores import LIMITS, Backend
 from torch import nn
 
 from anabranch.client.held import keep_model, kept_model
-from anabranch.client.kept import Keepsake, Kept
+from anabranch.client.kept import Keepsake, KeptState
 from anabranch.client.memory import Memories
 from anabranch.client.operator import OperatorClient
 from anabranch.client.outbox import Outbox, UpdateEntry
@@ -250,9 +250,9 @@ def test_what_a_device_remembers(tmp_path: Path) -> None:
     assert found is not None
     np.testing.assert_array_equal(found.residual, residual)
     for number, kept in enumerate([Keepsake(b"", b"own"), Keepsake(b"app"), Keepsake()]):
-        with Kept(tmp_path / "k").beside(f"u{number}", kept, "run"):
+        with KeptState(tmp_path / "k").beside(f"u{number}", kept, "run"):
             pass
-        assert Kept(tmp_path / "k").load("run") == kept
+        assert KeptState(tmp_path / "k").load("run") == kept
 
 
 def test_a_simulation_trains_them_and_leaves_them_as_they_are(tmp_path: Path) -> None:

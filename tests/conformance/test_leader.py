@@ -13,7 +13,7 @@ import pytest
 from stores import INFO, LIMITS, logged, snapshot, update, upload
 
 from anabranch.core.errors import LeadershipLost, StoreError
-from anabranch.server.store.base import DiskFailed, Led
+from anabranch.server.store.base import DiskFailed, LedByAnother
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.sql import SqlStore
 
@@ -35,7 +35,7 @@ def pass_the_epoch(url: str) -> None:
 def test_a_leader_that_renews_is_left_alone(postgresql_url: str, tmp_path: Path) -> None:
     first, second = opened(postgresql_url, tmp_path / "1", 60.0), opened(postgresql_url, tmp_path / "2")
     first.start(INFO)
-    with pytest.raises(Led, match=r":\d+ leads this run"):
+    with pytest.raises(LedByAnother, match=r":\d+ leads this run"):
         second.start(INFO)
     first.renew()
     assert first.append([update(1)]) == [1]

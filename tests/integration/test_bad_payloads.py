@@ -92,7 +92,7 @@ def streams(k: int = 2, chain: str = CHAIN, **changed: bytes | Stream) -> bytes:
     coded = Coded(k)
     for name, data in {**own, **changed}.items():
         coded.streams[Role[name.upper()]] = data if isinstance(data, Stream) else Stream.of(data)
-    return wire.write([wire.Part(codec.stages, coded)], LAYOUT)
+    return wire.write([wire.WireGroup(codec.stages, coded)], LAYOUT)
 
 
 def gaps(*indices: int) -> bytes:

@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from anabranch.client.outbox import Outbox, UpdateEntry
 from anabranch.core.config.tables import Config
 from anabranch.core.journal import from_record, line, to_record
-from anabranch.core.snapshot import Rows, Snapshot, state_digest, take_changes, take_snapshot
+from anabranch.core.snapshot import Snapshot, SnapshotRows, state_digest, take_changes, take_snapshot
 from anabranch.host.submission import loader
 from anabranch.server.store.snapshots import META
 from anabranch.server.verify import verify
@@ -98,7 +98,7 @@ def test_every_snapshot_is_written_as_it_was_read(name: str, life: Life, kept: P
     for path in kept.glob(f"servers/{name}/snapshots/*"):
         arrays = load_file(path)
         meta = json.loads(arrays.pop(META).tobytes())
-        engine = life.begin(Snapshot(meta, arrays, Rows((), ())))
+        engine = life.begin(Snapshot(meta, arrays, SnapshotRows((), ())))
         engine.ledger.track(saved=True)
         again = take_changes(engine)
         del meta["rows"], again.meta["rows"]

@@ -15,7 +15,7 @@ import pytest
 from anabranch.core.config.goal import Goal
 from anabranch.core.model.updates import Decision, Verdict
 from anabranch.reports.compare import compare, compare_html
-from anabranch.reports.compression import Strength, saving, strength_of
+from anabranch.reports.compression import ReportedStrength, saving, strength_of
 from anabranch.reports.html import report_html
 from anabranch.reports.recorder import Recorder
 from anabranch.reports.result import CompressionStep, Result
@@ -40,11 +40,11 @@ def picture(page: str) -> ET.Element | None:
 @pytest.mark.parametrize(
     ("codec", "strength"),
     [
-        ("raw", Strength(1.0, 32)),
-        ("ef(0.9)|topk(0.1)|int8(256,sr)|gaps|zstd", Strength(0.1, 8)),
-        ("topk(0.01)", Strength(0.01, 32)),
-        ("mask(0.5)|bf16", Strength(0.5, 16)),
-        ("int4(256)|zstd", Strength(1.0, 4)),
+        ("raw", ReportedStrength(1.0, 32)),
+        ("ef(0.9)|topk(0.1)|int8(256,sr)|gaps|zstd", ReportedStrength(0.1, 8)),
+        ("topk(0.01)", ReportedStrength(0.01, 32)),
+        ("mask(0.5)|bf16", ReportedStrength(0.5, 16)),
+        ("int4(256)|zstd", ReportedStrength(1.0, 4)),
         ("deadzone(0.1)|gaps", None),
         ("log(1)", None),
         ("topk|int8", None),
@@ -52,7 +52,7 @@ def picture(page: str) -> ET.Element | None:
         ("what is this", None),
     ],
 )
-def test_the_strength_of_a_codec(codec: str, strength: Strength | None) -> None:
+def test_the_strength_of_a_codec(codec: str, strength: ReportedStrength | None) -> None:
     assert strength_of(codec) == strength
 
 

@@ -21,7 +21,7 @@ from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import SKEW_S, Kind, lifetime
 from anabranch.identity.wallet import read_wallet
 from anabranch.protos.v1 import devices_pb2 as devices
-from anabranch.server.tls import Changes, ServerIdentity
+from anabranch.server.tls import CertificateSupply, ServerIdentity
 from anabranch.server.verify import verify
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
@@ -65,7 +65,7 @@ def test_a_handshake_is_given_a_certificate_only_where_it_is_another(authority: 
     ahead_s = [0.0]
     with clock(authority, lambda: ahead_s[0]) as moved:
         identity = ServerIdentity(moved, 7 * DAY_S)
-        changes = Changes(identity, identity.configuration())
+        changes = CertificateSupply(identity, identity.configuration())
         assert changes.latest() is None
         ahead_s[0] = 5 * DAY_S
         assert changes.latest() is identity.configuration()

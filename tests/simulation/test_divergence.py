@@ -11,7 +11,7 @@ from fleets import Diverging, config, events
 from anabranch.core.effects import Barred
 from anabranch.reports.result import Result
 from anabranch.simulation.replay import replay_run
-from anabranch.simulation.run import Progress, Teller, open_simulation, simulate
+from anabranch.simulation.run import ProgressReporter, RunProgress, open_simulation, simulate
 
 ENDLESS = {"virtual_s_max": 0.0, "updates_max": 40}
 WHY = "the last 100 updates were all rejected ("
@@ -101,11 +101,11 @@ def test_without_a_bound_it_goes_on_to_the_end_of_its_time() -> None:
 
 def test_progress_comes_by_real_time_before_anything_is_measured() -> None:
     """Every reading of the clock is a quarter of a second later than the one before."""
-    seen: list[Progress] = []
+    seen: list[RunProgress] = []
     readings = iter(range(10**9))
     settings = config(run=ENDLESS)  # evaluated at the end alone
     with open_simulation(settings, app=Diverging()) as simulation:
-        teller = Teller(
+        teller = ProgressReporter(
             seen.append, simulation.clock, simulation.world.versions, now=lambda: next(readings) / 4
         )
         simulation.clock.beside = teller.beside

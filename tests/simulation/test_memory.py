@@ -23,7 +23,7 @@ from anabranch.reports.recorder import Recorder
 from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult, Pending
 from anabranch.simulation.executors.serial import SerialExecutor
 from anabranch.simulation.hasher import Hasher
-from anabranch.simulation.outbox import Outbox
+from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.problem import ProblemSource
 from anabranch.simulation.run import Simulation, open_simulation
 
@@ -53,7 +53,7 @@ class Watch:
 
     simulation: Simulation
     jobs: list[Job]
-    pushes: list[tuple[str, Outbox, Decision]]
+    pushes: list[tuple[str, FinishedUpdate, Decision]]
 
 
 @contextmanager
@@ -66,7 +66,7 @@ def watched(settings: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch
     watch = Watch(Simulation(settings, problem, executor, journal, recorder, None), jobs, [])
     push = watch.simulation.world.push
 
-    def pushed(client_id: str, outbox: Outbox) -> Decision:
+    def pushed(client_id: str, outbox: FinishedUpdate) -> Decision:
         decision = push(client_id, outbox)
         watch.pushes.append((client_id, outbox, decision))
         return decision
@@ -138,7 +138,7 @@ def test_an_update_has_the_codec_of_its_task_or_raw(codec: str, taken: bool) -> 
         assert task.uplink == "int8|zstd"
         payload = np.ones(4, np.float32).tobytes()
         result = LocalResult(payload, codec, 1, {})
-        outbox = Outbox(task, "u", 64, result, Hasher().begin(payload))
+        outbox = FinishedUpdate(task, "u", 64, result, Hasher().begin(payload))
         objection = simulation.world.objection("a", outbox)
         assert (objection is None) == taken
         if taken:

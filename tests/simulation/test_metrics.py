@@ -20,7 +20,7 @@ from anabranch.reports.html import report_html
 from anabranch.reports.metrics import final_text
 from anabranch.reports.models import BEST
 from anabranch.reports.result import Result
-from anabranch.simulation.run import Progress, simulate
+from anabranch.simulation.run import RunProgress, simulate
 
 BY_MSE: dict[str, Any] = {"metric": "mse", "mode": "min", "target": 0.5}
 
@@ -108,7 +108,7 @@ def test_runs_are_compared_by_it(result: Result) -> None:
 
 
 def test_a_metric_that_is_not_measured_ends_the_run_before_it_has_begun(tmp_path: Path) -> None:
-    told: list[Progress] = []
+    told: list[RunProgress] = []
     with pytest.raises(AppError, match=r"run.metric is 'rmse'.*but mse, .*set run.metric to one of them"):
         simulate(config(metric="rmse", mode="min"), app=Prices(), progress=told.append)
     assert [p.updates for p in told if p.updates] == []

@@ -18,7 +18,7 @@ from anabranch.reports.html import REPORT_FILE
 from anabranch.reports.result import Result
 from anabranch.simulation.checkers import Checker
 from anabranch.simulation.devices import Device
-from anabranch.simulation.run import Progress, open_simulation, simulate
+from anabranch.simulation.run import RunProgress, open_simulation, simulate
 
 STRATEGIES = ["asyncdrop", "fedasync", "fedavg", "fedbuff", "fedprox", "teasq_drop"]
 ROUGH = {"dropout": 0.3, "availability": 0.6, "availability_period_s": 20.0, "up_mbps": 1.0}
@@ -169,7 +169,7 @@ def test_evaluation_by_time_by_version_and_at_the_end() -> None:
 
 
 def test_progress_and_folder(tmp_path: Path) -> None:
-    seen: list[Progress] = []
+    seen: list[RunProgress] = []
     settings = config(run={"evaluate_every_s": 10.0, "evaluate_on": "validation"})
     result = simulate(settings, tmp_path, progress=seen.append)
     measured = [(p.accuracy, p.loss) for p in seen if p.evaluated]

@@ -29,7 +29,7 @@ from anabranch.host.journal import replay
 from anabranch.host.run import Advice
 from anabranch.simulation.disk import Backup
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
-from anabranch.simulation.outbox import Outbox
+from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.run import Simulation
 from anabranch.simulation.server import Process, Reply
 from anabranch.simulation.versions import Offer
@@ -139,7 +139,7 @@ class Bases:
             self._trained[id(job.task)] = job.task, found
             return train(job)
 
-        def pushing(client_id: str, outbox: Outbox) -> Decision:
+        def pushing(client_id: str, outbox: FinishedUpdate) -> Decision:
             self._pushed[outbox.update_id] = self._trained[id(outbox.task)][1]
             return push(client_id, outbox)
 
@@ -194,7 +194,7 @@ class Whole:
             self._word = True
             put_back(backup)
 
-        def pushing(client_id: str, outbox: Outbox, reply: Reply[Decision]) -> None:
+        def pushing(client_id: str, outbox: FinishedUpdate, reply: Reply[Decision]) -> None:
             def said(decision: Decision | StoreFull) -> None:
                 if not isinstance(decision, StoreFull):
                     self._say(outbox.update_id, decision)

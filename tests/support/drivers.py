@@ -32,7 +32,7 @@ from anabranch.core.errors import AnabranchError
 from anabranch.core.journal import Record, line
 from anabranch.core.model.params import ParamSpec, Vector, digest
 from anabranch.core.model.submodels import Submodel
-from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.units import UnitGroup, UnitPlace
 from anabranch.core.model.updates import Ask, Capability, Decision, LocalPlan, Reason, Task
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.journal import Replay
@@ -44,13 +44,13 @@ from anabranch.reports.recorder import Recorder
 from anabranch.server.store.factory import open_store
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.executors.base import LocalResult
-from anabranch.simulation.outbox import Outbox
-from anabranch.simulation.server import Direct
+from anabranch.simulation.outbox import FinishedUpdate
+from anabranch.simulation.server import DirectServer
 from anabranch.simulation.versions import Offer, Versions
 from anabranch.simulation.world import World
 
 FIRST = {"w": np.zeros(8, np.float32)}
-GROUPS = (UnitGroup("w", 8, (Member("w", 0),)),)
+GROUPS = (UnitGroup("w", 8, (UnitPlace("w", 0),)),)
 SPEC = ParamSpec.of(FIRST, GROUPS)
 CAPABILITY = Capability(codecs=STAGES)
 NOT_HEARD = "not heard"  # the answer to what cannot be said, or that nobody waits for
@@ -281,7 +281,7 @@ class Simulated:
         recorder = Recorder(config.strategy.name, "test", 0, Goal(), config.to_json(), "simulated")
         versions = Versions(engine, {})
         self._world = World(self._clock, engine, versions, self.log, recorder, blueprint.codec_at)
-        self._server = Direct(self._world)
+        self._server = DirectServer(self._world)
 
     @property
     def engine(self) -> Engine:
@@ -304,7 +304,7 @@ class Simulated:
         task = self._tasks.of(client_id, task_id)
         entry = result(task, update_id, value, codec or task.uplink)
         trained = LocalResult(bytes(entry.payload), entry.codec, entry.local_steps, entry.metrics)
-        outbox = Outbox(task, update_id, entry.examples, trained, lambda: entry.sha256)
+        outbox = FinishedUpdate(task, update_id, entry.examples, trained, lambda: entry.sha256)
         objection = self._told(partial(self._server.objection, client_id, outbox))
         if objection is not None:
             return type(objection).__name__

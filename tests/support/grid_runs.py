@@ -15,7 +15,7 @@ from anabranch.flower import server_app
 from anabranch.flower.driver import GridRun
 from anabranch.flower.local_grid import LocalGrid, Node
 from anabranch.flower.logbook import Logbook
-from anabranch.flower.messages import Said
+from anabranch.flower.messages import ServerAppMessage
 from anabranch.host.build import WHOLE
 from anabranch.reports.recorder import Recorder
 
@@ -85,7 +85,7 @@ class Run:
         self.grid = LocalGrid(nodes)
         self.book = Logbook(folder, self.settings, first)
         self.recorder = Recorder("fedasync", "app", 0, Goal(), self.settings.to_json(), "live")
-        said = Said.from_json(self.settings.flower.train, "flower.train")
+        said = ServerAppMessage.from_json(self.settings.flower.train, "flower.train")
         self.clock = Clock()
         try:
             self.run = GridRun(self.grid, self.settings, self.book, self.recorder, said, said, self.clock)

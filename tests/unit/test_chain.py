@@ -10,7 +10,7 @@ import pytest
 
 from anabranch.core.effects import Finished, Published
 from anabranch.core.journal import Record
-from anabranch.host.chain import HEADS_KEPT, Chain, Mark, is_base, is_of_other_base
+from anabranch.host.chain import HEADS_KEPT, HashChain, Mark, is_base, is_of_other_base
 from anabranch.identity.heads import follow_links
 
 ORIGIN, FIRST = "0a" * 32, "0b" * 32
@@ -31,8 +31,8 @@ def joined(head: str, data: bytes) -> str:
     return hashlib.sha256(bytes.fromhex(head) + data).hexdigest()
 
 
-def chain(version: int = 0) -> Chain:
-    return Chain("run", ORIGIN, FIRST, version)
+def chain(version: int = 0) -> HashChain:
+    return HashChain("run", ORIGIN, FIRST, version)
 
 
 def test_a_head_stands_for_all_events_up_to_its_version() -> None:
@@ -66,7 +66,7 @@ def test_a_mark_is_of_every_event_also_of_those_after_the_newest_version() -> No
     assert made.mark(1) == Mark("run", 1, joined(joined(ORIGIN, bytes.fromhex(head)), _sha(b"")))
     made.add(record(2))
     assert made.mark(2) == Mark("run", 2, joined(joined(ORIGIN, bytes.fromhex(head)), _sha(lines(2))))
-    assert Chain("run", FIRST, head, 1).mark(1).head != made.mark(1).head, "of another origin"
+    assert HashChain("run", FIRST, head, 1).mark(1).head != made.mark(1).head, "of another origin"
 
 
 def test_a_copy_goes_on_by_itself() -> None:

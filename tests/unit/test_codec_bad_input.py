@@ -47,7 +47,10 @@ def payload(text: str, k: int, streams: dict[Role, bytes | Stream]) -> bytes:
     of = {role: s if isinstance(s, Stream) else Stream.of(s) for role, s in streams.items()}
     exact = any(stage.name == "f32" for stage in stages(text))
     small = Coded(SMALL.size, {Role.VALUES: Stream.of(bytes((4 if exact else 2) * SMALL.size))})
-    parts = [wire.Part(stages(text), Coded(k, of)), wire.Part(stages("f32" if exact else "bf16"), small)]
+    parts = [
+        wire.WireGroup(stages(text), Coded(k, of)),
+        wire.WireGroup(stages("f32" if exact else "bf16"), small),
+    ]
     return wire.write(parts, LAYOUT)
 
 

@@ -11,7 +11,7 @@ from anabranch.core.device.session import Phase, Session, SessionSettings
 from anabranch.core.errors import InvalidUpdate, StoreFull, Unavailable, UnknownTask
 from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Task, Verdict
 from anabranch.host.device import Call, DeviceShell
-from anabranch.host.run import Notice
+from anabranch.host.run import AdviceKind
 
 
 class Bench(DeviceShell):
@@ -211,12 +211,12 @@ def test_the_driver_may_know_that_a_call_is_worth_repeating() -> None:
 @pytest.mark.parametrize(
     ("notice", "comes_of_it"),
     [
-        (Notice.NONE, []),
+        (AdviceKind.NONE, []),
         ("other", []),
         ("refresh", []),
-        (Notice.UPLOAD_NOW, ["advised"]),
-        (Notice.CANCEL, ["stop work", "ask"]),
-        (Notice.FINISHED, ["stop work", "ask"]),
+        (AdviceKind.UPLOAD_NOW, ["advised"]),
+        (AdviceKind.CANCEL, ["stop work", "ask"]),
+        (AdviceKind.FINISHED, ["stop work", "ask"]),
     ],
 )
 def test_what_a_notice_means(notice: str, comes_of_it: list[str]) -> None:
@@ -230,7 +230,7 @@ def test_what_a_notice_means(notice: str, comes_of_it: list[str]) -> None:
 def test_a_finished_result_is_pushed_though_its_task_is_not_wanted() -> None:
     bench = Bench()
     bench.to_pushing()
-    bench._noticed(bench.task_id, Notice.CANCEL)
+    bench._noticed(bench.task_id, AdviceKind.CANCEL)
     assert bench.since() == []
 
 

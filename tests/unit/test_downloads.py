@@ -11,7 +11,7 @@ from broadcasting import SPEC, WIDE, Run, motion, tensors
 
 from anabranch.compress.broadcast import check_downlink, make_broadcast
 from anabranch.compress.delta_log import DeltaLog
-from anabranch.compress.direct import Direct
+from anabranch.compress.direct import DirectDownlink
 from anabranch.compress.downloads import LIST, SNAPSHOT, SUM, apply_download, downloads_lead_from
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import STAGES
@@ -34,7 +34,7 @@ def bits(vector: Vector | None) -> bytes:
 
 @pytest.mark.parametrize(
     ("codec", "kind"),
-    [("auto", None), ("raw", None), ("log", DeltaLog), ("log(0.5,9)", DeltaLog), ("int8", Direct)],
+    [("auto", None), ("raw", None), ("log", DeltaLog), ("log(0.5,9)", DeltaLog), ("int8", DirectDownlink)],
 )
 def test_the_configuration_names_the_downlink(codec: str, kind: type | None) -> None:
     check_downlink(codec)

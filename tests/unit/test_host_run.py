@@ -15,7 +15,7 @@ from anabranch.core.errors import IdTaken, Overloaded
 from anabranch.core.limits import Limits
 from anabranch.core.model.updates import Ask, Capability, Decision, Reason, Receipt, Verdict
 from anabranch.core.snapshot import state_digest
-from anabranch.host.run import Advice, NoLine, Notice, Run, Settled, advice
+from anabranch.host.run import Advice, AdviceKind, NoLine, Run, Settlement, advice
 
 
 class Desk(Bench):
@@ -34,7 +34,7 @@ class Desk(Bench):
         assert isinstance(event, ev.UpdateArrived)
         return ev.UpdateArrived(1.0, event.update, ev.Payload(sha256, 16))
 
-    def settled(self, *events: ev.Event) -> list[Settled]:
+    def settled(self, *events: ev.Event) -> list[Settlement]:
         """A batch; settling it changes nothing of the engine."""
         before = state_digest(self.engine)
         self.run.begin(events)
@@ -126,18 +126,20 @@ def test_without_a_line_nobody_waits() -> None:
 def test_advice() -> None:
     desk = Desk(lease_s=60.0, upload_now_versions=2, versions_max=4)
     assert advice(desk.engine, "a", "t-a") == Advice(60.0, 0)
-    assert advice(desk.engine, "b", "t-a").notice is Notice.CANCEL
-    assert advice(desk.engine, "a", "t-x") == Advice(0.0, 0, Notice.CANCEL, "the task is not wanted any more")
+    assert advice(desk.engine, "b", "t-a").notice is AdviceKind.CANCEL
+    assert advice(desk.engine, "a", "t-x") == Advice(
+        0.0, 0, AdviceKind.CANCEL, "the task is not wanted any more"
+    )
     desk.work("b", "t-1")
-    assert advice(desk.engine, "a", "t-a").notice is Notice.NONE
+    assert advice(desk.engine, "a", "t-a").notice is AdviceKind.NONE
     desk.work("b", "t-2")
     late = advice(desk.engine, "a", "t-a")
-    assert late == Advice(60.0, 2, Notice.UPLOAD_NOW, "version 2 is served, the task is of version 0")
+    assert late == Advice(60.0, 2, AdviceKind.UPLOAD_NOW, "version 2 is served, the task is of version 0")
     desk.tick(61.0)
     assert advice(desk.engine, "a", "t-a") == late, "an expired lease is no reason to stop"
     desk.work("b", "t-3", now=61.0)
     desk.work("b", "t-4", now=61.0)
-    assert advice(desk.engine, "a", "t-a").notice is Notice.FINISHED
+    assert advice(desk.engine, "a", "t-a").notice is AdviceKind.FINISHED
 
 
 def beat(now: float, client_id: str, task_id: str, progress: float) -> ev.LeaseRenewed:
@@ -219,8 +221,10 @@ def test_advice_where_nothing_hurries() -> None:
     for number in range(4):
         desk.work("b", f"t-{number}")
     assert advice(desk.engine, "a", "t-a") == Advice(60.0, 4)
-    assert advice(desk.engine, "b", "t-a") == Advice(0.0, 4, Notice.CANCEL, "the task is not wanted any more")
+    assert advice(desk.engine, "b", "t-a") == Advice(
+        0.0, 4, AdviceKind.CANCEL, "the task is not wanted any more"
+    )
     ended = Desk(versions_max=1)
     ended.work("b", "t-1")
-    assert advice(ended.engine, "a", "t-a") == Advice(60.0, 1, Notice.FINISHED, ended.engine.finished)
-    assert advice(ended.engine, "b", "t-a") == Advice(0.0, 1, Notice.FINISHED, ended.engine.finished)
+    assert advice(ended.engine, "a", "t-a") == Advice(60.0, 1, AdviceKind.FINISHED, ended.engine.finished)
+    assert advice(ended.engine, "b", "t-a") == Advice(0.0, 1, AdviceKind.FINISHED, ended.engine.finished)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from anabranch.compress.indices import Bitmap, Gaps, PlainIndices, gaps_max, read_gaps, write_gaps
-from anabranch.compress.stage import BLOCK, Coded, Context, Role, Stream
+from anabranch.compress.stage import BLOCK, Coded, Role, StageContext, Stream
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.params import Indices
 
@@ -48,11 +48,11 @@ def test_the_bytes_and_back(kind: Kind, indices: Indices, n: int) -> None:
         Gaps: gap_bytes(indices),
         Bitmap: bytes((bits.reshape(-1, 8) << np.arange(8, dtype=np.uint8)).sum(axis=1).astype(np.uint8)),
     }[kind]
-    coded = kind().encode(Coded(indices.size, indices=indices), Context(n))
+    coded = kind().encode(Coded(indices.size, indices=indices), StageContext(n))
     assert coded.indices is None
     assert bytes(coded.streams[Role.INDEX].data) == wanted
     assert len(wanted) <= kind().raw_max(indices.size, n)
-    found = kind().decode(coded, Context(n))
+    found = kind().decode(coded, StageContext(n))
     assert found.indices is not None
     assert found.indices.dtype == np.int64
     assert found.indices.tolist() == indices.tolist()
@@ -62,9 +62,9 @@ def test_the_bytes_and_back(kind: Kind, indices: Indices, n: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_indices_are_no_bytes_but_of_a_bitmap(kind: Kind) -> None:
     none = np.empty(0, np.int64)
-    coded = kind().encode(Coded(0, indices=none), Context(9))
+    coded = kind().encode(Coded(0, indices=none), StageContext(9))
     assert bytes(coded.streams[Role.INDEX].data) == (bytes(2) if kind is Bitmap else b"")
-    found = kind().decode(coded, Context(9)).indices
+    found = kind().decode(coded, StageContext(9)).indices
     assert found is not None
     assert found.size == 0
 
@@ -78,11 +78,11 @@ def test_the_most_bytes_of_gaps(k: int, n: int, most: int) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_stream_that_lacks_is_named(kind: Kind) -> None:
     with pytest.raises(InvalidUpdate, match="payload lacks the stream index"):
-        kind().decode(Coded(1), Context(9))
+        kind().decode(Coded(1), StageContext(9))
 
 
 def decoded(kind: Kind, data: bytes, k: int, n: int) -> list[int]:
-    found = kind().decode(Coded(k, {Role.INDEX: Stream.of(data)}), Context(n)).indices
+    found = kind().decode(Coded(k, {Role.INDEX: Stream.of(data)}), StageContext(n)).indices
     assert found is not None
     values: list[int] = found.tolist()
     return values
@@ -128,7 +128,7 @@ def test_indices_at_their_bounds(kind: Kind, data: bytes, k: int, n: int, indice
 def test_gaps_that_an_entropy_coder_has_left_coded_are_refused() -> None:
     coded = Coded(1, {Role.INDEX: Stream(b"\0", 1, coder=30)})
     with pytest.raises(InvalidUpdate, match="payload lacks the stream index"):
-        Gaps().decode(coded, Context(9))
+        Gaps().decode(coded, StageContext(9))
 
 
 def test_gaps_by_themselves() -> None:

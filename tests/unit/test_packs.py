@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anabranch.core.errors import StoreCorrupt
-from anabranch.server.store.packs import Packs, Place
+from anabranch.server.store.packs import PackPlace, Packs
 
 
 def packs(folder: Path, pack_bytes: int = 1000) -> Packs:
@@ -17,7 +17,7 @@ def packs(folder: Path, pack_bytes: int = 1000) -> Packs:
     return made
 
 
-def read(made: Packs, place: Place, payload: bytes) -> bytes:
+def read(made: Packs, place: PackPlace, payload: bytes) -> bytes:
     return made.read(place, len(payload), hashlib.sha256(payload).hexdigest())
 
 
@@ -35,7 +35,7 @@ def test_another_start_begins_another_pack(tmp_path: Path) -> None:
     (place,) = first.write([b"one"])
     first.close()
     again = packs(tmp_path)
-    assert again.write([b"two"]) == [Place(2, 0)]
+    assert again.write([b"two"]) == [PackPlace(2, 0)]
     assert read(again, place, b"one") == b"one"
     again.close()
 
@@ -49,7 +49,7 @@ def test_a_failure_begins_another_pack(tmp_path: Path, monkeypatch: pytest.Monke
         patch.setattr("os.fdatasync", _no_space)
         with pytest.raises(StoreFull):
             made.write([b"two"])
-    assert made.write([b"two"]) == [Place(2, 0)]
+    assert made.write([b"two"]) == [PackPlace(2, 0)]
     made.close()
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from anabranch.compress.quantisers import BFloat16, BlockIntegers, Float32, Int4, Int8
-from anabranch.compress.stage import BLOCK, Coded, Context, Dense, Role, Sparse, Stream
+from anabranch.compress.stage import BLOCK, Coded, Dense, Role, Sparse, StageContext, Stream
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.params import Vector
 
@@ -84,13 +84,13 @@ def pack(codes: list[int], kind: type[BlockIntegers]) -> bytes:
 @pytest.mark.parametrize(("n", "block"), INTEGERS)
 def test_block_integers_are_rounded_to_the_nearest(kind: type[BlockIntegers], n: int, block: int) -> None:
     x = values(n)
-    coded = kind(block).encode(dense_of(x), Context(n))
+    coded = kind(block).encode(dense_of(x), StageContext(n))
     codes, halves, back = codes_of(x, block, kind.top, None)
     assert stream(coded, Role.CODES) == pack(codes, kind)
     assert stream(coded, Role.SCALES) == np.array(halves, "<u2").tobytes()
     assert (coded.k, coded.indices, set(coded.streams)) == (n, None, {Role.CODES, Role.SCALES})
     assert kind(block).raw_max(n, n) == sum(len(s.data) for s in coded.streams.values())
-    found = kind(block).decode(coded, Context(n))
+    found = kind(block).decode(coded, StageContext(n))
     assert isinstance(found, Dense)
     assert found.gather().tolist() == back
     assert max(abs(codes[i]) for i in range(n)) <= kind.top
@@ -104,7 +104,7 @@ def test_block_integers_are_rounded_at_random_by_the_seeds_bytes(kind: type[Bloc
     drawn = [words.random_raw(-(-size // 8)).astype("<u8").view(np.uint8)[:size] for size in (BLOCK, 301)]
     draws = (np.concatenate(drawn).astype(np.float32) + np.float32(0.5)) / np.float32(256)
     x = values(n)
-    coded = kind(256, stochastic=True).encode(dense_of(x), Context(n, seed))
+    coded = kind(256, stochastic=True).encode(dense_of(x), StageContext(n, seed))
     codes, halves, _ = codes_of(x, 256, kind.top, draws)
     assert stream(coded, Role.CODES) == pack(codes, kind)
     assert stream(coded, Role.SCALES) == np.array(halves, "<u2").tobytes()
@@ -113,14 +113,14 @@ def test_block_integers_are_rounded_at_random_by_the_seeds_bytes(kind: type[Bloc
 @pytest.mark.parametrize("n", SIZES)
 def test_bf16_is_the_upper_half_rounded_to_the_nearest_ties_to_even(n: int) -> None:
     x = values(n)
-    coded = BFloat16().encode(dense_of(x), Context(n))
+    coded = BFloat16().encode(dense_of(x), StageContext(n))
     patterns = x.view(np.uint32).astype(np.uint64)
     low, high = patterns & 0xFFFF, patterns >> 16
     up = (low > 0x8000) | ((low == 0x8000) & (high % 2 == 1))
     wanted = (high + up).astype("<u2")
     assert stream(coded, Role.VALUES) == wanted.tobytes()
     assert BFloat16().raw_max(n, n) == 2 * n
-    back = BFloat16().decode(coded, Context(n))
+    back = BFloat16().decode(coded, StageContext(n))
     assert isinstance(back, Dense)
     assert back.gather().view(np.uint32).tolist() == [int(half) << 16 for half in wanted]
 
@@ -128,10 +128,10 @@ def test_bf16_is_the_upper_half_rounded_to_the_nearest_ties_to_even(n: int) -> N
 @pytest.mark.parametrize("n", SIZES)
 def test_f32_is_as_it_is(n: int) -> None:
     x = values(n)
-    coded = Float32().encode(dense_of(x), Context(n))
+    coded = Float32().encode(dense_of(x), StageContext(n))
     assert stream(coded, Role.VALUES) == x.astype("<f4").tobytes()
     assert Float32().raw_max(n, n) == 4 * n
-    back = Float32().decode(coded, Context(n))
+    back = Float32().decode(coded, StageContext(n))
     assert isinstance(back, Dense)
     assert back.gather().tolist() == x.tolist()
 
@@ -140,16 +140,16 @@ def test_f32_is_as_it_is(n: int) -> None:
 def test_indices_go_along_or_follow_from_a_seed(kind: type[Float32 | BFloat16 | Int8 | Int4]) -> None:
     x = np.array([1.0, -2.0, 0.5], np.float32)
     indices = np.array([2, 5, 7])
-    coded = kind().encode(Sparse(indices, x), Context(9))
+    coded = kind().encode(Sparse(indices, x), StageContext(9))
     assert (coded.k, coded.indices is indices) == (3, True)
     assert Role.SEED not in coded.streams
-    found = kind().decode(coded, Context(9))
+    found = kind().decode(coded, StageContext(9))
     assert isinstance(found, Sparse)
     assert (found.indices.tolist(), found.seed) == ([2, 5, 7], None)
-    coded = kind().encode(Sparse(indices, x, seed=2**64 - 3), Context(9))
+    coded = kind().encode(Sparse(indices, x, seed=2**64 - 3), StageContext(9))
     assert coded.indices is None
     assert stream(coded, Role.SEED) == (2**64 - 3).to_bytes(8, "little")
-    found = kind().decode(coded, Context(9))
+    found = kind().decode(coded, StageContext(9))
     assert isinstance(found, Sparse)
     assert (found.indices.size, found.seed) == (0, 2**64 - 3)
     assert np.abs(found.values - x).max() <= 0.5 * 2.0 / 7 * 1.01
@@ -159,7 +159,7 @@ def test_indices_go_along_or_follow_from_a_seed(kind: type[Float32 | BFloat16 | 
 def test_the_largest_numbers_come_back_finite(kind: type[BlockIntegers]) -> None:
     most = float(np.finfo(np.float32).max)
     x = np.array([most, -most, most / 2, 1e30] + [0.0] * 252 + [2.0**127, -(2.0**126)], np.float32)
-    found = kind(256).decode(kind(256).encode(dense_of(x), Context(x.size)), Context(x.size))
+    found = kind(256).decode(kind(256).encode(dense_of(x), StageContext(x.size)), StageContext(x.size))
     assert isinstance(found, Dense)
     back = found.gather()
     assert np.isfinite(back).all()
@@ -175,7 +175,7 @@ def spoiled(kind: type[BlockIntegers], codes: bytes, halves: list[int], k: int) 
 
 def decoded(kind: type[BlockIntegers], codes: bytes, half: int) -> list[float]:
     """The one value of these codes."""
-    found = kind().decode(spoiled(kind, codes, [half], 1), Context(1))
+    found = kind().decode(spoiled(kind, codes, [half], 1), StageContext(1))
     assert isinstance(found, Dense)
     value: list[float] = found.gather().tolist()
     return value
@@ -218,8 +218,8 @@ def test_the_largest_scale_is_that_of_the_largest_number(kind: type[BlockInteger
     """Cut to bf16, so that top times it is finite; the next one is refused."""
     most = bits(float(np.float32(np.finfo(np.float32).max / top))) >> 16
     one = bytes([1]) if kind is Int8 else bytes([0x09])
-    found = kind().decode(spoiled(kind, one, [most], 1), Context(1))
+    found = kind().decode(spoiled(kind, one, [most], 1), StageContext(1))
     assert isinstance(found, Dense)
     assert np.isfinite(found.gather() * np.float32(top)).all()
     with pytest.raises(InvalidUpdate, match="scales must be finite"):
-        kind().decode(spoiled(kind, one, [most + 1], 1), Context(1))
+        kind().decode(spoiled(kind, one, [most + 1], 1), StageContext(1))

@@ -24,7 +24,7 @@ from anabranch.core.events import Payload
 from anabranch.core.model.submodels import UnitMap
 from anabranch.core.model.updates import Ask, Capability, Update
 from anabranch.host.build import Blueprint
-from anabranch.host.records import Teller
+from anabranch.host.records import RunReporter
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import ClientShare, Result
 
@@ -39,7 +39,7 @@ class Told:
     ) -> None:
         assert recorder.events_path is not None
         self._engine, self._recorder, self._path = engine, recorder, recorder.events_path
-        self.teller = Teller(self._recorder, codec_at)
+        self.teller = RunReporter(self._recorder, codec_at)
 
     def tell(self, now: float, effects: Iterable[Effect], *more: Any) -> list[dict[str, Any]]:
         """The lines that these effects come to."""

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core.errors import ConfigError
-from anabranch.core.retention import DAY_S, SNAPSHOTS_KEPT, Keep, Taken, kept
+from anabranch.core.retention import DAY_S, SNAPSHOTS_KEPT, Keep, SnapshotPoint, kept
 
 
 @pytest.mark.parametrize(
@@ -31,11 +31,11 @@ def test_settings_that_are_none(text: str) -> None:
         Keep.of(text)
 
 
-def marks(*versions: int) -> list[Taken]:
-    return [Taken(10 * v + 1, v, v * DAY_S) for v in versions]
+def marks(*versions: int) -> list[SnapshotPoint]:
+    return [SnapshotPoint(10 * v + 1, v, v * DAY_S) for v in versions]
 
 
-def versions_of(found: list[Taken] | tuple[Taken, ...]) -> list[int]:
+def versions_of(found: list[SnapshotPoint] | tuple[SnapshotPoint, ...]) -> list[int]:
     return [mark.version for mark in found]
 
 
@@ -48,7 +48,7 @@ def test_the_newest_three_where_all_is_kept() -> None:
 
 @pytest.mark.parametrize("keep", [Keep(versions=10), Keep(days=10)])
 def test_the_base_moves_when_the_next_one_is_old_enough(keep: Keep) -> None:
-    held: list[Taken] = []
+    held: list[SnapshotPoint] = []
     base, seen = None, {}
     for version in range(1, 30):
         found = kept([*held, *marks(version)], keep, has_base=base is not None)
@@ -73,7 +73,7 @@ def test_version_0_is_no_base() -> None:
 
 def test_no_base_between_what_a_rollback_was_folded_from_and_its_end() -> None:
     """The rollback is event 52: it can be replayed from the base it had, or is folded into one after it."""
-    all_marks = [*marks(1, 3, 4, 5), Taken(52, 6, 6 * DAY_S), *marks(7, 8, 9)]
+    all_marks = [*marks(1, 3, 4, 5), SnapshotPoint(52, 6, 6 * DAY_S), *marks(7, 8, 9)]
     found = kept(all_marks[:5], Keep(versions=1), has_base=True, rolled_back=52)
     assert found.base == all_marks[0]
     found = kept(all_marks, Keep(versions=2), has_base=True, rolled_back=52)
@@ -82,7 +82,7 @@ def test_no_base_between_what_a_rollback_was_folded_from_and_its_end() -> None:
 
 
 def test_the_snapshot_of_a_rollback_is_kept_until_it_can_be_the_base() -> None:
-    all_marks = [*marks(1), Taken(52, 6, 6 * DAY_S), *marks(7, 8, 9, 10)]
+    all_marks = [*marks(1), SnapshotPoint(52, 6, 6 * DAY_S), *marks(7, 8, 9, 10)]
     found = kept(all_marks, Keep(versions=5), has_base=True, rolled_back=52)
     assert (found.base, versions_of(found.marks)) == (all_marks[0], [1, 6, 8, 9, 10])
 
@@ -93,13 +93,13 @@ def test_the_snapshot_of_a_rollback_is_kept_until_it_can_be_the_base() -> None:
 )
 def test_at_least_what_is_asked_for_and_at_most_twice_as_much(steps: list[int], keep: Keep) -> None:
     """Whatever the snapshots are: few of them, the log no shorter than asked for, the base only moves on."""
-    held: list[Taken] = []
-    base: Taken | None = None
+    held: list[SnapshotPoint] = []
+    base: SnapshotPoint | None = None
     version = widest = 0
     for number, step in enumerate(steps, 1):
         version, widest = version + step, max(widest, step)
         before = base
-        found = kept([*held, Taken(number, version, 0.0)], keep, has_base=base is not None)
+        found = kept([*held, SnapshotPoint(number, version, 0.0)], keep, has_base=base is not None)
         held, base = list(found.marks), found.base
         assert len(held) <= SNAPSHOTS_KEPT + 2
         assert held[-1].seq == number

@@ -13,7 +13,7 @@ from rollbacks import CLIENTS, World, seq_of_version
 from anabranch.core import events as ev
 from anabranch.core.config.tables import TABLES, Config, merge
 from anabranch.core.effects import Finished, Granted, Refused, Reopened, SettingsSet
-from anabranch.core.engine.changes import Changes, Said
+from anabranch.core.engine.changes import Changes, StartSettings
 from anabranch.core.engine.settable import (
     FIXED,
     SETTABLE,
@@ -311,20 +311,22 @@ def test_a_start_takes_what_its_files_say_otherwise(
     before: tuple[ev.SettingsChanged, ...], file: int | None, new: int | None
 ) -> None:
     given = merge([]) if file is None else config(updates_max=file)
-    said = Said.of(config(updates_max=10), given, after(*before))
+    said = StartSettings.of(config(updates_max=10), given, after(*before))
     assert said.new == ({} if new is None else {"run.updates_max": new})
 
 
 def test_what_a_start_passes_over_is_known() -> None:
-    said = Said.of(config(updates_max=10), config(updates_max=10), after(operator(15)))
+    said = StartSettings.of(config(updates_max=10), config(updates_max=10), after(operator(15)))
     assert (said.new, said.passed_over) == ({}, {"run.updates_max": 10})
 
 
 def test_a_standby_does_not_take_back_what_was_said_since_it_waits() -> None:
     """Its file was read before: whoever spoke last counts."""
     stored, old = config(updates_max=10), config(updates_max=12)
-    assert Said.of(stored, old, after(), read_at=5.0).new == {"run.updates_max": 12}
+    assert StartSettings.of(stored, old, after(), read_at=5.0).new == {"run.updates_max": 12}
     for later in (operator(30, at=6.0), start(30, at=6.0)):
-        said = Said.of(stored, old, after(later), read_at=5.0)
+        said = StartSettings.of(stored, old, after(later), read_at=5.0)
         assert (said.new, said.passed_over) == ({}, {"run.updates_max": 12})
-    assert Said.of(stored, old, after(operator(30, at=4.0)), read_at=5.0).new == {"run.updates_max": 12}
+    assert StartSettings.of(stored, old, after(operator(30, at=4.0)), read_at=5.0).new == {
+        "run.updates_max": 12
+    }

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
 from anabranch.core.model.params import Vector, digest
 from anabranch.core.model.submodels import UnitMap, unit_map
-from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.units import UnitGroup, UnitPlace
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
 from anabranch.workloads import App, Examples, Shard, Trainer, trainer_for
@@ -336,7 +336,7 @@ class Declared(Own):
     """Says which units there are."""
 
     def units(self, model: Any) -> Any:
-        members = [Member("first.weight", 0), Member("first.bias", 0), Member("out.weight", 1)]
+        members = [UnitPlace("first.weight", 0), UnitPlace("first.bias", 0), UnitPlace("out.weight", 1)]
         return [UnitGroup("mine", model.first.out_features, tuple(members))]
 
 

@@ -25,7 +25,7 @@ from anabranch.core.model.updates import Task
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
 from anabranch.host.log import WholeLog
-from anabranch.host.records import Teller
+from anabranch.host.records import RunReporter
 from anabranch.reports.folders import numbered
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
@@ -70,7 +70,7 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
     with recorder, journal.open_payloads() as payload:
         replay = Replay(WholeLog(journal.records, payload), partial(blueprint.engine, initial))
         engine, models = replay.engine, _Models(metrics, replay.engine, recorder.goal)
-        teller = Teller(recorder, blueprint.codec_at)
+        teller = RunReporter(recorder, blueprint.codec_at)
         downloads = _Downloads(recorder, engine, spec.frozen(initial))
         start = now = None
         for _, record, effects in replay:

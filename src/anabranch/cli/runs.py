@@ -25,7 +25,7 @@ from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import RESULT_FILE, Result
-from anabranch.reports.spreads import Row, Spread
+from anabranch.reports.spreads import Spread, SpreadRow
 from anabranch.reports.spreads import compare as compare_runs
 from anabranch.reports.text import NOTHING, bytes_text, duration_text
 
@@ -160,7 +160,7 @@ def _before(proved_at: float) -> str:
     return f"what comes before was proved {time_text(proved_at)} (--whole: again)"
 
 
-def _final(r: Row, name: str) -> str:
+def _final(r: SpreadRow, name: str) -> str:
     return _cell(r.final_accuracy if name == ACCURACY else r.metrics.get(name), partial(metric_text, name))
 
 

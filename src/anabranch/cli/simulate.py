@@ -34,7 +34,7 @@ from anabranch.reports.folders import claimed
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import Result
 from anabranch.reports.text import count_text, duration_text
-from anabranch.simulation.run import Progress
+from anabranch.simulation.run import RunProgress
 from anabranch.simulation.run import simulate as simulate_run
 
 
@@ -94,7 +94,7 @@ def _run(output: Output, settings: Config, folder: Path, workers: int) -> Result
     goal = Goal.of(settings.run)
     with Ticker(output) as ticker:
 
-        def show(p: Progress) -> None:
+        def show(p: RunProgress) -> None:
             counts = {"virtual_s": p.virtual_s, "version": p.version, "updates": p.updates}
             named = {} if goal.metric == AUTO else {goal.metric: goal.value(p.metrics)}
             figures = {"accuracy": p.accuracy, "loss": p.loss} | named
@@ -105,7 +105,7 @@ def _run(output: Output, settings: Config, folder: Path, workers: int) -> Result
         return simulate_run(settings, folder, workers=workers, progress=show)
 
 
-def _in_words(p: Progress, goal: Goal) -> str:
+def _in_words(p: RunProgress, goal: Goal) -> str:
     name, value = goal.among(p.metrics).metric, goal.value(p.metrics)
     measured = "" if value is None else f", {name} {metric_text(name, value)}"
     rejected = f", {count_text(p.rejected)} rejected" if p.rejected else ""
