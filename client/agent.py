@@ -48,16 +48,16 @@ from anabranch.core.errors import (
     outcome_of,
 )
 from anabranch.core.model.updates import Task
-from anabranch.host.device import Call, DeviceShell
+from anabranch.host.device import DeviceCall, DeviceShell
 from anabranch.workloads.app import App, Shard
 
 log = logging.getLogger(__name__)
 
-CALLS: dict[type[ef.SessionEffect], Call] = {
-    ef.AskTask: Call.ASK,
-    ef.FetchModel: Call.FETCH,
-    ef.Train: Call.TRAIN,
-    ef.Push: Call.PUSH,
+CALLS: dict[type[ef.SessionEffect], DeviceCall] = {
+    ef.AskTask: DeviceCall.ASK,
+    ef.FetchModel: DeviceCall.FETCH,
+    ef.Train: DeviceCall.TRAIN,
+    ef.Push: DeviceCall.PUSH,
 }
 
 
@@ -241,7 +241,7 @@ class Agent(DeviceShell):
         if call is None:
             self._obey(order, now)
             return
-        reach = self._sync_reach if call is Call.PUSH and self._sync is not None else self._reach
+        reach = self._sync_reach if call is DeviceCall.PUSH and self._sync is not None else self._reach
         reach.begin()
         try:
             self._obey(order, now)
@@ -253,18 +253,18 @@ class Agent(DeviceShell):
                 reach.nobody()
             self._gone_wrong(call, error, order.update_id if isinstance(order, ef.Push) else None)
 
-    def _gone_wrong(self, call: Call, error: AnabranchError, update_id: str | None) -> None:
+    def _gone_wrong(self, call: DeviceCall, error: AnabranchError, update_id: str | None) -> None:
         again = outcome_of(error).retryable
         with self._lock:
             self.summary.failures += 1
         kind = type(error).__name__
         self._tell("failed", call=call.value, error=kind, detail=str(error), again=again)
-        if call is Call.ASK and isinstance(error, ManifestMismatch):
+        if call is DeviceCall.ASK and isinstance(error, ManifestMismatch):
             self._enrolled()  # another run may be served there now: raises if its model is another, too
             again = True
-        elif call is Call.ASK and not again:
+        elif call is DeviceCall.ASK and not again:
             self._fatal = error
-        elif call is Call.PUSH and not again:
+        elif call is DeviceCall.PUSH and not again:
             log.warning("%s: it is given up", error)
         self._failed(call, error, update_id, again)
 

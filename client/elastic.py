@@ -15,7 +15,7 @@ from anabranch.compress.feedback import Memory
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.model.updates import Task
-from anabranch.host.elastic import SILENT, SILENT_S, Exchanges, Snapshot, check_whole, merge_of
+from anabranch.host.elastic import SILENT, SILENT_S, Exchanges, TrainingMoment, check_whole, merge_of
 from anabranch.host.merging import make_merge
 from anabranch.host.policies import make_policy
 from anabranch.workloads.trainer import Hook
@@ -86,7 +86,7 @@ class ElasticTrainer:
         self._live.start()
         return self._live
 
-    def _await_snapshot(self, live: LiveTraining, each_step: Callable[[], None]) -> Snapshot:
+    def _await_snapshot(self, live: LiveTraining, each_step: Callable[[], None]) -> TrainingMoment:
         live.want()
         try:
             steps, silent_from = live.steps, self._bell.now()

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import Vector
-from anabranch.host.elastic import Answer, BetweenSteps, Snapshot
+from anabranch.host.elastic import BetweenSteps, ElasticAnswer, TrainingMoment
 from anabranch.host.merging import Merge
 from anabranch.host.policies import PushPolicy
 from anabranch.workloads.trainer import Hook
@@ -67,7 +67,7 @@ class LiveTraining:
         with self._lock:
             self._between.want()
 
-    def take(self) -> Snapshot | None:
+    def take(self) -> TrainingMoment | None:
         """The snapshot, once it is there. Raises what has ended the training."""
         if self._error is not None:
             raise self._error
@@ -82,7 +82,7 @@ class LiveTraining:
     def answer(self, snapshot: Vector, center: Vector, exchange_s: float) -> None:
         """The server's model that answers a snapshot: merged before the next step. It must not change."""
         with self._lock:
-            self._between.answer(Answer(snapshot, center, exchange_s))
+            self._between.answer(ElasticAnswer(snapshot, center, exchange_s))
 
     def advise(self) -> None:
         """The server wants what there is."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, closing
 
 from anabranch.client.transport import GrpcTransport, Transport
-from anabranch.core.parts import Kind, members
+from anabranch.core.parts import PartKind, members
 from anabranch.identity.wallet import Wallet
 
 _NEEDS = (*members(Transport), "of", "close")
-TRANSPORTS = Kind(
+TRANSPORTS = PartKind(
     "transport", "transports", (), {"grpc": GrpcTransport}, _NEEDS, option="--part transport=PATH"
 )
 

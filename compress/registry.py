@@ -26,7 +26,7 @@ from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
 from anabranch.compress.stage import Stage
 from anabranch.core.errors import ConfigError, UnknownCodec
 from anabranch.core.model.chains import FEEDBACK, RAW, StageText, parse_chain
-from anabranch.core.parts import Kind, is_data, members
+from anabranch.core.parts import PartKind, is_data, members
 
 Arguments = tuple[str, ...]
 STEP_WORD, RANDOM_WORD = "step", "sr"
@@ -117,7 +117,7 @@ def _check(found: Any) -> None:
         )
 
 
-CODEC_STAGES = Kind(
+CODEC_STAGES = PartKind(
     "codec stage",
     "stages",
     ("uplink.stages",),

@@ -39,7 +39,7 @@ def members(protocol: type[Any], but: Collection[str] = ()) -> tuple[str, ...]:
     return tuple(n for n in dict.fromkeys(named) if not n.startswith("_") and n not in but)
 
 
-class Kind:
+class PartKind:
     """One kind of part: what is built in, what is installed, what was let in.
 
     `settings`: the keys that name one, as `table.key`, or a list of them. `also`: words that such a key may
@@ -169,7 +169,7 @@ def told_name(name: Any) -> Any:
     return _OWN_NAMES.get(name, name) if isinstance(name, str) else name
 
 
-def check_names(config: Config, kinds: Iterable[Kind]) -> None:
+def check_names(config: Config, kinds: Iterable[PartKind]) -> None:
     """Raises `ConfigError` where a setting names no part that is known."""
     for kind in kinds:
         for _, name in kind.named_in(config):

@@ -30,7 +30,7 @@ from anabranch.host.run import AdviceKind
 OVER = (AdviceKind.CANCEL, AdviceKind.FINISHED)  # nobody wants the task any more
 
 
-class Call(StrEnum):
+class DeviceCall(StrEnum):
     """What a device does that may fail."""
 
     ENROL = "enrol"
@@ -187,12 +187,12 @@ class DeviceShell(ABC):
         self._hear(ev.PushAcknowledged(self._now, update_id, decision, task))
 
     def _failed(
-        self, call: Call, error: AnabranchError, update_id: str | None = None, again: bool | None = None
+        self, call: DeviceCall, error: AnabranchError, update_id: str | None = None, again: bool | None = None
     ) -> None:
         """A call came to nothing; `again`: whether it may be repeated, if not as the error says."""
-        if call is Call.TRAIN and isinstance(error, InvalidUpdate):
+        if call is DeviceCall.TRAIN and isinstance(error, InvalidUpdate):
             self._forget()
-        flawed = call in (Call.TRAIN, Call.PUSH) and isinstance(error, WireError)
+        flawed = call in (DeviceCall.TRAIN, DeviceCall.PUSH) and isinstance(error, WireError)
         retryable = outcome_of(error).retryable if again is None else again
         window_s = error.retry_after_s
         self._hear(ev.CallFailed(self._now, str(error), retryable, window_s, update_id, flawed))

@@ -37,7 +37,7 @@ SILENT = (
 
 
 @dataclass(frozen=True, eq=False)
-class Snapshot:
+class TrainingMoment:
     """The weights at one moment, (spec.size,); local steps and seconds since the snapshot before."""
 
     vector: Vector
@@ -46,7 +46,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True, eq=False)
-class Answer:
+class ElasticAnswer:
     """What to merge: the snapshot that was sent, and the server's model since then; how long that took."""
 
     snapshot: Vector
@@ -61,8 +61,8 @@ class BetweenSteps:
         self._merge, self._policy = merge, policy
         self.steps = -1  # the hook is called before the first one, too
         self._wanted = self._advised = False
-        self._taken: Snapshot | None = None
-        self._answer: Answer | None = None
+        self._taken: TrainingMoment | None = None
+        self._answer: ElasticAnswer | None = None
         self._exchange_s = 0.0
         self._steps_before = 0
         self._snapshot_at = self._exchanged_at = now
@@ -72,7 +72,7 @@ class BetweenSteps:
         """From now on a snapshot is wanted: the policy says when."""
         self._wanted, self._taken = True, None
 
-    def take(self) -> Snapshot | None:
+    def take(self) -> TrainingMoment | None:
         """The snapshot, once it is there."""
         taken, self._taken = self._taken, None
         return taken
@@ -81,7 +81,7 @@ class BetweenSteps:
         """No snapshot is wanted any more."""
         self._wanted, self._taken = False, None
 
-    def answer(self, answer: Answer) -> None:
+    def answer(self, answer: ElasticAnswer) -> None:
         """What comes of a snapshot: merged before the next step. It must not change."""
         self._answer, self._exchange_s = answer, answer.exchange_s
 
@@ -98,7 +98,7 @@ class BetweenSteps:
         since = Since(steps, rested_s, self._exchange_s, self._wanted, self._advised, norm2)
         if not self._policy.due(since):
             return False
-        snapshot = Snapshot(live.flat(), steps, now - self._snapshot_at)
+        snapshot = TrainingMoment(live.flat(), steps, now - self._snapshot_at)
         self._steps_before, self._snapshot_at = self.steps, now
         if self._wanted:
             self._taken = snapshot
@@ -134,20 +134,20 @@ class Exchanges:
         """As the run's `[client]` says."""
         return cls(follows=table.merge_weight == 1)
 
-    def meet(self, base: Vector, now: float) -> Answer | None:
+    def meet(self, base: Vector, now: float) -> ElasticAnswer | None:
         """A task begins, of this model of the server's: what is to be merged."""
         before, sent = self._base, self._sent
         self._base, self._sent = base, None
         if sent is not None:
             snapshot, taken_at = sent
-            return Answer(snapshot, base, now - taken_at)
+            return ElasticAnswer(snapshot, base, now - taken_at)
         if before is not None and self._follows:
             # The task before came to nothing. A server that adds updates up must not be sent, with what was
             # learned, the way back from what the others did meanwhile; one that mixes wants the snapshot.
-            return Answer(before, base, 0.0)
+            return ElasticAnswer(before, base, 0.0)
         return None
 
-    def leave(self, taken: Snapshot, now: float) -> None:
+    def leave(self, taken: TrainingMoment, now: float) -> None:
         """A snapshot is on its way."""
         self._sent = taken.vector, now
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.reports.scales import Axis, Scale
+from anabranch.reports.scales import Axis, AxisScale
 from anabranch.reports.svg import (
     BOTTOM,
     CHAR_WIDTH,
@@ -50,7 +50,7 @@ def histogram(counts: Mapping[int, int], x: Axis, y: Axis) -> str:
     bins, width = binned(counts)
     ys = y.scale([0.0, *map(float, bins.values())], HEIGHT - BOTTOM, TOP)
     domain = (min(bins) - 0.5, max(bins) + width - 0.5)
-    xs = Scale(x.units[0], (), 1.0, domain, (LEFT, WIDTH - RIGHT))
+    xs = AxisScale(x.units[0], (), 1.0, domain, (LEFT, WIDTH - RIGHT))
     parts = frame(x, y, xs, ys, HEIGHT)
     gap = 0.15 * (xs(width) - xs(0))
     label_width = (len(str(max(bins))) + 1.5) * CHAR_WIDTH
@@ -109,5 +109,5 @@ def ranked_area(bars: Sequence[Bar], parts: Sequence[Part], x: Axis, y: Axis) ->
     return svg(out, height, f"{y.label} by {x.label}")
 
 
-def _steps(heights: npt.NDArray[np.int64], xs: Scale, ys: Scale) -> list[XY]:
+def _steps(heights: npt.NDArray[np.int64], xs: AxisScale, ys: AxisScale) -> list[XY]:
     return [(xs(i + side), ys(float(n))) for i, n in enumerate(heights) for side in (0, 1)]

@@ -9,7 +9,7 @@ from anabranch.core.errors import UnknownCodec
 from anabranch.core.model.chains import RAW, StageText, parse_chain, payload_codec
 from anabranch.reports.page import card, table
 from anabranch.reports.result import CompressionStep, Result
-from anabranch.reports.scales import Axis, Scale
+from anabranch.reports.scales import Axis, AxisScale
 from anabranch.reports.svg import (
     BOTTOM,
     HEIGHT,
@@ -150,7 +150,7 @@ def steps_chart(lines: Sequence[Line], last: int) -> str:
     return svg(parts, height, "compression over versions")
 
 
-def _step_line(line: Line, last: int, xs: Scale, ys: Scale) -> list[str]:
+def _step_line(line: Line, last: int, xs: AxisScale, ys: AxisScale) -> list[str]:
     name, colour, steps = line
     corners: list[XY] = []
     dots, labels, bits = [], [], 0

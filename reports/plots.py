@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from anabranch.reports.scales import Axis, Scale
+from anabranch.reports.scales import Axis, AxisScale
 from anabranch.reports.svg import (
     BOTTOM,
     CHAR_WIDTH,
@@ -121,7 +121,7 @@ def line_chart(
     return svg([*around, _window(inner, xs, top, height)], height, label)
 
 
-def _window(inner: Sequence[str], xs: Scale, top: float, height: float) -> str:
+def _window(inner: Sequence[str], xs: AxisScale, top: float, height: float) -> str:
     """The inner drawing, in the coordinates of the outer one; what the axis shows, for plot.js."""
     low, high = xs.domain
     width, above = WIDTH - RIGHT - LEFT, FLAW_ROW + 6
@@ -132,7 +132,7 @@ def _window(inner: Sequence[str], xs: Scale, top: float, height: float) -> str:
     return f'<svg class="window" {place} {view} {told}>{"".join(inner)}</svg>'
 
 
-def _target(target: float, ys: Scale, top: float) -> list[str]:
+def _target(target: float, ys: AxisScale, top: float) -> list[str]:
     """A dashed line, and what it is beside the title of the axis, above `top`: never over a curve."""
     at, end, label = ys(target), WIDTH - RIGHT, f"target {ys.value_text(target)}"
     start = end - CHAR_WIDTH * len(label) - 26
@@ -144,19 +144,19 @@ def _target(target: float, ys: Scale, top: float) -> list[str]:
     ]
 
 
-def _line(series: Series, xs: Scale, ys: Scale) -> str:
+def _line(series: Series, xs: AxisScale, ys: AxisScale) -> str:
     points = [(xs(a), ys(b)) for a, b in sampled(series.points, PATH_POINTS_MAX)]
     style = "line thin" if series.thin else "line"
     return f'<path class="{style} {hue(series.colour)}" d="{path(points, 2)}"/>' if len(points) > 1 else ""
 
 
-def _band(series: Series, xs: Scale, ys: Scale) -> str:
+def _band(series: Series, xs: AxisScale, ys: AxisScale) -> str:
     spans = sampled(series.band, PATH_POINTS_MAX)
     outline = [(xs(s.x), ys(s.high)) for s in spans] + [(xs(s.x), ys(s.low)) for s in reversed(spans)]
     return f'<path class="band {hue(series.colour)}" d="{path(outline, 2)}Z"/>'
 
 
-def _dots(series: Series, xs: Scale, ys: Scale, several: bool) -> list[str]:
+def _dots(series: Series, xs: AxisScale, ys: AxisScale, several: bool) -> list[str]:
     """Points that answer the pointer; drawn only where they are few and not in each other's way."""
     style = "dot hidden" if several or len(series.points) > DOTS_MAX else "dot"
     prefix = f"{series.name}: " if several else ""
@@ -173,7 +173,7 @@ def _dots(series: Series, xs: Scale, ys: Scale, several: bool) -> list[str]:
     return out
 
 
-def _flaws(series: Series, xs: Scale, top: float, several: bool) -> list[str]:
+def _flaws(series: Series, xs: AxisScale, top: float, several: bool) -> list[str]:
     """A mark above the curves for each measurement that was not finite."""
     prefix, out = f"{series.name}: " if several else "", []
     for x in sampled(series.flaws, FLAWS_MAX):

@@ -28,7 +28,7 @@ class Axis:
     ticks_about: int = 5
     log: bool = False
 
-    def scale(self, values: Iterable[float], start: float, end: float, snug: bool = False) -> Scale:
+    def scale(self, values: Iterable[float], start: float, end: float, snug: bool = False) -> AxisScale:
         """A scale over the values (base units) from pixel `start` to pixel `end`.
 
         The range ends at a round tick; a `snug` one ends at the largest value.
@@ -47,9 +47,9 @@ class Axis:
         top = ticks[-1]
         if snug and high > ticks[0]:
             ticks, top = [t for t in ticks if t <= high + 1e-9 * step], high
-        return Scale(unit, tuple(ticks), step, (ticks[0], top), (start, end))
+        return AxisScale(unit, tuple(ticks), step, (ticks[0], top), (start, end))
 
-    def _log_scale(self, known: list[float], start: float, end: float) -> Scale:
+    def _log_scale(self, known: list[float], start: float, end: float) -> AxisScale:
         """From a power of ten, or twice or five times one, to the largest value."""
         unit = unit_for(max(known), self.units)
         low, high = min(known) / unit.size, max(known) / unit.size
@@ -59,7 +59,7 @@ class Axis:
         within = [t for t in fine if low <= t <= high * (1 + 1e-9)]
         powers = [t for t in within if math.log10(t).is_integer()]
         ticks = within if len(within) <= self.ticks_about + 1 else powers
-        return Scale(unit, tuple(ticks), ticks[0], (low, high), (start, end), log=True)
+        return AxisScale(unit, tuple(ticks), ticks[0], (low, high), (start, end), log=True)
 
     def title(self, unit: Unit) -> str:
         """`uplink + downlink (MB)`."""
@@ -67,7 +67,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Scale:
+class AxisScale:
     """A map from base units to pixels, linear or logarithmic. `ticks`, `step` and `domain` are in `unit`."""
 
     unit: Unit

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from anabranch.reports.scales import Axis, Scale
+from anabranch.reports.scales import Axis, AxisScale
 from anabranch.reports.text import clipped, safe
 
 WIDTH, HEIGHT = 380.0, 250.0
@@ -29,7 +29,7 @@ def svg(parts: Sequence[str], height: float, label: str) -> str:
     )
 
 
-def frame(x: Axis, y: Axis, xs: Scale, ys: Scale, height: float, above: float = 0.0) -> list[str]:
+def frame(x: Axis, y: Axis, xs: AxisScale, ys: AxisScale, height: float, above: float = 0.0) -> list[str]:
     """Grid lines, tick labels and axis titles; `above`: room between the drawing and the upper title."""
     right, floor, top = WIDTH - RIGHT, height - BOTTOM, min(ys.pixels)
     out = []

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Protocol, TextIO
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
-from anabranch.core.parts import Kind, members, name_of
+from anabranch.core.parts import PartKind, members, name_of
 from anabranch.support.own_code import told
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ def _check(found: Any) -> None:
         raise ConfigError("a tracker is a class, made without arguments")
 
 
-TRACKERS = Kind(
+TRACKERS = PartKind(
     "tracker", "trackers", ("run.trackers",), {JsonLines.name: JsonLines}, members(Tracker), _check
 )
 

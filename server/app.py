@@ -80,7 +80,7 @@ class ServerInfo:
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunEnded:
     """A run is over: why, and whether a version that is held was measured."""
 
     why: str
@@ -97,7 +97,7 @@ async def serve(
     insecure: bool = False,
     store: Store | None = None,
     waiting: Callable[[str], None] | None = None,
-    ended: Callable[[Ended], None] | None = None,
+    ended: Callable[[RunEnded], None] | None = None,
     reopened: Callable[[], None] | None = None,
     wall: Seconds = time.time,
 ) -> int:
@@ -179,7 +179,7 @@ async def _serve(
     run: LiveRun,
     recovered: Recovered,
     ready: Callable[[ServerInfo], None] | None,
-    over: tuple[Callable[[Ended], None] | None, Callable[[], None] | None],
+    over: tuple[Callable[[RunEnded], None] | None, Callable[[], None] | None],
     stop: asyncio.Event,
     insecure: bool,
 ) -> None:
@@ -199,7 +199,7 @@ async def _serve(
         await _first(stop, run.writer.stopped, run.ended)
         if run.ended.is_set():
             if ended is not None:
-                ended(Ended(run.writer.glance.finished, run.models.best is not None))
+                ended(RunEnded(run.writer.glance.finished, run.models.best is not None))
             await _first(stop, run.writer.stopped, run.going_on)
             if reopened is not None and run.going_on.is_set():
                 reopened()

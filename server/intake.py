@@ -75,7 +75,7 @@ class CheckedUpdate:
 
 
 @dataclass(frozen=True)
-class PushAnswer:
+class PushVerdict:
     """What the caller is told. `seq` is the update's place in the log, 0 for a duplicate.
 
     `ask`: what it applies for in the same call, and `asked`: what came of that, unless it is still open.
@@ -173,7 +173,7 @@ class Intake:
         vector_bytes = max(1, self._raw_bytes(spec.size))
         self._decoding = asyncio.Semaphore(max(2, DECODED_BYTES_MAX // vector_bytes))
 
-    async def push(self, requests: Requests, caller: Caller) -> PushAnswer:
+    async def push(self, requests: Requests, caller: Caller) -> PushVerdict:
         """Receive an update and have it decided. Raises the errors of the tree.
 
         A caller with a certificate must have signed it: `InvalidSignature`, before a byte of it is taken.
@@ -184,7 +184,7 @@ class Intake:
             self.writer.give_up(error)
             raise
 
-    async def _push(self, requests: Requests, caller: Caller) -> PushAnswer:
+    async def _push(self, requests: Requests, caller: Caller) -> PushVerdict:
         with _in_time():
             async with asyncio.timeout(self._limits.upload_idle_s):
                 header = await self._header(requests, caller)
@@ -193,7 +193,7 @@ class Intake:
         with self.calls.heeding("PushUpdate", who):
             return await self._pushed(header, requests, caller)
 
-    async def _pushed(self, header: Header, requests: Requests, caller: Caller) -> PushAnswer:
+    async def _pushed(self, header: Header, requests: Requests, caller: Caller) -> PushVerdict:
         with _in_time():
             async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
                 if (known := await self._known(header)) is not None:
@@ -208,7 +208,7 @@ class Intake:
 
     async def verdict(
         self, client_id: str, update_id: str, task_id: str = "", sha256: str = ""
-    ) -> PushAnswer | None:
+    ) -> PushVerdict | None:
         """What was decided of an update, however long ago; `task_id` and `sha256` where they are known.
 
         Raises `IdTaken` where another update has the id.
@@ -220,7 +220,7 @@ class Intake:
             return None
         if why := known.conflict(client_id, task_id, sha256):
             raise IdTaken(why)
-        return PushAnswer(known, duplicate=True, seq=0)
+        return PushVerdict(known, duplicate=True, seq=0)
 
     async def _header(self, requests: Requests, caller: Caller) -> Header:
         async for first in requests:
@@ -240,7 +240,7 @@ class Intake:
         check_signature(caller.peer.key, signature, update_message(self.run_id, record))
         return make_proof(caller.peer.certificate, signature, caller.members.authority.now())
 
-    async def _known(self, header: Header) -> PushAnswer | None:
+    async def _known(self, header: Header) -> PushVerdict | None:
         """The verdict if there is one already. Raises `UnknownTask` where there can never be one.
 
         The task is looked up before the payload comes, so that only who holds a task fills the disk, and
@@ -284,7 +284,7 @@ class Intake:
             upload.on_cut = None
         return upload
 
-    async def _decide(self, header: Header, upload: Upload) -> PushAnswer:
+    async def _decide(self, header: Header, upload: Upload) -> PushVerdict:
         await upload.complete()
         reach("upload_whole")
         raw_bytes = self._raw_bytes(header.payload.values or self.spec.size)
@@ -308,7 +308,7 @@ class Intake:
             raise InvalidUpdate(f"update {checked.update.update_id}: {checked.flaw}")
         if not decided.duplicate:
             self.bytes_raw += raw_bytes
-        return PushAnswer(decided.receipt, decided.duplicate, answer.seq or 0, header.ask, asked)
+        return PushVerdict(decided.receipt, decided.duplicate, answer.seq or 0, header.ask, asked)
 
     async def _is_of_other_base(self, header: Header) -> bool:
         """Whether it was trained from a version of a history that was lost, if its device says from which."""

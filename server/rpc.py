@@ -40,7 +40,7 @@ from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
 from anabranch.server.calls import USELESS_S, in_turn
 from anabranch.server.gate import Caller, Gate
-from anabranch.server.intake import PushAnswer, Requests, read_ask
+from anabranch.server.intake import PushVerdict, Requests, read_ask
 from anabranch.server.models import ModelFile, ModelRequest
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
@@ -378,7 +378,7 @@ def _part(file: ModelFile) -> model.Part:
     )
 
 
-def _push_response(verdict: PushAnswer) -> devices.PushUpdateResponse:
+def _push_response(verdict: PushVerdict) -> devices.PushUpdateResponse:
     duplicate = verdict.duplicate
     return devices.PushUpdateResponse(
         status=devices.PUSH_STATUS_DUPLICATE if duplicate else devices.PUSH_STATUS_ACCEPTED,

@@ -30,7 +30,7 @@ import numpy as np
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Vector
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 from anabranch.core.rng import rank
 from anabranch.workloads.app import Array, Examples
 from anabranch.workloads.profiles import DeviceProfiles
@@ -138,7 +138,7 @@ def _check(found: Any) -> None:
 
 
 BUILT_IN: dict[str, type[Poison]] = {c.name: c for c in (SignFlip, Scale, Alie, Ipm, LabelFlip, Nan, Flood)}
-ATTACKS = Kind("attack", "attacks", ("fleet.attack",), BUILT_IN, (), _check)
+ATTACKS = PartKind("attack", "attacks", ("fleet.attack",), BUILT_IN, (), _check)
 
 
 def hostile_devices(fleet: FleetTable, seed: int) -> tuple[int, ...]:

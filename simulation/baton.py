@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 JOIN_S = 10.0  # of a thread that is told to end
 
 
-class Ended(BaseException):
+class ThreadEnded(BaseException):
     """Leaves the thread's work. No `Exception`: an App's own `except` must not eat it."""
 
 
@@ -69,7 +69,7 @@ class Baton:
         try:
             self._wait()
             self._work(self._hand_back)
-        except Ended:
+        except ThreadEnded:
             pass
         except BaseException as error:  # noqa: BLE001 - `go_on` raises it
             self._error = error
@@ -82,12 +82,12 @@ class Baton:
             self._back.release()
             self._wait()
         if self._over:
-            raise Ended
+            raise ThreadEnded
 
     def _wait(self) -> None:
         self._given.acquire()
         if self._over:
-            raise Ended
+            raise ThreadEnded
 
     @contextmanager
     def _own_generators(self) -> Iterator[None]:

@@ -34,7 +34,7 @@ from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull, Unav
 from anabranch.core.model.updates import Ask, Decision, Task
 from anabranch.core.rng import rank, seed_of
 from anabranch.host.chain import is_base
-from anabranch.host.device import OVER, Call, DeviceShell
+from anabranch.host.device import OVER, DeviceCall, DeviceShell
 from anabranch.host.run import Advice, AdviceKind
 from anabranch.simulation.clock import Action
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
@@ -207,7 +207,7 @@ class Device(Talker, DeviceShell):
 
         def answer(granting: Granting | StoreFull) -> None:
             if isinstance(granting, StoreFull):
-                self._work.hear(call, partial(self._failed, Call.ASK, granting), self._soon)
+                self._work.hear(call, partial(self._failed, DeviceCall.ASK, granting), self._soon)
             elif not isinstance(granting, Refused):
                 self._work.hear(call, partial(self._granted, *granting), self._soon)
             elif self._skips_waits:
@@ -284,7 +284,7 @@ class Device(Talker, DeviceShell):
         try:
             result = training.result()
         except InvalidUpdate as error:  # it has diverged
-            self._failed(Call.TRAIN, error)
+            self._failed(DeviceCall.TRAIN, error)
         else:
             self._keep(order, replace(result, metrics={**result.metrics, TRAIN_S: train_s}), head)
 
@@ -329,11 +329,15 @@ class Device(Talker, DeviceShell):
             if objection is None:  # the last byte will be there at `received_at`
                 self._say(max(received_at, self._clock.now), send)
             else:
-                self._pushes.hear(call, partial(self._failed, Call.PUSH, objection, update_id), self._soon)
+                self._pushes.hear(
+                    call, partial(self._failed, DeviceCall.PUSH, objection, update_id), self._soon
+                )
 
         def decided(decision: Decision | StoreFull, granting: Granting | None = None) -> None:
             if isinstance(decision, StoreFull):
-                self._pushes.hear(call, partial(self._failed, Call.PUSH, decision, update_id), self._soon)
+                self._pushes.hear(
+                    call, partial(self._failed, DeviceCall.PUSH, decision, update_id), self._soon
+                )
             else:
                 self._pushes.hear(call, partial(self._judged, update_id, decision, granting), self._soon)
 
@@ -376,7 +380,7 @@ class Device(Talker, DeviceShell):
     def _unanswered(self, update_id: str | None = None) -> None:
         """A call has failed: a push, or the work lane's."""
         (self._work if update_id is None else self._pushes).end()
-        call = Call.ASK if update_id is None else Call.PUSH
+        call = DeviceCall.ASK if update_id is None else DeviceCall.PUSH
         self._failed(call, Unavailable("no answer in time"), update_id)
 
     def _abandon(self) -> None:

@@ -26,7 +26,7 @@ from anabranch.host.elastic import (
     SILENT_S,
     BetweenSteps,
     Exchanges,
-    Snapshot,
+    TrainingMoment,
     check_whole,
     merge_of,
 )
@@ -106,7 +106,7 @@ class ElasticTraining:
             self._between.answer(answer)
         self._between.want()
 
-    def step(self) -> Snapshot | None:
+    def step(self) -> TrainingMoment | None:
         """A step is over, or the first one begins: the snapshot, if one is due. Raises as the App does."""
         self._baton.go_on()
         taken = self._between.take()
@@ -114,7 +114,7 @@ class ElasticTraining:
             self._exchanges.leave(taken, self._clock())
         return taken
 
-    def result(self, job: Job, taken: Snapshot, metrics: Mapping[str, float]) -> LocalResult:
+    def result(self, job: Job, taken: TrainingMoment, metrics: Mapping[str, float]) -> LocalResult:
         """The update of a task. Raises `InvalidUpdate` where the training has diverged."""
         delta = taken.vector - self._problem.start(job)
         return self._problem.finish(job, [TrainResult(delta, taken.steps, metrics, kept=self._app.kept)])

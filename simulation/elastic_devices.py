@@ -13,8 +13,8 @@ from anabranch.core import effects as ef
 from anabranch.core.device.session import Session
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import InvalidUpdate
-from anabranch.host.device import OVER, Call
-from anabranch.host.elastic import Snapshot
+from anabranch.host.device import OVER, DeviceCall
+from anabranch.host.elastic import TrainingMoment
 from anabranch.host.run import AdviceKind
 from anabranch.simulation.devices import Device
 from anabranch.simulation.elastic import ElasticTraining
@@ -64,14 +64,14 @@ class ElasticDevice(Device):
         if taken is not None and self._wanted is not None:
             self._snapped(taken, *self._wanted)
 
-    def _snapped(self, taken: Snapshot, order: ef.Train, job: Job, head: str) -> None:
+    def _snapped(self, taken: TrainingMoment, order: ef.Train, job: Job, head: str) -> None:
         assert self._live is not None
         self._wanted = None
         job = replace(job, memory=self._disk.remembered, own=self._disk.own)
         try:
             result = self._live.result(job, taken, {TRAIN_S: taken.seconds})
         except InvalidUpdate as error:
-            self._failed(Call.TRAIN, error)
+            self._failed(DeviceCall.TRAIN, error)
         else:
             self._keep(order, result, head)
 

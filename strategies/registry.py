@@ -10,7 +10,7 @@ from anabranch.core.config.tables import Config, build
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
-from anabranch.core.parts import Kind, is_data, members
+from anabranch.core.parts import PartKind, is_data, members
 from anabranch.strategies.asyncdrop import AsyncDrop
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
@@ -33,7 +33,7 @@ def _check(found: Any) -> None:
         )
 
 
-STRATEGIES = Kind("strategy", "strategies", ("strategy.name",), BUILT_IN, members(Strategy), _check)
+STRATEGIES = PartKind("strategy", "strategies", ("strategy.name",), BUILT_IN, members(Strategy), _check)
 
 
 def strategy_of(config: Config) -> Strategy:

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 from anabranch.core.config.tables import build
 from anabranch.core.errors import ConfigError
-from anabranch.core.parts import Kind, is_data
+from anabranch.core.parts import PartKind, is_data
 
 
 class StalenessFunction(Protocol):
@@ -77,7 +77,7 @@ def _check(found: Any) -> None:
         raise ConfigError("a staleness function is a dataclass of its parameters with __call__(self, tau)")
 
 
-STALENESS = Kind("staleness function", "staleness", ("strategy.staleness.name",), FUNCTIONS, (), _check)
+STALENESS = PartKind("staleness function", "staleness", ("strategy.staleness.name",), FUNCTIONS, (), _check)
 
 
 def make_staleness(params: Mapping[str, Any]) -> StalenessFunction:

@@ -17,12 +17,12 @@ from typing import Any
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError
-from anabranch.core.parts import Kind, is_code
+from anabranch.core.parts import PartKind, is_code
 from anabranch.core.rng import seed_of
 from anabranch.support.own_code import told
 
 
-def let_in(config: Config, kinds: Iterable[Kind]) -> None:
+def let_in(config: Config, kinds: Iterable[PartKind]) -> None:
     """Load the code that a configuration names, for each of the kinds: one's own configuration.
 
     Raises `AppError` where it cannot be loaded, `ConfigError` where it is no part of its kind.
@@ -32,13 +32,13 @@ def let_in(config: Config, kinds: Iterable[Kind]) -> None:
             let_in_one(kind, place)
 
 
-def let_in_one(kind: Kind, place: str) -> None:
+def let_in_one(kind: PartKind, place: str) -> None:
     """The same for one place; a name that is no place is left alone."""
     if is_code(place) and not kind.has(place) and place not in kind.built_in:
         kind.let_in(place, load(place))
 
 
-def check_trusted(config: Config, kinds: Iterable[Kind], what: str) -> None:
+def check_trusted(config: Config, kinds: Iterable[PartKind], what: str) -> None:
     """Raises `ConfigError` where a configuration that was found, in `what`, names code."""
     for kind in kinds:
         for key, place in kind.named_in(config):

@@ -11,7 +11,7 @@ import pytest
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import AppError
 from anabranch.core.model.updates import LocalPlan, Task
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 from anabranch.simulation.executors.base import Evaluation, Executor, Job, LocalResult
 from anabranch.simulation.executors.names import EXECUTORS
 from anabranch.simulation.problem import OneThread, Problem, ProblemSource
@@ -54,7 +54,7 @@ def delta_of(result: LocalResult) -> Any:
 class ExecutorConformance:
     """Say `executor`, your class, and `workers` if it is not to be 1."""
 
-    kind: Kind = EXECUTORS
+    kind: PartKind = EXECUTORS
     executor: type[Any]
     workers = 1
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from anabranch.core.parts import Kind, name_of
+from anabranch.core.parts import PartKind, name_of
 
 
-def check_of_kind(kind: Kind, part: Any) -> None:
+def check_of_kind(kind: PartKind, part: Any) -> None:
     """Raises `ConfigError` in the words in which a command line refuses it; what is built in has passed."""
     name = name_of(part)
     assert name, f"a {kind.word} needs a name of its own"

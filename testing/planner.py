@@ -11,7 +11,7 @@ import pytest
 from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant, Planner
 from anabranch.core.model.submodels import UnitMap
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 from anabranch.core.rng import seed_of
 from anabranch.strategies.submodels.registry import PLANNERS
 from anabranch.testing.data import frozen, read_again
@@ -45,7 +45,7 @@ class PlannerConformance:
     sooner or later.
     """
 
-    kind: Kind = PLANNERS
+    kind: PartKind = PLANNERS
     planner: type[Any]
     table = SubmodelTable(parts=3, coverage_versions=6)
     everyone = True

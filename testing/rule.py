@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 from anabranch.strategies.robust.registry import RULES
 from anabranch.strategies.robust.rows import Row, Rows
 from anabranch.strategies.robust.rule import Rule
@@ -32,7 +32,7 @@ def check_order(rule: Rule, matrix: Any, seed: int) -> None:
 class RuleConformance:
     """Write the fixture `rule`: yours, of whatever parameters."""
 
-    kind: Kind = RULES
+    kind: PartKind = RULES
 
     @pytest.fixture
     def rule(self) -> Rule:

@@ -13,7 +13,7 @@ from anabranch.compress.registry import CODEC_STAGES, make_codec
 from anabranch.core.errors import InvalidUpdate, TooLarge
 from anabranch.core.model.chains import parse_chain
 from anabranch.core.model.params import SparseVector, dense
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 from anabranch.testing.kind import check_of_kind
 from anabranch.testing.payloads import damaged, laplace, model
 
@@ -42,7 +42,7 @@ def verdict(codec: Codec, data: bytes, layout: Layout) -> str:
 class StageConformance:
     """Say `stage`, your class, and write the fixture `chain`: the text of a chain that has it."""
 
-    kind: Kind = CODEC_STAGES
+    kind: PartKind = CODEC_STAGES
     stage: type[Any] | None = None
 
     @pytest.fixture

@@ -13,7 +13,7 @@ from anabranch.core.engine.strategy import Context, State, Step, Strategy
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Coordinates
 from anabranch.core.model.updates import Ask, LocalPlan, Update, Verdict
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.testing.data import frozen, read_again
 from anabranch.testing.kind import check_of_kind
@@ -62,7 +62,7 @@ def run(strategy: Strategy, count: int) -> list[Step]:
 class StrategyConformance:
     """Write the fixture `strategy`: yours, of whatever parameters; with `params` of several."""
 
-    kind: Kind = STRATEGIES
+    kind: PartKind = STRATEGIES
 
     @pytest.fixture
     def strategy(self) -> Strategy:

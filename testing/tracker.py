@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 from anabranch.reports.trackers import TRACKERS, TrackedRun, Tracker
 from anabranch.testing.kind import check_of_kind
 
@@ -15,7 +15,7 @@ from anabranch.testing.kind import check_of_kind
 class TrackerConformance:
     """Say `tracker`, your class. `read(folder)` gives back what it has told of; None: that cannot be seen."""
 
-    kind: Kind = TRACKERS
+    kind: PartKind = TRACKERS
     tracker: type[Any]
 
     def read(self, folder: Path) -> list[tuple[int, dict[str, float]]] | None:

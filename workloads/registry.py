@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from anabranch.core.errors import AppError
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 from anabranch.support import code
 
 BUILT_IN = {
@@ -16,7 +16,7 @@ BUILT_IN = {
     "digits": "anabranch.workloads.digits:Digits",
     "synthetic": "anabranch.workloads.synthetic:Synthetic",
 }
-APPS = Kind("App", "apps", ("run.workload",), BUILT_IN, needs=("model", "data"))
+APPS = PartKind("App", "apps", ("run.workload",), BUILT_IN, needs=("model", "data"))
 
 # `flower:FOLDER`: what makes an App of another framework's. By name, as it lies in a layer above.
 ADAPTERS = {"flower": "anabranch.flower.app:FlowerApp"}

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError, DataError
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 from anabranch.core.rng import stream
 from anabranch.workloads.app import Examples, Shard
 
@@ -245,7 +245,7 @@ def _check(found: Any) -> None:
         raise ConfigError("a split is a function of labels, count, fleet, seed and speed_groups")
 
 
-SPLITS = Kind("split", "splits", ("fleet.split",), BUILT_IN, (), _check, option="--part split=PATH")
+SPLITS = PartKind("split", "splits", ("fleet.split",), BUILT_IN, (), _check, option="--part split=PATH")
 
 
 def check_split(fleet: FleetTable) -> None:

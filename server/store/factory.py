@@ -13,7 +13,7 @@ from anabranch.core.config.secrets import MASK, masked
 from anabranch.core.config.tables import ServerTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.parts import Kind, is_code, members
+from anabranch.core.parts import PartKind, is_code, members
 from anabranch.server.store.archived import ArchivedStore
 from anabranch.server.store.base import Store
 from anabranch.server.store.memory import MemoryStore
@@ -26,7 +26,7 @@ _FORMS = (
     'server.database must be "" (SQLite in data_dir), "memory", or postgresql://USER:PASSWORD@HOST/NAME; '
     "your own is path/to/file.py:Class"
 )
-STORES = Kind("store", "stores", ("server.database",), {}, (*members(Store), "of"))
+STORES = PartKind("store", "stores", ("server.database",), {}, (*members(Store), "of"))
 
 
 def open_store(

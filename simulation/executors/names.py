@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from anabranch.core.model.chains import AUTO
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 
 SERIAL, BATCHED, PROCESSES, RAY = "serial", "batched", "processes", "ray"
 BUILT_IN = {
@@ -12,7 +12,7 @@ BUILT_IN = {
     BATCHED: "anabranch.simulation.executors.batched:BatchedExecutor",
     RAY: "anabranch.simulation.executors.ray:RayExecutor",
 }
-EXECUTORS = Kind(
+EXECUTORS = PartKind(
     "executor",
     "executors",
     ("fleet.executor",),

@@ -8,7 +8,7 @@ from typing import Any
 from anabranch.core.config.tables import NO_KEY
 from anabranch.core.engine.robust import NONE, RobustTable
 from anabranch.core.errors import ConfigError
-from anabranch.core.parts import Kind, is_data, members
+from anabranch.core.parts import PartKind, is_data, members
 from anabranch.strategies.robust.centred_clipping import CentredClipping
 from anabranch.strategies.robust.coordinatewise import Median, TrimmedMean
 from anabranch.strategies.robust.geometric_median import GeometricMedian
@@ -32,7 +32,7 @@ def _taken(cls: Any) -> list[str]:
 BUILT_IN: dict[str, type[Any]] = {
     c.name: c for c in (TrimmedMean, Median, GeometricMedian, Krum, MultiKrum, CentredClipping)
 }
-RULES = Kind("robust rule", "rules", ("robust.rule",), BUILT_IN, members(Rule), _check, also=(NONE,))
+RULES = PartKind("robust rule", "rules", ("robust.rule",), BUILT_IN, members(Rule), _check, also=(NONE,))
 
 
 def make_rule(table: RobustTable) -> Rule | None:

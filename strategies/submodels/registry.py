@@ -10,7 +10,7 @@ from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.parts import Kind, members
+from anabranch.core.parts import PartKind, members
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows, RandomUnits
 from anabranch.strategies.submodels.ist import Ist
 from anabranch.strategies.submodels.widths import FedRolex, FjORD, HeteroFL
@@ -19,7 +19,7 @@ NONE = "none"
 BUILT_IN: dict[str, type[Any]] = {
     c.name: c for c in (RandomUnits, HeteroWindows, HeteroFL, FedRolex, FjORD, Ist)
 }
-PLANNERS = Kind(
+PLANNERS = PartKind(
     "planner", "planners", ("submodel.name",), BUILT_IN, (*members(Planner), "of"), also=(AUTO, NONE)
 )
 

@@ -15,7 +15,7 @@ from anabranch.client.live_training import LiveTraining
 from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import LocalPlan
-from anabranch.host.elastic import Snapshot
+from anabranch.host.elastic import TrainingMoment
 from anabranch.host.merging import ElasticDelta, Replacement
 from anabranch.host.policies import Continuous, EverySteps, OnAdvice, OnChange
 from anabranch.workloads.app import App, Examples
@@ -75,13 +75,13 @@ def training_of(app: App) -> tuple[Callable[[Hook], None], ParamSpec]:
     return train, spec
 
 
-def taken(live: LiveTraining) -> Snapshot:
+def taken(live: LiveTraining) -> TrainingMoment:
     """Want a snapshot and wait for it."""
     live.want()
     return awaited(live)
 
 
-def awaited(live: LiveTraining) -> Snapshot:
+def awaited(live: LiveTraining) -> TrainingMoment:
     until = time.monotonic() + WAIT_S
     while (snapshot := live.take()) is None:
         assert time.monotonic() < until, "no snapshot came"

@@ -9,7 +9,7 @@ from typing import Any
 
 from anabranch.client.transports import TRANSPORTS
 from anabranch.compress.registry import CODEC_STAGES
-from anabranch.core.parts import Kind
+from anabranch.core.parts import PartKind
 from anabranch.reports.trackers import TRACKERS
 from anabranch.server.store.factory import STORES
 from anabranch.simulation.attacks import ATTACKS
@@ -29,7 +29,7 @@ FOLDER = Path(__file__).parents[2] / "examples" / "extending"
 class Own:
     """A part of one's own: its kind, its file, and what it is called there and everywhere."""
 
-    kind: Kind
+    kind: PartKind
     file: str
     cls: str
     name: str

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from anabranch.simulation.baton import Baton, Ended
+from anabranch.simulation.baton import Baton, ThreadEnded
 
 WAIT_S = 600.0
 
@@ -85,7 +85,7 @@ def test_work_ends_where_it_waits_and_cleans_up() -> None:
         try:
             while True:
                 hand_back()
-        except Ended:
+        except ThreadEnded:
             left.append("cleaned up")
             raise
 

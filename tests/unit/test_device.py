@@ -10,7 +10,7 @@ from anabranch.core import effects as ef
 from anabranch.core.device.session import Phase, Session, SessionSettings
 from anabranch.core.errors import InvalidUpdate, StoreFull, Unavailable, UnknownTask
 from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Task, Verdict
-from anabranch.host.device import Call, DeviceShell
+from anabranch.host.device import DeviceCall, DeviceShell
 from anabranch.host.run import AdviceKind
 
 
@@ -159,7 +159,7 @@ def test_a_push_may_bring_the_next_task() -> None:
 def test_a_training_that_diverges_is_forgotten_and_its_task_given_back() -> None:
     bench = Bench()
     bench.to_training()
-    bench._failed(Call.TRAIN, InvalidUpdate("no numbers"))
+    bench._failed(DeviceCall.TRAIN, InvalidUpdate("no numbers"))
     forgot, back, waits = bench.since()
     assert (forgot, back) == ("forget", "give back: no numbers")
     assert waits.startswith("wait until")
@@ -168,7 +168,7 @@ def test_a_training_that_diverges_is_forgotten_and_its_task_given_back() -> None
 def test_a_disk_without_room_is_not_a_divergence() -> None:
     bench = Bench()
     bench.to_training()
-    bench._failed(Call.TRAIN, StoreFull("the disk is full"))
+    bench._failed(DeviceCall.TRAIN, StoreFull("the disk is full"))
     (waits,) = bench.since()
     assert waits.startswith("wait until")
 
@@ -181,7 +181,7 @@ def test_a_disk_without_room_is_not_a_divergence() -> None:
 def test_a_result_that_is_not_taken_is_given_up(error: UnknownTask, flaws: int, lost: int) -> None:
     bench = Bench()
     bench.to_pushing()
-    bench._failed(Call.PUSH, error, bench.update_id)
+    bench._failed(DeviceCall.PUSH, error, bench.update_id)
     discard, waits = bench.since()
     assert discard == "discard"
     assert waits.startswith("wait until")
@@ -191,7 +191,7 @@ def test_a_result_that_is_not_taken_is_given_up(error: UnknownTask, flaws: int, 
 def test_a_result_that_nobody_answered_is_kept() -> None:
     bench = Bench()
     bench.to_pushing()
-    bench._failed(Call.PUSH, Unavailable("no answer in time"), bench.update_id)
+    bench._failed(DeviceCall.PUSH, Unavailable("no answer in time"), bench.update_id)
     (waits,) = bench.since()
     assert waits.startswith("wait until")
     assert bench.session.phase is Phase.WAITING
@@ -200,11 +200,11 @@ def test_a_result_that_nobody_answered_is_kept() -> None:
 def test_the_driver_may_know_that_a_call_is_worth_repeating() -> None:
     bench = Bench()
     bench._begin()
-    bench._failed(Call.ASK, InvalidUpdate("another model"), again=True)
+    bench._failed(DeviceCall.ASK, InvalidUpdate("another model"), again=True)
     assert bench.session.phase is Phase.WAITING
     stopped = Bench()
     stopped._begin()
-    stopped._failed(Call.ASK, InvalidUpdate("another model"))
+    stopped._failed(DeviceCall.ASK, InvalidUpdate("another model"))
     assert stopped.since() == ["ask", "end: another model"]
 
 

@@ -19,7 +19,7 @@ from anabranch.compress import registry
 from anabranch.compress.stage import ValuesStage
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import AppError, ConfigError, UnknownCodec
-from anabranch.core.parts import Kind, is_code, told_name
+from anabranch.core.parts import PartKind, is_code, told_name
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.support.code import check_trusted, let_in, let_in_one
 
@@ -74,8 +74,8 @@ def test_every_kind_is_found_by_its_entry_point(tmp_path: Path) -> None:
     assert all(listed.values())
 
 
-def kind() -> Kind:
-    return Kind(
+def kind() -> PartKind:
+    return PartKind(
         "widget", "widgets", ("strategy.name",), {"plain": int}, ("turn", "name"), option="--part w=PATH"
     )
 
@@ -173,14 +173,14 @@ def test_a_stage_that_the_wire_cannot_have_is_refused(changes: dict[str, Any], w
 
 
 @pytest.fixture
-def stages(monkeypatch: pytest.MonkeyPatch) -> Kind:
+def stages(monkeypatch: pytest.MonkeyPatch) -> PartKind:
     """The registry, without what other tests have let in, as it is given back."""
     monkeypatch.setattr(registry.CODEC_STAGES, "_let_in", {})
     registry.make_codec.cache_clear()
     return registry.CODEC_STAGES
 
 
-def test_a_number_that_is_taken_twice_is_an_error_at_the_start(stages: Kind) -> None:
+def test_a_number_that_is_taken_twice_is_an_error_at_the_start(stages: PartKind) -> None:
     stages.let_in("one.py:Good", Good)
     assert "good:1" in registry.stages()
     stages.let_in("two.py:Other", type("Other", (Good,), {"name": "other"}))
@@ -188,7 +188,7 @@ def test_a_number_that_is_taken_twice_is_an_error_at_the_start(stages: Kind) -> 
         registry.others()
 
 
-def test_a_stage_of_others_takes_its_arguments_as_its_fields(stages: Kind) -> None:
+def test_a_stage_of_others_takes_its_arguments_as_its_fields(stages: PartKind) -> None:
     stages.let_in("one.py:Good", Good)
     assert registry._of_others(Good, "")[0](("3",)) == Good(3)
     with pytest.raises(UnknownCodec, match=r"good\(x\)"):

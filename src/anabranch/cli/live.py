@@ -42,7 +42,7 @@ from anabranch.reports.text import count_text
 if TYPE_CHECKING:
     from anabranch.client.outbox import OutboxBounds
     from anabranch.client.summary import AgentSummary
-    from anabranch.server.app import Ended, ServerInfo
+    from anabranch.server.app import RunEnded, ServerInfo
 
 ServerAddress = Annotated[
     str,
@@ -285,7 +285,7 @@ class _ServerVoice:
     def waiting(self, why: str) -> None:
         self.output.event("standby", f"standing by: {why}", why=why)
 
-    def ended(self, end: Ended) -> None:
+    def ended(self, end: RunEnded) -> None:
         self.over = True
         commands = while_served(self.settings, self.admin_address, self.insecure, end.rated)
         which = "the best version" if end.rated else "it"
