@@ -123,7 +123,7 @@ def _check_relations(tables: Tables) -> None:
     for path, else_ in BELOW_ONE.items():
         if not _at(tables, path) < 1:
             raise ConfigError(f"{path} must be less than 1, not {_at(tables, path)!r}: {else_}")
-    if not submodel.widths or not all(isinstance(w, float | int) and 0 < w <= 1 for w in submodel.widths):
+    if not submodel.widths or not all(0 < w <= 1 for w in submodel.widths):
         raise ConfigError(f"submodel.widths must be fractions in (0, 1], not {submodel.widths!r}")
     if not (client.epochs or client.steps):
         raise ConfigError("client.epochs or client.steps must be greater than 0: nothing would be learned")
