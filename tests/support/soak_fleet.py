@@ -33,6 +33,7 @@ class SoakServer(ServerProcess):
         tables = {
             "strategy": SUM,
             "client": {"steps": 2},
+            "limits": LIMITS,
             "identity": {
                 "folder": str(folder / "ca"),
                 "tls": "always",
@@ -54,7 +55,7 @@ class SoakServer(ServerProcess):
         config = folder / "config.json"
         config.write_text(json.dumps(tables))
         self._program = [*enter, sys.executable, soak_server.__file__]
-        self._arguments = [str(config), str(folder / "model"), json.dumps(LIMITS)]
+        self._arguments = [str(config), str(folder / "model")]
 
     def await_health(self, status: int) -> None:
         """Wait until it says itself that it serves. Raises `NotServing`."""

@@ -1,4 +1,4 @@
-"""A server process of the soak: `python soak_server.py CONFIG MODEL LIMITS`, the first and the last as JSON.
+"""A server process of the soak: `python soak_server.py CONFIG MODEL`.
 
 It says that it serves in the file `serving` beside CONFIG: its process id. The machine's clock is ahead by as
 many seconds as the file `clock` there says, if it is there.
@@ -12,19 +12,17 @@ import logging
 import os
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from anabranch.core.config.tables import merge
 from anabranch.core.errors import AnabranchError, outcome_of
-from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.server.app import ServerInfo, serve
 from anabranch.server.manifest import read_manifest
 
 SERVING, CLOCK = "serving", "clock"
 
 
-def main(config_path: str, model: str, limits: str) -> int:
+def main(config_path: str, model: str) -> int:
     """Serve until a signal comes; returns the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s %(message)s")
     here = Path(config_path).parent
@@ -37,9 +35,8 @@ def main(config_path: str, model: str, limits: str) -> int:
         clock = here / CLOCK
         return time.time() + (float(clock.read_text()) if clock.exists() else 0.0)
 
-    caps = replace(DEFAULT_LIMITS, **json.loads(limits))
     try:
-        return asyncio.run(serve(config, read_manifest(Path(model)), ready=tell, limits=caps, wall=wall))
+        return asyncio.run(serve(config, read_manifest(Path(model)), ready=tell, wall=wall))
     except AnabranchError as error:
         logging.error("%s: %s", type(error).__name__, error)  # noqa: TRY400 - as the command line says it
         return outcome_of(error).exit_code
