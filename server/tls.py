@@ -125,7 +125,7 @@ class ServerIdentity:
         shown = self.configuration()
         return grpc.dynamic_ssl_server_credentials(
             shown,
-            CertificateSupply(self, shown).latest,  # type: ignore[arg-type] # None is gRPC's word for no change
+            CertificateSupply(self, shown).latest,  # type: ignore[arg-type] # None: no change
             require_client_authentication=clients,
         )
 
