@@ -12,6 +12,7 @@ EXTRAS: dict[str, str] = {
     "sklearn": "workloads",
     "flwr": "flower",
     "ray": "ray",
+    "pytest": "testing",
 }
 
 
