@@ -45,6 +45,13 @@ from anabranch.workloads.splits import partition
 LINES_MAX = 40
 
 
+@pytest.fixture(scope="module", autouse=True)
+def let_in_for_these_tests() -> Iterator[None]:
+    """No other test knows of these parts."""
+    with own_parts.forgotten():
+        yield
+
+
 class TestStrategy(StrategyConformance):
     @pytest.fixture(params=[1, 5])
     def strategy(self, request: pytest.FixtureRequest) -> Strategy:
@@ -53,7 +60,7 @@ class TestStrategy(StrategyConformance):
 
 
 class TestStage(StageConformance):
-    stage = own_parts.STAGE.let_in()
+    stage = own_parts.STAGE.part
 
     @pytest.fixture(params=["signs", "signs|zstd"])
     def chain(self, request: pytest.FixtureRequest) -> str:
@@ -61,7 +68,7 @@ class TestStage(StageConformance):
 
 
 class TestTracker(TrackerConformance):
-    tracker = own_parts.TRACKER.let_in()
+    tracker = own_parts.TRACKER.part
 
     def read(self, folder: Path) -> list[tuple[int, dict[str, float]]]:
         with (folder / "metrics.csv").open(newline="", encoding="utf-8") as file:
@@ -80,11 +87,11 @@ class TestRule(RuleConformance):
 
 
 class TestPlanner(PlannerConformance):
-    planner = own_parts.PLANNER.let_in()
+    planner = own_parts.PLANNER.part
 
 
 class TestExecutor(ExecutorConformance):
-    executor = own_parts.EXECUTOR.let_in()
+    executor = own_parts.EXECUTOR.part
 
 
 class TestApp(AppConformance):

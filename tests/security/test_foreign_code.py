@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_parts import SPLIT, STAGE
+from own_parts import SPLIT, STAGE, forgotten
 
 from anabranch.client.local import LocalServer
 from anabranch.client.trainer import shard_of
@@ -83,17 +83,20 @@ def _filled(value: Any, place: str) -> Any:
 
 
 def test_a_device_is_told_names_and_no_places() -> None:
-    SPLIT.let_in(), STAGE.let_in()
-    own: dict[str, Any] = {
-        "fleet": {"split": SPLIT.place},
-        "uplink": {"stages": [STAGE.place], "codec": "signs"},
-    }
-    settings = config(**own, run={"trackers": ["jsonl"]})
-    told = device_tables(settings)
-    assert told["fleet"]["split"] == SPLIT.name
-    assert ".py" not in repr(told)
-    assert partition(np.zeros(20, np.int64), 4, FleetTable(split=told["fleet"]["split"]), 0)
-    assert LocalServer(first_weights(), settings).config.fleet.split == SPLIT.place, "the server's own stay"
+    with forgotten():
+        SPLIT.let_in(), STAGE.let_in()
+        own: dict[str, Any] = {
+            "fleet": {"split": SPLIT.place},
+            "uplink": {"stages": [STAGE.place], "codec": "signs"},
+        }
+        settings = config(**own, run={"trackers": ["jsonl"]})
+        told = device_tables(settings)
+        assert told["fleet"]["split"] == SPLIT.name
+        assert ".py" not in repr(told)
+        assert partition(np.zeros(20, np.int64), 4, FleetTable(split=told["fleet"]["split"]), 0)
+        assert LocalServer(first_weights(), settings).config.fleet.split == SPLIT.place, (
+            "the server's own stay"
+        )
 
 
 def test_code_is_loaded_where_it_says_and_nowhere_else() -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from anabranch.client.transports import TRANSPORTS
 from anabranch.compress.registry import CODEC_STAGES
+from anabranch.core import parts
 from anabranch.core.parts import PartKind
 from anabranch.reports.trackers import TRACKERS
 from anabranch.server.store.factory import STORES
@@ -18,7 +22,7 @@ from anabranch.strategies.registry import STRATEGIES
 from anabranch.strategies.robust.registry import RULES
 from anabranch.strategies.staleness import STALENESS
 from anabranch.strategies.submodels.registry import PLANNERS
-from anabranch.support.code import let_in_one
+from anabranch.support.code import let_in_one, load
 from anabranch.workloads.registry import APPS
 from anabranch.workloads.splits import SPLITS
 
@@ -39,10 +43,20 @@ class Own:
         """How a setting names it."""
         return f"{FOLDER / self.file}:{self.cls}"
 
+    @property
+    def part(self) -> Any:
+        """The part, loaded by its path, and let in nowhere."""
+        return _loaded(self.place)
+
     def let_in(self) -> Any:
-        """The part, loaded by its path."""
+        """The part, from now on known to this process: in tests inside `forgotten`."""
         let_in_one(self.kind, self.place)
         return self.kind.find(self.place)
+
+
+@cache
+def _loaded(place: str) -> Any:
+    return load(place)
 
 
 STRATEGY = Own(STRATEGIES, "strategy.py", "WarmUp", "warm_up")
@@ -63,14 +77,29 @@ ALL = (
 )
 
 
-def install(folder: Path, *parts: Own) -> Path:
+@contextmanager
+def forgotten() -> Iterator[None]:
+    """What is let in inside is known no more afterwards: a device of another test would speak of it."""
+    kept = [(own.kind, dict(own.kind._let_in)) for own in ALL]
+    names = dict(parts._OWN_NAMES)
+    try:
+        yield
+    finally:
+        for kind, known in kept:
+            kind._let_in.clear()
+            kind._let_in.update(known)
+        parts._OWN_NAMES.clear()
+        parts._OWN_NAMES.update(names)
+
+
+def install(folder: Path, *own: Own) -> Path:
     """What `pip install` would put into a folder of the import path: modules, and their entry points."""
     package, about = folder / "own_parts_package", folder / "own_parts-1.0.dist-info"
     package.mkdir(parents=True)
     about.mkdir()
     (package / "__init__.py").touch()
     groups: dict[str, list[str]] = {}
-    for part in parts:
+    for part in own:
         shutil.copy(FOLDER / part.file, package / part.file)
         where = f"own_parts_package.{Path(part.file).stem}:{part.cls}"
         groups.setdefault(part.kind.group, []).append(f"{part.name} = {where}")

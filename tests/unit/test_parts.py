@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -29,6 +30,13 @@ found = {part.kind.word: part.kind.find(part.name).__name__ for part in own_part
 listed = {part.kind.word: part.name in part.kind.names() for part in own_parts.ALL}
 print(json.dumps([found, listed]))
 """
+
+
+@pytest.fixture(scope="module", autouse=True)
+def let_in_for_these_tests() -> Iterator[None]:
+    """No other test knows of these parts."""
+    with own_parts.forgotten():
+        yield
 
 
 @pytest.mark.parametrize(
