@@ -38,7 +38,7 @@ from anabranch.identity.certificates import (
     times_text,
 )
 from anabranch.identity.files import make_private_folder, tighten, write_private
-from anabranch.identity.register import Basis, Member, Register
+from anabranch.identity.register import Basis, Membership, Register
 from anabranch.identity.signatures import sign
 
 KEY, CERTIFICATE, REGISTER = "ca.key", "ca.pem", "register.db"
@@ -203,6 +203,6 @@ class Authority:
         """The authority's own signature, for what the server alone cannot vouch for."""
         return sign(self._key, message)
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[Membership]:
         """Everybody who has had a certificate."""
         return self._register.members()

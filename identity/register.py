@@ -50,7 +50,7 @@ CREATE INDEX ix_certificates_name ON certificates (name);
 
 
 @dataclass(frozen=True)
-class Member:
+class Membership:
     """One name's standing. `expires_at` is its newest certificate's, in seconds since 1970."""
 
     kind: str
@@ -223,14 +223,14 @@ class Register:
             connection.execute("UPDATE tokens SET revoked = 1 WHERE name = ?", (name,))
         return int(certificates.rowcount + unused)
 
-    def members(self) -> list[Member]:
+    def members(self) -> list[Membership]:
         """Everybody who has had a certificate, by name."""
         query = (
             "SELECT kind, name, MAX(expires_at), MIN(revoked_at IS NOT NULL) FROM certificates"
             " GROUP BY kind, name ORDER BY kind, name"
         )
         return [
-            Member(kind, name, expires_at, bool(revoked))
+            Membership(kind, name, expires_at, bool(revoked))
             for kind, name, expires_at, revoked in self._look(query)
         ]
 

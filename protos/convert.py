@@ -17,7 +17,7 @@ from anabranch.core.ids import checked_id as checked_id
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec, TensorSpec
 from anabranch.core.model.submodels import Coordinates, Submodel, UnitMap, unit_map_of_bits
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import (
     Capability,
     Decision,
@@ -86,7 +86,7 @@ def manifest_from_proto(message: model.Manifest) -> ParamSpec:
     Raises `ManifestMismatch` if its hash is not that of its tensors, or groups or buffers do not fit them.
     """
     groups = tuple(
-        UnitGroup(g.name, g.size, tuple(UnitPlace(m.tensor, m.axis, m.outer, m.inner) for m in g.members))
+        UnitGroup(g.name, g.size, tuple(Member(m.tensor, m.axis, m.outer, m.inner) for m in g.members))
         for g in message.groups
     )
     try:

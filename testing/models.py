@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 
 HIDDEN, CELLS = 8, 3
 
@@ -32,15 +32,15 @@ GROUPS = (
     UnitGroup(
         "hidden",
         HIDDEN,
-        (UnitPlace("hidden.weight", 0), UnitPlace("hidden.bias", 0), UnitPlace("out.weight", 1, inner=2)),
+        (Member("hidden.weight", 0), Member("hidden.bias", 0), Member("out.weight", 1, inner=2)),
     ),
     UnitGroup(
         "lstm",
         CELLS,
         (
-            UnitPlace("lstm.weight_hh", 0, outer=4),
-            UnitPlace("lstm.weight_hh", 1),
-            UnitPlace("lstm.bias", 0, outer=4),
+            Member("lstm.weight_hh", 0, outer=4),
+            Member("lstm.weight_hh", 1),
+            Member("lstm.bias", 0, outer=4),
         ),
     ),
 )
@@ -49,4 +49,4 @@ SPEC = ParamSpec.of(tensors(), GROUPS)
 
 def line(size: int) -> ParamSpec:
     """One tensor whose every coordinate is a unit."""
-    return ParamSpec.of({"w": np.zeros(size, np.float32)}, [UnitGroup("w", size, (UnitPlace("w", 0),))])
+    return ParamSpec.of({"w": np.zeros(size, np.float32)}, [UnitGroup("w", size, (Member("w", 0),))])

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
 from anabranch.workloads.app import App, Array, Examples, Shard
@@ -43,7 +43,7 @@ class Synthetic(App):
 
     def units(self, model: Arrays) -> list[UnitGroup]:
         """The hidden units."""
-        members = UnitPlace("hidden.weight", 1), UnitPlace("hidden.bias", 0), UnitPlace("output.weight", 0)
+        members = Member("hidden.weight", 1), Member("hidden.bias", 0), Member("output.weight", 0)
         return [UnitGroup("hidden", len(model["hidden.bias"]), members)]
 
     def data(self, shard: Shard) -> Examples:

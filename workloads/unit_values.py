@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 
 
 @dataclass(eq=False)
@@ -23,13 +23,13 @@ class Variable:
 
     name: str
     size: int
-    members: dict[tuple[str, int], UnitPlace] = field(default_factory=dict)
+    members: dict[tuple[str, int], Member] = field(default_factory=dict)
     locked: bool = False
     block: int = 1
 
     def add(self, tensor: str, axis: int, outer: int = 1, inner: int = 1) -> None:
         """A tensor that the units run through; two different ways along one axis lock them."""
-        member = UnitPlace(tensor, axis, outer, inner)
+        member = Member(tensor, axis, outer, inner)
         if self.members.setdefault((tensor, axis), member) != member:
             self.locked = True
 
@@ -43,13 +43,13 @@ class Variable:
         units = self.size // self.block
         if self.locked or units < 2 or not self.members:
             return None
-        members = (UnitPlace(m.tensor, m.axis, m.outer, m.inner * self.block) for m in self.members.values())
+        members = (Member(m.tensor, m.axis, m.outer, m.inner * self.block) for m in self.members.values())
         return UnitGroup(self.name, units, tuple(members))
 
 
 @dataclass(frozen=True)
 class Slot:
-    """An axis of a value holds these units, repeated as a `UnitPlace` says; None: the next layer tells."""
+    """An axis of a value holds these units, repeated as a `Member` says; None: the next layer tells."""
 
     variable: Variable
     outer: int | None = 1

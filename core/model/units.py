@@ -1,7 +1,7 @@
 """Units: what a sub-model keeps or leaves out, such as hidden neurons, channels or attention heads.
 
 A unit is a set of parallel slices through several tensors: a hidden neuron is a row of one weight matrix, an
-entry of its bias and a column of the next matrix. A `UnitGroup` is a layer's units; a `UnitPlace` says where
+entry of its bias and a column of the next matrix. A `UnitGroup` is a layer's units; a `Member` says where
 they lie in one tensor. Along the member's axis, of length outer * units * inner, unit u has the places
 
     (o * units + u) * inner + i        for o < outer, i < inner
@@ -24,7 +24,7 @@ UNITS_MAX, MEMBERS_MAX, GROUPS_MAX = 1 << 20, 1 << 10, 1 << 12
 
 
 @dataclass(frozen=True)
-class UnitPlace:
+class Member:
     """Where the units of a group lie in one tensor: see the module."""
 
     tensor: str
@@ -39,7 +39,7 @@ class UnitGroup:
 
     name: str
     size: int
-    members: tuple[UnitPlace, ...]
+    members: tuple[Member, ...]
 
     def to_json(self) -> list[Any]:
         """[name, size, [[tensor, axis, outer, inner], ...]]."""
@@ -49,7 +49,7 @@ class UnitGroup:
     def from_json(cls, data: list[Any]) -> UnitGroup:
         """The inverse of `to_json`."""
         name, size, rows = data
-        members = tuple(UnitPlace(str(t), int(a), int(o), int(i)) for t, a, o, i in rows)
+        members = tuple(Member(str(t), int(a), int(o), int(i)) for t, a, o, i in rows)
         return cls(str(name), int(size), members)
 
 
@@ -81,7 +81,7 @@ def check_groups(groups: tuple[UnitGroup, ...], shapes: Mapping[str, tuple[int, 
             raise ConfigError(f"units of group {group.name!r}: an axis of a tensor is named twice")
 
 
-def _check_member(group: UnitGroup, m: UnitPlace, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def _check_member(group: UnitGroup, m: Member, shapes: Mapping[str, tuple[int, ...]]) -> None:
     shape = shapes.get(m.tensor)
     if shape is None:
         raise ConfigError(f"units of group {group.name!r}: there is no float tensor {m.tensor!r}")
@@ -94,7 +94,7 @@ def _check_member(group: UnitGroup, m: UnitPlace, shapes: Mapping[str, tuple[int
         )
 
 
-def places(member: UnitPlace, size: int, kept: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
+def places(member: Member, size: int, kept: tuple[int, ...]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The places along the member's axis of the kept units, increasing; `size` is the group's."""
     outer = np.arange(member.outer, dtype=np.int64)[:, None, None] * size
     inner = np.arange(member.inner, dtype=np.int64)

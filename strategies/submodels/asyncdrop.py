@@ -34,7 +34,7 @@ import numpy as np
 from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant
 from anabranch.core.model.params import ParamSpec, Vector
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.rng import rank, stream
 from anabranch.strategies.submodels.planner import CoverageState, GroupPlanner, Units, dropped_count
 
@@ -111,7 +111,7 @@ def scores(spec: ParamSpec, group: UnitGroup, change: Vector) -> Vector:
     return total
 
 
-def _along(values: Vector, shape: tuple[int, ...], m: UnitPlace, size: int) -> Vector:
+def _along(values: Vector, shape: tuple[int, ...], m: Member, size: int) -> Vector:
     """The values of a tensor, summed for each unit."""
     before = int(np.prod(shape[: m.axis], dtype=np.int64))
     cut = values.reshape(before, m.outer, size, -1)

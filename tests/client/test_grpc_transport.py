@@ -34,7 +34,7 @@ from anabranch.core.errors import (
 )
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import UnitMap
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import Ask, Capability, Task, Verdict
 from anabranch.core.rng import stream
 
@@ -129,7 +129,7 @@ def test_a_broken_download_is_kept_for_the_next_call(large: Large) -> None:
 @pytest.mark.parametrize("again", [True, False], ids=["the same part", "another part"])
 def test_a_broken_download_of_a_part_is_kept_for_that_part_alone(again: bool, tmp_path: Path) -> None:
     rows = stream(0, "rows").standard_normal((8, 512 * 1024)).astype(np.float32)  # 2 MiB each
-    units = UnitGroup("rows", len(rows), (UnitPlace("w", 0),))
+    units = UnitGroup("rows", len(rows), (Member("w", 0),))
     spec = ParamSpec.of({"w": rows}, [units])
     settings = config(strategy={"name": "asyncdrop"}, submodel={"name": "random", "drop": 0.25})
     with (

@@ -22,7 +22,7 @@ from anabranch.core.engine.buffers import AVERAGE, LATEST, LOCAL, Covered, Devic
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.model.params import ParamSpec, Vector
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import Ask, Capability, Task, Update, Verdict, find_flaw
 from anabranch.core.rng import stream
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
@@ -39,7 +39,7 @@ TENSORS: dict[str, Any] = {
     "seen": np.array(0),
     "table": np.full((4, 4), 2.0, np.float32),
 }
-MEMBERS = UnitPlace("first", 0), UnitPlace("mean", 0), UnitPlace("var", 0), UnitPlace("second", 1)
+MEMBERS = Member("first", 0), Member("mean", 0), Member("var", 0), Member("second", 1)
 GROUPS = (UnitGroup("hidden", UNITS, MEMBERS),)
 BUFFERS = "mean", "var", "table"
 WIDE = {name: a.astype(np.float64) if a.dtype.kind == "f" else a for name, a in TENSORS.items()}

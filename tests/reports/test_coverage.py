@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from anabranch.cli.live_result import result_of_journal
 from anabranch.core.config.goal import Goal
 from anabranch.core.model.submodels import unit_map
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.reports.coverage import GROUPS_MAX, SHADES, by_device, over_time
 from anabranch.reports.coverage_tally import DEVICES_MAX, ROWS_MAX, SLOTS, Coverages, CoverageTally
 from anabranch.reports.html import report_html
@@ -36,7 +36,7 @@ TIME = Axis("seconds")
 
 
 def group(size: int) -> UnitGroup:
-    return UnitGroup("hidden", size, (UnitPlace("w", 0),))
+    return UnitGroup("hidden", size, (Member("w", 0),))
 
 
 def tally(size: int, heard: Heard) -> Coverage:

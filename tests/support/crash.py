@@ -19,7 +19,7 @@ from server_process import NotServing, Plan, ServerProcess
 
 from anabranch.core.journal import Record
 from anabranch.core.model.params import ParamSpec, Vector, digest
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.server.manifest import write_manifest
 from anabranch.server.store.factory import open_store
 from anabranch.server.verify import verify
@@ -41,7 +41,7 @@ class Outcome:
 
 def write_model(folder: Path, first: Vector, plan: Plan) -> ParamSpec:
     """What the server starts from."""
-    groups = (UnitGroup("rows", ROWS, (UnitPlace("w", 0),)),) if plan.units else ()
+    groups = (UnitGroup("rows", ROWS, (Member("w", 0),)),) if plan.units else ()
     return write_manifest(folder / "model", "crash", {"w": first.reshape(ROWS, -1)}, groups).spec
 
 

@@ -32,7 +32,7 @@ from anabranch.core.errors import AnabranchError
 from anabranch.core.journal import Record, line
 from anabranch.core.model.params import ParamSpec, Vector, digest
 from anabranch.core.model.submodels import Submodel
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import Ask, Capability, Decision, LocalPlan, Reason, Task
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.journal import Replay
@@ -50,7 +50,7 @@ from anabranch.simulation.versions import Offer, Versions
 from anabranch.simulation.world import World
 
 FIRST = {"w": np.zeros(8, np.float32)}
-GROUPS = (UnitGroup("w", 8, (UnitPlace("w", 0),)),)
+GROUPS = (UnitGroup("w", 8, (Member("w", 0),)),)
 SPEC = ParamSpec.of(FIRST, GROUPS)
 CAPABILITY = Capability(codecs=STAGES)
 NOT_HEARD = "not heard"  # the answer to what cannot be said, or that nobody waits for

@@ -21,7 +21,7 @@ from anabranch.core.engine.buffers import (
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec, SparseVector, dense
 from anabranch.core.model.submodels import Coordinates, unit_map
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import Update
 
 TENSORS: dict[str, Any] = {
@@ -31,7 +31,7 @@ TENSORS: dict[str, Any] = {
     "var": np.array([1.0, 2.0, 4.0], np.float32),
     "seen": np.array(0),
 }
-GROUPS = (UnitGroup("hidden", 3, tuple(UnitPlace(name, 0) for name in ("weight", "mean", "bias", "var"))),)
+GROUPS = (UnitGroup("hidden", 3, tuple(Member(name, 0) for name in ("weight", "mean", "bias", "var"))),)
 SPEC = ParamSpec.of(TENSORS, GROUPS, ("mean", "var"))
 VECTOR = SPEC.flatten(TENSORS)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from anabranch.core import events as ev
 from anabranch.core.errors import ConfigError, StoreCorrupt, UnknownVersion
 from anabranch.core.model.params import digest
 from anabranch.core.model.updates import TaskState
+from anabranch.host.log import WholeLog
 from anabranch.host.rollback import Folding, check_rollback
 
 TURNS = [("a", 0, 1.0), ("b", 0, 2.0), ("c", 0, 4.0), ("a", 0, 8.0), ("b", 0, 16.0)]
@@ -134,13 +136,13 @@ def test_a_payload_that_is_gone_is_named_with_its_event() -> None:
     world = played()
     (place, record) = [(seq, r) for seq, r in world.log if r["kind"] == "update"][1]
 
-    def load(payload: Any, _: Any) -> Any:
-        if payload.sha256 == record["payload"]["sha256"]:
+    def payload(reference: ev.Payload) -> bytes:
+        if reference.sha256 == record["payload"]["sha256"]:
             raise StoreCorrupt("no such file")
-        return world.payloads[payload.sha256]
+        return world.payloads[reference.sha256]
 
-    object.__setattr__(world.refold, "load_delta", load)
+    refold = replace(world.refold, log=WholeLog(world.records, payload))
     words = f"event {place}: a rollback needs the payload of every update that counts, but that of "
     with pytest.raises(StoreCorrupt, match=re.escape(words + record["update_id"])):
-        world.refold(order(world, 3, "a"), len(world.log) + 1, world.engine)
-    world.refold(order(world, 0, "b"), len(world.log) + 1, world.engine)  # it does not count there
+        refold(order(world, 3, "a"), len(world.log) + 1, world.engine)
+    refold(order(world, 0, "b"), len(world.log) + 1, world.engine)  # it does not count there

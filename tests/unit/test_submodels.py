@@ -21,7 +21,7 @@ from anabranch.core.model.submodels import (
     unit_map,
     unit_map_of_bits,
 )
-from anabranch.core.model.units import GROUPS_MAX, MEMBERS_MAX, UNITS_MAX, UnitGroup, UnitPlace, check_groups
+from anabranch.core.model.units import GROUPS_MAX, MEMBERS_MAX, UNITS_MAX, Member, UnitGroup, check_groups
 from anabranch.protos import convert
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.testing.models import CELLS, GROUPS, HIDDEN, SPEC, line, tensors
@@ -157,16 +157,16 @@ def test_a_model_without_units_has_no_maps_and_a_foreign_one_is_refused() -> Non
 @pytest.mark.parametrize(
     ("groups", "words"),
     [
-        ([UnitGroup("g", 4, (UnitPlace("hidden.bias", 0),))], "axis 0 of tensor 'hidden.bias' is 8 long"),
-        ([UnitGroup("g", 8, (UnitPlace("hidden.bias", 1),))], "has no Member"),
-        ([UnitGroup("g", 8, (UnitPlace("hidden.bias", 0, inner=0),))], "has no Member"),
-        ([UnitGroup("g", 8, (UnitPlace("count", 0),))], "no float tensor 'count'"),
-        ([UnitGroup("g", 8, (UnitPlace("none", 0),))], "no float tensor 'none'"),
+        ([UnitGroup("g", 4, (Member("hidden.bias", 0),))], "axis 0 of tensor 'hidden.bias' is 8 long"),
+        ([UnitGroup("g", 8, (Member("hidden.bias", 1),))], "has no Member"),
+        ([UnitGroup("g", 8, (Member("hidden.bias", 0, inner=0),))], "has no Member"),
+        ([UnitGroup("g", 8, (Member("count", 0),))], "no float tensor 'count'"),
+        ([UnitGroup("g", 8, (Member("none", 0),))], "no float tensor 'none'"),
         ([UnitGroup("g", 8, ())], "1 to .* members"),
-        ([UnitGroup("g", 0, (UnitPlace("hidden.bias", 0),))], "1 to .* units"),
+        ([UnitGroup("g", 0, (Member("hidden.bias", 0),))], "1 to .* units"),
         ([GROUPS[0], GROUPS[0]], "two groups 'hidden'"),
-        ([GROUPS[0], UnitGroup("g", 8, (UnitPlace("hidden.bias", 0),))], "'hidden' and 'g' share axis 0"),
-        ([UnitGroup("g", 8, (UnitPlace("hidden.bias", 0), UnitPlace("hidden.bias", 0)))], "named twice"),
+        ([GROUPS[0], UnitGroup("g", 8, (Member("hidden.bias", 0),))], "'hidden' and 'g' share axis 0"),
+        ([UnitGroup("g", 8, (Member("hidden.bias", 0), Member("hidden.bias", 0)))], "named twice"),
     ],
 )
 def test_groups_that_do_not_fit_the_model(groups: Any, words: str) -> None:
@@ -176,15 +176,15 @@ def test_groups_that_do_not_fit_the_model(groups: Any, words: str) -> None:
 
 def test_there_are_not_too_many_groups_members_and_units() -> None:
     shapes = {"w": (1,) * (GROUPS_MAX + 1), "long": (UNITS_MAX + 1, UNITS_MAX)}
-    one = [UnitGroup(str(axis), 1, (UnitPlace("w", axis),)) for axis in range(GROUPS_MAX + 1)]
-    members = tuple(UnitPlace("w", axis) for axis in range(MEMBERS_MAX + 1))
+    one = [UnitGroup(str(axis), 1, (Member("w", axis),)) for axis in range(GROUPS_MAX + 1)]
+    members = tuple(Member("w", axis) for axis in range(MEMBERS_MAX + 1))
     check_groups(tuple(one[:GROUPS_MAX]), shapes)
     check_groups((UnitGroup("g", 1, members[:-1]),), shapes)
-    check_groups((UnitGroup("g", UNITS_MAX, (UnitPlace("long", 1),)),), shapes)
+    check_groups((UnitGroup("g", UNITS_MAX, (Member("long", 1),)),), shapes)
     for groups, words in (
         (tuple(one), f"{GROUPS_MAX + 1} groups are over the cap of {GROUPS_MAX}"),
         ((UnitGroup("g", 1, members),), f"1 to {MEMBERS_MAX} members"),
-        ((UnitGroup("g", UNITS_MAX + 1, (UnitPlace("long", 0),)),), f"1 to {UNITS_MAX} units"),
+        ((UnitGroup("g", UNITS_MAX + 1, (Member("long", 0),)),), f"1 to {UNITS_MAX} units"),
     ):
         with pytest.raises(ConfigError, match=words):
             check_groups(groups, shapes)

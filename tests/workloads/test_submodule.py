@@ -15,7 +15,7 @@ from unit_models import EXACT, NORMED, Transformer, resnet
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import UnitMap, unit_map
-from anabranch.core.model.units import UnitGroup, UnitPlace, places
+from anabranch.core.model.units import Member, UnitGroup, places
 from anabranch.workloads.model_graph import find_units
 from anabranch.workloads.small_attention import SmallAttention
 from anabranch.workloads.submodule import smaller
@@ -54,7 +54,7 @@ def some_units(spec: ParamSpec, seed: int = 0) -> UnitMap:
     )
 
 
-def reads(model: nn.Module, member: UnitPlace) -> bool:
+def reads(model: nn.Module, member: Member) -> bool:
     """Whether the units are on the side of the tensor that a layer reads its input with."""
     layer = model.get_submodule(member.tensor.rpartition(".")[0])
     return "weight" in member.tensor and member.axis == (0 if getattr(layer, "transposed", False) else 1)
@@ -182,7 +182,7 @@ def test_an_unknown_layer_is_named() -> None:
         """Who knows what it does."""
 
     model = nn.Sequential(Own(4, 6), nn.Linear(6, 2))
-    members = UnitPlace("0.weight", 0), UnitPlace("0.bias", 0), UnitPlace("1.weight", 1)
+    members = Member("0.weight", 0), Member("0.bias", 0), Member("1.weight", 1)
     spec = spec_of(model, (UnitGroup("mine", 6, members),))
     with pytest.raises(AppError, match=r"module '0' \(Own\) is not known to work with fewer units"):
         smaller(model, unit_map(spec, [[0]]))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
 from anabranch.core.model.params import Vector, digest
 from anabranch.core.model.submodels import UnitMap, unit_map
-from anabranch.core.model.units import UnitGroup, UnitPlace
+from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import LocalPlan
 from anabranch.core.rng import stream
 from anabranch.workloads import App, Examples, Shard, Trainer, trainer_for
@@ -148,7 +148,7 @@ def test_a_model_that_cannot_be_trained_is_an_app_error(made: Any, text: str) ->
 def test_the_contract_of_train_and_evaluate() -> None:
     trainer = trainer_for(Own(Counting, lambda model: "done"))
     vector = trainer.spec.flatten(trainer.initial(0))
-    with pytest.raises(AppError, match="train returned str"):
+    with pytest.raises(AppError, match="train returned a str: return a dict of metrics"):
         trainer.train(vector, {}, EXAMPLES, PLAN, 0)
     with pytest.raises(ManifestMismatch, match=r"vector has shape \(3,\)"):
         trainer.train(vector[:3], {}, EXAMPLES, PLAN, 0)
@@ -336,7 +336,7 @@ class Declared(Own):
     """Says which units there are."""
 
     def units(self, model: Any) -> Any:
-        members = [UnitPlace("first.weight", 0), UnitPlace("first.bias", 0), UnitPlace("out.weight", 1)]
+        members = [Member("first.weight", 0), Member("first.bias", 0), Member("out.weight", 1)]
         return [UnitGroup("mine", model.first.out_features, tuple(members))]
 
 
