@@ -38,8 +38,7 @@ class Best(Generic[Model]):
 
     def offer(self, version: int, metrics: Metrics, model: Callable[[], Model]) -> bool:
         """Take a measured version if it is better; `model` is called only then. Whether it was."""
-        found = self._goal.rank(metrics)
-        if found is None or (self.version is not None and found <= (self._goal.rank(self.metrics) or found)):
+        if not self._goal.is_better(metrics, None if self.version is None else self.metrics):
             return False
         self.version, self.metrics, self.model = version, dict(metrics), model()
         return True

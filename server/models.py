@@ -143,10 +143,8 @@ class Models:
 
     def rate(self, version: int, metrics: Mapping[str, float]) -> None:
         """A follower has measured a version: the best one that is here is kept, by the run's goal."""
-        found = self._goal.rank(metrics)
-        if found is None or ModelRequest(version, "exact") not in self._files:
-            return
-        if self.best is None or found > (self._goal.rank(self.best[1]) or found):
+        best = None if self.best is None else self.best[1]
+        if ModelRequest(version, "exact") in self._files and self._goal.is_better(metrics, best):
             self.best = (version, metrics)
 
     @property

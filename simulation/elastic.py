@@ -31,6 +31,7 @@ from anabranch.host.elastic import (
     merge_of,
 )
 from anabranch.host.policies import make_policy
+from anabranch.simulation.attacks import ATTACKS
 from anabranch.simulation.baton import Baton
 from anabranch.simulation.executors.base import Job, LocalResult
 from anabranch.simulation.problem import OneThread, Problem, device_name
@@ -41,7 +42,6 @@ log = logging.getLogger(__name__)
 
 DEVICES_MAX = 64  # each has a thread and a model
 ELSEWHERE = ("batched", "ray")  # executors that have no place for a training that goes on
-COLLUDING = ("alie", "ipm")
 
 
 def check_elastic(config: Config) -> None:
@@ -59,7 +59,7 @@ def check_elastic(config: Config) -> None:
             f"client.push = 'elastic' trains in threads of this process: fleet.executor is "
             f"{fleet.executor!r}, set it to {AUTO!r}"
         )
-    if fleet.attackers and fleet.attack in COLLUDING:
+    if fleet.attackers and ATTACKS.find(fleet.attack).colluders > 1:
         raise ConfigError(
             f"fleet.attack = {fleet.attack!r} is made of the updates that others would make of the same "
             "task: with client.push = 'elastic' there are none, take 'sign_flip' or 'scale'"

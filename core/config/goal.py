@@ -70,6 +70,14 @@ class Goal:
         goal, value = self.among(metrics), self.value(metrics)
         return None if value is None else (goal.metric != LOSS or self.metric == LOSS, goal.signed(value))
 
+    def is_better(self, metrics: Mapping[str, float], than: Mapping[str, float] | None) -> bool:
+        """Whether a version is better than the best so far, measured as `than`; None: there is none yet."""
+        found = self.rank(metrics)
+        if found is None or than is None:
+            return found is not None
+        best = self.rank(than)
+        return best is not None and found > best
+
     def signed(self, value: float) -> float:
         """A number that is the greater, the better the value is."""
         return -value if self.mode == MIN else value
