@@ -23,6 +23,12 @@ def make_backend(kind: str, folder: Path, request: pytest.FixtureRequest) -> Bac
     return Backend(kind, "" if kind == "sqlite" else request.getfixturevalue("postgresql_url"), folder)
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call's deadline is not what these tests are about: a busy machine is given time to answer."""
+    monkeypatch.setattr("anabranch.client.transport.CONTROL_S", 120.0)
+
+
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Backend:
     return make_backend(request.param, tmp_path / "data", request)

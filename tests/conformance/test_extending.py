@@ -108,6 +108,7 @@ class TestStore(StoreConformance):
         return lambda: open_store(own_parts.STORE.place, tmp_path / "data", limits)
 
 
+@pytest.mark.usefixtures("patient")
 class TestTransport(TransportConformance):
     @pytest.fixture
     def connect(self, tmp_path: Path) -> Iterator[Connect]:

@@ -17,6 +17,7 @@ from anabranch.testing.federation import config, first_weights
 from anabranch.testing.transport import SETTINGS, Connect
 
 
+@pytest.mark.usefixtures("patient")
 class TestTransports(TransportConformance):
     @pytest.fixture(params=["in process", "wrapped", "grpc"])
     def connect(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
