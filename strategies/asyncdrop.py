@@ -26,48 +26,23 @@ paper's schedule of the learning rate, which goes by the epochs of the fastest d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Annotated, ClassVar
 
-from anabranch.core.engine.strategy import AsyncStrategy, Context, Step, published
-from anabranch.core.errors import ConfigError
-from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.engine.strategy import Context
 from anabranch.core.model.updates import Update
+from anabranch.strategies.mixing import MixingStrategy
+from anabranch.strategies.parameters import POSITIVE_FRACTION
 
 
 @dataclass(frozen=True)
-class AsyncDropState:
-    """Nothing but the model; W_0 and the scores are the planner's."""
-
-
-@dataclass(frozen=True)
-class AsyncDrop(AsyncStrategy):
+class AsyncDrop(MixingStrategy):
     """See the module for the equations and the symbols."""
 
     name: ClassVar[str] = "asyncdrop"
-    state_type: ClassVar[type[Any]] = AsyncDropState
-    supports_submodels: ClassVar[bool] = True
     submodel: ClassVar[str] = "hetero"
 
-    alpha: float = 0.5
+    alpha: Annotated[float, POSITIVE_FRACTION] = 0.5
 
-    def __post_init__(self) -> None:
-        if not 0 < self.alpha <= 1:
-            raise ConfigError(f"strategy.alpha must be in (0, 1], not {self.alpha!r}")
-
-    @property
-    def needs_base(self) -> bool:
-        """Models are mixed."""
-        return True
-
-    def init(self, vector: Vector) -> AsyncDropState:
-        """Nothing to remember."""
-        return AsyncDropState()
-
-    def step(self, state: AsyncDropState, vector: Vector, update: Update, context: Context) -> Step:
-        """Mix the sub-model in, publish."""
-        assert context.base is not None, "asyncdrop mixes models: it needs w_base"
-        at = update.where
-        vector[at] *= vector.dtype.type(1.0 - self.alpha)
-        add_scaled(vector, self.alpha, context.base[at], at)
-        add_scaled(vector, self.alpha, update.delta, at)
-        return Step(state, vector, published(context.staleness, self.alpha))
+    def weight(self, update: Update, context: Context) -> float:
+        """alpha, whatever the staleness."""
+        return self.alpha

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import RAW
 
 KEPT = (1.0, 0.5, 0.25, 0.1, 0.05, 0.025, 0.01)
@@ -41,18 +40,6 @@ class Schedule:
     every: int = 0
     direction: str = "milder"
     steps: int = 2
-
-    def __post_init__(self) -> None:
-        if not 0 < self.start.kept <= 1:
-            raise ConfigError(f"strategy.kept must be in (0, 1], not {self.start.kept!r}")
-        if self.start.bits not in BITS:
-            raise ConfigError(f"strategy.bits must be one of {BITS}, not {self.start.bits!r}")
-        if self.every < 0:
-            raise ConfigError(f"strategy.decay_every must not be negative, not {self.every!r}")
-        if self.direction not in DIRECTIONS:
-            raise ConfigError(f"strategy.decay_direction must be one of {DIRECTIONS}, not {self.direction!r}")
-        if self.steps < 0:
-            raise ConfigError(f"strategy.decay_steps must not be negative, not {self.steps!r}")
 
     def at(self, version: int) -> Strength:
         """The strength of a version."""

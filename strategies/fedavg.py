@@ -33,27 +33,19 @@ import heapq
 import math
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
 from anabranch.core.config.tables import NO_KEY
-from anabranch.core.engine.strategy import (
-    AsyncStrategy,
-    Context,
-    Plan,
-    Refusal,
-    Step,
-    held,
-    published,
-    rejected,
-)
-from anabranch.core.errors import ConfigError
+from anabranch.core.engine.strategy import Context, Plan, Refusal, Step
 from anabranch.core.model.params import Vector, add_scaled
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
 from anabranch.core.rng import rank
-from anabranch.strategies.robust.rows import Row, StoredRow, covered_by
-from anabranch.strategies.robust.rule import Rule, combine
+from anabranch.strategies.buffer import BufferStrategy
+from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE
+from anabranch.strategies.robust.rows import StoredRow
+from anabranch.strategies.robust.rule import Rule
 
 
 @dataclass(frozen=True)
@@ -79,7 +71,7 @@ class FedAvgState:
 
 
 @dataclass(frozen=True)
-class FedAvg(AsyncStrategy):
+class FedAvg(BufferStrategy):
     """See the module for the equations and the symbols."""
 
     name: ClassVar[str] = "fedavg"
@@ -87,20 +79,10 @@ class FedAvg(AsyncStrategy):
     synchronous: ClassVar[bool] = True
     supports_submodels: ClassVar[bool] = True
 
-    clients_per_round: int = 10
-    over_selection: float = 1.3
-    deadline_s: float = 60.0
+    clients_per_round: Annotated[int, AT_LEAST_ONE] = 10
+    over_selection: Annotated[float, AT_LEAST_ONE] = 1.3
+    deadline_s: Annotated[float, NOT_NEGATIVE] = 60.0
     rule: Rule | None = field(default=None, metadata=NO_KEY)
-
-    def __post_init__(self) -> None:
-        if self.clients_per_round < 1:
-            raise ConfigError(
-                f"strategy.clients_per_round must be at least 1, not {self.clients_per_round!r}"
-            )
-        if self.over_selection < 1:
-            raise ConfigError(f"strategy.over_selection must be at least 1, not {self.over_selection!r}")
-        if self.deadline_s < 0:
-            raise ConfigError(f"strategy.deadline_s must not be negative, not {self.deadline_s!r}")
 
     @property
     def selected_per_draw(self) -> int:
@@ -109,7 +91,9 @@ class FedAvg(AsyncStrategy):
 
     def init(self, vector: Vector) -> FedAvgState:
         """Round 0."""
-        return FedAvgState(np.zeros_like(vector) if self.rule is None else np.empty(0, vector.dtype))
+        total = np.zeros_like(vector) if self.rule is None else np.empty(0, vector.dtype)
+        begun: FedAvgState = self.state_type(total=total, **self.optimiser.init(vector))
+        return begun
 
     def admit(self, state: FedAvgState, ask: Ask, context: Context) -> Refusal | None:
         """Members of the cohort, until all places are taken."""
@@ -134,16 +118,48 @@ class FedAvg(AsyncStrategy):
         deadline = self._deadline(context) if state.deadline is None else state.deadline
         return Plan(replace(state, members=[*state.members, ask.client_id], deadline=deadline), local)
 
-    def step(self, state: FedAvgState, vector: Vector, update: Update, context: Context) -> Step:
-        """Gather; the m-th update ends the round. A late one is not used."""
-        if context.staleness > 0:
-            detail = f"round {update.base_version} is over, this is round {context.version}"
-            return Step(state, None, rejected(context.staleness, Reason.ROUND_OVER, detail))
-        state = self._gathered(state, update)
-        if len(state.answered) < self._quota(state):
-            return Step(state, None, held(0, float(update.examples)))
-        step = self._end_round(state, vector, context)
-        return replace(step, decision=published(0, float(update.examples)))
+    def refuse(self, update: Update, context: Context) -> Refusal | None:
+        """A late one is not used."""
+        if context.staleness == 0:
+            return None
+        detail = f"round {update.base_version} is over, this is round {context.version}"
+        return Refusal(Reason.ROUND_OVER, detail)
+
+    def weight(self, update: Update, context: Context) -> float:
+        """n_i."""
+        return float(update.examples)
+
+    def gather(self, state: FedAvgState, update: Update, weight: float, context: Context) -> FedAvgState:
+        """The round with one update more."""
+        answered = [*state.answered, update.client_id]
+        if self.rule is not None:
+            return replace(state, answered=answered, rows=[*state.rows, StoredRow.of(update, 1.0)])
+        add_scaled(state.total, weight, update.delta, update.where)
+        covered = self._covered(state, update)
+        return replace(state, examples=state.examples + update.examples, answered=answered, covered=covered)
+
+    def full(self, state: FedAvgState, context: Context) -> bool:
+        """With m updates, or those of the whole cohort where the fleet has fewer devices."""
+        cohort = self.clients_per_round if state.cohort is None else len(state.cohort)
+        return len(state.answered) >= min(self.clients_per_round, cohort)
+
+    def aggregate(
+        self, state: FedAvgState, vector: Vector, context: Context
+    ) -> tuple[Vector, float, FedAvgState]:
+        """The mean, for each coordinate of those who cover it."""
+        if self.rule is not None:
+            return super().aggregate(state, vector, context)
+        if not state.covered.size:
+            return state.total, state.examples, state
+        mean = np.divide(state.total, state.covered, out=state.total, where=state.covered > 0)
+        return mean.astype(vector.dtype, copy=False), 1, state
+
+    def emptied(self, state: FedAvgState, context: Context) -> FedAvgState:
+        """The next round: its cohort is drawn."""
+        state.total.fill(0)
+        cohort, deadline = self._draw(context, context.version + 1, 0, []), self._deadline(context)
+        begun = replace(state, members=[], draws=0, deadline=deadline, cohort=cohort)
+        return replace(begun, examples=0, answered=[], covered=np.empty(0), rows=[])
 
     def on_lost(self, state: FedAvgState, task: Task, context: Context) -> FedAvgState:
         """Its place is free again."""
@@ -163,38 +179,12 @@ class FedAvg(AsyncStrategy):
     def on_timer(self, state: FedAvgState, vector: Vector, context: Context) -> Step:
         """End the round with what has come; if that is nothing, ask further devices."""
         if state.answered:
-            return self._end_round(state, vector, context)
+            return self.apply(state, vector, context)
         draws = state.draws + 1
         cohort = state.cohort
         if cohort is not None:
             cohort = sorted([*cohort, *self._draw(context, context.version, draws, cohort)])
         return Step(replace(state, draws=draws, cohort=cohort, deadline=self._deadline(context)))
-
-    def _gathered(self, state: FedAvgState, update: Update) -> FedAvgState:
-        """The round with one update more."""
-        answered = [*state.answered, update.client_id]
-        if self.rule is not None:
-            return replace(state, answered=answered, rows=[*state.rows, StoredRow.of(update, 1.0)])
-        add_scaled(state.total, update.examples, update.delta, update.where)
-        covered = self._covered(state, update)
-        return replace(state, examples=state.examples + update.examples, answered=answered, covered=covered)
-
-    def _end_round(self, state: FedAvgState, vector: Vector, context: Context) -> Step:
-        memory = state.memory
-        if self.rule is not None:
-            rows = [Row(r.delta, covered_by(r.submodel, context.spec)) for r in state.rows]
-            combined = combine(self.rule, rows, vector, memory)
-            add_scaled(vector, 1.0, combined.direction)
-            memory = combined.memory
-        elif state.covered.size:
-            mean = np.divide(state.total, state.covered, out=state.total, where=state.covered > 0)
-            add_scaled(vector, 1.0, mean.astype(vector.dtype, copy=False))
-        else:
-            add_scaled(vector, 1.0 / state.examples, state.total)
-        state.total.fill(0)
-        cohort = self._draw(context, context.version + 1, 0, [])
-        begun = FedAvgState(state.total, deadline=self._deadline(context), cohort=cohort, memory=memory)
-        return Step(begun, vector)
 
     def _covered(self, state: FedAvgState, update: Update) -> Vector:
         if update.submodel is None and not state.covered.size:
@@ -205,12 +195,6 @@ class FedAvg(AsyncStrategy):
 
     def _deadline(self, context: Context) -> float | None:
         return context.now + self.deadline_s if self.deadline_s else None
-
-    def _quota(self, state: FedAvgState) -> int:
-        """m, or the whole cohort where the fleet has fewer devices."""
-        return (
-            self.clients_per_round if state.cohort is None else min(self.clients_per_round, len(state.cohort))
-        )
 
     def _draw(self, context: Context, round_: int, draw: int, but: list[str]) -> list[str]:
         known = set(context.clients).difference(but)

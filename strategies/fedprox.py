@@ -15,12 +15,12 @@ mu has no default in the paper; it is tuned there over {0.001, 0.01, 0.1, 1}.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from anabranch.core.engine.strategy import Context, Plan
-from anabranch.core.errors import ConfigError
 from anabranch.core.model.updates import Ask, LocalPlan
 from anabranch.strategies.fedavg import FedAvg, FedAvgState
+from anabranch.strategies.parameters import NOT_NEGATIVE
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,7 @@ class FedProx(FedAvg):
 
     name: ClassVar[str] = "fedprox"
 
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.mu < 0:
-            raise ConfigError(f"strategy.mu must not be negative, not {self.mu!r}")
+    mu: Annotated[float, NOT_NEGATIVE] = 0.01
 
     def plan(self, state: FedAvgState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """FedAvg's task, with the proximal term."""

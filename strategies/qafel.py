@@ -18,12 +18,13 @@ and take their sum. Source: Ortega and Jafarkhani, arXiv 2308.00263, checked aga
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from anabranch.core.engine.strategy import Context, Plan
-from anabranch.core.errors import ConfigError
 from anabranch.core.model.updates import Ask, LocalPlan
-from anabranch.strategies.fedbuff import FedBuff, FedBuffState
+from anabranch.strategies.buffer import BufferState
+from anabranch.strategies.fedbuff import FedBuff
+from anabranch.strategies.parameters import Range
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,9 @@ class QAFeL(FedBuff):
 
     name: ClassVar[str] = "qafel"
 
-    uplink_bits: int = 4
+    uplink_bits: Annotated[int, Range("be 4 or 8", lambda bits: bits in (4, 8))] = 4
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.uplink_bits not in (4, 8):
-            raise ConfigError(f"strategy.uplink_bits must be 4 or 8, not {self.uplink_bits!r}")
-
-    def plan(self, state: FedBuffState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+    def plan(self, state: BufferState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """The configured local training, its result through Q_c."""
         return Plan(state, local, uplink=f"int{self.uplink_bits}(256,sr)|zstd")
 

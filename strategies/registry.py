@@ -52,8 +52,8 @@ def make_strategy(name: str, params: Mapping[str, Any], robust: RobustTable | No
     if rule is not None:
         if "rule" not in {f.name for f in fields(cls)}:
             raise ConfigError(
-                f"robust.rule is {rule.name!r}, but strategy {name!r} gathers no buffer: set it to 'none', "
-                "or take a strategy that does, such as 'fedbuff'"
+                f"robust.rule is {rule.name!r}, but strategy {name!r} gathers no buffer that takes one: "
+                "set it to 'none', or take a strategy that does, such as 'fedbuff'"
             )
         strategy = replace(strategy, rule=rule)
     made: Strategy = strategy

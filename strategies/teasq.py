@@ -25,15 +25,11 @@ When K updates are in the cache:
 In the robust mode an update longer than 4 times the median length is shortened to that, unless `[robust]
 clip` says otherwise (`core/engine/clipping.py`): one device whose training has exploded would end the run.
 
-With a rule of `robust/` and s_mean = (1/K) sum_c s_c the mean is what the rule makes of the rows
-(s_c / s_mean) Delta_c, where models are mixed of (s_c / s_mean) (w_base,c + Delta_c - w_t). n_c does not
-count then, since a device may claim any number of examples.
-
-A device has one update of each base version in the cache, the newest. A cache that is not full is applied
-`flush_s` after its oldest update. An update of more than `staleness_max` versions is not used. A device
-that died gives its place back with its lease. Outside the paper's mode at least 4 devices train at a time,
-however small the fleet: where ceil(C N) is one, each device waits for all the others, and one that hangs
-holds all of them up for a lease.
+Composed of a cache (`cache.py`), in which a device has one update of each base version, the newest. One that
+is not full is applied `flush_s` after its oldest update. An update of more than `staleness_max` versions is
+not used. A device that died gives its place back with its lease. Outside the paper's mode at least 4 devices
+train at a time, however small the fleet: where ceil(C N) is one, each device waits for all the others, and
+one that hangs holds all of them up for a lease.
 
 | mode   | server rule         | uplink                            | downlink                              |
 |--------|---------------------|-----------------------------------|---------------------------------------|
@@ -59,28 +55,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
-
-import numpy as np
+from typing import Annotated, ClassVar
 
 from anabranch.core.config.tables import NO_KEY
-from anabranch.core.engine.strategy import (
-    AsyncStrategy,
-    Context,
-    Plan,
-    Refusal,
-    Step,
-    held,
-    published,
-    rejected,
-)
-from anabranch.core.errors import ConfigError
+from anabranch.core.engine.strategy import Context, Plan, Refusal
 from anabranch.core.model.chains import RAW
-from anabranch.core.model.params import Delta, Indices, ParamSpec, Vector, add_scaled
-from anabranch.core.model.updates import Ask, LocalPlan, Reason, Update
-from anabranch.strategies.compression_schedule import BITS, Schedule, Strength
-from anabranch.strategies.robust.rows import Row, stored_delta
-from anabranch.strategies.robust.rule import Combined, Rule, combine
+from anabranch.core.model.updates import Ask, LocalPlan, Reason
+from anabranch.strategies.cache import CacheState, CacheStrategy
+from anabranch.strategies.compression_schedule import BITS, DIRECTIONS, Schedule, Strength
+from anabranch.strategies.parameters import (
+    FRACTION,
+    NOT_NEGATIVE,
+    POSITIVE,
+    POSITIVE_FRACTION,
+    Range,
+    one_of,
+)
+from anabranch.strategies.robust.rule import Rule
 from anabranch.strategies.staleness import StalenessFunction, make_staleness
 
 MODES = ("robust", "paper")
@@ -89,86 +80,33 @@ CLIP = 4.0
 FEW = 4  # devices that train at a time in a small fleet
 
 
-@dataclass(frozen=True, eq=False)
-class Cached:
-    """What the cache keeps of an update."""
-
-    update_id: str
-    client: str
-    base_version: int
-    examples: int
-    delta: Delta
-
-    def covers(self, spec: ParamSpec | None) -> slice | Indices:
-        """The coordinates that it is of: all."""
-        return slice(None)
-
-
 @dataclass(frozen=True)
-class TeasqState:
-    """`cache`: the updates that wait, oldest first; `bases`: w_base by version (as text).
-
-    `memory`: what the rule remembers, empty without one.
-    """
-
-    cache: list[Cached] = field(default_factory=list)
-    bases: dict[str, Vector] = field(default_factory=dict)
-    since: float | None = None
-    memory: Vector = field(default_factory=lambda: np.empty(0))
-
-
-@dataclass(frozen=True)
-class Teasq(AsyncStrategy):
+class Teasq(CacheStrategy):
     """See the module for the equations and the symbols."""
 
     name: ClassVar[str] = "teasq"
-    state_type: ClassVar[type[Any]] = TeasqState
 
-    mode: str = "robust"
-    concurrency_fraction: float = 0.1
-    cap: int = 0
-    cache_fraction: float = 0.1
-    cache_size: int = 0
-    alpha: float = 0.0
-    server_lr: float = 1.0
+    mode: Annotated[str, one_of(MODES)] = "robust"
+    concurrency_fraction: Annotated[float, POSITIVE] = 0.1
+    cap: Annotated[int, NOT_NEGATIVE] = 0
+    cache_fraction: Annotated[float, POSITIVE_FRACTION] = 0.1
+    cache_size: Annotated[int, NOT_NEGATIVE] = 0
+    alpha: Annotated[float, FRACTION] = 0.0
+    server_lr: Annotated[float, POSITIVE] = 1.0
     a: float = 0.5
-    mu: float = 0.005
-    staleness_max: int = 50
-    flush_s: float = 0.0
-    kept: float = 0.05
-    bits: int = 4
-    feedback_decay: float = 0.9
-    decay_every: int = 100
-    decay_direction: str = "milder"
-    decay_steps: int = 1
-    downlink_step: float = 2.0
-    downlink_kept: float = 1.0
-    downlink_bits: int = 8
+    mu: Annotated[float, NOT_NEGATIVE] = 0.005
+    staleness_max: Annotated[int, NOT_NEGATIVE] = 50
+    flush_s: Annotated[float, NOT_NEGATIVE] = 0.0
+    kept: Annotated[float, POSITIVE_FRACTION] = 0.05
+    bits: Annotated[int, one_of(BITS)] = 4
+    feedback_decay: Annotated[float, FRACTION] = 0.9
+    decay_every: Annotated[int, NOT_NEGATIVE] = 100
+    decay_direction: Annotated[str, one_of(DIRECTIONS)] = "milder"
+    decay_steps: Annotated[int, NOT_NEGATIVE] = 1
+    downlink_step: Annotated[float, Range("be in (0, 2]", lambda step: 0 < step <= 2)] = 2.0
+    downlink_kept: Annotated[float, POSITIVE_FRACTION] = 1.0
+    downlink_bits: Annotated[int, one_of(BITS)] = 8
     rule: Rule | None = field(default=None, metadata=NO_KEY)
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ConfigError(f"strategy.mode must be one of {', '.join(MODES)}, not {self.mode!r}")
-        if not 0 < self.downlink_step <= 2:
-            raise ConfigError(f"strategy.downlink_step must be in (0, 2], not {self.downlink_step!r}")
-        if self.downlink_bits not in BITS:
-            raise ConfigError(f"strategy.downlink_bits must be one of {BITS}, not {self.downlink_bits!r}")
-        self._check_ranges()
-        _ = self.s, self.schedule
-
-    def _check_ranges(self) -> None:
-        for key in ("concurrency_fraction", "server_lr"):
-            if not getattr(self, key) > 0:
-                raise ConfigError(f"strategy.{key} must be greater than 0, not {getattr(self, key)!r}")
-        for key in ("cache_fraction", "downlink_kept"):
-            if not 0 < getattr(self, key) <= 1:
-                raise ConfigError(f"strategy.{key} must be in (0, 1], not {getattr(self, key)!r}")
-        for key in ("alpha", "feedback_decay"):
-            if not 0 <= getattr(self, key) <= 1:
-                raise ConfigError(f"strategy.{key} must be in [0, 1], not {getattr(self, key)!r}")
-        for key in ("cap", "cache_size", "mu", "staleness_max", "flush_s"):
-            if getattr(self, key) < 0:
-                raise ConfigError(f"strategy.{key} must not be negative, not {getattr(self, key)!r}")
 
     @cached_property
     def s(self) -> StalenessFunction:
@@ -196,11 +134,7 @@ class Teasq(AsyncStrategy):
         """Four median lengths in the robust mode."""
         return CLIP if self.mode == "robust" else 0.0
 
-    def init(self, vector: Vector) -> TeasqState:
-        """An empty cache."""
-        return self._emptied()
-
-    def admit(self, state: TeasqState, ask: Ask, context: Context) -> Refusal | None:
+    def admit(self, state: CacheState, ask: Ask, context: Context) -> Refusal | None:
         """As long as fewer devices than may be are in training."""
         least = 1 if self.mode == "paper" else FEW
         cap = self.cap or max(least, math.ceil(self.concurrency_fraction * len(context.clients)))
@@ -208,7 +142,7 @@ class Teasq(AsyncStrategy):
             return None
         return Refusal(Reason.AT_CAPACITY, f"{context.live_tasks} of {cap} devices are in training")
 
-    def plan(self, state: TeasqState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+    def plan(self, state: CacheState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
         """Local training with the proximal term; the chain of this version for the result."""
         chain = self.schedule.at(context.version).chain
         feeds_back = self.mode == "robust" and self.feedback_decay > 0 and chain != RAW
@@ -224,91 +158,14 @@ class Teasq(AsyncStrategy):
             return f"log({self.downlink_step:g})"
         return Strength(self.downlink_kept, self.downlink_bits).chain
 
-    def step(self, state: TeasqState, vector: Vector, update: Update, context: Context) -> Step:
-        """Into the cache; the K-th update empties it into the model."""
-        if self.staleness_max and context.staleness > self.staleness_max:
-            detail = f"staleness {context.staleness} is over the bound of {self.staleness_max} versions"
-            return Step(state, None, rejected(context.staleness, Reason.STALE, detail))
-        state, dropped = self._cached(state, update, context)
-        weight = self.s(context.staleness)
-        if len(state.cache) < self._size(context):
-            return Step(state, None, held(context.staleness, weight), dropped)
-        step = self._apply(state, vector, context)
-        return replace(step, decision=published(context.staleness, weight), dropped=dropped)
-
-    def timer(self, state: TeasqState) -> float | None:
-        """When the oldest update in the cache has waited for `flush_s`."""
-        return state.since + self.flush_s if self.flush_s and state.since is not None else None
-
-    def on_timer(self, state: TeasqState, vector: Vector, context: Context) -> Step:
-        """Apply what there is."""
-        return self._apply(state, vector, context)
-
-    def shifted(self, state: TeasqState, versions: int) -> TeasqState:
-        """Other numbers for the bases of the cache."""
-        cache = [replace(c, base_version=c.base_version + versions) for c in state.cache]
-        bases = {str(int(version) + versions): base for version, base in state.bases.items()}
-        return replace(state, cache=cache, bases=bases)
-
-    def _size(self, context: Context) -> int:
+    def size(self, context: Context) -> int:
+        """K."""
         return self.cache_size or max(1, math.ceil(self.cache_fraction * len(context.clients)))
 
-    def _cached(
-        self, state: TeasqState, update: Update, context: Context
-    ) -> tuple[TeasqState, tuple[str, ...]]:
-        """The state with the update in its cache, and the update whose place it took."""
-        key = (update.client_id, update.base_version)
-        older = [c for c in state.cache if (c.client, c.base_version) == key]
-        bases = state.bases
-        if self.needs_base and str(update.base_version) not in bases:
-            assert context.base is not None, "mixing needs w_base"
-            bases = {**bases, str(update.base_version): context.base.copy()}
-        since = context.now if state.since is None else state.since
-        cache = [*(c for c in state.cache if c not in older), self._entry(update)]
-        kept = replace(state, cache=cache, bases=bases, since=since)
-        return kept, tuple(c.update_id for c in older)
+    def pull(self, tau_mean: float) -> float:
+        """alpha_t, or eta S(tau_mean)."""
+        return (self.mixing or self.server_lr) * self.s(tau_mean)
 
-    def _entry(self, update: Update) -> Cached:
-        """What the cache keeps of an update."""
-        kept = stored_delta(update.delta)
-        return Cached(update.update_id, update.client_id, update.base_version, update.examples, kept)
-
-    def _emptied(self, memory: Vector | None = None) -> TeasqState:
-        """The state after the cache was applied."""
-        made: TeasqState = self.state_type() if memory is None else self.state_type(memory=memory)
-        return made
-
-    def _shares(self, state: TeasqState, context: Context) -> list[float]:
-        """s_c n_c of the updates in the cache."""
+    def shares(self, state: CacheState, context: Context) -> list[float]:
+        """s_c n_c."""
         return [self.s(context.version - c.base_version) * c.examples for c in state.cache]
-
-    def _apply(self, state: TeasqState, vector: Vector, context: Context) -> Step:
-        taus = [context.version - c.base_version for c in state.cache]
-        shares = self._shares(state, context)
-        pull = (self.mixing or self.server_lr) * self.s(sum(taus) / len(taus))
-        if self.rule is not None:
-            combined = self._combined(self.rule, state, vector, context)
-            add_scaled(vector, pull, combined.direction)
-            return Step(self._emptied(combined.memory), vector)
-        if self.mixing:
-            vector *= vector.dtype.type(1.0 - pull)
-        for share, c in zip(shares, state.cache, strict=True):
-            weight = pull * (share / sum(shares))
-            if self.mixing:
-                add_scaled(vector, weight, state.bases[str(c.base_version)])
-            add_scaled(vector, weight, c.delta)
-        return Step(self._emptied(), vector)
-
-    def _combined(self, rule: Rule, state: TeasqState, vector: Vector, context: Context) -> Combined:
-        """What a rule makes of the cache."""
-        weights = [self.s(context.version - c.base_version) for c in state.cache]
-        mean = sum(weights) / len(weights)
-        rows = []
-        for c, weight in zip(state.cache, weights, strict=True):
-            delta, where = c.delta, c.covers(context.spec)
-            if self.mixing:
-                moved = state.bases[str(c.base_version)][where] - vector[where]
-                add_scaled(moved, 1.0, delta)
-                delta = moved
-            rows.append(Row(delta, where, weight / mean))
-        return combine(rule, rows, vector, state.memory)

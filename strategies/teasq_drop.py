@@ -24,7 +24,7 @@ AsyncDrop; with whole models, adding, equal n_c and S = 1 it is FedBuff.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,12 +33,13 @@ from anabranch.core.engine.strategy import Context, Step
 from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import SubmodelJson, submodel_json
 from anabranch.core.model.updates import Update
+from anabranch.strategies.cache import CacheEntry, CacheState
 from anabranch.strategies.robust.rows import covered_by
-from anabranch.strategies.teasq import Cached, Teasq, TeasqState
+from anabranch.strategies.teasq import Teasq
 
 
 @dataclass(frozen=True, eq=False)
-class CachedPart(Cached):
+class CachePartEntry(CacheEntry):
     """What the cache keeps of an update, with the sub-model that it covers."""
 
     submodel: SubmodelJson | None
@@ -49,10 +50,10 @@ class CachedPart(Cached):
 
 
 @dataclass(frozen=True)
-class TeasqDropState(TeasqState):
+class TeasqDropState(CacheState):
     """As TEASQ's; each update in the cache with its sub-model."""
 
-    cache: list[CachedPart] = field(default_factory=list)  # type: ignore[assignment]  # never written to
+    cache: list[CachePartEntry] = field(default_factory=list)  # type: ignore[assignment]  # never written to
 
 
 @dataclass(frozen=True)
@@ -64,32 +65,32 @@ class TeasqDrop(Teasq):
     supports_submodels: ClassVar[bool] = True
     submodel: ClassVar[str] = "hetero"
 
-    def _entry(self, update: Update) -> CachedPart:
+    def entry(self, update: Update) -> CachePartEntry:
         """As TEASQ's, with the sub-model that it covers."""
-        return CachedPart(**vars(super()._entry(update)), submodel=submodel_json(update.submodel))
+        return CachePartEntry(**vars(super().entry(update)), submodel=submodel_json(update.submodel))
 
-    def _apply(self, state: TeasqState, vector: Vector, context: Context) -> Step:
+    def apply(self, state: CacheState, vector: Vector, context: Context) -> Step:
         """Each coordinate by the updates that cover it."""
         covers = [c.covers(context.spec) for c in state.cache]
         if all(isinstance(at, slice) for at in covers):  # of the whole model
-            return super()._apply(state, vector, context)
-        shares = self._shares(state, context)
+            return super().apply(state, vector, context)
+        shares = self.shares(state, context)
         total, pull = self._pulls(state, shares, covers, vector, context)
         if self.rule is not None:
-            combined = self._combined(self.rule, state, vector, context)
+            combined = self.combined(self.rule, state, vector, context)
             vector += pull * total * combined.direction
-            return Step(self._emptied(combined.memory), vector)
+            return Step(replace(self.emptied(state), memory=combined.memory), vector)
         if self.mixing:
             vector *= 1 - pull * total
         for share, at, c in zip(shares, covers, state.cache, strict=True):
             if self.mixing:
                 vector[at] += pull[at] * vector.dtype.type(share) * state.bases[str(c.base_version)][at]
             _add(vector, at, pull, share, c.delta)
-        return Step(self._emptied(), vector)
+        return Step(self.emptied(state), vector)
 
     def _pulls(
         self,
-        state: TeasqState,
+        state: CacheState,
         shares: Sequence[float],
         covers: Sequence[slice | Indices],
         vector: Vector,

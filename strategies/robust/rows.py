@@ -38,6 +38,10 @@ class StoredRow:
         """Of an update, copied."""
         return cls(stored_delta(update.delta), scale, submodel_json(update.submodel))
 
+    def row(self, spec: ParamSpec | None = None) -> Row:
+        """As a rule takes it; `spec` is the model's, where updates are of parts of it."""
+        return Row(self.delta, covered_by(self.submodel, spec), self.scale)
+
 
 def stored_delta(delta: Delta) -> Delta:
     """A delta for a strategy's state: a copy where it is the whole vector."""

@@ -13,6 +13,7 @@ import pytest
 from live_server import live_server
 from own_parts import ALL, FOLDER, Own
 
+from anabranch import Update, aggregate
 from anabranch.client.transport import Transport
 from anabranch.core.config.tables import FleetTable, merge
 from anabranch.core.engine.robust import RobustTable
@@ -57,6 +58,26 @@ class TestStrategy(StrategyConformance):
     def strategy(self, request: pytest.FixtureRequest) -> Strategy:
         own_parts.STRATEGY.let_in()
         return make_strategy(own_parts.STRATEGY.place, {"warm_up": request.param})
+
+
+class TestComposition(StrategyConformance):
+    @pytest.fixture(params=[{}, {"buffer_size": 2, "staleness": {"name": "constant"}}], ids=len)
+    def strategy(self, request: pytest.FixtureRequest) -> Strategy:
+        own_parts.COMPOSITION.let_in()
+        return make_strategy(own_parts.COMPOSITION.place, request.param)
+
+    def test_it_takes_the_steps_of_nesterovs_momentum(self) -> None:
+        """Means of 1, -2 and 4 from two updates each, at eta = 0.7 and mu = 0.9."""
+        own_parts.COMPOSITION.let_in()
+        deltas = [0.0, 2.0, -3.0, -1.0, 4.0, 4.0]
+        sent = [
+            Update(f"c{i}", f"t{i}", i // 2, 1, {"w": np.array([delta])}) for i, delta in enumerate(deltas)
+        ]
+        reached = [
+            aggregate("nesterov_buffer", {"buffer_size": 2}, {"w": np.array([10.0])}, sent[:n]).model["w"]
+            for n in (2, 4, 6)
+        ]
+        assert np.concatenate(reached) == pytest.approx([11.33, 9.237, 13.9333])
 
 
 class TestStage(StageConformance):
@@ -153,7 +174,7 @@ def test_an_attack_is_made_of_what_its_colluders_know() -> None:
     assert poisoned.dtype == np.float32
 
 
-@pytest.mark.parametrize("own", ALL, ids=lambda own: own.file)
+@pytest.mark.parametrize("own", [*ALL, own_parts.COMPOSITION], ids=lambda own: own.file)
 def test_one_file_of_under_forty_lines(own: Own) -> None:
     lines = (FOLDER / own.file).read_text(encoding="utf-8").splitlines()
     assert len(lines) < LINES_MAX

@@ -60,6 +60,7 @@ def _loaded(place: str) -> Any:
 
 
 STRATEGY = Own(STRATEGIES, "strategy.py", "WarmUp", "warm_up")
+COMPOSITION = Own(STRATEGIES, "composition.py", "NesterovBuffer", "nesterov_buffer")
 STAGE = Own(CODEC_STAGES, "stage.py", "Signs", "signs")
 TRACKER = Own(TRACKERS, "tracker.py", "Csv", "csv")
 RULE = Own(RULES, "rule.py", "NormBound", "norm_bound")

@@ -16,8 +16,9 @@ from anabranch.core.engine.strategy import Context, Plan, Step
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
+from anabranch.strategies.buffer import BufferState
 from anabranch.strategies.fedavg import FedAvg, FedAvgState
-from anabranch.strategies.fedbuff import FedBuff, FedBuffState
+from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.staleness import make_staleness
 
@@ -305,15 +306,15 @@ def test_a_strategy_is_told_an_age_of_updates_only() -> None:
     told: list[tuple[str, int, int]] = []
 
     class Noting(FedBuff):
-        def plan(self, state: FedBuffState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
+        def plan(self, state: BufferState, ask: Ask, local: LocalPlan, context: Context) -> Plan:
             told.append(("ask", context.version, context.staleness))
             return super().plan(state, ask, local, context)
 
-        def step(self, state: FedBuffState, vector: Vector, update: Update, context: Context) -> Step:
+        def step(self, state: BufferState, vector: Vector, update: Update, context: Context) -> Step:
             told.append(("update", context.version, context.staleness))
             return super().step(state, vector, update, context)
 
-        def on_timer(self, state: FedBuffState, vector: Vector, context: Context) -> Step:
+        def on_timer(self, state: BufferState, vector: Vector, context: Context) -> Step:
             told.append(("timer", context.version, context.staleness))
             return super().on_timer(state, vector, context)
 

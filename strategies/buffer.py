@@ -1,0 +1,97 @@
+"""Strategies that gather K updates as their weighted sum, and add the step for its mean to the model.
+
+| symbol   | name         | meaning                                                    |
+|----------|--------------|------------------------------------------------------------|
+| K        | buffer_size  | updates in a buffer                                        |
+| weight_i | weight       | how much update i counts                                   |
+| Delta_i  | update.delta | w_i - w_base of device i                                   |
+
+    g = (1/K) sum_i weight_i Delta_i
+    w <- w + the optimiser's step for g
+
+With a rule of `robust/` g is what the rule makes of the rows weight_i Delta_i, which are kept one by one. A
+buffer that is applied before it is full is divided by the updates it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anabranch.core.engine.strategy import Context, State, Step
+from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.updates import Update
+from anabranch.strategies.composition import GatheringStrategy
+from anabranch.strategies.optimisers import Optimiser, Sgd
+from anabranch.strategies.robust.rows import StoredRow
+from anabranch.strategies.robust.rule import combine
+
+
+@dataclass(frozen=True)
+class BufferState:
+    """`buffer`: sum of weight_i Delta_i, shape (size,); `moment`: of an optimiser that has one.
+
+    With a rule `buffer` is empty, `rows` has the updates, and `memory` what the rule remembers.
+    """
+
+    buffer: Vector
+    moment: Vector = field(default_factory=lambda: np.empty(0))
+    count: int = 0
+    since: float | None = None
+    rows: list[StoredRow] = field(default_factory=list)
+    memory: Vector = field(default_factory=lambda: np.empty(0))
+
+
+class BufferStrategy(GatheringStrategy):
+    """See the module for the equations and the symbols."""
+
+    state_type: ClassVar[type[Any]] = BufferState
+
+    @property
+    def buffer_size(self) -> int:
+        """K: each update is applied at once."""
+        return 1
+
+    @property
+    def optimiser(self) -> Optimiser:
+        """What step g is: g itself."""
+        return Sgd()
+
+    def init(self, vector: Vector) -> State:
+        """An empty buffer."""
+        buffer = np.zeros_like(vector) if self.rule is None else np.empty(0, vector.dtype)
+        return self.state_type(buffer=buffer, **self.optimiser.init(vector))
+
+    def gather(self, state: State, update: Update, weight: float, context: Context) -> State:
+        """Add to the buffer."""
+        since = context.now if state.since is None else state.since
+        state = replace(state, count=state.count + 1, since=since)
+        if self.rule is not None:
+            return replace(state, rows=[*state.rows, StoredRow.of(update, weight)])
+        add_scaled(state.buffer, weight, update.delta)
+        return state
+
+    def full(self, state: State, context: Context) -> bool:
+        """With K updates."""
+        return bool(state.count >= self.buffer_size)
+
+    def aggregate(self, state: State, vector: Vector, context: Context) -> tuple[Vector, float, State]:
+        """Total and count, whose quotient is g, and the state with what the rule remembers."""
+        if self.rule is None:
+            return state.buffer, state.count, state
+        rows = [row.row(context.spec) for row in state.rows]
+        combined = combine(self.rule, rows, vector, state.memory)
+        return combined.direction, 1, replace(state, memory=combined.memory)
+
+    def apply(self, state: State, vector: Vector, context: Context) -> Step:
+        """The optimiser's step for g, and an empty buffer."""
+        total, count, state = self.aggregate(state, vector, context)
+        state = self.optimiser.step(state, vector, total, count)
+        return Step(self.emptied(state, context), vector)
+
+    def emptied(self, state: State, context: Context) -> State:
+        """The state for the next buffer."""
+        state.buffer.fill(0)
+        return replace(state, count=0, since=None, rows=[])

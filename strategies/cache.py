@@ -1,0 +1,155 @@
+"""Strategies that keep updates one by one, and weigh them when they are applied.
+
+| symbol   | name                | meaning                                                     |
+|----------|---------------------|-------------------------------------------------------------|
+| K        | size                | updates in a cache                                          |
+| h_c      | update.base_version | the version that device c started from                      |
+| Delta_c  | update.delta        | w_c - w_base,c                                              |
+| share_c  | shares              | how much update c counts, as things are when it is applied  |
+| p        | pull                | how far the model goes                                      |
+| S        | s                   | staleness function                                          |
+
+    s_c      = S(t - h_c)
+    tau_mean = (1/K) sum_c (t - h_c)
+    adding:  w_{t+1} = w_t + p sum_c share_c Delta_c / sum_c share_c
+    mixing:  w_{t+1} = (1 - p) w_t + p sum_c share_c (w_base,c + Delta_c) / sum_c share_c
+
+A strategy that needs w_base mixes. With a rule of `robust/` and s_mean = (1/K) sum_c s_c the mean is what the
+rule makes of the rows (s_c / s_mean) Delta_c, where models are mixed of (s_c / s_mean) (w_base,c + Delta_c -
+w_t); shares do not count then, since a device may claim any number of examples.
+
+A device has one update of each base version in the cache, the newest.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from anabranch.core.engine.strategy import Context, Step
+from anabranch.core.model.params import Delta, Indices, ParamSpec, Vector, add_scaled
+from anabranch.core.model.updates import Update
+from anabranch.strategies.composition import GatheringStrategy
+from anabranch.strategies.robust.rows import Row, stored_delta
+from anabranch.strategies.robust.rule import Combined, Rule, combine
+
+
+@dataclass(frozen=True, eq=False)
+class CacheEntry:
+    """What the cache keeps of an update."""
+
+    update_id: str
+    client: str
+    base_version: int
+    examples: int
+    delta: Delta
+
+    def covers(self, spec: ParamSpec | None) -> slice | Indices:
+        """The coordinates that it is of: all."""
+        return slice(None)
+
+
+@dataclass(frozen=True)
+class CacheState:
+    """`cache`: the updates that wait, oldest first; `bases`: w_base by version (as text).
+
+    `memory`: what the rule remembers, empty without one.
+    """
+
+    cache: list[CacheEntry] = field(default_factory=list)
+    bases: dict[str, Vector] = field(default_factory=dict)
+    since: float | None = None
+    memory: Vector = field(default_factory=lambda: np.empty(0))
+
+
+class CacheStrategy(GatheringStrategy):
+    """See the module for the equations and the symbols."""
+
+    state_type: ClassVar[type[Any]] = CacheState
+
+    @abstractmethod
+    def size(self, context: Context) -> int:
+        """K."""
+
+    @abstractmethod
+    def pull(self, tau_mean: float) -> float:
+        """P, for updates of this mean staleness."""
+
+    def shares(self, state: CacheState, context: Context) -> list[float]:
+        """share_c: s_c."""
+        return [self.s(context.version - c.base_version) for c in state.cache]
+
+    def init(self, vector: Vector) -> CacheState:
+        """An empty cache."""
+        begun: CacheState = self.state_type()
+        return begun
+
+    def replaced(self, state: CacheState, update: Update) -> tuple[str, ...]:
+        """The device's update of the same version."""
+        key = (update.client_id, update.base_version)
+        return tuple(c.update_id for c in state.cache if (c.client, c.base_version) == key)
+
+    def gather(self, state: CacheState, update: Update, weight: float, context: Context) -> CacheState:
+        """Into the cache, with its base where models are mixed."""
+        bases = state.bases
+        if self.needs_base and str(update.base_version) not in bases:
+            assert context.base is not None, "mixing needs w_base"
+            bases = {**bases, str(update.base_version): context.base.copy()}
+        since = context.now if state.since is None else state.since
+        replaced = self.replaced(state, update)
+        cache = [*(c for c in state.cache if c.update_id not in replaced), self.entry(update)]
+        return replace(state, cache=cache, bases=bases, since=since)
+
+    def entry(self, update: Update) -> CacheEntry:
+        """What the cache keeps of an update."""
+        kept = stored_delta(update.delta)
+        return CacheEntry(update.update_id, update.client_id, update.base_version, update.examples, kept)
+
+    def full(self, state: CacheState, context: Context) -> bool:
+        """With K updates."""
+        return len(state.cache) >= self.size(context)
+
+    def apply(self, state: CacheState, vector: Vector, context: Context) -> Step:
+        """The cache into the model."""
+        taus = [context.version - c.base_version for c in state.cache]
+        pull = self.pull(sum(taus) / len(taus))
+        if self.rule is not None:
+            combined = self.combined(self.rule, state, vector, context)
+            add_scaled(vector, pull, combined.direction)
+            return Step(replace(self.emptied(state), memory=combined.memory), vector)
+        shares = self.shares(state, context)
+        if self.needs_base:
+            vector *= vector.dtype.type(1.0 - pull)
+        for share, c in zip(shares, state.cache, strict=True):
+            weight = pull * (share / sum(shares))
+            if self.needs_base:
+                add_scaled(vector, weight, state.bases[str(c.base_version)])
+            add_scaled(vector, weight, c.delta)
+        return Step(self.emptied(state), vector)
+
+    def emptied(self, state: CacheState) -> CacheState:
+        """The state for the next cache."""
+        return replace(state, cache=[], bases={}, since=None)
+
+    def shifted(self, state: CacheState, versions: int) -> CacheState:
+        """Other numbers for the bases of the cache."""
+        cache = [replace(c, base_version=c.base_version + versions) for c in state.cache]
+        bases = {str(int(version) + versions): base for version, base in state.bases.items()}
+        return replace(state, cache=cache, bases=bases)
+
+    def combined(self, rule: Rule, state: CacheState, vector: Vector, context: Context) -> Combined:
+        """What a rule makes of the cache."""
+        weights = [self.s(context.version - c.base_version) for c in state.cache]
+        mean = sum(weights) / len(weights)
+        rows = []
+        for c, weight in zip(state.cache, weights, strict=True):
+            delta, where = c.delta, c.covers(context.spec)
+            if self.needs_base:
+                moved = state.bases[str(c.base_version)][where] - vector[where]
+                add_scaled(moved, 1.0, delta)
+                delta = moved
+            rows.append(Row(delta, where, weight / mean))
+        return combine(rule, rows, vector, state.memory)

@@ -1,0 +1,129 @@
+"""Strategies by composition: a paper's file says what its paper says; how that is put together is here.
+
+| part      | what it decides                  | where a strategy says it                                    |
+|-----------|----------------------------------|-------------------------------------------------------------|
+| refuse    | which updates are not used       | `refuse`: those over its parameter `staleness_max`          |
+| weigh     | how much an update counts        | `weight`: S(tau), S of the parameter `staleness`            |
+| buffer    | how updates wait for each other, | its base: `MixingStrategy` (they do not), `BufferStrategy`  |
+|           | and how long                     | (as a sum), `CacheStrategy` (one by one), `FedAvg` (rounds) |
+| rule      | what they come to together       | the mean, or the parameter `rule`, which is `[robust]`'s    |
+| optimiser | what step of the model that is   | `optimiser`                                                 |
+| add, mix  | whether the model goes along it, | its base: a buffer and a round add, a cache does unless it  |
+|           | or towards models                | needs w_base                                                |
+
+    update -> refuse -> weigh -> gather -> full? -> apply -> version
+
+A parameter is a field, and a key of `[strategy]`. One of a part that a strategy does not declare has the
+part's own value: no bound of staleness, S = 1, K = 1, no flush, no rule. What a strategy has to remember
+beyond what its parts do is in more fields of a state that inherits theirs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+from functools import cached_property
+
+from anabranch.core.engine.strategy import (
+    AsyncStrategy,
+    Context,
+    Refusal,
+    State,
+    Step,
+    held,
+    published,
+    rejected,
+)
+from anabranch.core.model.params import Vector
+from anabranch.core.model.updates import Reason, Update
+from anabranch.strategies.parameters import check_parameters
+from anabranch.strategies.robust.rule import Rule
+from anabranch.strategies.staleness import StalenessFunction, make_staleness
+
+
+class ComposedStrategy(AsyncStrategy, ABC):
+    """What becomes of an update: it is refused or weighed, then folded."""
+
+    def __post_init__(self) -> None:
+        check_parameters(self)
+        _ = self.s
+
+    @cached_property
+    def s(self) -> StalenessFunction:
+        """S: of the parameter `staleness`; 1 where there is none."""
+        return make_staleness(getattr(self, "staleness", {"name": "constant"}))
+
+    @property
+    def staleness_max(self) -> int:
+        """Updates of more versions are not used; 0: all are."""
+        return 0
+
+    def refuse(self, update: Update, context: Context) -> Refusal | None:
+        """Why an update is not used."""
+        if not self.staleness_max or context.staleness <= self.staleness_max:
+            return None
+        detail = f"staleness {context.staleness} is over the bound of {self.staleness_max} versions"
+        return Refusal(Reason.STALE, detail)
+
+    def weight(self, update: Update, context: Context) -> float:
+        """How much an update counts; its device is told."""
+        return self.s(context.staleness)
+
+    @abstractmethod
+    def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
+        """Take an update: a step with a vector publishes, one without holds it."""
+
+    def step(self, state: State, vector: Vector, update: Update, context: Context) -> Step:
+        """The parts, in their order."""
+        refusal = self.refuse(update, context)
+        if refusal is not None:
+            return Step(state, None, rejected(context.staleness, refusal.reason, refusal.detail))
+        weight = self.weight(update, context)
+        step = self.fold(state, vector, update, weight, context)
+        decision = (held if step.vector is None else published)(context.staleness, weight)
+        return replace(step, decision=decision)
+
+
+class GatheringStrategy(ComposedStrategy):
+    """Updates are gathered, and applied together when there are enough, or when the oldest has waited."""
+
+    @property
+    def flush_s(self) -> float:
+        """So long after its oldest update a buffer is applied although it is not full; 0: never."""
+        return 0.0
+
+    @property
+    def rule(self) -> Rule | None:
+        """The robust rule in the place of the mean."""
+        return None
+
+    @abstractmethod
+    def gather(self, state: State, update: Update, weight: float, context: Context) -> State:
+        """The state with an update more."""
+
+    @abstractmethod
+    def full(self, state: State, context: Context) -> bool:
+        """Whether what is gathered is applied now."""
+
+    @abstractmethod
+    def apply(self, state: State, vector: Vector, context: Context) -> Step:
+        """What is gathered becomes a version, and an empty state."""
+
+    def replaced(self, state: State, update: Update) -> tuple[str, ...]:
+        """The ids of updates that were gathered, and whose place this one takes."""
+        return ()
+
+    def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
+        """Gather; apply what is enough."""
+        dropped = self.replaced(state, update)
+        state = self.gather(state, update, weight, context)
+        step = self.apply(state, vector, context) if self.full(state, context) else Step(state)
+        return replace(step, dropped=dropped)
+
+    def timer(self, state: State) -> float | None:
+        """When the oldest update has waited for `flush_s`."""
+        return state.since + self.flush_s if self.flush_s and state.since is not None else None
+
+    def on_timer(self, state: State, vector: Vector, context: Context) -> Step:
+        """Apply what there is."""
+        return self.apply(state, vector, context)

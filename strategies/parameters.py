@@ -1,0 +1,39 @@
+"""Which values a strategy's parameters may have, said where they are: `Annotated[float, POSITIVE] = 1.0`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, get_type_hints
+
+from anabranch.core.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values for which `holds` is true; of others it is said that they `must`."""
+
+    must: str
+    holds: Callable[[Any], bool]
+
+
+AT_LEAST_ONE = Range("be at least 1", lambda x: x >= 1)
+POSITIVE = Range("be greater than 0", lambda x: x > 0)
+NOT_NEGATIVE = Range("not be negative", lambda x: x >= 0)
+FRACTION = Range("be in [0, 1]", lambda x: 0 <= x <= 1)
+POSITIVE_FRACTION = Range("be in (0, 1]", lambda x: 0 < x <= 1)
+LESS_THAN_ONE = Range("be in [0, 1)", lambda x: 0 <= x < 1)
+
+
+def one_of(choices: Collection[Any]) -> Range:
+    """The values that are listed."""
+    return Range(f"be one of {', '.join(map(str, choices))}", lambda x: x in choices)
+
+
+def check_parameters(strategy: Any) -> None:
+    """Raises `ConfigError` for the first value out of its range, naming the key."""
+    for key, hint in get_type_hints(type(strategy), include_extras=True).items():
+        for range_ in getattr(hint, "__metadata__", ()):
+            value = getattr(strategy, key)
+            if isinstance(range_, Range) and not range_.holds(value):
+                raise ConfigError(f"strategy.{key} must {range_.must}, not {value!r}")
