@@ -14,7 +14,7 @@ Name = str | int
 
 
 def _digest(seed: int, names: tuple[Name, ...]) -> bytes:
-    text = "\x1f".join([str(seed), *(f"{type(n).__name__}:{n}" for n in names)])
+    text = "\x1f".join([str(seed), *[f"{type(n).__name__}:{n}" for n in names]])
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 

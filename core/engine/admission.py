@@ -53,7 +53,8 @@ def refusal_of(ask: Ask, context: Context, books: AdmissionView, ahead: int = 0)
     state = books.state
     for task in gone:
         state = books.strategy.on_lost(state, task, context)
-    return books.strategy.admit(state, ask, replace(context, live_tasks=live))
+    seen = context if live == context.live_tasks else replace(context, live_tasks=live)
+    return books.strategy.admit(state, ask, seen)
 
 
 def superseded(ask: Ask, books: AdmissionView) -> list[Task]:
@@ -65,7 +66,9 @@ def superseded(ask: Ask, books: AdmissionView) -> list[Task]:
     settings = books.settings
     bounded = bool(settings.buffer_max or settings.window_max)
     expired = books.ledger.expired_of(ask.client_id)
-    mine = [*expired, *books.ledger.live_of(ask.client_id)]
+    mine = expired + books.ledger.live_of(ask.client_id)
+    if not mine:
+        return mine
     given_up = len(expired) if bounded else 0
     return mine[: max(given_up, len(mine) - settings.tasks_per_client + 1)]
 

@@ -63,10 +63,11 @@ class Guard:
         if s.buffer_max and here >= s.buffer_max:
             detail = f"has {here} updates of the {s.buffer_max} that one client may have in a version"
             return Refusal(Reason.OVER_SHARE, detail)
-        lately = sum(of.get(client_id, 0) for of in self.folded) + live
-        if s.window_max and lately >= s.window_max:
+        if s.window_max:
+            lately = sum(of.get(client_id, 0) for of in self.folded) + live
             bound = f"{s.window_max} that one client may have in {s.window_versions} versions"
-            return Refusal(Reason.OVER_SHARE, f"has {lately} updates of the {bound}")
+            if lately >= s.window_max:
+                return Refusal(Reason.OVER_SHARE, f"has {lately} updates of the {bound}")
         if s.tasks_per_minute and self._ready_s(client_id, now, s) > 0:
             return Refusal(Reason.TOO_FAST, f"more than {s.tasks_per_minute:g} tasks a minute")
         return None

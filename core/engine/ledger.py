@@ -188,14 +188,14 @@ class Ledger:
 
     def live_of(self, client_id: str) -> list[Task]:
         """The client's live tasks, oldest first."""
-        return [t for t in self._of(client_id) if t.state is TaskState.LEASED]
+        return self._of(client_id, TaskState.LEASED) if client_id in self._by_client else []
 
     def expired_of(self, client_id: str) -> list[Task]:
         """The client's expired tasks, oldest first."""
-        return [t for t in self._of(client_id) if t.state is TaskState.EXPIRED]
+        return self._of(client_id, TaskState.EXPIRED) if client_id in self._by_client else []
 
-    def _of(self, client_id: str) -> list[Task]:
-        return [self.tasks[i] for i in self._by_client.get(client_id, [])]
+    def _of(self, client_id: str, state: TaskState) -> list[Task]:
+        return [task for i in self._by_client[client_id] if (task := self.tasks[i]).state is state]
 
     def _count(self, task: Task, by: int) -> None:
         if self.touched is not None:

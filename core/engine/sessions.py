@@ -78,7 +78,7 @@ class Sessions:
                 del device.sessions[min(others, key=lambda name: device.sessions[name].last)]
             return
         known.last = now
-        if any(other.first > known.first for other in device.sessions.values()):
+        if len(device.sessions) > 1 and any(o.first > known.first for o in device.sessions.values()):
             if client_id not in self.twins(now):
                 self.news.append(client_id)
             self._twins_at[client_id] = now
@@ -86,7 +86,7 @@ class Sessions:
     def refusal(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """Why a session may not have the device's tasks now, or None: see the table."""
         device = self._devices.get(ask.client_id)
-        if device is None or not ask.session:
+        if device is None or not ask.session or (ask.session == device.owner and not device.coming):
             return None
         tasks = engine.ledger.live_of(ask.client_id)
         holders = set(device.coming.values()) | ({device.owner} if tasks else set())

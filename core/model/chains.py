@@ -56,5 +56,7 @@ def chain_for(codecs: Collection[str], configured: str, wanted: str) -> str:
 
 def lacks(codecs: Collection[str], text: str) -> list[str]:
     """The stages of a chain that are not among `codecs` (stage names; `name:version` counts too)."""
+    if text == RAW:
+        return []
     known = {RAW, *(codec.partition(":")[0] for codec in codecs)}
     return [stage.name for stage in parse_chain(text) if stage.name not in known]
