@@ -30,7 +30,7 @@ from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.wallet import Wallet, read_wallet
-from anabranch.workloads.app import Shard, load_app
+from anabranch.workloads.app import App, Shard, load_app
 from anabranch.workloads.calls import join_run
 
 log = logging.getLogger(__name__)
@@ -99,11 +99,19 @@ class FollowerOptions:
     state_dir: Path | None = None
 
 
-def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> AgentSummary:
-    """Run a device until the run ends, `tasks_max` is reached, or SIGTERM or SIGINT. See `Agent.run`."""
-    app = load_app(options.app, options.data_path)
+def run_client(
+    options: ClientOptions,
+    on_event: OnEvent | None = None,
+    app: App | None = None,
+    bell: Bell | None = None,
+) -> AgentSummary:
+    """Run a device until the run ends, `tasks_max` is reached, or SIGTERM or SIGINT. See `Agent.run`.
+
+    `app` stands in for the one that the options name. `bell.stop()`, from any thread, ends it as well.
+    """
+    app, bell = app or load_app(options.app, options.data_path), bell or Bell()
     app.options = options.options
-    wallet = device_wallet(options)
+    wallet = device_wallet(options, bell)
     client_id = device_id(options.state_dir, options.client_id if wallet is None else wallet.name)
     settings = ClientTable(
         device=options.device,
@@ -131,6 +139,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
             threads=options.threads,
             neighbours=None if options.threads else neighbours,
             on_event=on_event,
+            bell=bell,
             outbox=options.outbox,
         )
         if isinstance(transport, GrpcTransport):
@@ -147,7 +156,7 @@ def run_client(options: ClientOptions, on_event: OnEvent | None = None) -> Agent
                 wallet = None if wallet is None else read_wallet(wallet.folder)  # it may have been renewed
 
 
-def device_wallet(options: ClientOptions) -> Wallet | None:
+def device_wallet(options: ClientOptions, bell: Bell | None = None) -> Wallet | None:
     """A device's papers, joined for if need be; None: it speaks in the clear.
 
     It waits for a server that is not there yet. Raises `ConfigError`, `NotAuthenticated`.
@@ -159,7 +168,7 @@ def device_wallet(options: ClientOptions) -> Wallet | None:
     if options.insecure and (known is not None or options.token):
         raise ConfigError("--insecure, but this device has an identity: drop --insecure, or the identity")
     if options.token:
-        addresses, bell = join_addresses(options.server, options.join), Bell()
+        addresses, bell = join_addresses(options.server, options.join), bell or Bell()
         with locked(options.state_dir), interruptible(bell):
             known = persist(
                 lambda: joined_wallet(folder, addresses, options.token, options.ca_sha256),

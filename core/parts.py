@@ -100,6 +100,18 @@ class PartKind:
         self._let_in[place] = self._let_in[name] = part
         _OWN_NAMES[place] = name
 
+    def named(self, part: Any) -> str:
+        """How a setting names a part that is at hand: by its name; one's own, which is let in, by its place.
+
+        Raises `ConfigError` where it is no part of this kind.
+        """
+        name = name_of(part)
+        if (name in self.built_in or name in self._entries) and self.find(name) is part:
+            return name
+        place = f"{part.__module__}:{part.__qualname__}"
+        self.let_in(place, part)
+        return place
+
     def has(self, place: str) -> bool:
         """Whether the code of this place was let in."""
         return place in self._let_in

@@ -82,8 +82,11 @@ def compare_html(results: Iterable[Result]) -> str:
     return document("Comparison of runs", body)
 
 
-def comparison_svg(results: Iterable[Result], against: Against = "time") -> str:
-    """One chart as an SVG file of its own. Raises `DataError` unless the runs share their workload."""
+def comparison_svg(results: Iterable[Result], against: Against = "time", metric: str = "") -> str:
+    """One chart as an SVG file of its own, of a `metric`, or of what the runs are judged by.
+
+    Raises `DataError` unless the runs share their workload, and for a metric that none of them has.
+    """
     runs = list(results)
     by_workload = grouped(runs)
     if len(by_workload) != 1:
@@ -91,7 +94,12 @@ def comparison_svg(results: Iterable[Result], against: Against = "time") -> str:
             f"one chart shows runs of one workload and kind, not of {len(by_workload)}: {list(by_workload)}"
         )
     [((_, kind), groups)] = by_workload.items()
-    name = next(iter(metric_names(runs)), ACCURACY)
+    names = metric_names(runs)
+    if metric and metric not in names:
+        raise DataError(f"no run has measured {metric!r}: there is {', '.join(names) or 'nothing'}")
+    if against not in _AT:
+        raise DataError(f"a chart is against one of {', '.join(_AT)}, not {against!r}")
+    name = metric or next(iter(names), ACCURACY)
     x, ends = _axis(against, kind), [_AT[against](r.history[-1]) for r in runs if r.history]
     if against == "bytes" and ends and max(ends) > 4 * min(ends):
         x = replace(x, log=True)

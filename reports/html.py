@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from anabranch.core.config.goal import Goal
+from anabranch.core.config.toml import setting_text
 from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.reports.charts import Bar, bar_chart, histogram
 from anabranch.reports.compression import compression_cards, saving
@@ -39,7 +40,6 @@ from anabranch.reports.settings import (
     all_settings,
     changed,
     serve_commands,
-    setting_text,
     simulate_command,
 )
 from anabranch.reports.text import (

@@ -72,13 +72,15 @@ class DigestJournal:
 class JournalWriter:
     """Writes the journal of one run into `folder`, which has none yet; use it as a context manager."""
 
-    def __init__(self, folder: Path, spec: ParamSpec, initial: Tensors, config: Config) -> None:
+    def __init__(
+        self, folder: Path, spec: ParamSpec, initial: Tensors, config: Config, keep_payloads: bool = True
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / INITIAL).write_bytes(save(plain_tensors(initial)))
         self._digest = JournalDigest()
         self._lines: IO[str] = (folder / JOURNAL).open("w", encoding="utf-8")
         self._payloads: zipfile.ZipFile | None = None
-        if config.run.keep_payloads:
+        if config.run.keep_payloads and keep_payloads:
             self._payloads = zipfile.ZipFile(folder / PAYLOADS, "w", zipfile.ZIP_STORED)
         self._kept: set[str] = set()
         self._size_bytes = 0

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 
+from anabranch.core.config.toml import setting_text
 from anabranch.reports.scales import Axis
-from anabranch.reports.settings import setting_text
 from anabranch.reports.svg import hue
 from anabranch.reports.text import BYTES, SECONDS, count_text, safe
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from anabranch.core.config.tables import Config
+from anabranch.core.config.toml import setting_text
 from anabranch.core.model.chains import AUTO
 
 Settings = dict[str, Any]  # `table.key` -> value
@@ -55,19 +55,6 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         and k != SEED
         and any(o.get(k, _MISSING) != known[0].get(k, _MISSING) for o in known)
     )
-
-
-def setting_text(value: object) -> str:
-    """A value as TOML spells it."""
-    if isinstance(value, Mapping):
-        return (
-            "{ " + ", ".join(f"{k} = {setting_text(v)}" for k, v in value.items()) + " }" if value else "{}"
-        )
-    if isinstance(value, list | tuple):
-        return "[" + ", ".join(map(setting_text, value)) + "]"
-    return json.dumps(value, ensure_ascii=False).replace(
-        "\x7f", "\\u007f"
-    )  # what TOML forbids and JSON does not
 
 
 def all_settings(config: Mapping[str, Any]) -> Settings:

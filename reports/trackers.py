@@ -105,9 +105,9 @@ class Trackers:
         self._trackers = list(trackers)
 
     @classmethod
-    def of(cls, names: Sequence[str]) -> Trackers:
-        """Those of `[run] trackers`. Raises `ConfigError`."""
-        return cls([TRACKERS.find(name)() for name in names])
+    def of(cls, names: Sequence[str], more: Sequence[Tracker] = ()) -> Trackers:
+        """Those of `[run] trackers`, and `more`. Raises `ConfigError`."""
+        return cls([*(TRACKERS.find(name)() for name in names), *more])
 
     def start(self, run: TrackedRun) -> None:
         """The run begins."""

@@ -15,6 +15,7 @@ from safetensors.numpy import save
 from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
+from anabranch.core.config.goal import Goal
 from anabranch.core.effects import Reopened, RolledBackTo, SettingsSet
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import ClientRecord
@@ -194,7 +195,15 @@ class Operators(OperatorsServicer):
         known = await self.run.writer.look_store(keep)
         await self.run.writer.look(lambda _: self.run.models.rate(version, known))
         self.run.feed.add(Happening(self.run.writer.seq, now, "evaluated", "", version, metrics))
+        await self._stop_at_target(known)
         return operators.ReportMetricsResponse()
+
+    async def _stop_at_target(self, metrics: Mapping[str, float]) -> None:
+        """The run ends where its own settings want it to: its budget is what it has used."""
+        table, writer = self.run.config.run, self.run.writer
+        if table.stop_at_target and not writer.glance.finished and Goal.of(table).reached(metrics):
+            used = {"run.updates_max": max(1, writer.glance.counters.applied)}
+            await writer.submit(ev.SettingsChanged(writer.now(), used, "the target, which was reached"))
 
     def _status(
         self, glance: Glance, quarantined: Mapping[str, str], twice: Sequence[str]

@@ -55,6 +55,7 @@ class Evaluator:
         self._tell = tell
         self._last_version = -1
         self.newest: Measured | None = None
+        self.stopped = False  # at the target
         self._in_hand: tuple[float, Model, Pending[Mapping[str, float]]] | None = None
 
     def begin(self) -> None:
@@ -94,6 +95,8 @@ class Evaluator:
         self._last_version = model.version
         now = self._clock.now
         self._in_hand = now, model, self._executor.evaluate(Evaluation(model.vector, now))
+        if self._run.stop_at_target:  # what comes next depends on it
+            self._settle()
 
     def _settle(self) -> None:
         if self._in_hand is None:
@@ -109,3 +112,6 @@ class Evaluator:
         self._recorder.evaluated(time_s, model.version, metrics)
         self._best.offer(model.version, metrics, lambda: model.vector)
         self._tell(self.newest)
+        if self._run.stop_at_target and self._goal.reached(metrics):
+            self.stopped = True
+            self._clock.stop()

@@ -57,6 +57,11 @@ def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> Replay
     reader, result = JournalReader(folder), Result.read(folder)
     if reader.has_payloads:
         engine, journal_sha256 = _through_payloads(reader), reader.sha256()
+    elif result.kind == "simulated" and result.status != "finished":
+        raise DataError(
+            f"{folder} was interrupted and has no updates, and simulated anew it would go on: "
+            "give it an out folder of its own, with run.keep_payloads"
+        )
     elif result.kind == "simulated":
         with open_simulation(reader.config, None, app, workers) as simulation:
             simulation.run()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -27,7 +27,7 @@ from anabranch.reports.models import BEST, FINAL, Best, write_model
 from anabranch.reports.origin import reason
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result, Status
-from anabranch.reports.trackers import TrackedRun, Trackers
+from anabranch.reports.trackers import TrackedRun, Tracker, Trackers
 from anabranch.simulation.attacks import hurried
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.copies import Copies
@@ -81,6 +81,8 @@ def simulate(
     app: App | None = None,
     workers: int = 0,
     progress: Tell | None = None,
+    trackers: Sequence[Tracker] = (),
+    keep_payloads: bool = True,
 ) -> Result:
     """Run the configured fleet on a virtual clock, with real training.
 
@@ -89,6 +91,8 @@ def simulate(
     of a run that is interrupted, or whose App raises, what there is until then. `app` stands in for
     `[run] workload`. `[fleet] executor` says who trains; with `workers` so many processes do. The digests are
     the same, except for those of the batched executor; the record names that one.
+    `trackers` are told besides those of `[run]`. Without `keep_payloads` the folder has no updates,
+    whatever `[run]` says; the digests are the same.
     `progress` is called at the start, at every evaluation, and every second or so of real time, between the
     events of the simulation.
 
@@ -99,7 +103,9 @@ def simulate(
     where `out` holds a run already.
     """
     started = time.perf_counter()
-    with open_simulation(config, out, app, workers, progress) as simulation:
+    with open_simulation(
+        config, out, app, workers, progress, trackers=trackers, keep_payloads=keep_payloads
+    ) as simulation:
         try:
             with Interruptions() as interruptions:
                 simulation.world.whole = interruptions.whole
@@ -121,6 +127,8 @@ def open_simulation(
     workers: int = 0,
     progress: Tell | None = None,
     start: Tensors | None = None,
+    trackers: Sequence[Tracker] = (),
+    keep_payloads: bool = True,
 ) -> Iterator[Simulation]:
     """A run that is set up and has not begun; what it holds is released at the end. As `simulate`.
 
@@ -138,7 +146,9 @@ def open_simulation(
         if out is None:
             journal: JournalWriter | DigestJournal = DigestJournal(problem.spec, config)
         else:
-            journal = stack.enter_context(JournalWriter(out, problem.spec, problem.initial, config))
+            journal = stack.enter_context(
+                JournalWriter(out, problem.spec, problem.initial, config, keep_payloads)
+            )
         recorder = stack.enter_context(
             Recorder(
                 strategy=config.strategy.name,
@@ -149,7 +159,7 @@ def open_simulation(
                 kind="simulated",
                 events_path=None if out is None else out / EVENTS_FILE,
                 spec=problem.spec,
-                trackers=Trackers.of(config.run.trackers),
+                trackers=Trackers.of(config.run.trackers, trackers),
             )
         )
         recorder.trackers.start(TrackedRun.of(config, "simulated", out))
@@ -267,7 +277,9 @@ class Simulation:
         write_report(result, out)
 
     def _time_is_up(self) -> str:
-        return "" if self.engine.finished else "the virtual time is up"
+        if self.engine.finished:
+            return ""
+        return "the target was reached" if self._evaluator.stopped else "the virtual time is up"
 
     def _names(self) -> list[str]:
         return [device_name(i) for i in range(self._config.fleet.clients)]

@@ -1,1 +1,26 @@
-"""L1, pure: one paper, one file. `registry.make(name, params)` builds a strategy."""
+"""L1, aggregation: a version of the model of what devices send. A strategy is an object of its parameters.
+
+anabranch.strategies.Teasq(kept=0.05, bits=8)
+"""
+
+from anabranch.strategies.asyncdrop import AsyncDrop
+from anabranch.strategies.fedasync import FedAsync
+from anabranch.strategies.fedavg import FedAvg
+from anabranch.strategies.fedbuff import FedBuff
+from anabranch.strategies.fedprox import FedProx
+from anabranch.strategies.qafel import QAFeL
+from anabranch.strategies.registry import strategy_of
+from anabranch.strategies.teasq import Teasq
+from anabranch.strategies.teasq_drop import TeasqDrop
+
+__all__ = [
+    "AsyncDrop",
+    "FedAsync",
+    "FedAvg",
+    "FedBuff",
+    "FedProx",
+    "QAFeL",
+    "Teasq",
+    "TeasqDrop",
+    "strategy_of",
+]

@@ -44,7 +44,8 @@ def check_trusted(config: Config, kinds: Iterable[PartKind], what: str) -> None:
         for key, place in kind.named_in(config):
             if is_code(place) and not kind.has(place):
                 raise ConfigError(
-                    f"{what} has {key} = {place!r}, which is code: look at it, then say --load-code to run it"
+                    f"{what} has {key} = {place!r}, which is code: "
+                    "look at it, then say --load-code (in Python load_code=True) to run it"
                 )
 
 

@@ -12,6 +12,7 @@ the cross entropy. The only framework imported here is numpy; torch comes in whe
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from collections.abc import Iterable, Mapping
@@ -251,6 +252,19 @@ class _Adapted(App):
         return examples_of(self.adapted.data(shard))
 
 
+class _ModelAlone(App):
+    """A model that scripts train which have joined: nobody else has data for it."""
+
+    def __init__(self, target: Any, spec: str) -> None:
+        super().__init__()
+        self.name = spec.rpartition(":")[2].rpartition(".")[2]
+        self.adapted = target
+
+    def model(self) -> Model:
+        """What the function makes, or a copy of the model: with the weights that it has."""
+        return self.adapted() if inspect.isfunction(self.adapted) else copy.deepcopy(self.adapted)
+
+
 def load_app(spec: str, data_path: str = "") -> App:
     """The App that `spec` names: a built-in workload, `module:App`, `path/to/file.py:App`, `flower:FOLDER`.
 
@@ -261,9 +275,19 @@ def load_app(spec: str, data_path: str = "") -> App:
         make, place = adapter
         found: App = make(place, data_path)
         return found
-    target = resolve(spec)
+    return app_of(resolve(spec), spec, data_path)
+
+
+def app_of(target: Any, spec: str, data_path: str = "") -> App:
+    """The App that an object, a class or a module is; `spec`: what to call it. Raises `AppError`.
+
+    A model alone, a torch module or a dict of arrays, or a function that makes one, is what a server starts
+    from, and scripts train.
+    """
     if inspect.isclass(target):
         target = _instantiate(target, spec, data_path)
+    if inspect.isfunction(target) or isinstance(target, dict) or hasattr(target, "load_state_dict"):
+        return _ModelAlone(target, spec)
     for method in ("model", "data"):
         own = getattr(target, method, None)
         if not callable(own) or getattr(own, "__func__", None) is getattr(App, method):

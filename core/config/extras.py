@@ -12,6 +12,8 @@ EXTRAS: dict[str, str] = {
     "sklearn": "workloads",
     "flwr": "flower",
     "ray": "ray",
+    "pandas": "frames",
+    "polars": "frames",
     "pytest": "testing",
 }
 

@@ -117,6 +117,8 @@ def _check(run: RunTable) -> None:
 
 
 def _check_target(run: RunTable) -> None:
+    if run.stop_at_target and run.target == NO_TARGET and not run.target_accuracy:
+        raise ConfigError("run.stop_at_target needs a target: set run.target_accuracy, or run.target")
     if isinstance(run.target, str) and run.target != NO_TARGET:
         raise ConfigError(f"run.target must be a number or {NO_TARGET!r}, not {run.target!r}")
     if run.target != NO_TARGET and run.metric == AUTO:

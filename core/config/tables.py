@@ -23,6 +23,7 @@ from anabranch.core.config.model import ModelTable
 from anabranch.core.config.ranges import TASK, check_ranges
 from anabranch.core.config.ray import RayTable
 from anabranch.core.config.secrets import SECRET, masked
+from anabranch.core.config.toml import toml_text
 from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT, Limits
@@ -40,8 +41,8 @@ class RunTable:
 
     `rejections_max`: the run is given up when so many updates in a row cannot be used. The run is judged by
     `metric`, which the App's `evaluate` returns (`auto`: the accuracy, or else the loss); `mode` says whether
-    more of it (`max`) or less (`min`) is better, `target` is a value of it. `trackers` are told of the run as
-    it goes on.
+    more of it (`max`) or less (`min`) is better, `target` is a value of it. With `stop_at_target` the run
+    ends with the first measurement that is as good. `trackers` are told of the run as it goes on.
     """
 
     name: str = "run"
@@ -60,6 +61,7 @@ class RunTable:
     metric: str = field(default=AUTO, metadata=LATER_KEY)
     mode: str = field(default=AUTO, metadata=LATER_KEY)
     target: float | str = field(default=NO_TARGET, metadata=LATER_KEY)
+    stop_at_target: bool = field(default=False, metadata=LATER_KEY)
     trackers: list[str] = field(default_factory=list, metadata=LATER_KEY)
 
 
@@ -264,6 +266,19 @@ class Config:
         out = {t: write(getattr(self, t)) for t in TABLES if t not in quiet}
         out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
         return out
+
+    def to_toml(self, every_key: bool = False) -> str:
+        """As the text of a file of settings: what is not as it is by default, or `every_key`; secrets masked.
+
+        What was said of the strategy is there in any case.
+        """
+        tables, defaults = self.to_json(every_table=True), Config().to_json(every_table=True)
+        if not every_key:
+            said = {
+                t: {k: v for k, v in keys.items() if v != defaults[t].get(k)} for t, keys in tables.items()
+            }
+            tables = {**said, "strategy": tables["strategy"]}
+        return toml_text(tables)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Config:

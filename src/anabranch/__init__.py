@@ -4,8 +4,38 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from anabranch import strategies
     from anabranch.aggregation import Aggregation, AggregationStep, Update, aggregate
+    from anabranch.api.comparing import Comparison, compare
+    from anabranch.api.configuration import load_config
+    from anabranch.api.devices import Client
+    from anabranch.api.figures import Figure
+    from anabranch.api.fleets import (
+        Dirichlet,
+        Draws,
+        FadasLarge,
+        FadasMild,
+        Fleet,
+        Iid,
+        Levels,
+        Links,
+        Lognormal,
+        Shards,
+        SpeedShards,
+    )
+    from anabranch.api.joining import JoinedFederation, JoinedTask, join
+    from anabranch.api.live import Server
+    from anabranch.api.objects import configure
+    from anabranch.api.records import Records
+    from anabranch.api.run import Run, open_run
+    from anabranch.api.simulating import StopRun, simulate
+    from anabranch.api.until import Until
+    from anabranch.core.config.faults import FaultsTable as Faults
+    from anabranch.core.config.tables import ClientTable as Training
+    from anabranch.core.config.tables import Config
+    from anabranch.core.engine.robust import RobustTable as Robust
     from anabranch.core.errors import AnabranchError
+    from anabranch.simulation.run import RunProgress
     from anabranch.workloads.app import App, Examples, Shard
 
 __version__ = "0.1.0"
@@ -15,26 +45,85 @@ __all__ = [
     "AggregationStep",
     "AnabranchError",
     "App",
+    "Client",
+    "Comparison",
+    "Config",
+    "Dirichlet",
+    "Draws",
     "Examples",
+    "FadasLarge",
+    "FadasMild",
+    "Faults",
+    "Figure",
+    "Fleet",
+    "Iid",
+    "JoinedFederation",
+    "JoinedTask",
+    "Levels",
+    "Links",
+    "Lognormal",
+    "Records",
+    "Robust",
+    "Run",
+    "RunProgress",
+    "Server",
     "Shard",
+    "Shards",
+    "SpeedShards",
+    "StopRun",
+    "Training",
+    "Until",
     "Update",
     "aggregate",
+    "compare",
+    "configure",
+    "join",
+    "load_config",
+    "open_run",
+    "simulate",
+    "strategies",
 ]
 
 _HOMES = {
     "anabranch.aggregation": ("Aggregation", "AggregationStep", "Update", "aggregate"),
+    "anabranch.api.comparing": ("Comparison", "compare"),
+    "anabranch.api.configuration": ("load_config",),
+    "anabranch.api.devices": ("Client",),
+    "anabranch.api.figures": ("Figure",),
+    "anabranch.api.fleets": (
+        *("Dirichlet", "Draws", "Iid", "Shards", "SpeedShards"),
+        *("FadasLarge", "FadasMild", "Levels", "Lognormal"),
+        *("Fleet", "Links"),
+    ),
+    "anabranch.api.joining": ("JoinedFederation", "JoinedTask", "join"),
+    "anabranch.api.live": ("Server",),
+    "anabranch.api.objects": ("configure",),
+    "anabranch.api.records": ("Records",),
+    "anabranch.api.run": ("Run", "open_run"),
+    "anabranch.api.simulating": ("StopRun", "simulate"),
+    "anabranch.api.until": ("Until",),
+    "anabranch.core.config.tables": ("Config",),
     "anabranch.core.errors": ("AnabranchError",),
+    "anabranch.simulation.run": ("RunProgress",),
     "anabranch.workloads.app": ("App", "Examples", "Shard"),
+}
+# Tables of settings, which are the objects themselves, by shorter names.
+_TABLES = {
+    "Faults": ("anabranch.core.config.faults", "FaultsTable"),
+    "Robust": ("anabranch.core.engine.robust", "RobustTable"),
+    "Training": ("anabranch.core.config.tables", "ClientTable"),
 }
 
 
 def __getattr__(name: str) -> Any:
     # When it is first asked for: the command line shall hear Ctrl-C before numpy and the rest are there.
-    for home, names in _HOMES.items():
-        if name in names:
-            found = globals()[name] = getattr(import_module(home), name)
-            return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "strategies":
+        return import_module("anabranch.strategies")
+    home, attribute = _TABLES.get(name) or (next((h for h, its in _HOMES.items() if name in its), ""), name)
+    if not home:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(home), attribute)
+    return found
 
 
 def __dir__() -> list[str]:

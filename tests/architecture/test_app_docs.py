@@ -54,8 +54,8 @@ def test_what_the_page_shows_works_and_learns(name: str, written: dict[str, Any]
 
 
 def test_a_device_works_in_the_same_process(written: dict[str, Any]) -> None:
-    done, server = written["done"], written["server"]
-    assert (done.run_ended, done.applied, server.engine.version) == (True, 20, 20)
+    done, server = written["device"].summary, written["server"]
+    assert (done.run_ended, done.applied, server.version) == (True, 20, 20)
     examples = written["Mine"]().data(Shard("test"))
     trainer = trainer_for(written["Mine"](), "cpu")
     vector = trainer.spec.flatten(written["weights"])

@@ -9,6 +9,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2] / "src" / "anabranch"
 # What people who aggregate by hand call an update is one, with plain tensors in it.
 TWICE = {"Update": {"aggregation.py", "core/model/updates.py"}}
+# So are the run and the server that people have, and those that nobody sees.
+TWICE |= {"Run": {"api/run.py", "host/run.py"}, "Server": {"api/live.py", "client/servers.py"}}
 
 
 def classes_of(root: Path) -> dict[str, set[str]]:

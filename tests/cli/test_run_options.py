@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from commands import RUN, anabranch, answer, serving
 
-from anabranch.cli.configuration import is_config, run_name
+from anabranch.api.configuration import is_config, run_name
 from anabranch.core.errors import OUTCOMES, ConfigError, ManifestMismatch
 from anabranch.reports.journal_files import JournalReader
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from wire import Served, server_config
 
-from anabranch.cli.live_result import report_of_data
+from anabranch.api.live_result import report_of_data
 from anabranch.client.operator import OperatorClient
 from anabranch.core.errors import ConfigError, UnknownVersion
 from anabranch.core.model.params import digest

@@ -14,7 +14,7 @@ from federations import config, first_weights
 from live_server import live_server
 from wire import QUICK, Device, Served, Tables, server_config
 
-from anabranch.cli.live_result import report_of_data
+from anabranch.api.live_result import report_of_data
 from anabranch.client.operator import OperatorClient
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.compress.downloads import SNAPSHOT, apply_download

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from wire import Served, server_config
 
-from anabranch.cli.live_result import report_of_data
+from anabranch.api.live_result import report_of_data
 from anabranch.client.operator import OperatorClient, RunStatus
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from wire import Device, Served, server_config
 
-from anabranch.cli.live_result import report_of_data
+from anabranch.api.live_result import report_of_data
 from anabranch.compress.codec import Raw
 from anabranch.compress.downloads import apply_download
 from anabranch.compress.layout import Layout

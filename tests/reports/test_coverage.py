@@ -17,7 +17,7 @@ from fleets import config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from anabranch.cli.live_result import result_of_journal
+from anabranch.api.live_result import result_of_journal
 from anabranch.core.config.goal import Goal
 from anabranch.core.model.submodels import unit_map
 from anabranch.core.model.units import Member, UnitGroup

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from anabranch.core.config.tables import Config, merge, parse_override
-from anabranch.reports.settings import changed, differing, label_text, setting_text, simulate_command
+from anabranch.core.config.toml import setting_text
+from anabranch.reports.settings import changed, differing, label_text, simulate_command
 
 TABLES: dict[str, dict[str, Any]] = {
     "run": {"seed": 3, "updates_max": 24, "name": "it's", "data_path": '/a b/ü"\\'},

@@ -115,6 +115,7 @@ def test_code_is_loaded_where_it_says_and_nowhere_else() -> None:
         }
     assert callers == {
         "aggregation.py",  # a caller's own words
+        "api/trust.py",  # one's own settings, and what the reader of a folder trusts
         "cli/parts.py",  # the command line's
         "core/parts.py",  # which has a method of this name, and loads nothing
         "server/store/factory.py",  # where this machine's data are

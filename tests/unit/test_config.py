@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.cli.configuration import load_config, shown
+from anabranch.api.configuration import load_config, shown
 from anabranch.core.config.tables import NO_KEY, Config, build, merge, parse_override
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import check_names

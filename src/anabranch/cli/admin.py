@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from anabranch.cli.configuration import load_config, shown
+from anabranch.api.configuration import load_config, shown
 from anabranch.cli.members import ca_app, enrol, members, operator, revoke
 from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
@@ -15,12 +15,12 @@ from anabranch.cli.output import Output
 from anabranch.cli.restoring import attest_restore
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import parse_override
+from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import ConfigError, Unavailable
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.identity.certificates import time_text
 from anabranch.reports.metrics import metric_text
-from anabranch.reports.settings import setting_text
 from anabranch.reports.text import NOTHING, bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from anabranch.cli.configuration import load_config
+from anabranch.api.configuration import load_config
 from anabranch.cli.initialise import AppName, DataPath
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec
 from anabranch.cli.output import Output

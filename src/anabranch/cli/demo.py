@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from anabranch.cli.configuration import Layer, load_run
+from anabranch.api.configuration import Layer, load_run
+from anabranch.api.live_result import report_of_data
 from anabranch.cli.left import say_what_is_left
-from anabranch.cli.live_result import report_of_data
 from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, app_spec, short_name, summary
 from anabranch.cli.output import Output, Ticker
-from anabranch.cli.processes import Fleet
+from anabranch.cli.processes import FleetProcesses
 from anabranch.client.operator import OperatorClient, RunStatus
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
@@ -107,7 +107,10 @@ def demo(
             f"demo: {settings.strategy.name} on {name}, {clients} devices with a speed ratio of"
             f" {settings.fleet.speed_ratio:g}; everything goes to {folder}"
         )
-        with _report_in_any_case(folder, settings, ours=not server), Fleet(folder, settings, name) as fleet:
+        with (
+            _report_in_any_case(folder, settings, ours=not server),
+            FleetProcesses(folder, settings, name) as fleet,
+        ):
             addresses = (server, admin) if server else fleet.start_server(settings)
             output.say(f"server: {addresses[0]} (operators: {addresses[1]}); starting the devices ...")
             fleet.start_devices(addresses, clients)
@@ -168,7 +171,7 @@ def _presets(workload: str, strategy: str, clients: int) -> list[Layer]:
     return [("demo", {**tables, "strategy": {"name": strategy, **params.get(strategy, {})}})]
 
 
-def _watch(fleet: Fleet, admin: str, output: Output) -> Watched:
+def _watch(fleet: FleetProcesses, admin: str, output: Output) -> Watched:
     """Follow the run until its budget is used up and the last version is measured."""
     deadline = time.monotonic() + DEADLINE_S
     started = time.monotonic()

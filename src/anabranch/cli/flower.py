@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anabranch.cli.configuration import load_config
+from anabranch.api.configuration import load_config
 from anabranch.cli.options import AsJson, Overrides
 from anabranch.cli.output import Output
 from anabranch.core.config.tables import parse_override

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.configuration import load_config
+from anabranch.api.configuration import load_config
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, writing
 from anabranch.cli.output import Output
 from anabranch.core.model.params import ParamSpec

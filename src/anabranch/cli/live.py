@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from anabranch.cli.configuration import Layer, load_config, read_settings, run_name
+from anabranch.api.configuration import Layer, load_config, read_settings, run_name
 from anabranch.cli.initialise import MODEL_FOLDER, SETTINGS, AppName, DataPath
 from anabranch.cli.logs import LogLevel, set_up_logging
 from anabranch.cli.next_steps import once_stopped, while_served, with_commands, with_state

@@ -8,14 +8,12 @@ from typing import Annotated
 
 import typer
 
+from anabranch.api.trust import admit_found
 from anabranch.compress.registry import CODEC_STAGES, others
-from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
-from anabranch.core.parts import check_names, is_code
-from anabranch.reports.journal_files import JournalReader
-from anabranch.simulation.parts import PARTS
-from anabranch.support.code import check_trusted, let_in, let_in_one
-from anabranch.workloads.splits import SPLITS, check_split
+from anabranch.core.parts import is_code
+from anabranch.support.code import let_in_one
+from anabranch.workloads.splits import SPLITS
 
 LoadCode = Annotated[
     bool,
@@ -47,31 +45,8 @@ def admit_parts(texts: Iterable[str]) -> None:
     others()
 
 
-def admit(config: Config) -> None:
-    """Let in what one's own settings name, and check every name of a part. Raises `ConfigError`."""
-    let_in(config, PARTS)
-    others()
-    check_names(config, PARTS)
-    check_split(config.fleet)
-
-
-def admit_found(config: Config, where: Path, load_code: bool) -> None:
-    """The same for a run that lies in a folder: its code is let in only if the command line says so.
-
-    Raises `ConfigError`, which says how.
-    """
-    if not load_code:
-        check_trusted(config, PARTS, str(where))
-    admit(config)
-
-
-def admit_run(folder: Path, load_code: bool) -> None:
-    """The same for the folder of a run."""
-    admit_found(JournalReader(folder).config, folder, load_code)
-
-
 def admit_data(data_dir: Path, database: str, load_code: bool) -> None:
-    """The same for a server's data."""
+    """Let in what a server's data names, as `admit_found` does."""
     from anabranch.server.verify import stored_config
 
     admit_found(stored_config(data_dir, database), data_dir, load_code)

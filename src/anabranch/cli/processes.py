@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from anabranch.cli.configuration import secrets_environment
+from anabranch.api.configuration import secrets_environment
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import Unavailable
 from anabranch.workloads.profiles import speed_profile
@@ -23,7 +23,7 @@ STOP_S = 30.0
 Addresses = tuple[str, str]
 
 
-class Fleet:
+class FleetProcesses:
     """Starts processes under `folder` and stops what still runs when left; a context manager."""
 
     def __init__(self, folder: Path, settings: Config, app: str) -> None:
@@ -72,7 +72,7 @@ class Fleet:
         """Whether the evaluator has stopped by itself."""
         return self._running["evaluator"].poll() is not None
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> FleetProcesses:
         return self
 
     def __exit__(

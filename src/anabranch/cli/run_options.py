@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from anabranch.cli.configuration import Layer, is_config, run_name
+from anabranch.api.configuration import Layer, is_config, run_name
 from anabranch.cli.options import app_spec
-from anabranch.cli.output import Output
-from anabranch.core.config.tables import Config
 
 RunSource = Annotated[
     str,
@@ -60,7 +57,6 @@ SETTINGS = {
     "database": "server.database",
     "standby": "server.standby",
 }
-UPDATES = 200  # of a run whose end nobody has set
 
 
 def option_layers(**given: Any) -> list[Layer]:
@@ -85,12 +81,3 @@ def run_source(source: str, flower: Path | None = None) -> tuple[Path | None, li
     if not app:
         return config, [], []
     return config, [(app, {"run": {"name": run_name(app)}})], [("APP", {"run": {"workload": app}})]
-
-
-def with_end(config: Config, output: Output) -> Config:
-    """A run that ends: after `UPDATES`, which is said, where the settings have no end."""
-    run = config.run
-    if run.updates_max or run.versions_max or run.virtual_s_max:
-        return config
-    output.say(f"no end was set, so {UPDATES} updates: --updates, --versions or --seconds say otherwise")
-    return replace(config, run=replace(run, updates_max=UPDATES))

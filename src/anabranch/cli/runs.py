@@ -10,23 +10,22 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.left import completed, read_finished
-from anabranch.cli.live_result import report_of_data, same_before
+from anabranch.api.comparing import compare as compare_runs
+from anabranch.api.live_result import report_of_data, same_before
+from anabranch.api.run import open_run
 from anabranch.cli.options import Archive, AsJson, Out, RunFolder, summary
 from anabranch.cli.output import Output
-from anabranch.cli.parts import LoadCode, admit_data, admit_run
-from anabranch.core.errors import DataError, FolderMissing, ReplayMismatch, StoreCorrupt
+from anabranch.cli.parts import LoadCode, admit_data
+from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.identity.certificates import time_text
-from anabranch.reports.compare import compare_html
 from anabranch.reports.folders import claimed
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import RESULT_FILE, Result
 from anabranch.reports.spreads import Spread, SpreadRow
-from anabranch.reports.spreads import compare as compare_runs
 from anabranch.reports.text import NOTHING, bytes_text, duration_text
 
 METRICS_MAX = 4  # the page has them all
@@ -41,11 +40,11 @@ def compare(
 ) -> None:
     """Put runs side by side: a table, and a page with their curves over each other."""
     output = Output(as_json)
-    results = [completed(result) for result in read_finished(output, folders)]
-    if not results:
-        raise DataError("there is no finished run among these folders: name the folders of runs, as runs/*")
-    rows = compare_runs(results)
-    out.write_text(compare_html(results), encoding="utf-8")
+    found = compare_runs(folders)
+    for said in found.left_out:
+        output.warn(f"left out: {said}")
+    rows = found.spreads
+    found.save(out)
     output.result({"page": str(out), "rows": [asdict(r) for r in rows]})
     workloads = {r.workload for r in rows}
     one = f"{workloads.pop()}: " if len(workloads) == 1 else ""
@@ -99,18 +98,9 @@ def report(
 
 def replay(folder: RunFolder, load_code: LoadCode = False, as_json: AsJson = False) -> None:
     """Replay a run's journal through a fresh engine and compare the digests."""
-    from anabranch.simulation.replay import replay_run
-
-    admit_run(folder, load_code)
-    outcome = replay_run(folder)
-    data = asdict(outcome)
-    if not outcome.matches:
-        raise ReplayMismatch(
-            f"{folder}: replayed to model {outcome.model_sha256}, journal {outcome.journal_sha256}; "
-            "result.json says otherwise"
-        )
+    outcome = open_run(folder, load_code=load_code).replay()
     Output(as_json).result(
-        data,
+        asdict(outcome),
         f"{folder}: replayed {outcome.version} versions, digests equal\n"
         f"  model   {outcome.model_sha256}\n  journal {outcome.journal_sha256}",
     )

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from anabranch.cli.configuration import load_config
+from anabranch.api.configuration import load_config
 from anabranch.cli.options import AsJson, Overrides
 from anabranch.cli.output import Output
 from anabranch.cli.run_options import Clients, RunSource, Seed, option_layers, run_source

@@ -7,7 +7,9 @@ from typing import Annotated
 
 import typer
 
-from anabranch.cli.configuration import load_run
+from anabranch.api.configuration import load_run, with_end
+from anabranch.api.run import Run
+from anabranch.api.simulating import run_simulation
 from anabranch.cli.left import say_what_is_left, where_it_goes
 from anabranch.cli.next_steps import with_commands, with_run
 from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, run_folder, summary, writing
@@ -24,7 +26,6 @@ from anabranch.cli.run_options import (
     Versions,
     option_layers,
     run_source,
-    with_end,
 )
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
@@ -32,10 +33,8 @@ from anabranch.core.errors import Diverged
 from anabranch.core.model.chains import AUTO
 from anabranch.reports.folders import claimed
 from anabranch.reports.metrics import metric_text
-from anabranch.reports.result import Result
 from anabranch.reports.text import count_text, duration_text
 from anabranch.simulation.run import RunProgress
-from anabranch.simulation.run import simulate as simulate_run
 
 
 def simulate(
@@ -68,7 +67,7 @@ def simulate(
 ) -> None:
     """Simulate a fleet: the same engine and devices as live, on a virtual clock.
 
-    Of an App the settings are the defaults and what the options and --set say; where these set no end, it
+    Of an App the settings are the defaults and what the options and --set say; where nothing sets an end, it
     comes after 200 updates. The same configuration gives the same digests, whatever the number of workers.
     Those of the batched executor are its own.
     """
@@ -78,19 +77,20 @@ def simulate(
     chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
     chosen += option_layers(executor="ray" if ray_address else executor, ray_address=ray_address)
     settings = load_run(config, overrides or (), presets, chosen)
-    if presets and config is None:
-        settings = with_end(settings, output)
+    settings, said = with_end(settings)
+    if said:
+        output.say(f"{said}: --updates, --versions or --seconds say otherwise")
     wanted = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
     with writing(wanted), claimed(wanted, explicit=out is not None) as folder:
         where_it_goes(output, settings, wanted, folder)
         with say_what_is_left(output, folder):
-            result = _run(output, settings, folder, workers)
+            result = _run(output, settings, folder, workers).result
     output.result(result.to_json(), with_commands(f"{summary(result, folder)}\nnext:", with_run(folder)))
     if result.given_up:
         raise Diverged(result.given_up)
 
 
-def _run(output: Output, settings: Config, folder: Path, workers: int) -> Result:
+def _run(output: Output, settings: Config, folder: Path, workers: int) -> Run:
     goal = Goal.of(settings.run)
     with Ticker(output) as ticker:
 
@@ -102,7 +102,7 @@ def _run(output: Output, settings: Config, folder: Path, workers: int) -> Result
 
         devices = settings.fleet.clients
         ticker.show(f"getting {count_text(devices)} device{'s'[: devices > 1]} ready")
-        return simulate_run(settings, folder, workers=workers, progress=show)
+        return run_simulation(settings, folder, workers=workers, callbacks=[show])
 
 
 def _in_words(p: RunProgress, goal: Goal) -> str:

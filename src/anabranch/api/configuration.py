@@ -1,4 +1,4 @@
-"""Reading configurations: defaults < TOML < environment < flags."""
+"""Reading configurations: defaults < TOML < environment < flags, or the arguments of a function."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anabranch.cli.parts import admit
+from anabranch.api.trust import admit
 from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.feedback import make_uplink
 from anabranch.core.config.tables import TABLES, Config, merge, parse_override
@@ -18,16 +19,19 @@ from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.rng import seed_of
 from anabranch.strategies.registry import strategy_of
-from anabranch.workloads.app import load_app
+from anabranch.workloads.app import App, load_app
 from anabranch.workloads.calls import join_run, settings_of
 
 PREFIX = "ANABRANCH_"
+WHOLE = "strategy="  # the source of a strategy that is whole, whatever the layers below say of it
+UPDATES = 200  # of a run whose end nobody has set
+UPDATES_TO_TARGET = 10_000  # the same, where the target is its end
 
 Layer = tuple[str, Mapping[str, Any]]
 
 
 def load_config(
-    path: Path | None,
+    path: Path | str | None = None,
     overrides: Iterable[str] = (),
     presets: Iterable[Layer] = (),
     flags: Iterable[Layer] = (),
@@ -35,12 +39,13 @@ def load_config(
     """The merged configuration, checked whole, the strategy's parameters too.
 
     `presets` lie under everything else: what a command such as `demo` sets where nobody else does.
-    `flags` are options that stand for a setting; `overrides` are `table.key=value`.
+    `flags` are options that stand for a setting; `overrides` are `table.key=value`. A strategy that a later
+    layer names takes the place of another one, parameters and all; one that is an object of any (`WHOLE`).
     Raises `ConfigError`.
     """
     layers = [*presets]
     if path is not None:
-        layers.append((str(path), read_settings(path)))
+        layers.append((str(path), read_settings(Path(path))))
     layers += _environment(os.environ)
     layers += flags
     for text in overrides:
@@ -56,19 +61,32 @@ def load_config(
 
 
 def load_run(
-    path: Path | None,
+    path: Path | str | None,
     overrides: Sequence[str] = (),
     presets: Sequence[Layer] = (),
     flags: Sequence[Layer] = (),
+    app: App | None = None,
 ) -> Config:
-    """As `load_config`; what the run's App brings along lies under everything else. Raises `AppError`."""
+    """As `load_config`; what the run's App brings along lies under everything else. Raises `AppError`.
+
+    `app` stands in for the one that `[run] workload` names.
+    """
     config = load_config(path, overrides, presets, flags)
-    app = load_app(config.run.workload, config.run.data_path)
+    app = app or load_app(config.run.workload, config.run.data_path)
     join_run(app, config.to_json())
     brought = settings_of(app, seed_of(config.run.seed, "initial"))
     if not brought:
         return config
     return load_config(path, overrides, [(config.run.workload, brought), *presets], flags)
+
+
+def with_end(config: Config) -> tuple[Config, str]:
+    """A configuration that comes to an end, and what to say where it had none."""
+    run = config.run
+    if run.updates_max or run.versions_max or run.virtual_s_max:
+        return config, ""
+    updates = UPDATES_TO_TARGET if run.stop_at_target else UPDATES
+    return replace(config, run=replace(run, updates_max=updates)), f"no end was set, so {updates} updates"
 
 
 def is_config(source: str) -> bool:
@@ -150,6 +168,7 @@ def _one_strategy(layers: list[Layer]) -> list[Layer]:
     chosen = layers[last][1]["strategy"]["name"]
     kept: list[Layer] = []
     for i, (source, tables) in enumerate(layers):
-        replaced = i < last and tables.get("strategy", {}).get("name", chosen) != chosen
+        named_here = tables.get("strategy", {}).get("name", chosen)
+        replaced = i < last and (named_here != chosen or layers[last][0] == WHOLE)
         kept.append((source, {t: v for t, v in tables.items() if t != "strategy"} if replaced else tables))
     return kept

@@ -1,0 +1,29 @@
+"""A training script as people have them: model, data, loop. joined_torch.py is it in a federation."""
+
+import torch
+from sklearn.datasets import load_digits
+
+
+def make_model() -> torch.nn.Module:
+    """An MLP for images of 8 x 8."""
+    return torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10))
+
+
+def main() -> None:
+    """Learn the digits."""
+    digits = load_digits()
+    x = torch.tensor(digits.data / 16, dtype=torch.float32)
+    y = torch.tensor(digits.target)
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(20):
+        for rows in torch.randperm(len(x)).split(32):
+            loss = torch.nn.functional.cross_entropy(model(x[rows]), y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print(f"loss {loss.item():.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

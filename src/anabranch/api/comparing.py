@@ -1,0 +1,124 @@
+"""`compare`: runs side by side, those that differ in nothing but the seed as one row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from anabranch.api.figures import Figure, curves
+from anabranch.api.records import Records
+from anabranch.api.run import Run
+from anabranch.core.config.tables import NO_KEY
+from anabranch.core.errors import DataError
+from anabranch.reports.compare import Against, compare_html
+from anabranch.reports.result import Result
+from anabranch.reports.spreads import Spread, SpreadRow
+from anabranch.reports.spreads import compare as spreads_of
+from anabranch.strategies.registry import BUILT_IN
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that have ended; `left_out` says, in a line each, which of those that were given are not in it."""
+
+    results: Sequence[Result] = field(repr=False)
+    left_out: Sequence[str] = ()
+
+    @cached_property
+    def spreads(self) -> list[SpreadRow]:
+        """A row for each kind of run: every figure with its mean, deviation, least and greatest."""
+        return spreads_of(self.results)
+
+    @cached_property
+    def rows(self) -> Records:
+        """The same, flat: `final_accuracy` is a mean over the seeds, `final_accuracy_std` its deviation."""
+        return Records(map(_flat, self.spreads))
+
+    def plot(self, metric: str = "", against: Against = "time") -> Figure:
+        """A metric, or else what the runs are judged by, over `time`, `updates` or `bytes`.
+
+        The line is the mean over the seeds, the band from the least to the greatest. Raises `DataError`
+        for runs of several workloads.
+        """
+        return curves(self.results, against, metric)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page of all of it, which opens offline."""
+        where = Path(path)
+        where.write_text(compare_html(self.results), encoding="utf-8")
+        return where
+
+    def _repr_html_(self) -> str:
+        return f"{self.rows._repr_html_()}{self.plot()._repr_html_()}"
+
+
+def compare(runs: Iterable[Run | Result | str | Path]) -> Comparison:
+    """Put runs side by side: `Run`s, their folders, or results.
+
+    What is no run, was interrupted, or is the same run again to the bit, is left out. Raises `DataError`
+    where nothing remains.
+    """
+    found: dict[tuple[str, str], str] = {}
+    results, left_out, given = [], [], list(runs)
+    for run in given:
+        name = (
+            str(getattr(run, "folder", run)) if not isinstance(run, Result) else f"{run.strategy}, {run.seed}"
+        )
+        try:
+            result = _result_of(run)
+        except DataError as error:
+            if len(given) == 1:
+                raise
+            left_out.append(str(error))
+            continue
+        digests = result.journal_sha256, result.model_sha256
+        if result.status != "finished":
+            left_out.append(f"{name} was interrupted ({result.why})")
+        elif result.journal_sha256 and digests in found:
+            left_out.append(f"{name} is the same run as {found[digests]}, to the bit")
+        else:
+            found[digests] = name
+            results.append(_completed(result))
+    if not results:
+        raise DataError("there is no finished run among these folders: name the folders of runs, as runs/*")
+    return Comparison(tuple(results), tuple(left_out))
+
+
+def _result_of(run: Run | Result | str | Path) -> Result:
+    if isinstance(run, Result):
+        return run
+    return run.result if isinstance(run, Run) else Result.read(Path(run))
+
+
+def _completed(result: Result) -> Result:
+    """The result with every parameter of its strategy: to give one its default changes nothing."""
+    cls = BUILT_IN.get(result.strategy)
+    if cls is None:
+        return result
+    plain = cls()
+    defaults = {f.name: getattr(plain, f.name) for f in fields(cls) if f.metadata != NO_KEY}
+    strategy = {"name": result.strategy, **defaults, **result.config.get("strategy", {})}
+    return replace(result, config={**result.config, "strategy": strategy})
+
+
+def _flat(row: SpreadRow) -> dict[str, Any]:
+    """A row of plain values; the further metrics of the App bear their own names, behind `final_`."""
+    found: dict[str, Any] = {}
+    for f in fields(row):
+        value = getattr(row, f.name)
+        if f.name == "metrics":
+            found |= {k: v for name, its in value.items() for k, v in _columns(f"final_{name}", its).items()}
+        elif f.name == "seeds":
+            found["seeds"] = len(value)
+        elif isinstance(value, Spread) or "Spread" in str(f.type):
+            found |= _columns(f.name, value)
+        elif not isinstance(value, Mapping):
+            found[f.name] = value
+    return found
+
+
+def _columns(name: str, its: Spread | None) -> dict[str, float | None]:
+    return {name: None if its is None else its.mean, f"{name}_std": None if its is None else its.deviation}

@@ -1,0 +1,122 @@
+"""`Client`: a device of a federation in this process."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anabranch.api.background import Background
+from anabranch.api.live import InProcessServer, Server
+from anabranch.api.objects import app_source
+from anabranch.client.agent import Agent
+from anabranch.client.lease import OnEvent
+from anabranch.client.local import LocalTransport
+from anabranch.client.run import ClientOptions, run_client
+from anabranch.client.state import device_id, state_dir_of
+from anabranch.client.stopping import Bell
+from anabranch.client.summary import AgentSummary
+from anabranch.client.trainer import numbered_shard, shard_of
+from anabranch.core.config.tables import ClientTable
+from anabranch.workloads.app import App, Shard, load_app
+
+
+class Client(Background):
+    """A device: it asks, trains on its own data and pushes while its context lasts, or until the run ends.
+
+    It is what `anabranch client` runs, in a thread. `app`: an App, its class, or its name. `server`: the
+    address `host:port` of one or, with commas between, of several of which one leads; a `Server`; or a
+    `Server.local()`. `id` names it, and a number at its end says which part of the data it has, unless
+    `shard` (index, count) does. `state_dir` is where its results lie until they are acknowledged: by default
+    as for the command, or a temporary folder where the server is in this process. `token` and `ca_sha256` are
+    what it joins a guarded federation with. `on_event` hears what it does. What ends it without hope comes
+    out of `wait`, or of the context's end.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        server: str | Server | InProcessServer,
+        *,
+        id: str = "",  # noqa: A002 - as the command's option
+        shard: tuple[int, int] | None = None,
+        state_dir: str | Path | None = None,
+        device: str = "auto",
+        precision: str = "auto",
+        tasks_max: int = 0,
+        step_time_s: float = 0.0,
+        threads: int = 0,
+        token: str = "",
+        ca_sha256: str = "",
+        insecure: bool = False,
+        options: Mapping[str, Any] | None = None,
+        on_event: OnEvent | None = None,
+    ) -> None:
+        super().__init__(f"anabranch-client {id}".strip())
+        self._app: App = load_app(app) if isinstance(app, str) else app_source(app)[0]
+        self._server, self._on_event, self._bell = server, on_event, Bell()
+        self._options = ClientOptions(
+            app=self._app.name,
+            server=server if isinstance(server, str) else "",
+            client_id=id,
+            shard=shard,
+            state_dir=self._folder(state_dir, id),
+            options=options or {},
+            device=device,
+            precision=precision,
+            step_time_s=step_time_s,
+            tasks_max=tasks_max,
+            threads=threads,
+            token=token,
+            ca_sha256=ca_sha256,
+            insecure=insecure,
+        )
+        self.summary: AgentSummary | None = None
+
+    def _folder(self, given: str | Path | None, name: str) -> Path:
+        if given is not None:
+            return Path(given)
+        if isinstance(self._server, str):
+            return state_dir_of(name)
+        folder = Path(tempfile.mkdtemp(prefix="anabranch-device-"))
+        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        return folder
+
+    def _work(self) -> None:
+        if isinstance(self._server, InProcessServer):
+            self.summary = self._agent(self._server).run()
+            return
+        options = self._options
+        if isinstance(self._server, Server):
+            options = ClientOptions(**{**vars(options), "server": self._server.address})
+        self.summary = run_client(options, self._on_event, self._app, self._bell)
+
+    def _agent(self, server: InProcessServer) -> Agent:
+        options, name = self._options, device_id(self._options.state_dir, self._options.client_id)
+        self._app.options = options.options
+        transport = LocalTransport(server.local, name)
+        settings = ClientTable(device=options.device, precision=options.precision)
+
+        def shard(config: Mapping[str, Any]) -> Shard:
+            index, count = options.shard or numbered_shard(name, config)
+            return shard_of(config, index, count)
+
+        return Agent(
+            self._app,
+            transport,
+            name,
+            shard,
+            options.state_dir,
+            settings,
+            tasks_max=options.tasks_max,
+            step_time_s=options.step_time_s,
+            threads=options.threads,
+            on_event=self._on_event,
+            bell=self._bell,
+        )
+
+    def _end(self) -> None:
+        self._bell.stop()

@@ -1,0 +1,187 @@
+"""`Fleet`: a simulated fleet as an object, in the words of `[fleet]`.
+
+A fleet is grouped here as people think of it: how the data lies on the devices, how fast they are, how they
+are connected. Every default is that of the table, and every key of the table has its place
+(tests/unit/test_objects.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar
+
+from anabranch.core.config.tables import FleetTable
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.chains import AUTO
+
+T = TypeVar("T")
+
+
+def _key(name: str) -> Any:
+    """A field that has another name than its key in the table, and that key's default."""
+    return field(default=getattr(FleetTable, name), metadata={"key": name})
+
+
+@dataclass(frozen=True)
+class Levels:
+    """Step times on evenly spaced levels: the slowest over the fastest, `step_time_s`, is `ratio`."""
+
+    ratio: float = _key("speed_ratio")
+    levels: int = _key("speed_levels")
+    step_time_s: float = _key("step_time_s")
+
+
+@dataclass(frozen=True)
+class Lognormal:
+    """Step times drawn about `step_time_s`: sigma = ln(ratio) / 4. `levels` are groups of equal size."""
+
+    ratio: float = _key("speed_ratio")
+    levels: int = _key("speed_levels")
+    step_time_s: float = _key("step_time_s")
+
+
+@dataclass(frozen=True)
+class FadasMild:
+    """The delay classes of FADAS, Wang et al. 2024, with mild delays, drawn for each task."""
+
+    step_time_s: float = _key("step_time_s")
+
+
+@dataclass(frozen=True)
+class FadasLarge:
+    """The same with large ones."""
+
+    step_time_s: float = _key("step_time_s")
+
+
+@dataclass(frozen=True)
+class Iid:
+    """An equal random part of the examples on each device."""
+
+
+@dataclass(frozen=True)
+class Dirichlet:
+    """Of every class a share drawn from Dirichlet(alpha), Hsu et al. 2019: small alpha, few classes."""
+
+    alpha: float = _key("dirichlet_alpha")
+
+
+@dataclass(frozen=True)
+class Shards:
+    """So many equal runs of the examples sorted by label on each device, McMahan et al. 2017."""
+
+    per_client: int = _key("shards_per_client")
+
+
+@dataclass(frozen=True)
+class SpeedShards:
+    """A random half of the runs that a device's speed group has, Dun et al. 2023."""
+
+    per_client: int = _key("shards_per_client")
+
+
+@dataclass(frozen=True)
+class Draws:
+    """So many examples drawn from all, of classes in a mix of each device's own: for very large fleets."""
+
+    examples_per_client: int = _key("examples_per_client")
+    alpha: float = _key("dirichlet_alpha")
+
+
+@dataclass(frozen=True)
+class Links:
+    """How every device is connected: Mbit/s up and down (0: without a limit), and seconds one way."""
+
+    up_mbps: float = FleetTable.up_mbps
+    down_mbps: float = FleetTable.down_mbps
+    latency_s: float = FleetTable.latency_s
+
+
+Speed = Levels | Lognormal | FadasMild | FadasLarge
+DataSplit = Iid | Dirichlet | Shards | SpeedShards | Draws
+
+SPEEDS: dict[str, type[Any]] = {
+    "levels": Levels,
+    "lognormal": Lognormal,
+    "fadas-mild": FadasMild,
+    "fadas-large": FadasLarge,
+}
+SPLITS: dict[str, type[Any]] = {
+    "iid": Iid,
+    "dirichlet": Dirichlet,
+    "shards": Shards,
+    "speed-shards": SpeedShards,
+    "draws": Draws,
+}
+GROUPS: dict[str, dict[str, type[Any]]] = {"speed": SPEEDS, "split": SPLITS}
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """Simulated devices: see `[fleet]` in docs/configuration.md for every field that is a key of it.
+
+    `split` may also be the name of a split of others, or the place of one of your own,
+    `path/to/file.py:split`, and `attack` that of an attack.
+    """
+
+    clients: int = FleetTable.clients
+    split: DataSplit | str = Iid()
+    speed: Speed = Levels()
+    links: Links = Links()
+    examples_per_client: int = FleetTable.examples_per_client
+    dropout: float = FleetTable.dropout
+    availability: float = FleetTable.availability
+    availability_period_s: float = FleetTable.availability_period_s
+    leavers: float = FleetTable.leavers
+    attackers: float = FleetTable.attackers
+    attack: str = FleetTable.attack
+    attack_strength: float = FleetTable.attack_strength
+    submodel_step: str = FleetTable.submodel_step
+    waiting: str = FleetTable.waiting
+    executor: str = AUTO
+    batch_devices: int = FleetTable.batch_devices
+
+    def keys(self) -> dict[str, Any]:
+        """Every key of `[fleet]` that this fleet says something of. Raises `ConfigError`."""
+        found: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, kinds in GROUPS.items():
+            if name == "split" and isinstance(self.split, str):
+                continue
+            found |= {name: _name_of(found[name], kinds, name), **_keys(found[name])}
+        links = found.pop("links")
+        if not isinstance(links, Links):
+            raise ConfigError(f"Fleet.links must be Links(...), not {links!r}")
+        if self.examples_per_client:
+            found["examples_per_client"] = self.examples_per_client
+        return {**found, **_keys(links)}
+
+    @classmethod
+    def of(cls, table: FleetTable) -> Fleet:
+        """The fleet of a table. Keys that say nothing of its kinds of split and speed are left out."""
+        groups: dict[str, Any] = {
+            name: _read(kinds[getattr(table, name)], table)
+            for name, kinds in GROUPS.items()
+            if getattr(table, name) in kinds
+        }
+        draws = isinstance(groups.get("split"), Draws)  # which has the number of its examples itself
+        own = {f.name: getattr(table, f.name) for f in fields(cls) if hasattr(table, f.name)}
+        own |= {"examples_per_client": FleetTable.examples_per_client} if draws else {}
+        return cls(**{**own, **groups, "links": _read(Links, table)})
+
+
+def _name_of(part: Any, kinds: Mapping[str, type[Any]], where: str) -> str:
+    for name, kind in kinds.items():
+        if isinstance(part, kind):
+            return name
+    known = ", ".join(f"{kind.__name__}()" for kind in kinds.values())
+    raise ConfigError(f"Fleet.{where} must be one of {known}, not {part!r}")
+
+
+def _keys(part: Any) -> dict[str, Any]:
+    return {f.metadata.get("key", f.name): getattr(part, f.name) for f in fields(part)}
+
+
+def _read(kind: type[T], table: FleetTable) -> T:
+    its: Any = kind
+    return kind(**{f.name: getattr(table, f.metadata.get("key", f.name)) for f in fields(its)})

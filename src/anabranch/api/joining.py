@@ -1,0 +1,270 @@
+"""`join`: an existing training script becomes a device of a federation.
+
+    fed = anabranch.join("host:7070", model)
+    for task in fed:
+        train(model, ...)
+        fed.push(examples=len(data), metrics={"loss": loss})
+
+Behind the loop is the device of `anabranch client`: what was pushed is on the disk before it is sent,
+survives a restart of either side, and counts once. That device runs in a thread of its own; the script's
+code, in the thread that calls it, and nobody else touches its model.
+"""
+
+from __future__ import annotations
+
+import copy
+import queue
+import weakref
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from anabranch.api.devices import Client
+from anabranch.api.live import InProcessServer, Server
+from anabranch.client.stopping import Interrupted
+from anabranch.client.summary import AgentSummary
+from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.model.updates import LocalPlan
+from anabranch.workloads.app import App, Examples, Shard
+from anabranch.workloads.batches import each_step
+from anabranch.workloads.trainer import ENDLESS_STEPS
+
+LOOK_S = 0.1  # so often it is looked whether the task at hand is still wanted
+
+Tensors = dict[str, Any]  # of torch, or arrays of numpy, by name
+
+
+@dataclass(frozen=True)
+class JoinedTask:
+    """What the model is to be trained for: from `version`, whose weights it has now.
+
+    `plan` is what the server would have a device do, which a script is free to do in another way: epochs,
+    batch size, learning rate, and `proximal_mu`, the weight of a proximal term that some strategies count on.
+    `seed` is this task's own.
+    """
+
+    version: int
+    plan: LocalPlan
+    seed: int
+
+
+@dataclass(frozen=True)
+class _Handed:
+    """From the device's thread: a task, and the weights that it starts from."""
+
+    task: JoinedTask
+    weights: Tensors
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """From the script's thread: what came of it."""
+
+    task: JoinedTask
+    weights: Tensors
+    metrics: Mapping[str, float]
+
+
+class _Script(App):
+    """The script as an App: `train` hands the task over and waits for what comes of it."""
+
+    name = "script"
+
+    def __init__(self, model: Any, examples: int) -> None:
+        super().__init__()
+        self._model, self._examples = model, examples
+        self.handed: queue.SimpleQueue[_Handed | None] = queue.SimpleQueue()
+        self.trained: queue.SimpleQueue[_Trained] = queue.SimpleQueue()
+        self.closed = False
+
+    def model(self) -> Any:
+        """A copy of the script's model: what it starts from is the server's."""
+        return copy.deepcopy(self._model)
+
+    def data(self, shard: Shard) -> Examples:  # noqa: ARG002 - the contract's
+        """As many as the script says; it alone has them."""
+        return Examples(np.zeros((self._examples, 1), np.int8), np.zeros(self._examples, np.int8))
+
+    def train(
+        self,
+        model: Any,
+        examples: Examples,  # noqa: ARG002 - the script has its own
+        plan: LocalPlan,
+        seed: int,
+    ) -> dict[str, float]:
+        """Raises what ends the device, or the task, while the script trains."""
+        if plan.steps >= ENDLESS_STEPS:  # of a device that trains on: a pass of the script is a part of it
+            plan = replace(plan, steps=0)
+        task = JoinedTask(self.version, plan, seed)
+        self.handed.put(_Handed(task, taken(model)))
+        while True:
+            try:
+                found = self.trained.get(timeout=LOOK_S)
+            except queue.Empty:
+                self._look()
+                continue
+            if found.task is task:  # what was pushed for one that was cancelled is nobody's
+                break
+        put(found.weights, model)
+        return dict(found.metrics)
+
+    def _look(self) -> None:
+        if self.closed:
+            raise Interrupted("the script has left")
+        each_step()
+
+
+class JoinedFederation:
+    """See the module: iterated once, by one thread. Also a context manager; `close` leaves the federation.
+
+    `summary` is what this device has done, once the loop has ended.
+    """
+
+    def __init__(self, client: Client, script: _Script, model: Any) -> None:
+        self._client, self._script, self._model = client, script, model
+        self._task: JoinedTask | None = None
+        self._started = False
+        # A script that simply ends leaves the federation: what it has pushed stays in its folder until then.
+        self._leave = weakref.finalize(self, _left, script, client)
+
+    @property
+    def summary(self) -> AgentSummary | None:
+        """None as long as the loop goes on."""
+        return self._client.summary
+
+    def __iter__(self) -> Iterator[JoinedTask]:
+        """Task after task, until the run ends; the model has the weights of each.
+
+        Raises what makes going on senseless: `ManifestMismatch` where the run is of another model,
+        `IdentityError`, `ConfigError` and the like. While no server can be reached, it waits.
+        """
+        self._start()
+        while True:
+            if self._task is not None:
+                raise ConfigError(
+                    f"the task from version {self._task.version} was not pushed: call push(examples=..., "
+                    "metrics=...) before the next one, or break out of the loop"
+                )
+            handed = self._next()
+            if handed is None:
+                self._client.wait()
+                return
+            put(handed.weights, self._model)
+            self._task = handed.task
+            yield handed.task
+
+    def push(self, examples: int, metrics: Mapping[str, Any] | None = None, steps: int = 0) -> None:
+        """Give the model as it is now for the task at hand; it may be changed at once.
+
+        `examples`: on how many it was trained, which weighs it. `metrics` are numbers of its training.
+        `steps`: local steps, where that is not what the plan says. It returns before the server has it: what
+        was pushed is sent as soon as it can be, again and again if need be. Raises `ConfigError` where no
+        task is at hand.
+        """
+        if self._task is None:
+            raise ConfigError("push() is once for each task of `for task in fed:`: there is none at hand")
+        if examples < 1:
+            raise ConfigError(f"push(examples={examples!r}): give at least 1")
+        told = {name: number(value) for name, value in (metrics or {}).items()}
+        told |= {"examples": float(examples)} | ({"steps": float(steps)} if steps else {})
+        self._script.trained.put(_Trained(self._task, taken(self._model), told))
+        self._task = None
+
+    def close(self) -> None:
+        """Leave: a task without a result is given back, a result that waits stays for the next start."""
+        self._leave()
+        if self._started:
+            self._client.stop()
+
+    def _start(self) -> None:
+        if self._started:
+            raise ConfigError("a federation is joined once: call join() again for another loop")
+        self._started = True
+        self._client.start()
+
+    def _next(self) -> _Handed | None:
+        """The next task; None once the device has ended."""
+        while True:
+            try:
+                return self._script.handed.get(timeout=LOOK_S)
+            except queue.Empty:
+                if self._client.over:
+                    return None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def join(
+    server: str | Server | InProcessServer,
+    model: Any,
+    *,
+    id: str = "",  # noqa: A002 - as the command's option
+    examples: int = 1,
+    state_dir: str | Path | None = None,
+    tasks_max: int = 0,
+    token: str = "",
+    ca_sha256: str = "",
+    insecure: bool = False,
+) -> JoinedFederation:
+    """Make the script that calls this a device of the federation that `server` serves, `host:port`.
+
+    `model` is a torch module, wherever it lies, or a dict of numpy arrays; its tensors must have the names,
+    shapes and kinds of the run's. `examples`: how many this device has, as far as that is known before. The
+    rest is as for `Client`; the device's name and what it has not sent yet lie in `state_dir`, so that a
+    script that is started again goes on. Raises `AppError` for a model that is none.
+    """
+    script = _Script(model, examples)
+    client = Client(
+        script,
+        server,
+        id=id,
+        state_dir=state_dir,
+        device="cpu",  # of the copy that travels
+        tasks_max=tasks_max,
+        token=token,
+        ca_sha256=ca_sha256,
+        insecure=insecure,
+    )
+    return JoinedFederation(client, script, model)
+
+
+def number(value: Any) -> float:
+    """A metric as a number: of Python, of numpy, or a tensor of one."""
+    return float(value.item() if hasattr(value, "item") else value)
+
+
+def taken(model: Any) -> Tensors:
+    """The model's tensors, copied: of torch in a computer's memory."""
+    if isinstance(model, dict):
+        return {name: np.array(array) for name, array in model.items()}
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+def put(weights: Tensors, model: Any) -> None:
+    """Write weights into a model. Raises `AppError` for a part of one."""
+    if not isinstance(model, dict):
+        own = model.state_dict()
+        if any(own[name].shape != tensor.shape for name, tensor in weights.items()):
+            raise AppError(
+                "the run's tasks are of sub-models, and a loop of one's own trains the whole model: "
+                "set submodel.name = 'none' in the run's settings"
+            )
+        model.load_state_dict(weights)
+        return
+    for name, array in weights.items():
+        model[name][...] = array
+
+
+def _left(script: _Script, client: Client) -> None:
+    script.closed = True
+    client.leave()

@@ -1,0 +1,203 @@
+"""`Server`: a federation's server in this process; with a network, or without one (`Server.local`)."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from anabranch.api.background import Background
+from anabranch.api.live_result import report_of_data
+from anabranch.api.objects import Source, plan_run
+from anabranch.api.run import Run
+from anabranch.client.local import LocalServer
+from anabranch.client.operator import OperatorClient, RunStatus, open_operator, operator_wallet
+from anabranch.core.config.tables import Config
+from anabranch.core.errors import ConfigError, Unavailable
+from anabranch.core.rng import seed_of
+from anabranch.reports.folders import claimed
+from anabranch.workloads.app import App, load_app
+from anabranch.workloads.trainer import trainer_for
+
+ANY_PORT = "127.0.0.1:0"
+LOOK_S = 0.02  # so often it is looked whether a run without a network has ended
+
+
+class Server(Background):
+    """Serves a run while its context lasts: `with Server(app, until=Until(updates=100)) as server: ...`.
+
+    The server is that of `anabranch server`, in a thread. `source` and the objects are those of `simulate`;
+    what is of simulations alone says nothing here, and a run without an end is served until it is stopped.
+    `address` and `admin_address` (of operators): on loopback, on ports that are free, unless they are given.
+    Other machines are served with mutual TLS, by the authority in `identity.folder`; `insecure`: in the
+    clear. `data_dir`: where its data lies, and from where a run goes on; None: in a temporary folder. Raises
+    `ConfigError` and `AppError`, and when it starts `PortInUse` and the errors of its store.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        address: str = ANY_PORT,
+        admin_address: str = ANY_PORT,
+        data_dir: str | Path | None = None,
+        insecure: bool = False,
+        **objects: Any,
+    ) -> None:
+        super().__init__("anabranch-server")
+        plan = plan_run(source, ends=False, **objects)
+        self.data_dir = Path(tempfile.mkdtemp(prefix="anabranch-")) if data_dir is None else Path(data_dir)
+        if data_dir is None:
+            weakref.finalize(self, shutil.rmtree, self.data_dir, ignore_errors=True)
+        places = {"address": address, "admin_address": admin_address, "data_dir": str(self.data_dir / "data")}
+        self.config: Config = replace(plan.config, server=replace(plan.config.server, **places))
+        self._app, self._insecure = plan.app or load_app(self._workload, self.config.run.data_path), insecure
+        self._ready, self._over = threading.Event(), threading.Event()
+        self._info: Any = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
+
+    @staticmethod
+    def local(source: Source, **objects: Any) -> InProcessServer:
+        """A server without a network, for devices in this process: `Client(app, server)`.
+
+        What devices are told, and what comes of their updates, is what a live server does. It has no disk, so
+        it ends with its process. `source` and the objects are as for `Server`.
+        """
+        return InProcessServer(source, **objects)
+
+    @property
+    def address(self) -> str:
+        """Where devices reach it: `host:port`."""
+        return str(self._served.address)
+
+    @property
+    def admin_address(self) -> str:
+        """Where operators do."""
+        return str(self._served.admin_address)
+
+    @property
+    def run_id(self) -> str:
+        """The run's own name, which no other run has."""
+        return str(self._served.run_id)
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Until its run has ended: the server goes on serving the last version. Raises what stopped it."""
+        if not self._over.wait(timeout_s):
+            raise Unavailable(f"the run has not ended within {timeout_s:g} s")
+        self._raise()
+
+    def operator(self, identity: str | Path | None = None) -> OperatorClient:
+        """An operator's connection, a context manager; `identity`: the folder of an operator's papers."""
+        wallet = operator_wallet(None if identity is None else Path(identity))
+        return open_operator(self.admin_address, wallet, self._insecure)
+
+    def status(self) -> RunStatus:
+        """How the run stands. Of a guarded server: `operator(identity).status()`."""
+        with self.operator() as operator:
+            return operator.status()
+
+    def weights(self, best: bool = False) -> dict[str, Any]:
+        """The newest version of the model, or the best that was measured: numpy arrays by name."""
+        with self.operator() as operator, tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "model.safetensors"
+            operator.export(path, best=best)
+            return dict(load_file(path))
+
+    def report(self, out: str | Path | None = None) -> Run:
+        """The run, once the server has stopped: its figures and its models from its log alone.
+
+        `out`: the folder to write; None: in the data's own. Raises `ConfigError` where it holds a run.
+        """
+        if self._thread.is_alive():
+            raise ConfigError("the server is running: leave its context, or call stop(), before report()")
+        wanted = Path(self.config.server.data_dir) / "run" if out is None else Path(out)
+        with claimed(wanted, explicit=out is not None) as folder:
+            data_dir, database = Path(self.config.server.data_dir), self.config.server.database
+            run = Run(folder, report_of_data(data_dir, database, folder), self._app, trusted=True)
+        run.keeps_alive(self)  # a temporary folder is this object's
+        return run
+
+    @property
+    def _workload(self) -> str:
+        return self.config.run.workload
+
+    @property
+    def _served(self) -> Any:
+        if self._info is None:
+            raise ConfigError("the server is not running: enter its context, or call start()")
+        return self._info
+
+    def _work(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self._ready.set()
+            self._over.set()
+
+    async def _serve(self) -> None:
+        from anabranch.server.app import serve
+        from anabranch.server.manifest import write_manifest
+
+        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
+        trainer, seed = trainer_for(self._app), seed_of(self.config.run.seed, "initial")
+        first, spec = trainer.initial(seed), trainer.spec
+        manifest = write_manifest(self.data_dir / "model", self._workload, first, spec.groups, spec.buffers)
+        await serve(
+            self.config,
+            manifest,
+            ready=self._serving,
+            stop=self._stopping,
+            insecure=self._insecure,
+            ended=lambda _: self._over.set(),
+            reopened=self._over.clear,
+        )
+
+    def _serving(self, info: Any) -> None:
+        self._info = info
+        self._ready.set()
+
+    def _began(self) -> None:
+        self._ready.wait()
+        self._raise()
+
+    def _end(self) -> None:
+        loop, stopping = self._loop, self._stopping
+        if loop is not None and stopping is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(stopping.set)
+
+
+class InProcessServer(Background):
+    """See `Server.local`. `local` is the server itself: its engine, its journal, orders of operators."""
+
+    def __init__(self, source: Source, **objects: Any) -> None:
+        super().__init__("anabranch-local-server")
+        plan = plan_run(source, ends=False, **objects)
+        app: App = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
+        self.config = plan.config
+        self.local = LocalServer.of(app, plan.config)
+        self._over = threading.Event()
+
+    def weights(self) -> Mapping[str, Any]:
+        """The newest version of the model: numpy arrays by name."""
+        return self.local.model()
+
+    @property
+    def version(self) -> int:
+        """The number of the newest version."""
+        return self.local.engine.version
+
+    def _work(self) -> None:
+        while not (self._over.wait(LOOK_S) or self.local.engine.finished):
+            self.local.tick()  # leases end though nobody calls
+
+    def _end(self) -> None:
+        self._over.set()

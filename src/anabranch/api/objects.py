@@ -1,0 +1,159 @@
+"""From objects to the layers of a configuration: what the arguments of `simulate` and the like stand for."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, Field, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from anabranch.api.configuration import WHOLE, Layer, is_config, load_run, run_name, with_end
+from anabranch.api.fleets import Fleet
+from anabranch.api.until import Until
+from anabranch.core.config.faults import FaultsTable
+from anabranch.core.config.tables import NO_KEY, TABLES, ClientTable, Config, FleetTable
+from anabranch.core.engine.robust import RobustTable
+from anabranch.core.engine.strategy import Strategy
+from anabranch.core.errors import ConfigError
+from anabranch.core.parts import is_data
+from anabranch.strategies.registry import STRATEGIES
+from anabranch.workloads.app import App, app_of
+
+Source = str | Path | Config | App | type[Any]
+Settings = Mapping[str, Any]  # `table.key` -> value
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """What a run begins from. `app` is None where the configuration names it.
+
+    `said`: what was decided for who has not said it.
+    """
+
+    config: Config
+    said: str
+    app: App | None
+
+
+def plan_run(
+    source: Source,
+    *,
+    strategy: Strategy | str | None = None,
+    fleet: Fleet | FleetTable | None = None,
+    uplink: str | None = None,
+    downlink: str | None = None,
+    robust: RobustTable | None = None,
+    training: ClientTable | None = None,
+    faults: FaultsTable | None = None,
+    seed: int | None = None,
+    until: Until | None = None,
+    settings: Settings | None = None,
+    ends: bool = True,
+) -> RunPlan:
+    """The configuration of a run: see `simulate` for the arguments; unless `ends` it may go on for ever.
+
+    Raises `ConfigError` and `AppError`.
+    """
+    path, presets, flags, app = _begun(source)
+    flags += _strategy_layers(strategy)
+    flags += _table_layers(fleet=fleet, robust=robust, client=training, faults=faults)
+    codecs = {"uplink": uplink, "downlink": downlink}
+    flags += [(f"{t}=", {t: {"codec": str(codec)}}) for t, codec in codecs.items() if codec is not None]
+    flags += [] if until is None else [("until=", {"run": until.keys()})]
+    flags += [] if seed is None else [("seed=", {"run": {"seed": seed}})]
+    flags += _setting_layers(settings or {})
+    config = load_run(path, (), presets, flags, app)
+    return RunPlan(*with_end(config), app) if ends else RunPlan(config, "", app)
+
+
+def configure(source: Source, **objects: Any) -> Config:
+    """The configuration of a run that `simulate` would make of the same arguments, without the run.
+
+    Raises `ConfigError` and `AppError`.
+    """
+    return plan_run(source, **objects).config
+
+
+def app_source(source: Any) -> tuple[App, str]:
+    """An App that was given itself, as an object, a class or a module; and the place of its code."""
+    kind = source if inspect.isclass(source) or inspect.ismodule(source) else type(source)
+    place = kind.__name__ if inspect.ismodule(kind) else f"{kind.__module__}:{kind.__qualname__}"
+    return app_of(source, place), place
+
+
+def _begun(source: Source) -> tuple[Path | None, list[Layer], list[Layer], App | None]:
+    """What a source says: the file, the layers below all others, those above it, and the App itself."""
+    if isinstance(source, Config):
+        return None, [], [("config", whole_tables(source))], None
+    if isinstance(source, str | Path):
+        if is_config(str(source)):
+            return Path(source), [], [], None
+        named = (str(source), {"run": {"name": run_name(str(source))}})
+        return None, [named], [("source", {"run": {"workload": str(source)}})], None
+    app, place = app_source(source)
+    named = (place, {"run": {"name": app.name.lower()}})
+    return None, [named], [("source", {"run": {"workload": place}})], app
+
+
+def whole_tables(config: Config) -> dict[str, dict[str, Any]]:
+    """A configuration as a layer: every key, passwords in the clear."""
+    tables = config.to_json(every_table=True)
+    for path, clear in config.secrets().items():
+        table, _, key = path.partition(".")
+        tables[table][key] = clear
+    return tables
+
+
+def _strategy_layers(strategy: Strategy | str | None) -> list[Layer]:
+    if strategy is None:
+        return []
+    if isinstance(strategy, str):
+        return [("strategy", {"strategy": {"name": strategy}})]
+    return [(WHOLE, {"strategy": strategy_keys(strategy)})]
+
+
+def strategy_keys(strategy: Strategy) -> dict[str, Any]:
+    """`[strategy]` for an object: its name and what is not as it is by default. Raises `ConfigError`.
+
+    The class of one's own is let in: it is known by its place from then on.
+    """
+    kind: Any = type(strategy)
+    if isinstance(strategy, type) or not is_data(kind):
+        what = f"{strategy.__name__}(...)" if isinstance(strategy, type) else "a dataclass of its parameters"
+        raise ConfigError(f"strategy={strategy!r}: give {what}, an object, or the name of one")
+    for f in fields(kind):
+        if f.metadata == NO_KEY and getattr(strategy, f.name) != _default(f):
+            raise ConfigError(f"strategy.{f.name} is of [robust]: write robust=Robust(rule='...') beside it")
+    params = {f.name: getattr(strategy, f.name) for f in fields(kind) if f.metadata != NO_KEY}
+    defaults = {f.name: _default(f) for f in fields(kind)}
+    said = {name: value for name, value in params.items() if value != defaults[name]}
+    return {"name": STRATEGIES.named(kind), **said}
+
+
+def _default(f: Field[Any]) -> Any:
+    if f.default_factory is not MISSING:
+        return f.default_factory()
+    return f.default
+
+
+def _table_layers(**tables: Any) -> list[Layer]:
+    layers: list[Layer] = []
+    for table, given in tables.items():
+        if given is None:
+            continue
+        if not isinstance(given, TABLES[table] if table != "fleet" else (Fleet, FleetTable)):
+            raise ConfigError(f"{table}= must be one of {TABLES[table].__name__}, not {given!r}")
+        keys = given.keys() if isinstance(given, Fleet) else asdict(given)
+        layers.append((f"{table}=", {table: keys}))
+    return layers
+
+
+def _setting_layers(settings: Settings) -> Iterable[Layer]:
+    for path, value in settings.items():
+        table, dot, key = path.partition(".")
+        if not (dot and key):
+            raise ConfigError(
+                f"settings={{{path!r}: ...}}: name each as 'table.key', such as 'client.epochs'"
+            )
+        yield "settings=", {table: {key: value}}

@@ -1,0 +1,147 @@
+"""`simulate`: a fleet on a virtual clock, in one call. The command `anabranch simulate` ends here as well."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from anabranch.api.fleets import Fleet
+from anabranch.api.objects import Settings, Source, plan_run
+from anabranch.api.run import Run
+from anabranch.api.until import Until
+from anabranch.core.config.faults import FaultsTable
+from anabranch.core.config.tables import ClientTable, Config, FleetTable
+from anabranch.core.engine.robust import RobustTable
+from anabranch.core.engine.strategy import Strategy
+from anabranch.core.errors import ConfigError
+from anabranch.core.parts import members
+from anabranch.reports.folders import claimed
+from anabranch.reports.result import Result
+from anabranch.reports.trackers import Tracker
+from anabranch.simulation.run import RunProgress
+from anabranch.simulation.run import simulate as simulate_config
+from anabranch.workloads.app import App
+
+log = logging.getLogger(__name__)
+
+Teller = Callable[[RunProgress], object]
+Callback = Teller | Tracker
+
+
+class StopRun(Exception):
+    """Raised by a callback: the run ends here, as one that was interrupted, and is given back as it is."""
+
+
+def simulate(
+    source: Source,
+    *,
+    strategy: Strategy | str | None = None,
+    fleet: Fleet | FleetTable | None = None,
+    uplink: str | None = None,
+    downlink: str | None = None,
+    robust: RobustTable | None = None,
+    training: ClientTable | None = None,
+    faults: FaultsTable | None = None,
+    seed: int | None = None,
+    until: Until | None = None,
+    settings: Settings | None = None,
+    callbacks: Iterable[Callback] = (),
+    out: str | Path | None = None,
+    workers: int = 0,
+) -> Run:
+    """Simulate a fleet: the engine and the devices of a live run, with real training, on a virtual clock.
+
+    Args:
+        source: An App (an object, a class, or by its name as on the command line), a file of settings, or a
+            `Config`. What follows counts over what it says.
+        strategy: An object of `anabranch.strategies`, one of your own, or a name.
+        fleet: The devices: `Fleet(...)`. It is whole: what it does not say is as it is by default.
+        uplink: The codec chain of updates, such as `"topk(0.1)|int8|gaps|zstd"`.
+        downlink: The codec of models.
+        robust: What is done against hostile updates: `Robust(rule="krum")`.
+        training: Local training, and how devices push: `Training(epochs=2)`.
+        faults: What goes wrong: `Faults(loss=0.1)`.
+        seed: What every draw comes of. The same arguments give the same run, to the bit.
+        until: When it ends, and what counts: `Until(updates=500)`. Without an end, after 200 updates, which
+            a warning says.
+        settings: Any other setting, by `"table.key"`.
+        callbacks: Functions that hear of `RunProgress` at the start, at each measurement and every second or
+            so; `StopRun` ends the run. Trackers too (`start`, `metrics`, `finish`).
+        out: The folder for what the run leaves, which must hold none; None: a temporary one.
+        workers: Processes that train; 0: this one. Their App must come from a file.
+
+    Raises `ConfigError`, `AppError` and `DataError`, each with the fix. What a callback raises comes out.
+    """
+    plan = plan_run(
+        source,
+        strategy=strategy,
+        fleet=fleet,
+        uplink=uplink,
+        downlink=downlink,
+        robust=robust,
+        training=training,
+        faults=faults,
+        seed=seed,
+        until=until,
+        settings=settings,
+    )
+    if plan.said:
+        warnings.warn(f"{plan.said}: until=Until(updates=...) says otherwise", stacklevel=2)
+    return run_simulation(plan.config, None if out is None else Path(out), plan.app, workers, callbacks)
+
+
+def run_simulation(
+    config: Config,
+    out: Path | None = None,
+    app: App | None = None,
+    workers: int = 0,
+    callbacks: Iterable[Callback] = (),
+) -> Run:
+    """Simulate what a configuration says; `out` and the rest are as for `simulate`. Raises as it does."""
+    tellers, trackers = _parted(callbacks)
+
+    def tell(progress: RunProgress) -> None:
+        for teller in tellers:
+            teller(progress)
+
+    temporary = out is None
+    wanted = Path(tempfile.mkdtemp(prefix="anabranch-")) if out is None else out
+    with _temporary(wanted) if temporary else claimed(wanted, explicit=True) as folder:
+        try:
+            result = simulate_config(
+                config, folder, app, workers, tell, trackers=trackers, keep_payloads=not temporary
+            )
+        except StopRun:
+            result = Result.read(folder)
+    if result.given_up:
+        log.warning("%s on %s was given up: %s", result.strategy, result.workload, result.given_up)
+    return Run(folder, result, app, temporary=temporary, trusted=True)
+
+
+@contextmanager
+def _temporary(folder: Path) -> Iterator[Path]:
+    """A folder that goes if what is done in it fails."""
+    try:
+        yield folder
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def _parted(callbacks: Iterable[Callback]) -> tuple[Sequence[Teller], Sequence[Tracker]]:
+    """The functions and the trackers among callbacks. Raises `ConfigError` for anything else."""
+    tellers: list[Teller] = []
+    trackers: list[Tracker] = []
+    for callback in callbacks:
+        if all(hasattr(callback, name) for name in members(Tracker, but=("name",))):
+            trackers.append(callback)  # type: ignore[arg-type]
+        elif callable(callback):
+            tellers.append(callback)
+        else:
+            raise ConfigError(f"callbacks={callback!r}: give a function of one RunProgress, or a tracker")
+    return tellers, trackers

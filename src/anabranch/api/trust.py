@@ -1,0 +1,36 @@
+"""Whose code runs: what one's own settings name, and what a folder names only if its reader says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from anabranch.compress.registry import others
+from anabranch.core.config.tables import Config
+from anabranch.core.parts import check_names
+from anabranch.reports.journal_files import JournalReader
+from anabranch.simulation.parts import PARTS
+from anabranch.support.code import check_trusted, let_in
+from anabranch.workloads.splits import check_split
+
+
+def admit(config: Config) -> None:
+    """Let in what one's own settings name, and check every name of a part. Raises `ConfigError`."""
+    let_in(config, PARTS)
+    others()
+    check_names(config, PARTS)
+    check_split(config.fleet)
+
+
+def admit_found(config: Config, where: Path, load_code: bool) -> None:
+    """The same for a run that lies in a folder: its code is let in only if the command line says so.
+
+    Raises `ConfigError`, which says how.
+    """
+    if not load_code:
+        check_trusted(config, PARTS, str(where))
+    admit(config)
+
+
+def admit_run(folder: Path, load_code: bool) -> None:
+    """The same for the folder of a run."""
+    admit_found(JournalReader(folder).config, folder, load_code)

@@ -1,0 +1,177 @@
+"""A training script becomes a device by a few lines, and outlives its server."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from commands import anabranch
+
+import anabranch as ab
+from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+LONG_S = 600.0
+
+
+def ones() -> Any:
+    """A model without data: what a server starts from where scripts train."""
+    return {"w": np.ones(3), "b": np.zeros(1, np.float32)}
+
+
+def test_the_model_has_the_version_and_what_is_pushed_counts() -> None:
+    model = {"w": np.zeros(3), "b": np.zeros(1, np.float32)}
+    with ab.Server.local(ones, strategy=ab.strategies.FedAvg(clients_per_round=1)) as server:
+        fed, seen = ab.join(server, model, id="script", tasks_max=4), []
+        for task in fed:
+            seen.append((task.version, model["w"].tolist()))
+            model["w"] *= 2
+            fed.push(examples=7, metrics={"loss": np.float32(0.5), "norm": torch.tensor(2.0)}, steps=3)
+            model["w"] *= 100  # what was pushed is as it was
+    assert seen == [(n, [2.0**n] * 3) for n in range(4)]
+    assert server.weights()["w"].tolist() == [16.0] * 3
+    assert fed.summary is not None
+    assert (fed.summary.applied, fed.summary.why) == (4, "4 tasks done")
+    pushed = [record for record in server.local.journal if "payload" in record]
+    assert [(r["examples"], r["local_steps"], r["metrics"]["norm"]) for r in pushed] == [(7, 3, 2.0)] * 4
+
+
+class Net(torch.nn.Module):
+    """With a buffer, and a parameter that is shared."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = torch.nn.BatchNorm1d(4)
+        self.out = torch.nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.out(self.norm(x))
+        return found
+
+
+def test_a_torch_model_learns_in_the_scripts_own_loop_and_keeps_its_optimizer() -> None:
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(200, 4)
+    y = (x[:, 0] > 0).long()
+    optimizer, losses = torch.optim.Adam(model.parameters(), lr=0.02), []
+    with ab.Server.local(Net(), strategy="fedasync", until=ab.Until(updates=12)) as server:
+        fed = ab.join(server, model, id="script")
+        for _ in fed:
+            for _ in range(5):
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            losses.append(loss.item())
+            fed.push(examples=len(x), metrics={"loss": loss})
+    assert len(losses) == 12
+    assert losses[-1] < 0.5 * losses[0]
+    assert server.weights()["norm.running_mean"].any()
+
+
+def test_a_loop_is_left_early_and_its_task_goes_to_another() -> None:
+    model = ones()
+    settings = {"server.concurrency": 1}
+    with ab.Server.local(ones, strategy="fedasync", settings=settings, until=ab.Until(updates=2)) as server:
+        with ab.join(server, model, id="first") as fed:
+            for _task in fed:
+                break
+        assert fed.summary is not None
+        assert fed.summary.answered == 0
+        for _task in (second := ab.join(server, model, id="second")):
+            second.push(examples=1)
+    assert server.version == 2
+
+
+def test_what_is_wrong_is_said() -> None:
+    model = ones()
+    with ab.Server.local(ones, strategy="fedasync") as server:
+        with ab.join(server, model, id="a") as fed:
+            with pytest.raises(ConfigError, match="there is none at hand"):
+                fed.push(examples=1)
+            tasks = iter(fed)
+            next(tasks)
+            with pytest.raises(ConfigError, match="give at least 1"):
+                fed.push(examples=0)
+            with pytest.raises(ConfigError, match=r"version 0 was not pushed: call push\(examples=\.\.\."):
+                next(tasks)
+            with pytest.raises(ConfigError, match="joined once"):
+                next(iter(fed))
+        with pytest.raises(ManifestMismatch, match="another model"):
+            next(iter(ab.join(server, {"w": np.ones(2)}, id="b")))
+        with pytest.raises(AppError, match="return a torch"):
+            next(iter(ab.join(server, 3, id="c")))
+
+
+@contextmanager
+def served(folder: Path, *options: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """A server process of a model's folder; it is killed at the end."""
+    command = [sys.executable, "-m", "anabranch.cli.main", "server", "--json", *map(str, options)]
+    with (
+        (folder / "log").open("ab") as log,
+        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["address"], process
+        finally:
+            process.kill()
+
+
+def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
+    made = anabranch(tmp_path, "init", EXAMPLES / "plain_torch.py:make_model")
+    assert made.returncode == 0, made.stderr
+    options = ["--updates", 8, "--strategy", "fedasync", "--set", "server.lease_min_s=1"]
+    options += ["--admin-address", "127.0.0.1:0"]
+    model, versions = (
+        torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)),
+        [],
+    )
+    with served(tmp_path, *options, "--address", "127.0.0.1:0") as (address, first):
+        fed = ab.join(address, model, id="script-0", state_dir=tmp_path / "device")
+        tasks = iter(fed)
+        for _ in range(3):
+            versions.append(next(tasks).version)
+            fed.push(examples=5)
+        versions.append(next(tasks).version)
+        first.send_signal(signal.SIGKILL)
+        first.wait(LONG_S)
+        fed.push(examples=5)  # nobody hears it
+    with served(tmp_path, *options, "--address", address):
+        for task in tasks:
+            versions.append(task.version)
+            fed.push(examples=5)
+    assert versions == list(range(8)), "nothing is lost, and nothing counts twice"
+    assert fed.summary is not None
+    assert (fed.summary.applied, fed.summary.run_ended) == (8, True)
+
+
+def test_the_script_of_the_examples_is_the_plain_one_with_five_lines_changed(tmp_path: Path) -> None:
+    plain, joined = (
+        (EXAMPLES / name).read_text().splitlines() for name in ("plain_torch.py", "joined_torch.py")
+    )
+    changed = [
+        line
+        for line in difflib.unified_diff(plain, joined, n=0)
+        if line.startswith("+") and line[1:].strip() and not line.startswith(("+++", '+"""'))
+    ]
+    assert len(changed) == 5, changed
+    with ab.Server(
+        EXAMPLES / "plain_torch.py:make_model", strategy="fedasync", until=ab.Until(updates=4)
+    ) as server:
+        command = [sys.executable, EXAMPLES / "joined_torch.py", server.address]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+        assert done.returncode == 0, done.stderr
+        losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
+        assert len(losses) == 4
+        assert losses[-1] < losses[0]

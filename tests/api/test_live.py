@@ -1,0 +1,97 @@
+"""A server and devices in one process: with a network and without, sync and async, and what goes wrong."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import anabranch as ab
+from anabranch.api.live import InProcessServer
+from anabranch.core.errors import AppError, ConfigError, ManifestMismatch, PortInUse, Unavailable
+from anabranch.core.model.params import digest
+from anabranch.workloads.digits import Digits
+from anabranch.workloads.synthetic import Synthetic
+
+FEW: dict[str, Any] = {"strategy": "fedasync", "training": ab.Training(steps=3, batch_size=8)}
+LONG_S = 600.0
+
+
+def test_a_federation_over_the_network_comes_to_a_run_that_replays() -> None:
+    with ab.Server("synthetic", **FEW, until=ab.Until(updates=12)) as server:
+        with ab.Client("synthetic", server, id="device-0"), ab.Client(Synthetic, server, id="device-1"):
+            server.wait(LONG_S)
+        status, weights = server.status(), server.weights()
+        assert (status.version, status.updates_applied) == (12, 12)
+    run = server.report()
+    assert (run.result.kind, run.result.versions, run.result.workload) == ("live", 12, "synthetic")
+    assert digest(server_spec().flatten(weights)) == run.result.model_sha256 == run.replay().model_sha256
+    assert {row["client"] for row in run.events("decided")} <= {"device-0", "device-1"}
+    assert np.array_equal(run.weights()["hidden.weight"], weights["hidden.weight"])
+
+
+def server_spec() -> Any:
+    return InProcessServer("synthetic").local.spec
+
+
+def test_it_goes_on_from_its_data(tmp_path: Path) -> None:
+    def served(updates: int) -> int:
+        with ab.Server(
+            "synthetic", **FEW, until=ab.Until(updates=updates), data_dir=tmp_path / "data"
+        ) as server:
+            client = ab.Client("synthetic", server, id="device-0", state_dir=tmp_path / "device")
+            with client:
+                client.wait(LONG_S)
+            return server.status().version
+
+    assert served(5) == 5
+    assert served(9) == 9
+
+
+def test_without_a_network_it_is_the_same_and_async_too() -> None:
+    async def federation() -> tuple[int, list[int]]:
+        async with ab.Server.local(Synthetic, **FEW, until=ab.Until(updates=10)) as server:
+            devices = [ab.Client(Synthetic, server, id=f"device-{i}") for i in range(3)]
+            for device in devices:
+                device.start()
+            await server.wait_async(LONG_S)
+            for device in devices:
+                await device.wait_async(LONG_S)
+            assert server.weights()["hidden.bias"].shape == (32,)
+            return server.version, [d.summary.applied for d in devices if d.summary]
+
+    version, applied = asyncio.run(federation())
+    assert version == sum(applied) == 10
+
+
+def test_a_server_of_an_event_loop_of_others() -> None:
+    async def federation() -> int:
+        async with ab.Server(Synthetic, **FEW, until=ab.Until(updates=4)) as server:
+            async with ab.Client(Synthetic, server, id="device-0"):
+                await server.wait_async(LONG_S)
+            return (await asyncio.to_thread(server.status)).version
+
+    assert asyncio.run(federation()) == 4
+
+
+def test_what_goes_wrong_comes_out() -> None:
+    with ab.Server("synthetic", until=ab.Until(updates=4)) as server:
+        with pytest.raises(ManifestMismatch, match="another model"):
+            ab.Client(Digits, server, id="device-0").start().wait(LONG_S)
+        with pytest.raises(ManifestMismatch), ab.Client(Digits, server, id="device-1") as wrong:
+            wrong.wait(LONG_S)
+        with pytest.raises(PortInUse), ab.Server("synthetic", address=server.address):
+            pass
+        with pytest.raises(Unavailable, match=r"not ended within 0\.01 s"):
+            server.wait(0.01)
+        with pytest.raises(ConfigError, match="is running: leave its context"):
+            server.report()
+    with pytest.raises(ConfigError, match="not running: enter its context"):
+        _ = ab.Server("synthetic").address
+    with pytest.raises(AppError, match="did you mean .synthetic"):
+        ab.Server("syntetic")
+    with pytest.raises(ZeroDivisionError), ab.Server.local("synthetic"):
+        raise ZeroDivisionError

@@ -1,0 +1,220 @@
+"""Objects are their TOML: object -> TOML -> configuration -> object, for every strategy, fleet and goal."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import anabranch as ab
+from anabranch.api.fleets import GROUPS, Fleet
+from anabranch.api.objects import whole_tables
+from anabranch.core.config.tables import NO_KEY, Config, FleetTable, merge
+from anabranch.core.errors import AppError
+from anabranch.strategies import strategy_of
+from anabranch.strategies.fedbuff import FedBuff
+from anabranch.strategies.registry import BUILT_IN
+from anabranch.strategies.robust.krum import Krum
+from anabranch.workloads.synthetic import Synthetic
+
+
+def read_back(config: Config) -> Config:
+    """The configuration that its own TOML is."""
+    found = merge([("file", tomllib.loads(config.to_toml()))])
+    assert found == merge([("file", tomllib.loads(config.to_toml(every_key=True)))]) == config
+    return found
+
+
+def changes() -> Iterator[tuple[str, str, Any]]:
+    """A value other than the default for each parameter of each strategy that has a range."""
+    for name, cls in BUILT_IN.items():
+        plain = cls()
+        for f in fields(cls):
+            value = getattr(plain, f.name)
+            if f.metadata == NO_KEY or isinstance(value, str):
+                continue
+            if isinstance(value, dict):
+                yield name, f.name, {"name": "hinge", "a": 2.0, "b": 3.0}
+            elif f.name.endswith("bits"):
+                yield name, f.name, 8 if value == 4 else 4
+            elif isinstance(value, int):
+                yield name, f.name, value + 1
+            else:
+                yield name, f.name, (value / 2 or 0.25) + (f.name == "over_selection")
+
+
+@pytest.mark.parametrize(("name", "key", "value"), list(changes()))
+def test_every_parameter_of_every_strategy_is_its_toml(name: str, key: str, value: Any) -> None:
+    given = BUILT_IN[name](**{key: value})
+    config = ab.configure("synthetic", strategy=given, until=ab.Until(updates=1))
+    assert config.strategy.params == {key: value}, "what is as it is by default is not said"
+    assert strategy_of(read_back(config)) == given
+    assert f"{key} = " in config.to_toml()
+
+
+def test_every_strategy_has_its_name_in_the_package() -> None:
+    classes = {getattr(ab.strategies, name) for name in ab.strategies.__all__ if name != "strategy_of"}
+    assert classes == set(BUILT_IN.values())
+
+
+numbers = st.floats(1e-3, 1e3)
+counts = st.integers(1, 1000)
+speeds = st.one_of(
+    st.builds(ab.Levels, st.floats(1, 100), counts, numbers),
+    st.builds(ab.Lognormal, st.floats(1, 100), counts, numbers),
+    st.builds(ab.FadasMild, numbers),
+    st.builds(ab.FadasLarge, numbers),
+)
+splits = st.one_of(
+    st.builds(ab.Iid),
+    st.builds(ab.Dirichlet, numbers),
+    st.builds(ab.Shards, counts),
+    st.builds(ab.SpeedShards, counts),
+    st.builds(ab.Draws, counts, numbers),
+)
+fleets = st.builds(
+    Fleet,
+    clients=counts,
+    split=splits,
+    speed=speeds,
+    links=st.builds(ab.Links, numbers, numbers, numbers),
+    dropout=st.floats(0, 0.9),
+    availability=st.floats(0.1, 1),
+    availability_period_s=numbers,
+    attackers=st.floats(0, 1),
+    attack=st.sampled_from(["sign_flip", "alie"]),
+    attack_strength=numbers,
+    waiting=st.sampled_from(["auto", "ask", "called"]),
+    batch_devices=counts,
+)
+
+
+@given(fleets)
+def test_a_fleet_is_its_toml(fleet: Fleet) -> None:
+    config = ab.configure("synthetic", fleet=fleet, until=ab.Until(updates=1))
+    assert Fleet.of(read_back(config).fleet) == fleet
+
+
+@given(fleets.filter(lambda fleet: not isinstance(fleet.split, ab.Draws)), counts)
+def test_a_cap_on_examples_is_of_every_other_split(fleet: Fleet, cap: int) -> None:
+    capped = replace(fleet, examples_per_client=cap)
+    config = ab.configure("synthetic", fleet=capped, until=ab.Until(updates=1))
+    assert config.fleet.examples_per_client == cap
+    assert Fleet.of(config.fleet) == capped
+
+
+def test_every_key_of_the_table_has_a_place_and_its_default_in_the_fleet() -> None:
+    kinds = [Fleet, ab.Links, *(kind for kinds in GROUPS.values() for kind in kinds.values())]
+    reached = {f.metadata.get("key", f.name) for kind in kinds for f in fields(kind)} - {"links"}
+    assert reached == {f.name for f in fields(FleetTable)}
+    assert FleetTable(**Fleet().keys()) == FleetTable()
+    assert Fleet.of(FleetTable()) == Fleet()
+
+
+@pytest.mark.parametrize(
+    ("until", "keys"),
+    [
+        (ab.Until(updates=5, seconds=7), {"updates_max": 5, "virtual_s_max": 7.0}),
+        (
+            ab.Until(versions=3, accuracy=0.9),
+            {"versions_max": 3, "target_accuracy": 0.9, "stop_at_target": True},
+        ),
+        (ab.Until(updates=5, accuracy=0.9, go_on=True), {"updates_max": 5, "target_accuracy": 0.9}),
+        (
+            ab.Until(updates=5, metric="mae", mode="min", target=2),
+            {"updates_max": 5, "metric": "mae", "mode": "min", "target": 2.0, "stop_at_target": True},
+        ),
+    ],
+)
+def test_an_end_is_its_toml(until: ab.Until, keys: dict[str, Any]) -> None:
+    config = read_back(ab.configure("synthetic", until=until))
+    own = {"name": "synthetic", "workload": "synthetic"}
+    assert asdict(config.run) == asdict(merge([("test", {"run": {**own, **keys}})]).run)
+
+
+def test_tables_are_objects_and_a_later_word_counts() -> None:
+    config = ab.configure(
+        "synthetic",
+        robust=ab.Robust(rule="krum", attackers=0.2),
+        training=ab.Training(epochs=3),
+        faults=ab.Faults(loss=0.1),
+        uplink="topk(0.1)|int8|gaps|zstd",
+        downlink="log(1)",
+        seed=4,
+        until=ab.Until(updates=9),
+        settings={"client.batch_size": 7, "submodel.name": "none"},
+    )
+    read_back(config)
+    assert (config.robust.rule, config.client.epochs, config.client.batch_size) == ("krum", 3, 7)
+    assert (config.faults.loss, config.uplink.codec, config.downlink.codec) == (
+        0.1,
+        "topk(0.1)|int8|gaps|zstd",
+        "log(1)",
+    )
+    assert (config.run.seed, config.submodel.name) == (4, "none")
+    again = ab.configure(config, seed=5, training=ab.Training(epochs=1))
+    assert whole_tables(again) == whole_tables(
+        replace(config, run=replace(config.run, seed=5), client=ab.Training(epochs=1))
+    )
+
+
+def test_an_object_takes_the_place_of_the_whole_strategy(tmp_path: Any) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text('[run]\nworkload = "synthetic"\nupdates_max = 3\n[strategy]\nname = "teasq"\nbits = 8\n')
+    assert dict(ab.configure(file).strategy.params) == {"bits": 8}
+    assert dict(ab.configure(file, strategy="teasq").strategy.params) == {"bits": 8}
+    assert dict(ab.configure(file, strategy=ab.strategies.Teasq(kept=0.5)).strategy.params) == {"kept": 0.5}
+    assert ab.load_config(file).strategy.name == "teasq"
+
+
+@dataclass(frozen=True)
+class Damped(FedBuff):
+    """A strategy of this file's own."""
+
+    name: ClassVar[str] = "damped"
+    by: float = 0.5
+
+
+def test_a_strategy_of_ones_own_is_an_object_like_any_other() -> None:
+    config = ab.configure("synthetic", strategy=Damped(by=0.25), until=ab.Until(updates=1))
+    assert config.strategy.name == f"{__name__}:Damped"
+    assert strategy_of(config) == Damped(by=0.25)
+
+
+@dataclass
+class NoStrategy:
+    """Lacks everything."""
+
+    name: ClassVar[str] = "none of it"
+    rule: Any = field(default=None)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"strategy": ab.strategies.Teasq}, r"give Teasq\(\.\.\.\), an object"),
+        ({"strategy": FedBuff(rule=Krum(0.2))}, r"robust=Robust\(rule='\.\.\.'\)"),
+        ({"strategy": NoStrategy()}, "is no strategy: it lacks"),
+        ({"strategy": "teask"}, "did you mean 'teasq'"),
+        ({"fleet": ab.Links()}, r"fleet= must be one of FleetTable"),
+        ({"fleet": Fleet(speed="levels")}, r"Fleet\.speed must be one of Levels\(\), Lognormal\(\)"),
+        ({"fleet": Fleet(clients=0)}, r"fleet\.clients must be greater than 0"),
+        ({"settings": {"client": 3}}, "'client.epochs'"),
+        ({"settings": {"client.epoch": 3}}, "did you mean 'epochs'"),
+        ({"until": ab.Until(metric="mae", mode="min", accuracy=0.5)}, "target=0.5 in its place"),
+        ({"uplink": "topk(2)"}, "topk"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_fix(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(ab.AnabranchError, match=said):
+        ab.configure(Synthetic(), **{"until": ab.Until(updates=1), **arguments})
+
+
+def test_what_is_no_app_is_said() -> None:
+    with pytest.raises(AppError, match="has no method 'model'"):
+        ab.configure(NoStrategy())  # type: ignore[arg-type]

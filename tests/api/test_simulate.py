@@ -1,0 +1,153 @@
+"""`simulate` and the command are one function; ends, callbacks, and what is said of what is wrong."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from commands import anabranch, answer
+from prices import Prices
+
+import anabranch as ab
+from anabranch.core.errors import ConfigError, DataError
+from anabranch.reports.journal_files import PAYLOADS
+from anabranch.reports.result import Result
+from anabranch.workloads.synthetic import Synthetic
+
+SMALL = ab.Fleet(clients=4, examples_per_client=40)
+
+
+def small(**arguments: Any) -> ab.Run:
+    """A run of a moment."""
+    return ab.simulate("synthetic", **{"fleet": SMALL, "until": ab.Until(updates=12), **arguments})
+
+
+def test_it_is_the_run_of_the_command(tmp_path: Path) -> None:
+    options = ["--strategy", "teasq", "--updates", 12, "--clients", 4, "--seed", 3, "--out", tmp_path / "a"]
+    sets = [
+        "--set",
+        "fleet.examples_per_client=40",
+        "--set",
+        "strategy.kept=0.1",
+        "--set",
+        "fleet.up_mbps=1.0",
+    ]
+    of_command = answer(anabranch(tmp_path, "simulate", "synthetic", *options, *sets, "--json"))
+    fleet = ab.Fleet(clients=4, examples_per_client=40, links=ab.Links(up_mbps=1))
+    run = small(strategy=ab.strategies.Teasq(kept=0.1), fleet=fleet, seed=3)
+    digests = ("model_sha256", "journal_sha256")
+    assert [getattr(run.result, d) for d in digests] == [of_command[d] for d in digests]
+    again = ab.simulate(run.config)
+    assert [getattr(again.result, d) for d in digests] == [of_command[d] for d in digests]
+
+
+@pytest.mark.parametrize("app", [Synthetic(), Synthetic], ids=["object", "class"])
+def test_an_app_is_given_itself(app: Any) -> None:
+    run, by_name = small(), ab.simulate(app, fleet=SMALL, until=ab.Until(updates=12))
+    assert by_name.result.model_sha256 == run.result.model_sha256
+    assert by_name.config.run.workload == "anabranch.workloads.synthetic:Synthetic"
+    assert (by_name.config.run.name, by_name.result.workload) == ("synthetic", "synthetic")
+
+
+def test_a_run_without_an_end_gets_one_and_says_so() -> None:
+    with pytest.warns(UserWarning, match=r"no end was set, so 200 updates: until=Until"):
+        run = ab.simulate("synthetic", fleet=SMALL, settings={"run.evaluate_every_versions": 0})
+    assert run.result.updates_applied == 200
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert small(until=ab.Until(versions=2)).result.versions == 2
+
+
+def test_a_target_is_an_end() -> None:
+    options: dict[str, Any] = {"strategy": "fedasync", "fleet": ab.Fleet(clients=4)}
+    whole = small(**options, until=ab.Until(updates=30, accuracy=0.3, go_on=True)).result
+    stopped = small(**options, until=ab.Until(updates=30, accuracy=0.3))
+    reached = next(p for p in whole.history if p.accuracy is not None and p.accuracy >= 0.3)
+    assert (whole.updates_applied, whole.time_to_target_s) == (30, reached.time_s)
+    assert stopped.result.why == "the target was reached"
+    assert stopped.result.history == tuple(p for p in whole.history if p.version <= reached.version)
+    assert stopped.result.versions == reached.version
+    assert stopped.replay().version == reached.version
+
+
+def test_a_target_of_any_metric_is_an_end() -> None:
+    until = ab.Until(updates=60, metric="mse", mode="min", target=0.5)
+    training = ab.Training(steps=5, batch_size=10, learning_rate=0.1)
+    run = ab.simulate(
+        Prices(), strategy="fedasync", fleet=ab.Fleet(clients=4), training=training, until=until
+    )
+    values = run.history.column("mse")
+    assert values[-1] <= 0.5 < min(values[:-1])
+
+
+def test_callbacks_hear_of_the_run() -> None:
+    heard: list[ab.RunProgress] = []
+    run = small(callbacks=[heard.append])
+    assert [p.metrics["accuracy"] for p in heard if p.evaluated] == run.history.column("accuracy")
+
+
+def test_a_callback_ends_the_run_and_the_run_is_given_back(tmp_path: Path) -> None:
+    def stop(progress: ab.RunProgress) -> None:
+        if progress.version >= 5:
+            raise ab.StopRun("that is enough")
+
+    run = small(strategy="fedasync", callbacks=[stop], out=tmp_path / "run")
+    assert (run.result.status, run.result.why) == ("interrupted", "StopRun: that is enough")
+    assert 5 <= run.result.versions < 12
+    assert run.replay().version == run.result.versions
+    with pytest.raises(DataError, match=r"interrupted.*give it an out"):
+        small(strategy="fedasync", callbacks=[stop]).replay()
+
+
+class Told:
+    """A tracker."""
+
+    name = "told"
+
+    def __init__(self) -> None:
+        self.heard: list[Any] = []
+
+    def start(self, run: Any) -> None:
+        self.heard.append(run.seed)
+
+    def metrics(self, version: int, values: Any) -> None:
+        self.heard.append(version)
+
+    def finish(self, result: Any) -> None:
+        self.heard.append(result["model_sha256"])
+
+
+def test_a_tracker_is_a_callback() -> None:
+    told = Told()
+    run = small(seed=8, callbacks=[told])
+    assert told.heard == [8, *run.history.column("version"), run.result.model_sha256]
+    with pytest.raises(ConfigError, match="give a function of one RunProgress, or a tracker"):
+        small(callbacks=["jsonl"])
+
+
+def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def fails(progress: ab.RunProgress) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        small(callbacks=[fails])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_is_one_runs_and_a_temporary_one_goes_with_it(tmp_path: Path) -> None:
+    run = small(out=tmp_path / "run")
+    assert Result.read(tmp_path / "run") == run.result
+    assert (tmp_path / "run" / PAYLOADS).is_file()
+    with pytest.raises(ConfigError, match="holds a run already"):
+        small(out=tmp_path / "run")
+    temporary = small()
+    folder = temporary.folder
+    assert folder.is_dir()
+    assert not (folder / PAYLOADS).exists(), "it replays by simulation"
+    assert temporary.result.journal_sha256 == run.result.journal_sha256
+    del temporary
+    assert not folder.exists()
