@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from anabranch.api.records import Records
     from anabranch.api.run import Run, open_run
     from anabranch.api.simulating import StopRun, simulate
+    from anabranch.api.sweeping import Sweep, sweep
     from anabranch.api.until import Until
     from anabranch.core.config.faults import FaultsTable as Faults
     from anabranch.core.config.tables import ClientTable as Training
@@ -71,6 +72,7 @@ __all__ = [
     "Shards",
     "SpeedShards",
     "StopRun",
+    "Sweep",
     "Training",
     "Until",
     "Update",
@@ -82,6 +84,7 @@ __all__ = [
     "open_run",
     "simulate",
     "strategies",
+    "sweep",
 ]
 
 _HOMES = {
@@ -101,6 +104,7 @@ _HOMES = {
     "anabranch.api.records": ("Records",),
     "anabranch.api.run": ("Run", "open_run"),
     "anabranch.api.simulating": ("StopRun", "simulate"),
+    "anabranch.api.sweeping": ("Sweep", "sweep"),
     "anabranch.api.until": ("Until",),
     "anabranch.core.config.tables": ("Config",),
     "anabranch.core.errors": ("AnabranchError",),

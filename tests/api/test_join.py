@@ -30,7 +30,7 @@ def ones() -> Any:
 
 
 def test_the_model_has_the_version_and_what_is_pushed_counts() -> None:
-    model = {"w": np.zeros(3), "b": np.zeros(1, np.float32)}
+    model: dict[str, Any] = {"w": np.zeros(3), "b": np.zeros(1, np.float32)}
     with ab.Server.local(ones, strategy=ab.strategies.FedAvg(clients_per_round=1)) as server:
         fed, seen = ab.join(server, model, id="script", tasks_max=4), []
         for task in fed:
@@ -169,7 +169,7 @@ def test_the_script_of_the_examples_is_the_plain_one_with_five_lines_changed(tmp
     with ab.Server(
         EXAMPLES / "plain_torch.py:make_model", strategy="fedasync", until=ab.Until(updates=4)
     ) as server:
-        command = [sys.executable, EXAMPLES / "joined_torch.py", server.address]
+        command = [sys.executable, str(EXAMPLES / "joined_torch.py"), server.address]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
         assert done.returncode == 0, done.stderr
         losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]

@@ -91,7 +91,7 @@ def test_what_goes_wrong_comes_out() -> None:
             server.report()
     with pytest.raises(ConfigError, match="not running: enter its context"):
         _ = ab.Server("synthetic").address
-    with pytest.raises(AppError, match="did you mean .synthetic"):
+    with pytest.raises(AppError, match="did you mean 'synthetic'"):
         ab.Server("syntetic")
     with pytest.raises(ZeroDivisionError), ab.Server.local("synthetic"):
         raise ZeroDivisionError

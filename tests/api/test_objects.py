@@ -194,6 +194,9 @@ class NoStrategy:
     rule: Any = field(default=None)
 
 
+LEVELS: Any = "levels"  # as the table has it
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -202,7 +205,7 @@ class NoStrategy:
         ({"strategy": NoStrategy()}, "is no strategy: it lacks"),
         ({"strategy": "teask"}, "did you mean 'teasq'"),
         ({"fleet": ab.Links()}, r"fleet= must be one of FleetTable"),
-        ({"fleet": Fleet(speed="levels")}, r"Fleet\.speed must be one of Levels\(\), Lognormal\(\)"),
+        ({"fleet": Fleet(speed=LEVELS)}, r"Fleet\.speed must be one of Levels\(\), Lognormal\(\)"),
         ({"fleet": Fleet(clients=0)}, r"fleet\.clients must be greater than 0"),
         ({"settings": {"client": 3}}, "'client.epochs'"),
         ({"settings": {"client.epoch": 3}}, "did you mean 'epochs'"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +9,7 @@ from typing import Any
 from anabranch.api.background import Background
 from anabranch.api.live import InProcessServer, Server
 from anabranch.api.objects import app_source
+from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.agent import Agent
 from anabranch.client.lease import OnEvent
 from anabranch.client.local import LocalTransport
@@ -81,9 +79,8 @@ class Client(Background):
             return Path(given)
         if isinstance(self._server, str):
             return state_dir_of(name)
-        folder = Path(tempfile.mkdtemp(prefix="anabranch-device-"))
-        weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
-        return folder
+        self._temporary = TemporaryFolder("anabranch-device-")
+        return self._temporary.path
 
     def _work(self) -> None:
         if isinstance(self._server, InProcessServer):

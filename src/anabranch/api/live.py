@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tempfile
 import threading
-import weakref
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +16,7 @@ from anabranch.api.background import Background
 from anabranch.api.live_result import report_of_data
 from anabranch.api.objects import Source, plan_run
 from anabranch.api.run import Run
+from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.local import LocalServer
 from anabranch.client.operator import OperatorClient, RunStatus, open_operator, operator_wallet
 from anabranch.core.config.tables import Config
@@ -54,11 +53,11 @@ class Server(Background):
     ) -> None:
         super().__init__("anabranch-server")
         plan = plan_run(source, ends=False, **objects)
-        self.data_dir = Path(tempfile.mkdtemp(prefix="anabranch-")) if data_dir is None else Path(data_dir)
-        if data_dir is None:
-            weakref.finalize(self, shutil.rmtree, self.data_dir, ignore_errors=True)
-        places = {"address": address, "admin_address": admin_address, "data_dir": str(self.data_dir / "data")}
-        self.config: Config = replace(plan.config, server=replace(plan.config.server, **places))
+        self._temporary = TemporaryFolder() if data_dir is None else None
+        self.data_dir = self._temporary.path if self._temporary else Path(data_dir or "")
+        where = str(self.data_dir / "data")
+        table = replace(plan.config.server, address=address, admin_address=admin_address, data_dir=where)
+        self.config: Config = replace(plan.config, server=table)
         self._app, self._insecure = plan.app or load_app(self._workload, self.config.run.data_path), insecure
         self._ready, self._over = threading.Event(), threading.Event()
         self._info: Any = None
@@ -122,9 +121,8 @@ class Server(Background):
         wanted = Path(self.config.server.data_dir) / "run" if out is None else Path(out)
         with claimed(wanted, explicit=out is not None) as folder:
             data_dir, database = Path(self.config.server.data_dir), self.config.server.database
-            run = Run(folder, report_of_data(data_dir, database, folder), self._app, trusted=True)
-        run.keeps_alive(self)  # a temporary folder is this object's
-        return run
+            result = report_of_data(data_dir, database, folder)
+        return Run(folder, result, self._app, trusted=True, holds=self._temporary)
 
     @property
     def _workload(self) -> str:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from anabranch.api.configuration import WHOLE, Layer, is_config, load_run, run_name, with_end
 from anabranch.api.fleets import Fleet
@@ -20,7 +20,18 @@ from anabranch.core.parts import is_data
 from anabranch.strategies.registry import STRATEGIES
 from anabranch.workloads.app import App, app_of
 
-Source = str | Path | Config | App | type[Any]
+
+class AnyModel(Protocol):
+    """A torch module."""
+
+    def load_state_dict(self, state_dict: Any, /) -> Any:
+        """Take weights."""
+        ...
+
+
+# An App by its name, its class or itself; a file of settings, or a configuration; or a model alone (a torch
+# module, arrays by name, or a function that makes either), which is all that a server needs.
+Source = str | Path | Config | App | type[Any] | Callable[[], Any] | dict[str, Any] | AnyModel
 Settings = Mapping[str, Any]  # `table.key` -> value
 
 

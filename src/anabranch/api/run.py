@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import weakref
 from functools import cached_property
 from html import escape
 from pathlib import Path
@@ -50,13 +49,12 @@ class Run:
         result: Result,
         app: App | None = None,
         *,
-        temporary: bool = False,
         trusted: bool = False,
+        holds: object = None,
     ) -> None:
         self.folder, self.result = folder, result
         self._app, self._trusted = app, trusted
-        if temporary:
-            weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        self._holds = holds  # what keeps a temporary folder there
 
     @cached_property
     def config(self) -> Config:
@@ -171,10 +169,6 @@ class Run:
             what = f"{target} is there already: name another folder, or move that one away"
             raise ConfigError(what) from None
         return Run(target, self.result, self._app, trusted=self._trusted)
-
-    def keeps_alive(self, owner: object) -> None:
-        """The folder is `owner`'s, and lasts as long as this run does."""
-        self._owner = owner
 
     def _model_file(self, best: bool) -> Path:
         path = self.folder / (BEST if best else FINAL)

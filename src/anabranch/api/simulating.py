@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from anabranch.api.fleets import Fleet
 from anabranch.api.objects import Settings, Source, plan_run
 from anabranch.api.run import Run
+from anabranch.api.temporary import TemporaryFolder
 from anabranch.api.until import Until
 from anabranch.core.config.faults import FaultsTable
 from anabranch.core.config.tables import ClientTable, Config, FleetTable
@@ -101,36 +99,35 @@ def run_simulation(
     app: App | None = None,
     workers: int = 0,
     callbacks: Iterable[Callback] = (),
+    keep_payloads: bool = True,
 ) -> Run:
-    """Simulate what a configuration says; `out` and the rest are as for `simulate`. Raises as it does."""
+    """Simulate what a configuration says; `out` and the rest are as for `simulate`. Raises as it does.
+
+    Without `keep_payloads`, and in a temporary folder, the run replays by simulation alone.
+    """
     tellers, trackers = _parted(callbacks)
 
     def tell(progress: RunProgress) -> None:
         for teller in tellers:
             teller(progress)
 
-    temporary = out is None
-    wanted = Path(tempfile.mkdtemp(prefix="anabranch-")) if out is None else out
-    with _temporary(wanted) if temporary else claimed(wanted, explicit=True) as folder:
+    temporary = TemporaryFolder() if out is None else None
+    with temporary or claimed(out or Path(), explicit=True) as folder:
         try:
             result = simulate_config(
-                config, folder, app, workers, tell, trackers=trackers, keep_payloads=not temporary
+                config,
+                folder,
+                app,
+                workers,
+                tell,
+                trackers=trackers,
+                keep_payloads=keep_payloads and not temporary,
             )
         except StopRun:
             result = Result.read(folder)
     if result.given_up:
         log.warning("%s on %s was given up: %s", result.strategy, result.workload, result.given_up)
-    return Run(folder, result, app, temporary=temporary, trusted=True)
-
-
-@contextmanager
-def _temporary(folder: Path) -> Iterator[Path]:
-    """A folder that goes if what is done in it fails."""
-    try:
-        yield folder
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
+    return Run(folder, result, app, trusted=True, holds=temporary)
 
 
 def _parted(callbacks: Iterable[Callback]) -> tuple[Sequence[Teller], Sequence[Tracker]]:

@@ -1,0 +1,29 @@
+"""Folders that last as long as somebody has them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from pathlib import Path
+from types import TracebackType
+
+
+class TemporaryFolder:
+    """A new folder, `path`, which goes once nobody holds this object any more, or the program ends.
+
+    As a context manager it goes at once if what is done inside fails.
+    """
+
+    def __init__(self, prefix: str = "anabranch-") -> None:
+        self.path = Path(tempfile.mkdtemp(prefix=prefix))
+        self._remove = weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
+
+    def __enter__(self) -> Path:
+        return self.path
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is not None:
+            self._remove()

@@ -1,0 +1,90 @@
+"""Every choice of a grid from the same seeds; a sweep that was interrupted goes on."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import anabranch as ab
+from anabranch.core.errors import ConfigError
+from anabranch.reports.result import RESULT_FILE
+
+SMALL: dict[str, Any] = {
+    "fleet": ab.Fleet(clients=4, examples_per_client=40),
+    "until": ab.Until(updates=9),
+    "progress": False,
+}
+GRID = {"strategy": ["fedasync", ab.strategies.FedBuff(buffer_size=3)], "client.steps": [2, 4]}
+
+
+def test_every_choice_is_run_from_every_seed() -> None:
+    found = ab.sweep("synthetic", GRID, seeds=[3, 5], **SMALL)
+    expected = itertools.product(["fedasync", "fedbuff(buffer_size=3)"], [2, 4], [3, 5])
+    cells = [(row["strategy"], row["client.steps"], row["seed"]) for row in found.rows]
+    assert cells == list(expected)
+    for (strategy, steps, seed), run in zip(cells[::3], found.runs[::3], strict=True):
+        name, _, _ = strategy.partition("(")
+        chosen = ab.strategies.FedBuff(buffer_size=3) if name == "fedbuff" else name
+        settings = {"client.steps": steps}
+        alone = ab.simulate(
+            "synthetic",
+            strategy=chosen,
+            seed=seed,
+            settings=settings,
+            fleet=SMALL["fleet"],
+            until=SMALL["until"],
+        )
+        assert alone.result.journal_sha256 == run.result.journal_sha256
+    assert len(found.comparison.rows) == 4
+    assert found.comparison.rows.column("seeds") == [2] * 4
+    assert len(found.history) == sum(len(run.history) for run in found.runs)
+    assert {"strategy", "client.steps", "seed", "accuracy"} <= set(found.history.columns)
+    assert found.plot().svg.startswith("<svg")
+    folder = found.runs[0].folder
+    one = found.runs[0]
+    del found, run
+    assert one.weights(), "a run of a sweep keeps its folder"
+    del one
+    assert not folder.exists()
+
+
+def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
+    first = ab.sweep("synthetic", {"strategy": ["fedasync"]}, seeds=2, out=tmp_path, **SMALL)
+    before = {run.folder: (run.folder / RESULT_FILE).stat().st_mtime_ns for run in first.runs}
+    torn = first.runs[1].folder / RESULT_FILE  # as a run leaves it that was killed
+    torn.write_text(json.dumps({**json.loads(torn.read_text()), "status": "interrupted"}))
+    again = ab.sweep("synthetic", {"strategy": ["fedasync", "fedbuff"]}, seeds=2, out=tmp_path, **SMALL)
+    assert [run.folder for run in again.runs[:2]] == list(before)
+    assert (again.runs[0].folder / RESULT_FILE).stat().st_mtime_ns == before[first.runs[0].folder]
+    assert again.runs[1].result.status == "finished"
+    assert again.runs[1].result.model_sha256 == first.runs[1].result.model_sha256
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_processes_beside_each_other_give_the_same(tmp_path: Path) -> None:
+    grid = {"strategy": ["fedasync"]}
+    here = ab.sweep("synthetic", grid, seeds=2, **SMALL)
+    beside = ab.sweep("synthetic", grid, seeds=2, parallel=2, out=tmp_path, **SMALL)
+    assert [r.result.journal_sha256 for r in beside.runs] == [r.result.journal_sha256 for r in here.runs]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"grid": {"strategi": ["fedasync"]}}, r"name one of .*strategy"),
+        ({"grid": {"strategy": "fedasync"}}, "give a list of values"),
+        ({"grid": {"strategy": []}}, "give a list of values"),
+        ({"grid": {"strategy": ["fedasync", "fedsync"]}}, "did you mean 'fedasync'"),
+        ({"grid": {"until": [ab.Until(updates=1)]}}, "until is in the grid and beside it"),
+        ({"grid": {}, "seeds": 0}, "at least one seed"),
+        ({"grid": {}, "parallel": 0}, "at least 1 process"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_run(arguments: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ab.sweep("synthetic", **{**SMALL, "out": tmp_path / "out", **arguments})
+    assert not (tmp_path / "out").exists()
