@@ -24,7 +24,7 @@ LINES_MAX = 30
 def executed(name: str, folder: Path) -> list[dict[str, Any]]:
     """The cells of code, with what they have shown."""
     out = folder / name
-    command = [sys.executable, "-c", EXECUTE, TUTORIALS / name, out]
+    command = [sys.executable, "-c", EXECUTE, str(TUTORIALS / name), str(out)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return [cell for cell in json.loads(out.read_text())["cells"] if cell["cell_type"] == "code"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
+from inspect import signature
 from typing import Any, ClassVar
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 
 import anabranch as ab
 from anabranch.api.fleets import GROUPS, Fleet
-from anabranch.api.objects import whole_tables
+from anabranch.api.objects import RunObjects, whole_tables
 from anabranch.core.config.tables import NO_KEY, Config, FleetTable, merge
 from anabranch.core.errors import AppError
 from anabranch.strategies import strategy_of
@@ -216,6 +217,11 @@ LEVELS: Any = "levels"  # as the table has it
 def test_what_is_wrong_is_said_with_the_fix(arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(ab.AnabranchError, match=said):
         ab.configure(Synthetic(), **{"until": ab.Until(updates=1), **arguments})
+
+
+def test_whatever_takes_the_objects_of_a_run_takes_those_of_simulate() -> None:
+    own = {"source", "callbacks", "out", "workers"}
+    assert list(RunObjects.__annotations__) == [n for n in signature(ab.simulate).parameters if n not in own]
 
 
 def test_what_is_no_app_is_said() -> None:

@@ -18,7 +18,7 @@ SMALL: dict[str, Any] = {
     "until": ab.Until(updates=9),
     "progress": False,
 }
-GRID = {"strategy": ["fedasync", ab.strategies.FedBuff(buffer_size=3)], "client.steps": [2, 4]}
+GRID: dict[str, list[Any]] = {"strategy": ["fedasync", ab.strategies.FedBuff(buffer_size=3)], "client.steps": [2, 4]}
 
 
 def test_every_choice_is_run_from_every_seed() -> None:
@@ -66,7 +66,7 @@ def test_it_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_processes_beside_each_other_give_the_same(tmp_path: Path) -> None:
-    grid = {"strategy": ["fedasync"]}
+    grid: dict[str, list[Any]] = {"strategy": ["fedasync"]}
     here = ab.sweep("synthetic", grid, seeds=2, **SMALL)
     beside = ab.sweep("synthetic", grid, seeds=2, parallel=2, out=tmp_path, **SMALL)
     assert [r.result.journal_sha256 for r in beside.runs] == [r.result.journal_sha256 for r in here.runs]
@@ -81,6 +81,7 @@ def test_processes_beside_each_other_give_the_same(tmp_path: Path) -> None:
         ({"grid": {"strategy": ["fedasync", "fedsync"]}}, "did you mean 'fedasync'"),
         ({"grid": {"until": [ab.Until(updates=1)]}}, "until is in the grid and beside it"),
         ({"grid": {}, "seeds": 0}, "at least one seed"),
+        ({"grid": {}, "seed": 3}, "a sweep has seeds="),
         ({"grid": {}, "parallel": 0}, "at least 1 process"),
     ],
 )

@@ -11,7 +11,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.reports.compare import Against, comparison_svg
 from anabranch.reports.result import Result
 
-WIDTH_PX = 640
+WIDTH_PX = 520
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from safetensors.numpy import load_file
 
 from anabranch.api.background import Background
 from anabranch.api.live_result import report_of_data
-from anabranch.api.objects import Source, plan_run
+from anabranch.api.objects import RunObjects, Source, plan_run
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.local import LocalServer
@@ -49,10 +49,10 @@ class Server(Background):
         admin_address: str = ANY_PORT,
         data_dir: str | Path | None = None,
         insecure: bool = False,
-        **objects: Any,
+        **objects: Unpack[RunObjects],
     ) -> None:
         super().__init__("anabranch-server")
-        plan = plan_run(source, ends=False, **objects)
+        plan = plan_run(source, objects, ends=False)
         self._temporary = TemporaryFolder() if data_dir is None else None
         self.data_dir = self._temporary.path if self._temporary else Path(data_dir or "")
         where = str(self.data_dir / "data")
@@ -65,7 +65,7 @@ class Server(Background):
         self._stopping: asyncio.Event | None = None
 
     @staticmethod
-    def local(source: Source, **objects: Any) -> InProcessServer:
+    def local(source: Source, **objects: Unpack[RunObjects]) -> InProcessServer:
         """A server without a network, for devices in this process: `Client(app, server)`.
 
         What devices are told, and what comes of their updates, is what a live server does. It has no disk, so
@@ -176,9 +176,9 @@ class Server(Background):
 class InProcessServer(Background):
     """See `Server.local`. `local` is the server itself: its engine, its journal, orders of operators."""
 
-    def __init__(self, source: Source, **objects: Any) -> None:
+    def __init__(self, source: Source, **objects: Unpack[RunObjects]) -> None:
         super().__init__("anabranch-local-server")
-        plan = plan_run(source, ends=False, **objects)
+        plan = plan_run(source, objects, ends=False)
         app: App = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
         self.config = plan.config
         self.local = LocalServer.of(app, plan.config)

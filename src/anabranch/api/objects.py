@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypedDict, Unpack
 
 from anabranch.api.configuration import WHOLE, Layer, is_config, load_run, run_name, with_end
 from anabranch.api.fleets import Fleet
@@ -47,43 +47,51 @@ class RunPlan:
     app: App | None
 
 
-def plan_run(
-    source: Source,
-    *,
-    strategy: Strategy | str | None = None,
-    fleet: Fleet | FleetTable | None = None,
-    uplink: str | None = None,
-    downlink: str | None = None,
-    robust: RobustTable | None = None,
-    training: ClientTable | None = None,
-    faults: FaultsTable | None = None,
-    seed: int | None = None,
-    until: Until | None = None,
-    settings: Settings | None = None,
-    ends: bool = True,
-) -> RunPlan:
-    """The configuration of a run: see `simulate` for the arguments; unless `ends` it may go on for ever.
+class RunObjects(TypedDict, total=False):
+    """What a run can be told beside its source: see `simulate`, which has the same arguments."""
+
+    strategy: Strategy | str | None
+    fleet: Fleet | FleetTable | None
+    uplink: str | None
+    downlink: str | None
+    robust: RobustTable | None
+    training: ClientTable | None
+    faults: FaultsTable | None
+    seed: int | None
+    until: Until | None
+    settings: Settings | None
+
+
+def plan_run(source: Source, objects: RunObjects, ends: bool = True) -> RunPlan:
+    """The configuration of a run; unless `ends` it may go on for ever.
 
     Raises `ConfigError` and `AppError`.
     """
     path, presets, flags, app = _begun(source)
-    flags += _strategy_layers(strategy)
-    flags += _table_layers(fleet=fleet, robust=robust, client=training, faults=faults)
-    codecs = {"uplink": uplink, "downlink": downlink}
-    flags += [(f"{t}=", {t: {"codec": str(codec)}}) for t, codec in codecs.items() if codec is not None]
-    flags += [] if until is None else [("until=", {"run": until.keys()})]
-    flags += [] if seed is None else [("seed=", {"run": {"seed": seed}})]
-    flags += _setting_layers(settings or {})
+    flags += _strategy_layers(objects.get("strategy"))
+    flags += _table_layers(
+        fleet=objects.get("fleet"),
+        robust=objects.get("robust"),
+        client=objects.get("training"),
+        faults=objects.get("faults"),
+    )
+    codecs = {"uplink": objects.get("uplink"), "downlink": objects.get("downlink")}
+    flags += [(f"{t}=", {t: {"codec": codec}}) for t, codec in codecs.items() if codec is not None]
+    if (until := objects.get("until")) is not None:
+        flags.append(("until=", {"run": until.keys()}))
+    if (seed := objects.get("seed")) is not None:
+        flags.append(("seed=", {"run": {"seed": seed}}))
+    flags += _setting_layers(objects.get("settings") or {})
     config = load_run(path, (), presets, flags, app)
     return RunPlan(*with_end(config), app) if ends else RunPlan(config, "", app)
 
 
-def configure(source: Source, **objects: Any) -> Config:
+def configure(source: Source, **objects: Unpack[RunObjects]) -> Config:
     """The configuration of a run that `simulate` would make of the same arguments, without the run.
 
     Raises `ConfigError` and `AppError`.
     """
-    return plan_run(source, **objects).config
+    return plan_run(source, objects).config
 
 
 def app_source(source: Any) -> tuple[App, str]:

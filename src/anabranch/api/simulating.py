@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from anabranch.api.fleets import Fleet
-from anabranch.api.objects import Settings, Source, plan_run
+from anabranch.api.objects import RunObjects, Settings, Source, plan_run
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.api.until import Until
@@ -75,19 +75,19 @@ def simulate(
 
     Raises `ConfigError`, `AppError` and `DataError`, each with the fix. What a callback raises comes out.
     """
-    plan = plan_run(
-        source,
-        strategy=strategy,
-        fleet=fleet,
-        uplink=uplink,
-        downlink=downlink,
-        robust=robust,
-        training=training,
-        faults=faults,
-        seed=seed,
-        until=until,
-        settings=settings,
-    )
+    objects: RunObjects = {
+        "strategy": strategy,
+        "fleet": fleet,
+        "uplink": uplink,
+        "downlink": downlink,
+        "robust": robust,
+        "training": training,
+        "faults": faults,
+        "seed": seed,
+        "until": until,
+        "settings": settings,
+    }
+    plan = plan_run(source, objects)
     if plan.said:
         warnings.warn(f"{plan.said}: until=Until(updates=...) says otherwise", stacklevel=2)
     return run_simulation(plan.config, None if out is None else Path(out), plan.app, workers, callbacks)

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from anabranch.api.comparing import Comparison, compare
 from anabranch.api.figures import Figure
-from anabranch.api.objects import RunPlan, Source, plan_run
+from anabranch.api.objects import RunObjects, RunPlan, Source, plan_run
 from anabranch.api.records import Records
 from anabranch.api.run import Run
 from anabranch.api.simulating import run_simulation
@@ -38,7 +38,7 @@ from anabranch.reports.result import Result
 from anabranch.workloads.app import App
 
 SEEDS = 5
-ARGUMENTS = frozenset({"strategy", "fleet", "uplink", "downlink", "robust", "training", "faults", "until"})
+ARGUMENTS = frozenset(RunObjects.__annotations__) - {"seed", "settings"}
 DIGEST_CHARS = 10
 
 Choice = Mapping[str, Any]
@@ -108,8 +108,7 @@ def sweep(
     out: str | Path | None = None,
     parallel: int = 1,
     progress: bool = True,
-    settings: Mapping[str, Any] | None = None,
-    **objects: Any,
+    **objects: Unpack[RunObjects],
 ) -> Sweep:
     """Simulate every combination of a grid, each from the same seeds.
 
@@ -123,8 +122,7 @@ def sweep(
             on. (Of an App whose code has changed it would have to be.) None: in temporary folders.
         parallel: Processes that simulate, a run at a time each. Apps and strategies then come from files.
         progress: Show a bar with the time left, on standard error.
-        settings: As for `simulate`.
-        objects: The other arguments of `simulate`, for all runs alike.
+        objects: The other arguments of `simulate`, `settings` among them, for all runs alike.
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
@@ -134,11 +132,7 @@ def sweep(
         raise ConfigError("sweep(seeds=...): give at least one seed")
     if parallel < 1:
         raise ConfigError(f"sweep(parallel={parallel!r}): give at least 1 process")
-    plans = [
-        (choice, seed, _planned(source, choice, seed, settings or {}, objects))
-        for choice in chosen
-        for seed in numbers
-    ]
+    plans = [(choice, seed, _planned(source, choice, seed, objects)) for choice in chosen for seed in numbers]
     if said := plans[0][2].said:
         warnings.warn(f"{said} each: until=Until(updates=...) says otherwise", stacklevel=2)
     temporary = TemporaryFolder("anabranch-sweep-") if out is None else None
@@ -210,14 +204,15 @@ def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[Choice]:
     return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
-def _planned(
-    source: Source, choice: Choice, seed: int, settings: Mapping[str, Any], objects: Mapping[str, Any]
-) -> RunPlan:
-    arguments = {name: value for name, value in choice.items() if name in ARGUMENTS}
-    if twice := sorted({*arguments} & {*objects}):
+def _planned(source: Source, choice: Choice, seed: int, objects: RunObjects) -> RunPlan:
+    if "seed" in objects:
+        raise ConfigError("sweep(seed=...): a sweep has seeds=, so many or a list of them")
+    if twice := sorted({*choice} & {*objects}):
         raise ConfigError(f"sweep: {', '.join(twice)} is in the grid and beside it: give it once")
-    more = {name: value for name, value in choice.items() if name not in ARGUMENTS}
-    return plan_run(source, seed=seed, settings={**settings, **more}, **arguments, **objects)
+    settings = dict(objects.get("settings") or {})
+    settings |= {name: value for name, value in choice.items() if name not in ARGUMENTS}
+    chosen: Any = {name: value for name, value in choice.items() if name in ARGUMENTS}
+    return plan_run(source, {**objects, **chosen, "seed": seed, "settings": settings})
 
 
 def _name(config: Config) -> str:
