@@ -18,7 +18,10 @@ SMALL: dict[str, Any] = {
     "until": ab.Until(updates=9),
     "progress": False,
 }
-GRID: dict[str, list[Any]] = {"strategy": ["fedasync", ab.strategies.FedBuff(buffer_size=3)], "client.steps": [2, 4]}
+GRID: dict[str, list[Any]] = {
+    "strategy": ["fedasync", ab.strategies.FedBuff(buffer_size=3)],
+    "client.steps": [2, 4],
+}
 
 
 def test_every_choice_is_run_from_every_seed() -> None:

@@ -10,6 +10,7 @@ from commands import RUN, anabranch, answer, serving
 from anabranch.api.configuration import is_config, run_name
 from anabranch.core.errors import OUTCOMES, ConfigError, ManifestMismatch
 from anabranch.reports.journal_files import JournalReader
+from anabranch.reports.result import Result
 
 OPTIONS = ("--updates", 24, "--clients", 4, "--seed", 3, "--target", 0.3, "--strategy", "fedbuff")
 SETS = ("--set", "fleet.examples_per_client=40", "--set", "strategy.buffer_size=3", "--set", "run.name=small")
@@ -129,3 +130,33 @@ def test_a_server_with_another_model_than_its_run_says_so(tmp_path: Path) -> Non
     assert anabranch(tmp_path, "report", "anabranch-data").returncode == 0
     config = JournalReader(tmp_path / "anabranch-data" / "run").config
     assert (config.run.name, config.run.workload) == ("synthetic", "synthetic")
+
+
+def test_seeds_are_runs_of_their_own_and_the_command_again_goes_on(tmp_path: Path) -> None:
+    alone = answer(anabranch(tmp_path, "simulate", "synthetic", *OPTIONS, *SETS, "--json"))
+    options = [o for o in OPTIONS if o not in ("--seed", 3)]
+    command = ("simulate", "synthetic", *options, *SETS, "--seeds", "2..3", "--json")
+    [row] = answer(anabranch(tmp_path, *command))["rows"]
+    folder = tmp_path / "runs" / "small-fedbuff-seeds"
+    found = {Result.read(run).seed: Result.read(run) for run in folder.iterdir() if run.is_dir()}
+    assert row["seeds"] == sorted(found) == [2, 3]
+    assert found[3].journal_sha256 == alone["journal_sha256"]
+    assert (folder / "compare.html").is_file()
+    before = {run: (run / "result.json").stat().st_mtime_ns for run in folder.iterdir() if run.is_dir()}
+    assert answer(anabranch(tmp_path, *command))["rows"] == [row]
+    assert {run: (run / "result.json").stat().st_mtime_ns for run in before} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--seeds", "4..0"), "write FROM..TO, for example 0..4"),
+        (("--seeds", "a"), "write FROM..TO"),
+        (("--seeds", "0..1", "--seed", 3), "it has --parallel"),
+    ],
+)
+def test_seeds_that_are_none_are_said(options: tuple[object, ...], said: str, tmp_path: Path) -> None:
+    done = anabranch(tmp_path, "simulate", "synthetic", *options)
+    assert done.returncode == OUTCOMES[ConfigError].exit_code
+    assert said in done.stderr
+    assert not (tmp_path / "runs").exists()

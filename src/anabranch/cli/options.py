@@ -77,9 +77,19 @@ def writing(folder: Path) -> Iterator[None]:
         raise disk_error(folder, error) from error
 
 
-def run_folder(name: str, strategy: str, seed: int) -> Path:
-    """Where a run goes if nobody says where: runs/<name>-<strategy>-seed<seed>."""
-    return Path("runs") / f"{name}-{short_name(strategy)}-seed{seed}"
+def run_folder(name: str, strategy: str, seed: int | str) -> Path:
+    """Where a run goes if nobody says where: runs/<name>-<strategy>-seed<seed>; or `seeds`, of several."""
+    last = seed if isinstance(seed, str) else f"seed{seed}"
+    return Path("runs") / f"{name}-{short_name(strategy)}-{last}"
+
+
+def parse_seeds(text: str) -> list[int]:
+    """`0..4` as 0, 1, 2, 3, 4, and `1,3,7` as these. Raises `ConfigError`."""
+    first, dots, last = text.partition("..")
+    words = [first, last] if dots else text.split(",")
+    if not all(word.strip().isdecimal() for word in words) or (dots and int(first) > int(last)):
+        raise ConfigError(f"--seeds {text!r}: write FROM..TO, for example 0..4, or 1,3,7")
+    return list(range(int(first), int(last) + 1)) if dots else list(dict.fromkeys(map(int, words)))
 
 
 def short_name(part: str) -> str:

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from anabranch.api.comparing import Comparison
 from anabranch.api.comparing import compare as compare_runs
 from anabranch.api.live_result import report_of_data, same_before
 from anabranch.api.run import open_run
@@ -39,8 +40,11 @@ def compare(
     as_json: AsJson = False,
 ) -> None:
     """Put runs side by side: a table, and a page with their curves over each other."""
-    output = Output(as_json)
-    found = compare_runs(folders)
+    tell_comparison(Output(as_json), compare_runs(folders), out)
+
+
+def tell_comparison(output: Output, found: Comparison, out: Path) -> None:
+    """Write the page, and show the table of it."""
     for said in found.left_out:
         output.warn(f"left out: {said}")
     rows = found.spreads

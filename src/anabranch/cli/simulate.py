@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,9 +11,19 @@ import typer
 from anabranch.api.configuration import load_run, with_end
 from anabranch.api.run import Run
 from anabranch.api.simulating import run_simulation
+from anabranch.api.sweeping import sweep
 from anabranch.cli.left import say_what_is_left, where_it_goes
 from anabranch.cli.next_steps import with_commands, with_run
-from anabranch.cli.options import AsJson, FlowerFolder, Out, Overrides, run_folder, summary, writing
+from anabranch.cli.options import (
+    AsJson,
+    FlowerFolder,
+    Out,
+    Overrides,
+    parse_seeds,
+    run_folder,
+    summary,
+    writing,
+)
 from anabranch.cli.output import Output, Ticker
 from anabranch.cli.run_options import (
     Clients,
@@ -27,9 +38,10 @@ from anabranch.cli.run_options import (
     option_layers,
     run_source,
 )
+from anabranch.cli.runs import tell_comparison
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import Config
-from anabranch.core.errors import Diverged
+from anabranch.core.errors import ConfigError, Diverged
 from anabranch.core.model.chains import AUTO
 from anabranch.reports.folders import claimed
 from anabranch.reports.metrics import metric_text
@@ -62,6 +74,13 @@ def simulate(
     ray_address: Annotated[
         str | None, typer.Option(help="A cluster of Ray, for its executor (ray.address).")
     ] = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(help="A run for each seed, side by side; again goes on.", metavar="0..4|1,3,7"),
+    ] = None,
+    parallel: Annotated[
+        int, typer.Option(help="Of the runs of --seeds so many at a time, each in a process.", min=1)
+    ] = 1,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
@@ -80,6 +99,11 @@ def simulate(
     settings, said = with_end(settings)
     if said:
         output.say(f"{said}: --updates, --versions or --seconds say otherwise")
+    if seeds is not None:
+        if seed is not None or workers:
+            raise ConfigError("--seeds goes with neither --seed nor --workers: it has --parallel")
+        _simulate_seeds(output, settings, parse_seeds(seeds), out, parallel)
+        return
     wanted = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
     with writing(wanted), claimed(wanted, explicit=out is not None) as folder:
         where_it_goes(output, settings, wanted, folder)
@@ -88,6 +112,19 @@ def simulate(
     output.result(result.to_json(), with_commands(f"{summary(result, folder)}\nnext:", with_run(folder)))
     if result.given_up:
         raise Diverged(result.given_up)
+
+
+def _simulate_seeds(
+    output: Output, settings: Config, seeds: Sequence[int], out: Path | None, parallel: int
+) -> None:
+    """A run for each seed in a folder of its own, and all of them side by side."""
+    folder = out or run_folder(settings.run.name, settings.strategy.name, "seeds")
+    output.say(f"{len(seeds)} runs in {folder}; what has ended there is not run again")
+    with writing(folder):
+        found = sweep(settings, {}, seeds=seeds, out=folder, parallel=parallel, progress=not output.as_json)
+    tell_comparison(output, found.comparison, folder / "compare.html")
+    if why := next((run.result.given_up for run in found.runs if run.result.given_up), ""):
+        raise Diverged(why)
 
 
 def _run(output: Output, settings: Config, folder: Path, workers: int) -> Run:
