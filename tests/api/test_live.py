@@ -95,3 +95,16 @@ def test_what_goes_wrong_comes_out() -> None:
         ab.Server("syntetic")
     with pytest.raises(ZeroDivisionError), ab.Server.local("synthetic"):
         raise ZeroDivisionError
+
+
+def test_a_measurement_as_good_as_the_target_ends_a_live_run() -> None:
+    with ab.Server("synthetic", **FEW, until=ab.Until(accuracy=0.9)) as server:
+        ab.Client("synthetic", server, id="device-0", tasks_max=2).start().wait(LONG_S)
+        with server.operator() as operator:
+            operator.report_metrics(1, {"accuracy": 0.5})
+            with pytest.raises(Unavailable):
+                server.wait(0.01)
+            operator.report_metrics(2, {"accuracy": 0.95})
+            server.wait(LONG_S)
+            assert operator.status().finished == "the run ended after 2 updates, its budget"
+    assert server.report().replay().version == 2

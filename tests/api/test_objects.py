@@ -220,7 +220,7 @@ def test_what_is_wrong_is_said_with_the_fix(arguments: dict[str, Any], said: str
 
 
 def test_whatever_takes_the_objects_of_a_run_takes_those_of_simulate() -> None:
-    own = {"source", "callbacks", "out", "workers"}
+    own = {"source", "callbacks", "progress", "out", "workers"}
     assert list(RunObjects.__annotations__) == [n for n in signature(ab.simulate).parameters if n not in own]
 
 

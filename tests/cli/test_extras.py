@@ -92,4 +92,4 @@ def test_the_table_is_that_of_the_package() -> None:
 
 def test_what_lies_in_a_module_is_of_its_extra() -> None:
     assert how_to_install("sqlalchemy.orm") == 'pip install "anabranch[server]"'
-    assert how_to_install("pandas") == how_to_install(None) == ""
+    assert how_to_install("statsmodels") == how_to_install(None) == ""

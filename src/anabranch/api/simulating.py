@@ -9,6 +9,7 @@ from pathlib import Path
 
 from anabranch.api.fleets import Fleet
 from anabranch.api.objects import RunObjects, Settings, Source, plan_run
+from anabranch.api.progress import ProgressBar
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.api.until import Until
@@ -49,6 +50,7 @@ def simulate(
     until: Until | None = None,
     settings: Settings | None = None,
     callbacks: Iterable[Callback] = (),
+    progress: bool = False,
     out: str | Path | None = None,
     workers: int = 0,
 ) -> Run:
@@ -70,6 +72,7 @@ def simulate(
         settings: Any other setting, by `"table.key"`.
         callbacks: Functions that hear of `RunProgress` at the start, at each measurement and every second or
             so; `StopRun` ends the run. Trackers too (`start`, `metrics`, `finish`).
+        progress: Show a bar with the time left, on standard error.
         out: The folder for what the run leaves, which must hold none; None: a temporary one.
         workers: Processes that train; 0: this one. Their App must come from a file.
 
@@ -90,7 +93,11 @@ def simulate(
     plan = plan_run(source, objects)
     if plan.said:
         warnings.warn(f"{plan.said}: until=Until(updates=...) says otherwise", stacklevel=2)
-    return run_simulation(plan.config, None if out is None else Path(out), plan.app, workers, callbacks)
+    folder = None if out is None else Path(out)
+    if not progress:
+        return run_simulation(plan.config, folder, plan.app, workers, callbacks)
+    with ProgressBar(plan.config.run) as bar:
+        return run_simulation(plan.config, folder, plan.app, workers, [*callbacks, bar])
 
 
 def run_simulation(

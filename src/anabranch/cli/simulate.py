@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from anabranch.api.configuration import load_run, with_end
+from anabranch.api.progress import TimeLeft, share_done
 from anabranch.api.run import Run
 from anabranch.api.simulating import run_simulation
 from anabranch.api.sweeping import sweep
@@ -128,18 +129,26 @@ def _simulate_seeds(
 
 
 def _run(output: Output, settings: Config, folder: Path, workers: int) -> Run:
-    goal = Goal.of(settings.run)
+    goal, left = Goal.of(settings.run), TimeLeft()
     with Ticker(output) as ticker:
 
         def show(p: RunProgress) -> None:
             counts = {"virtual_s": p.virtual_s, "version": p.version, "updates": p.updates}
             named = {} if goal.metric == AUTO else {goal.metric: goal.value(p.metrics)}
             figures = {"accuracy": p.accuracy, "loss": p.loss} | named
-            ticker.show(_in_words(p, goal), **counts, rejected=p.rejected, **figures)
+            share = share_done(settings.run, p)
+            words = _in_words(p, goal) + _left_text(share, left.after(share))
+            ticker.show(words, **counts, rejected=p.rejected, share=share, **figures)
 
         devices = settings.fleet.clients
         ticker.show(f"getting {count_text(devices)} device{'s'[: devices > 1]} ready")
         return run_simulation(settings, folder, workers=workers, callbacks=[show])
+
+
+def _left_text(share: float, left_s: float | None) -> str:
+    if left_s is None:
+        return ""
+    return f" ({100 * share:.0f} %" + (f", {duration_text(left_s)} left)" if share < 1 else ")")
 
 
 def _in_words(p: RunProgress, goal: Goal) -> str:

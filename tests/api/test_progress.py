@@ -1,0 +1,52 @@
+"""How far a run is, in per cent and in time."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+import anabranch as ab
+from anabranch.api.progress import ProgressBar, TimeLeft, share_done
+from anabranch.core.config.tables import RunTable
+
+
+def at(**counts: float) -> ab.RunProgress:
+    """A run that is so far."""
+    known = {"virtual_s": 0.0, "version": 0, "updates": 0, "rejected": 0, **counts}
+    return ab.RunProgress(**known, accuracy=0.25, loss=None, evaluated=True, metrics={"accuracy": 0.25})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("budget", "counts", "share"),
+    [
+        ({"updates_max": 40}, {"updates": 10}, 0.25),
+        ({"updates_max": 40, "versions_max": 20}, {"updates": 10, "version": 15}, 0.75),
+        ({"virtual_s_max": 8.0}, {"virtual_s": 2.0, "updates": 100}, 0.25),
+        ({"updates_max": 40}, {"updates": 41}, 1.0),
+        ({}, {"updates": 41}, 0.0),
+    ],
+)
+def test_the_budget_that_is_nearest_to_its_end_counts(
+    budget: dict[str, float], counts: dict[str, float], share: float
+) -> None:
+    assert share_done(RunTable(**budget), at(**counts)) == share  # type: ignore[arg-type]
+
+
+def test_the_time_left_is_as_the_time_so_far() -> None:
+    moments = iter([100.0, 103.0, 108.0])
+    left = TimeLeft(lambda: next(moments))
+    assert left.after(0.0) is None
+    assert left.after(0.25) == 9.0
+    assert left.after(0.8) == pytest.approx(2.0)
+
+
+def test_a_bar_shows_per_cent_and_what_counts() -> None:
+    screen = io.StringIO()
+    bar = ProgressBar(RunTable(updates_max=40), Console(file=screen, force_terminal=True, width=100))
+    with bar:
+        bar(at(updates=10))
+        bar._bar.refresh()
+    assert "25%" in screen.getvalue()
+    assert "accuracy 25.00 %" in screen.getvalue()
