@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from anabranch import strategies
     from anabranch.aggregation import Aggregation, AggregationStep, Update, aggregate
+    from anabranch.api import codecs
     from anabranch.api.comparing import Comparison, compare
     from anabranch.api.configuration import load_config
     from anabranch.api.devices import Client
@@ -77,6 +78,7 @@ __all__ = [
     "Until",
     "Update",
     "aggregate",
+    "codecs",
     "compare",
     "configure",
     "join",
@@ -118,11 +120,13 @@ _TABLES = {
     "Training": ("anabranch.core.config.tables", "ClientTable"),
 }
 
+_MODULES = {"codecs": "anabranch.api.codecs", "strategies": "anabranch.strategies"}
+
 
 def __getattr__(name: str) -> Any:
     # When it is first asked for: the command line shall hear Ctrl-C before numpy and the rest are there.
-    if name == "strategies":
-        return import_module("anabranch.strategies")
+    if name in _MODULES:
+        return import_module(_MODULES[name])
     home, attribute = _TABLES.get(name) or (next((h for h, its in _HOMES.items() if name in its), ""), name)
     if not home:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -76,7 +76,7 @@ def plan_run(source: Source, objects: RunObjects, ends: bool = True) -> RunPlan:
         faults=objects.get("faults"),
     )
     codecs = {"uplink": objects.get("uplink"), "downlink": objects.get("downlink")}
-    flags += [(f"{t}=", {t: {"codec": codec}}) for t, codec in codecs.items() if codec is not None]
+    flags += [(f"{t}=", {t: {"codec": str(codec)}}) for t, codec in codecs.items() if codec is not None]
     if (until := objects.get("until")) is not None:
         flags.append(("until=", {"run": until.keys()}))
     if (seed := objects.get("seed")) is not None:
@@ -175,4 +175,4 @@ def _setting_layers(settings: Settings) -> Iterable[Layer]:
             raise ConfigError(
                 f"settings={{{path!r}: ...}}: name each as 'table.key', such as 'client.epochs'"
             )
-        yield "settings=", {table: {key: value}}
+        yield "settings=", {table: {key: str(value) if isinstance(value, str) else value}}
