@@ -49,6 +49,24 @@ from anabranch.reports.metrics import metric_text
 from anabranch.reports.text import count_text, duration_text
 from anabranch.simulation.run import RunProgress
 
+Seconds = Annotated[
+    float | None, typer.Option(help="End after so many virtual seconds: run.virtual_s_max.", min=0.0)
+]
+ExecutorName = Annotated[
+    str | None, typer.Option(help="What trains: auto, serial, processes, batched, ray (fleet.executor).")
+]
+Workers = Annotated[
+    int, typer.Option(help="Worker processes (or actors of Ray) that train; 0: this process.", min=0)
+]
+RayAddress = Annotated[str | None, typer.Option(help="A cluster of Ray, for its executor (ray.address).")]
+Seeds = Annotated[
+    str | None,
+    typer.Option(help="A run for each seed, side by side; again goes on.", metavar="0..4|1,3,7"),
+]
+Parallel = Annotated[
+    int, typer.Option(help="Of the runs of --seeds so many at a time, each in a process.", min=1)
+]
+
 
 def simulate(
     source: RunSource = "",
@@ -57,31 +75,17 @@ def simulate(
     strategy: StrategyName = None,
     updates: Updates = None,
     versions: Versions = None,
-    seconds: Annotated[
-        float | None, typer.Option(help="End after so many virtual seconds: run.virtual_s_max.", min=0.0)
-    ] = None,
+    seconds: Seconds = None,
     clients: Clients = None,
     seed: Seed = None,
     target: Target = None,
     metric: Metric = None,
     mode: Mode = None,
-    executor: Annotated[
-        str | None, typer.Option(help="What trains: auto, serial, processes, batched, ray (fleet.executor).")
-    ] = None,
-    workers: Annotated[
-        int,
-        typer.Option(help="Worker processes (or actors of Ray) that train; 0: this process.", min=0),
-    ] = 0,
-    ray_address: Annotated[
-        str | None, typer.Option(help="A cluster of Ray, for its executor (ray.address).")
-    ] = None,
-    seeds: Annotated[
-        str | None,
-        typer.Option(help="A run for each seed, side by side; again goes on.", metavar="0..4|1,3,7"),
-    ] = None,
-    parallel: Annotated[
-        int, typer.Option(help="Of the runs of --seeds so many at a time, each in a process.", min=1)
-    ] = 1,
+    executor: ExecutorName = None,
+    workers: Workers = 0,
+    ray_address: RayAddress = None,
+    seeds: Seeds = None,
+    parallel: Parallel = 1,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
