@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,10 +13,10 @@ from anabranch.api.progress import ProgressBar, TimeLeft, share_done
 from anabranch.core.config.tables import RunTable
 
 
-def at(**counts: float) -> ab.RunProgress:
+def at(**counts: Any) -> ab.RunProgress:
     """A run that is so far."""
-    known = {"virtual_s": 0.0, "version": 0, "updates": 0, "rejected": 0, **counts}
-    return ab.RunProgress(**known, accuracy=0.25, loss=None, evaluated=True, metrics={"accuracy": 0.25})  # type: ignore[arg-type]
+    known: dict[str, Any] = {"virtual_s": 0.0, "version": 0, "updates": 0, "rejected": 0, **counts}
+    return ab.RunProgress(**known, accuracy=0.25, loss=None, evaluated=True, metrics={"accuracy": 0.25})
 
 
 @pytest.mark.parametrize(
@@ -29,9 +30,9 @@ def at(**counts: float) -> ab.RunProgress:
     ],
 )
 def test_the_budget_that_is_nearest_to_its_end_counts(
-    budget: dict[str, float], counts: dict[str, float], share: float
+    budget: dict[str, Any], counts: dict[str, Any], share: float
 ) -> None:
-    assert share_done(RunTable(**budget), at(**counts)) == share  # type: ignore[arg-type]
+    assert share_done(RunTable(**budget), at(**counts)) == share
 
 
 def test_the_time_left_is_as_the_time_so_far() -> None:
