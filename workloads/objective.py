@@ -13,6 +13,7 @@ from anabranch.core.model.metrics import MEASURED_MAX
 from anabranch.core.model.updates import LocalPlan
 from anabranch.support.own_code import own_name
 from anabranch.workloads.metrics import metrics_of, number
+from anabranch.workloads.sgd import Sgd
 
 if TYPE_CHECKING:
     import torch
@@ -46,16 +47,16 @@ class Objective:
         """What makes a local step another than the default's; empty where nothing does."""
         return "loss" if self.loss is not None else "optimizer" if self.optimizer is not None else ""
 
-    def make_optimizer(self, params: list[torch.nn.Parameter], plan: LocalPlan) -> torch.optim.Optimizer:
+    def make_optimizer(
+        self, params: list[torch.nn.Parameter], plan: LocalPlan
+    ) -> torch.optim.Optimizer | Sgd:
         """A new one for a task. Raises `AppError` where the App makes something else."""
         from torch import optim
 
         if self.optimizer is None:
-            made: Any = optim.SGD(
-                params, lr=plan.learning_rate, momentum=plan.momentum, weight_decay=plan.weight_decay
-            )
-        elif _is_class_of(self.optimizer, optim.Optimizer):
-            made = self.optimizer(params, lr=plan.learning_rate)  # type: ignore[call-arg]
+            return Sgd(params, plan)
+        if _is_class_of(self.optimizer, optim.Optimizer):
+            made: Any = self.optimizer(params, lr=plan.learning_rate)  # type: ignore[call-arg]
         else:
             made = self.optimizer(params, plan)
         if not isinstance(made, optim.Optimizer):
