@@ -15,6 +15,9 @@ BENCH_ARGS  ?=
 MODULES      ?=
 MUTANTS_ARGS ?=
 
+# The tests start hundreds of processes: none is to compile the tree anew, whatever the shell says of bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test lint format demo prove mutants bench docker-test journeys protos wheel-test clean
 

@@ -25,7 +25,7 @@ def build(tree: Path, dist: Path, *options: str) -> Path:
 
 def install(wheel: Path, site: Path) -> None:
     """Lay the wheel alone into `site`; what it depends on comes from the environment of the tests."""
-    quiet = ["--quiet", "--no-deps", "--no-index"]
+    quiet = ["--quiet", "--no-deps", "--no-index", "--no-compile"]
     run([sys.executable, "-m", "pip", "install", *quiet, "--target", str(site), str(wheel)])
 
 
