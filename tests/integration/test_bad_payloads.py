@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import zstandard
 from learning import recorded
-from wire import Served, server_config
+from wire import UNHELD, Served, server_config
 
 from anabranch.compress import wire
 from anabranch.compress.chain import Chain
@@ -199,9 +199,8 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Seen]:
         folder = tmp_path_factory.mktemp(f"chain-{number}")
         tables = {"uplink": {"codec": f"ef(0.9)|{chain}"}, "downlink": {"codec": "log(1)"}}
         rows = {name: bad for name, bad in BAD.items() if bad.chain == chain}
-        with Served(
-            server_config(folder / "data", **tables), write_manifest(folder, "test", TENSORS)
-        ) as served:
+        manifest = write_manifest(folder, "test", TENSORS)
+        with Served(server_config(folder / "data", **tables), manifest, UNHELD) as served:
             answers = sent(served, rows)
         assert served.exit_code == 0
         assert verify(folder / "data").problems == ()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from wire import Device, Served, server_config
+from wire import UNHELD, Device, Served, server_config
 
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
@@ -67,7 +67,7 @@ def test_a_run_of_an_older_release_goes_on_as_it_was_started(tmp_path: Path, man
     store = open_store("", tmp_path / "data")
     store.start(RunInfo("run-1", "run", before, manifest.spec.to_json(), manifest.initial_sha256, 0.0))
     store.close()
-    with Served(today, manifest) as served:
+    with Served(today, manifest, UNHELD) as served:
         device = served.device()
         for _ in range(today.run.rejections_max + 1):
             no_numbers(device)

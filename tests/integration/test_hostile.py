@@ -203,20 +203,22 @@ def test_rounds_cannot_be_rolled_back(tmp_path: Path, manifest: Manifest) -> Non
             admin.rollback(0, ["a"])
 
 
-def test_the_command_line_orders_it(buffered: Served) -> None:
-    to = poisoned(buffered)
-    assert buffered.info is not None
+def test_the_command_line_orders_it(tmp_path: Path, manifest: Manifest) -> None:
+    with Served(server_config(tmp_path / "data", strategy=BUFFER), manifest) as served:
+        to = poisoned(served)
+        assert served.info is not None
+        address = served.info.admin_address
 
-    def admin(*words: str) -> dict[str, Any]:
-        command = [sys.executable, "-m", "anabranch.cli.main", "admin", *words, "--json"]
-        command += ["--admin", buffered.info.admin_address]  # type: ignore[union-attr]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-        return found
+        def admin(*words: str) -> dict[str, Any]:
+            command = [sys.executable, "-m", "anabranch.cli.main", "admin", *words, "--json"]
+            command += ["--admin", address]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+            assert done.returncode == 0, done.stderr
+            found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+            return found
 
-    assert admin("quarantine", "good-2", "--why", "noise")["quarantined"] is True
-    assert admin("release", "good-2")["released"] is True
-    found = admin("rollback", "--to", str(to), "--without", "bad", "--without", "good-2")
-    assert found["updates_left_out"] == 6
-    assert set(admin("status")["quarantined"]) == {"bad", "good-2"}
+        assert admin("quarantine", "good-2", "--why", "noise")["quarantined"] is True
+        assert admin("release", "good-2")["released"] is True
+        found = admin("rollback", "--to", str(to), "--without", "bad", "--without", "good-2")
+        assert found["updates_left_out"] == 6
+        assert set(admin("status")["quarantined"]) == {"bad", "good-2"}

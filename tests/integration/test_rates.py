@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from wire import CALL_S, Device, Served, server_config
+from wire import CALL_S, UNHELD, Device, Served, server_config
 
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.protos.convert import PROTOCOL_VERSION
@@ -21,7 +21,6 @@ from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.store.factory import open_store
 
 AT_ONCE = 20
-UNHELD = replace(DEFAULT_LIMITS, early_calls_at_once=1000)  # nothing is answered late
 
 
 @pytest.fixture

@@ -6,13 +6,12 @@ import hashlib
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from wire import Device, Served, server_config
+from wire import UNHELD, Device, Served, server_config
 
 from anabranch.api.live_result import report_of_data
 from anabranch.compress.codec import Raw
@@ -21,7 +20,6 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.model import encode_model
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.core.errors import ConfigError
-from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.model.chains import payload_codec
 from anabranch.core.model.params import Vector, dense, digest
 from anabranch.core.model.submodels import UnitMap, unit_map
@@ -167,8 +165,7 @@ def test_parts_that_no_task_is_of_any_more_leave_the_disk(tmp_path: Path) -> Non
     zeros = {name: np.zeros_like(array) for name, array in tensors().items()}
     manifest = write_manifest(tmp_path / "model", "test", zeros, GROUPS)
     halves = {"name": "random", "drop": 0.5}
-    limits = replace(DEFAULT_LIMITS, early_calls_at_once=100)  # nothing is answered late
-    with Served(server_config(tmp_path / "data", submodel=halves, **DROP), manifest, limits) as served:
+    with Served(server_config(tmp_path / "data", submodel=halves, **DROP), manifest, UNHELD) as served:
         fleet = [served.device(f"device-{i}", STAGES) for i in range(3)]
         tasks = {device: device.task() for device in fleet}
         other = served.device("other", STAGES)

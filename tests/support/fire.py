@@ -168,10 +168,11 @@ class Peak:
 
 @dataclass
 class Healthy:
-    """Honest devices that work one task after the other, each on a connection of its own."""
+    """Honest devices that work one task after the other, each on a connection of its own; they may rest."""
 
     server: Target
     devices: int
+    rest_s: float = 0.0
     took_s: list[float] = field(default_factory=list)
     waits: int = 0
     problems: list[str] = field(default_factory=list)
@@ -208,6 +209,7 @@ class Healthy:
                     began = time.monotonic()
                     self._one(device)
                     self.took_s.append(time.monotonic() - began)
+                    self._over.wait(self.rest_s)
         except Exception as error:  # noqa: BLE001 - a thread's error must not be lost
             self.problems.append(repr(error)[:500])
 

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.config.tables import Config, merge
-from anabranch.core.limits import Limits
+from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.chains import payload_codec
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel
@@ -32,6 +33,7 @@ from anabranch.server.store.base import Store
 
 CHUNK = 256 * 1024
 CALL_S = 120.0
+UNHELD = replace(DEFAULT_LIMITS, early_calls_at_once=1000)  # nothing is answered late
 # Connects again soon. The second is how long a connection may take to be made: a busy server is not gone.
 QUICK = [
     ("grpc.initial_reconnect_backoff_ms", 50),
