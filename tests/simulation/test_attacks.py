@@ -79,7 +79,10 @@ def run(attack: str, robust: dict[str, Any], step_time_s: float = 0.1) -> Result
     """Twenty devices, four of them hostile, and FedBuff with K = 10."""
     hostile = {"clients": 20, "attackers": 0.2 if attack else 0.0, "attack": attack or "scale"}
     base = config(
-        fleet={**hostile, "step_time_s": step_time_s}, robust=robust, client={"learning_rate": 0.3}
+        run={"virtual_s_max": 30.0},
+        fleet={**hostile, "step_time_s": step_time_s},
+        robust=robust,
+        client={"learning_rate": 0.3},
     ).to_json()
     return simulate(merge([("base", base), ("K", {"strategy": {"buffer_size": 10}})]))
 
@@ -122,7 +125,9 @@ def test_a_bounded_share_holds_a_flood_back() -> None:
 
 def test_an_attack_replays_and_does_not_depend_on_who_trains(tmp_path: Path) -> None:
     settings = config(
-        fleet={"attackers": 0.5, "attack": "alie"}, robust={"rule": "krum", "buffer_max": 2, "clip": 3.0}
+        run={"virtual_s_max": 20.0},
+        fleet={"attackers": 0.5, "attack": "alie"},
+        robust={"rule": "krum", "buffer_max": 2, "clip": 3.0},
     )
     serial = simulate(settings, tmp_path)
     parallel = simulate(settings, workers=2)

@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleets import Ones, events
+from fleets import Ones, events, recorded
 from fleets import config as plain
 
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.effects import Granted
-from anabranch.core.snapshot import state_digest
 from anabranch.reports.result import Result
 from anabranch.simulation.replay import replay_run
 from anabranch.simulation.run import open_simulation, simulate
 
 
 def config(strategy: str = "fedbuff", params: Any = None, **tables: Any) -> Config:
+    """Twenty virtual seconds, unless a table says otherwise: some twenty updates to each device."""
+    tables["run"] = {"virtual_s_max": 20.0, **tables.get("run", {})}
     return merge([("base", plain(strategy, **tables).to_json()), ("params", {"strategy": params or {}})])
 
 
@@ -35,7 +36,7 @@ CASES: dict[str, Any] = {
     "robust": config("teasq", TEASQ),
     "paper": config("teasq", {**TEASQ, "mode": "paper"}),
     "robust, mixing": config("teasq", {**TEASQ, "alpha": 0.5}),
-    "a rough fleet": config("teasq", TEASQ, fleet=ROUGH),
+    "a rough fleet": config("teasq", TEASQ, fleet=ROUGH, run={"virtual_s_max": 60.0}),
     "qafel": config("qafel", {"buffer_size": 2}),
     "fedasync on the log": config(
         "fedasync",
@@ -52,13 +53,9 @@ def digests(result: Result) -> tuple[str, str]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_seed_has_one_history(name: str, tmp_path: Path) -> None:
-    settings = CASES[name]
-    result = simulate(settings, tmp_path)
+    result, expected = recorded(CASES[name], tmp_path)
     assert result.updates_applied > 10
     assert 0 < result.uplink_bytes < result.uplink_bytes_raw
-    with open_simulation(settings) as simulation:
-        simulation.run()
-        expected = state_digest(simulation.engine)
     outcome = replay_run(tmp_path)
     assert outcome.matches
     assert outcome.state_sha256 == expected
@@ -93,7 +90,7 @@ def test_a_device_trains_from_the_replica_that_the_server_computes_with(name: st
 
 
 def test_the_log_costs_a_fraction_of_whole_models() -> None:
-    result = simulate(config("teasq", TEASQ, run={"virtual_s_max": 200.0}))
+    result = simulate(config("teasq", TEASQ))
     assert result.downlink_bytes < result.downlink_bytes_full_equivalent / 3
     kept = [step.uplink.split("|")[1] for step in result.compression]
     assert kept == ["topk(0.25)", "topk(0.5)"]

@@ -7,13 +7,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fleets import Broken, Ones, config
+from fleets import Broken, Ones, recorded
+from fleets import config as plain
 
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, DataError, StoreCorrupt
 from anabranch.core.model.params import digest
-from anabranch.core.snapshot import state_digest
 from anabranch.reports.journal_files import PAYLOADS
 from anabranch.reports.result import Result
 from anabranch.simulation.executors.processes import ProcessesExecutor
@@ -23,6 +25,11 @@ from anabranch.simulation.run import open_simulation, simulate
 
 ROUGH = {"dropout": 0.2, "availability": 0.7, "availability_period_s": 15.0, "up_mbps": 1.0}
 STRATEGIES = ["fedasync", "fedavg", "fedbuff", "fedprox"]
+
+
+def config(strategy: str = "fedbuff", **tables: Any) -> Config:
+    """Twenty-five virtual seconds: a strategy of rounds has some rounds in them."""
+    return plain(strategy, **{**tables, "run": {"virtual_s_max": 25.0, **tables.get("run", {})}})
 
 
 def digests(result: Result) -> tuple[str, str]:
@@ -57,10 +64,7 @@ def test_processes_give_the_serial_digests_with_torch() -> None:
 @pytest.mark.parametrize("keep_payloads", [True, False])
 def test_a_folder_replays(strategy: str, keep_payloads: bool, tmp_path: Path) -> None:
     settings = config(strategy, fleet=ROUGH, run={"keep_payloads": keep_payloads})
-    with open_simulation(settings) as simulation:
-        simulation.run()
-        expected = state_digest(simulation.engine)
-    simulate(settings, tmp_path)
+    _, expected = recorded(settings, tmp_path)
     outcome = replay_run(tmp_path)
     assert outcome.matches
     assert outcome.way == ("payloads" if keep_payloads else "simulation")
@@ -122,9 +126,11 @@ def test_no_workers_is_not_a_pool() -> None:
 
 
 def test_the_numpy_problem_needs_no_torch() -> None:
+    settings = plain(run={"virtual_s_max": 5.0})
     code = (
         "import sys; sys.modules['torch'] = None; from fleets import config;"
-        "from anabranch.simulation.run import simulate; print(simulate(config()).model_sha256)"
+        "from anabranch.simulation.run import simulate;"
+        "print(simulate(config(run={'virtual_s_max': 5.0})).model_sha256)"
     )
     path = str(Path(__file__).parents[1] / "support")
     done = subprocess.run(
@@ -133,7 +139,7 @@ def test_the_numpy_problem_needs_no_torch() -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == simulate(config()).model_sha256
+    assert done.stdout.strip() == simulate(settings).model_sha256
 
 
 def test_the_digest_is_that_of_the_engine() -> None:

@@ -67,7 +67,7 @@ def test_a_task_that_fails_is_given_back() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_seed_has_one_history(workers: int) -> None:
-    settings = overlapping(config("teasq", server={"lease_s": 30.0}))
+    settings = overlapping(config("teasq", server={"lease_s": 30.0}, run={"virtual_s_max": 20.0}))
     first = simulate(settings, workers=0)
     again = simulate(settings, workers=workers)
     assert (first.model_sha256, first.journal_sha256) == (again.model_sha256, again.journal_sha256)

@@ -34,8 +34,11 @@ def checked(settings: Config, app: Any = None, version_within_s: float = 0.0) ->
         return simulation.result(0.0), simulation.engine
 
 
+SEEDS = [*range(4), *(pytest.param(seed, marks=pytest.mark.prove) for seed in range(4, 20))]
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_invariants_on_a_rough_fleet(strategy: str, seed: int) -> None:
     settings = config(
         strategy,
@@ -52,7 +55,8 @@ def test_invariants_on_a_rough_fleet(strategy: str, seed: int) -> None:
 def test_leavers_go_for_good_and_the_others_go_on(tmp_path: Path, availability: float) -> None:
     away = {"availability": availability, "availability_period_s": 10.0, "dropout": 0.1}
     run = {"virtual_s_max": 200.0}
-    simulate(config("fedasync", run=run, fleet={"clients": 20, "leavers": 0.5, **away}), tmp_path)
+    settings = config("fedasync", run=run, fleet={"clients": 20, "leavers": 0.5, **away})
+    simulate(settings, tmp_path, app=Ones())
     last: dict[str, float] = {}
     for event in events(tmp_path, "granted", "decided"):
         last[event["client"]] = event["time_s"]
@@ -156,7 +160,8 @@ def test_updates_that_are_not_finite_are_refused() -> None:
 
 def test_evaluation_by_time_by_version_and_at_the_end() -> None:
     def measured(**run: Any) -> list[int]:
-        return [p.version for p in simulate(config("fedasync", run=run), app=Ones()).history]
+        settings = config("fedasync", run={"virtual_s_max": 30.0, **run})
+        return [p.version for p in simulate(settings, app=Ones()).history]
 
     last = measured()[-1]
     assert measured() == [last]
@@ -165,7 +170,7 @@ def test_evaluation_by_time_by_version_and_at_the_end() -> None:
         *range(40, last + 1, 40),
         *([last] if last % 40 else []),
     ]
-    assert len(measured(evaluate_every_s=10.0)) == 7
+    assert len(measured(evaluate_every_s=10.0)) == 4
 
 
 def test_progress_and_folder(tmp_path: Path) -> None:

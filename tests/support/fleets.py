@@ -11,6 +11,10 @@ import numpy as np
 
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.model.updates import LocalPlan
+from anabranch.core.snapshot import state_digest
+from anabranch.reports.result import Result
+from anabranch.simulation.checkers import Checker
+from anabranch.simulation.run import open_simulation
 from anabranch.workloads.app import App, Examples, Shard
 
 EXAMPLES = 64  # two steps of the default batch size
@@ -34,6 +38,16 @@ def events(folder: Path, *kinds: str) -> list[dict[str, Any]]:
     """The recorded events of these kinds."""
     with (folder / "events.jsonl").open(encoding="utf-8") as file:
         return [e for line in file if (e := json.loads(line))["kind"] in kinds]
+
+
+def recorded(settings: Config, out: Path) -> tuple[Result, str]:
+    """What `simulate` does, with every invariant looked at; and the digest of the state at the end."""
+    with open_simulation(settings, out) as simulation:
+        simulation.world.observers.append(Checker(simulation.engine).observe)
+        simulation.run()
+        result = simulation.result(0.0)
+        simulation.leave(result, out)
+        return result, state_digest(simulation.engine)
 
 
 class Ones(App):
