@@ -203,6 +203,14 @@ def test_a_rule_takes_the_place_of_the_mean() -> None:
     assert (step.state.count, step.state.rows) == (0, [])
 
 
+@pytest.mark.parametrize("strategy", [ByExamples(rule=Median()), FedAvg(rule=Median())], ids=lambda s: s.name)
+def test_with_a_rule_there_is_no_sum_but_in_the_models_dtype(strategy: Any) -> None:
+    """Digests are of the dtypes too."""
+    state = strategy.init(np.zeros(3, np.float32))
+    total = state.total if isinstance(state, FedAvgState) else state.buffer
+    assert (total.shape, total.dtype.name) == ((0,), "float32")
+
+
 def test_mixing_goes_towards_the_devices_model_where_it_covers() -> None:
     """Half of 10, half of 4 + 2; the other coordinate stays."""
     strategy, vector = Halves(), np.array([10.0, 7.0])
