@@ -13,7 +13,7 @@ from anabranch.core.model.metrics import MEASURED_MAX
 from anabranch.core.model.updates import LocalPlan
 from anabranch.support.own_code import own_name
 from anabranch.workloads.metrics import metrics_of, number
-from anabranch.workloads.sgd import Sgd
+from anabranch.workloads.sgd import LocalSgd
 
 if TYPE_CHECKING:
     import torch
@@ -49,12 +49,12 @@ class Objective:
 
     def make_optimizer(
         self, params: list[torch.nn.Parameter], plan: LocalPlan
-    ) -> torch.optim.Optimizer | Sgd:
+    ) -> torch.optim.Optimizer | LocalSgd:
         """A new one for a task. Raises `AppError` where the App makes something else."""
         from torch import optim
 
         if self.optimizer is None:
-            return Sgd(params, plan)
+            return LocalSgd(params, plan)
         if _is_class_of(self.optimizer, optim.Optimizer):
             made: Any = self.optimizer(params, lr=plan.learning_rate)  # type: ignore[call-arg]
         else:

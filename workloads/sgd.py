@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 
-class Sgd:
+class LocalSgd:
     """SGD with the momentum and the weight decay of a plan; it is to a loop what a torch optimizer is."""
 
     def __init__(self, params: list[torch.nn.Parameter], plan: LocalPlan) -> None:

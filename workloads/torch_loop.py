@@ -17,7 +17,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Examples
 from anabranch.workloads.batches import batches
 from anabranch.workloads.objective import Objective, forward
-from anabranch.workloads.sgd import Sgd
+from anabranch.workloads.sgd import LocalSgd
 from anabranch.workloads.streams import Streamed
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class TorchRuntime:
     def step(
         self,
         loss: torch.Tensor,
-        optimizer: torch.optim.Optimizer | Sgd,
+        optimizer: torch.optim.Optimizer | LocalSgd,
         adjust: Callable[[], None] | None = None,
     ) -> None:
         """One step of `optimizer` on `loss`; `adjust` may change the gradients first, at true scale."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.objective import Objective
-from anabranch.workloads.sgd import Sgd
+from anabranch.workloads.sgd import LocalSgd
 
 PLANS = [
     LocalPlan(learning_rate=0.1, momentum=momentum, weight_decay=decay)
@@ -32,7 +32,9 @@ class Forked(nn.Module):
         return found
 
 
-def losses_of(model: Forked, optimizer: torch.optim.Optimizer | Sgd, scaler: torch.amp.GradScaler) -> None:
+def losses_of(
+    model: Forked, optimizer: torch.optim.Optimizer | LocalSgd, scaler: torch.amp.GradScaler
+) -> None:
     """Eight steps on a batch of noise."""
     x = torch.randn(5, 3, generator=torch.Generator().manual_seed(1))
     for step in range(8):
@@ -54,7 +56,7 @@ def test_it_steps_as_the_class_does(plan: LocalPlan, scaled: bool) -> None:
     )
     losses_of(theirs, optimizer, torch.amp.GradScaler("cpu", enabled=scaled))
     mine = Objective().make_optimizer(list(ours.parameters()), plan)
-    assert isinstance(mine, Sgd)
+    assert isinstance(mine, LocalSgd)
     losses_of(ours, mine, torch.amp.GradScaler("cpu", enabled=scaled))
     for name, tensor in ours.state_dict().items():
         assert torch.equal(tensor, theirs.state_dict()[name]), name
@@ -64,7 +66,7 @@ def test_it_steps_as_the_class_does(plan: LocalPlan, scaled: bool) -> None:
 def test_a_step_in_which_loss_scaling_overflowed_is_left_out() -> None:
     model = nn.Linear(2, 1)
     before = model.weight.detach().clone()
-    optimizer, scaler = Sgd(list(model.parameters()), PLANS[0]), torch.amp.GradScaler("cpu")
+    optimizer, scaler = LocalSgd(list(model.parameters()), PLANS[0]), torch.amp.GradScaler("cpu")
     scaler.scale(model(torch.full((1, 2), 1e38)).sum() * 1e38).backward()
     scaler.step(optimizer)  # type: ignore[arg-type]
     assert torch.equal(model.weight, before)
