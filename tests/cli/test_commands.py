@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import RUN
+from commands import RUN, answer, started
+from commands import anabranch as run_command
 from safetensors.numpy import load_file, save_file
 
 from anabranch.core.errors import (
@@ -27,15 +28,7 @@ from anabranch.server.manifest import INITIAL
 
 def anabranch(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
-    command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=600)
-
-
-def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    """The last JSON line."""
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    return run_command(cwd or Path.cwd(), *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +65,9 @@ def test_a_run_leaves_its_folder(run: Path) -> None:
 
 
 def test_the_same_run_twice_has_the_same_digests(run: Path, config: Path, tmp_path: Path) -> None:
-    again = answer(anabranch("simulate", config, "--out", tmp_path / "b", "--workers", 2, "--json"))
+    """The second in an interpreter of its own: another seed of hashes."""
+    asked = ("simulate", config, "--out", tmp_path / "b", "--workers", 2, "--json")
+    again = answer(started(tmp_path, *asked))
     first = json.loads((run / "result.json").read_text())
     assert {k: again[k] for k in ("model_sha256", "journal_sha256")} == {
         k: first[k] for k in ("model_sha256", "journal_sha256")

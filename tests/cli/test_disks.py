@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from commands import anabranch
 from small_disks import own_disk
 
 from anabranch.client.records import Record, write_record
@@ -19,8 +20,11 @@ SIMULATE = ["simulate", "--set", "run.workload=synthetic", "--set", "run.updates
 
 def said(arguments: list[str], cwd: Path, *launcher: str) -> tuple[int, str]:
     """The exit code, and the one line of the error."""
-    command = [*launcher, sys.executable, "-m", "anabranch.cli.main", *arguments]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
+    if launcher:
+        command = [*launcher, sys.executable, "-m", "anabranch.cli.main", *arguments]
+        done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600)
+    else:
+        done = anabranch(cwd, *arguments)
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: "), line
     return done.returncode, line

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from commands import anabranch
 
 from anabranch.core.errors import OUTCOMES, Diverged
 
@@ -40,8 +40,7 @@ clients = 3
 def test_a_simulation_that_diverges_ends_with_a_reason_and_a_code(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "run.toml").write_text(SETTINGS.format(app=tmp_path / "app.py"))
-    command = [sys.executable, "-m", "anabranch.cli.main", "simulate", "run.toml", "--out", "run"]
-    plain = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    plain = anabranch(tmp_path, "simulate", "run.toml", "--out", "run")
     assert plain.returncode == OUTCOMES[Diverged].exit_code == 41
     said = " ".join(plain.stderr.split())
     assert said.startswith("error: the last 100 updates were all rejected")
@@ -50,9 +49,7 @@ def test_a_simulation_that_diverges_ends_with_a_reason_and_a_code(tmp_path: Path
     assert "getting 3 devices ready" in plain.stdout, "something is said before anything is measured"
     assert (tmp_path / "run" / "report.html").is_file()
 
-    for_programs = subprocess.run(
-        [*command[:-1], "json", "--json"], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    for_programs = anabranch(tmp_path, "simulate", "run.toml", "--out", "json", "--json")
     assert for_programs.returncode == 41
     *_, result, error = [json.loads(line) for line in for_programs.stdout.splitlines()]
     assert result["given_up"] == error["detail"]

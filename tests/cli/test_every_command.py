@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
@@ -15,7 +14,8 @@ from pathlib import Path
 
 import pytest
 from click import Command, Group  # noqa: TID251 - that of developers has them
-from commands import anabranch, answer, command_line, serving
+from commands import anabranch, answer, command_line, serving, started
+from nursery import COMMAND, PIPE, Process
 
 from anabranch.cli.main import main
 from anabranch.core.errors import OUTCOMES, ConfigError, NotAuthenticated
@@ -171,6 +171,10 @@ OTHERS: dict[str, Call] = {
 }
 COMMANDS = {**OPERATORS, **SERVERS, **OTHERS}
 ENDLESS = ("server", "admin watch")  # until they are told to stop
+# One for each module of commands, and for each that imports more when it runs.
+STARTED = (
+    *("admin attest-restore", "admin status", "check", "flower pack", "replay", "report", "search", "verify"),
+)
 APART = ("client", "demo")  # in a process of their own: they handle signals, and start others
 
 
@@ -245,9 +249,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 def ended(words: list[str], cwd: Path) -> Said:
     """What a command that does not end by itself says first; then it is stopped as its user stops it."""
-    command = [sys.executable, "-m", "anabranch.cli.main", *words]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=cwd, stdout=pipe, stderr=pipe, text=True) as process:
+    with Process(COMMAND, *words, cwd=cwd, stdout=PIPE, stderr=PIPE) as process:
         assert process.stdout is not None
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
@@ -265,8 +267,10 @@ def test_it_runs_on_a_server(
     check(run, name, COMMANDS[name](request.getfixturevalue(kind), tmp_path), as_json)
 
 
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-@pytest.mark.parametrize("name", OTHERS)
+# The demo's lines for programs are those of test_demo.
+@pytest.mark.parametrize(
+    ("name", "as_json"), [(n, j) for n in OTHERS for j in (False, True) if (n, j) != ("demo", True)]
+)
 def test_it_runs_without_one(name: str, as_json: bool, run: Run, tmp_path: Path, plain: Place) -> None:
     check(run, name, COMMANDS[name](plain, tmp_path), as_json)
 
@@ -282,6 +286,13 @@ def check(run: Run, name: str, arguments: list[object], as_json: bool) -> None:
         assert all(isinstance(json.loads(line), dict) for line in lines)
     else:
         assert not [line for line in lines if line.startswith("{")]
+
+
+@pytest.mark.parametrize("name", STARTED)
+def test_it_imports_what_it_needs(name: str, tmp_path: Path, plain: Place) -> None:
+    """In an interpreter of its own. Others are started so by test_demo, and by test_commands."""
+    done = started(tmp_path, *name.split(), *COMMANDS[name](plain, tmp_path))
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("name", [*OPERATORS, "evaluate"])

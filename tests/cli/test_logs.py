@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
@@ -14,11 +12,11 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from commands import anabranch
+from nursery import COMMAND, PIPE, Process
 from wire import QUICK, Device
 
 from anabranch.server.manifest import Manifest, read_manifest, write_manifest
-
-COMMAND = [sys.executable, "-m", "anabranch.cli.main"]
 
 
 @pytest.fixture(scope="module")
@@ -31,11 +29,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def serving(model: Path, data: Path, *words: str) -> Iterator[tuple[str, list[str]]]:
     """The address of a server, and at the end the lines of its log."""
-    command = [*COMMAND, "server", "--model", str(model), "--data-dir", str(data), "--json", *words]
+    command = [COMMAND, "server", "--model", str(model), "--data-dir", str(data), "--json", *words]
     command += ["--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0"]
     command += ["--set", "strategy.buffer_size=1", "--set", "run.updates_max=3"]
     lines: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with Process(*command, stdout=PIPE, stderr=PIPE) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
         try:
@@ -90,9 +88,7 @@ def test_the_level_is_a_choice(model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", [["server"], ["client", "synthetic"], ["evaluate", "synthetic"]])
 def test_a_level_that_is_none_is_an_error(command: list[str], tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*COMMAND, *command, "--log-level", "loud"], capture_output=True, text=True, cwd=tmp_path, check=False
-    )
+    done = anabranch(tmp_path, *command, "--log-level", "loud")
     assert done.returncode == 2
     assert "--log-level must be one of debug, info, warning, error, not 'loud'" in done.stderr
 

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from commands import anabranch, answer
+from nursery import COMMAND, PIPE, Process
 from safetensors.numpy import load_file
 
 from anabranch.cli.next_steps import once_stopped, while_served
@@ -44,6 +43,7 @@ class App(anabranch.App):
 '''
 PORTS = ["--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0"]
 SERVER = ["server", "--updates", "4", *PORTS, "--set", "strategy.buffer_size=2"]
+TELL = r"""anabranch() { printf '%s\0' "$@"; }"""
 GUARDED = ["--set", "identity.tls=always", "--set", "identity.join_address=127.0.0.1:0"]
 
 
@@ -63,23 +63,17 @@ def commands_in(said: str) -> list[str]:
 
 def paste(line: str, folder: Path) -> str:
     """What a line prints, typed at a prompt in the folder; it must succeed."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-c", line],
-        cwd=folder,
-        env=os.environ | {"PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=600,
-    )
-    assert done.returncode == 0, f"$ {line}\n{done.stdout}{done.stderr}"
+    # The shell takes the line apart, and what it calls tells its arguments; tests/journeys types all of it.
+    taken = subprocess.run(["bash", "-c", f"{TELL}\n{line}"], cwd=folder, capture_output=True, text=True)
+    done = anabranch(folder, *taken.stdout.split("\0")[:-1]) if taken.stdout else taken
+    assert (taken.returncode, done.returncode) == (0, 0), f"$ {line}\n{done.stdout}{done.stderr}"
     return done.stdout
 
 
 class Server:
     """A server as a person sees it."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: Process) -> None:
         self._process, self.said = process, ""
 
     def until(self, pattern: str) -> re.Match[str]:
@@ -101,10 +95,9 @@ class Server:
 
 @contextmanager
 def serving(folder: Path, *words: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "anabranch.cli.main", *SERVER, *words]
     with (
         (folder / "server.log").open("ab") as log,
-        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log, text=True) as process,
+        Process(COMMAND, *SERVER, *words, cwd=folder, stdout=PIPE, stderr=log) as process,
     ):
         try:
             yield Server(process)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import anabranch, answer, serving
+from commands import anabranch, answer, serving, started
 from own_parts import FOLDER, STAGE, STRATEGY, TRACKER, install
 
 MINE = """
@@ -70,9 +70,9 @@ def test_by_entry_point_in_a_simulation_that_replays_without_a_word(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")]))
     names = {"strategy": "warm_up", "tracker": "csv", "split": "iid", "stages": ""}
     (here / "installed.toml").write_text(MINE.format(**names))
-    result = answer(anabranch(here, "simulate", "installed.toml", "--out", "run", "--json"))
+    result = answer(started(here, "simulate", "installed.toml", "--out", "run", "--json"))
     assert result["uplink_bytes"] < result["uplink_bytes_raw"] / 4
-    assert answer(anabranch(here, "replay", "run", "--json"))["model_sha256"] == result["model_sha256"]
+    assert answer(started(here, "replay", "run", "--json"))["model_sha256"] == result["model_sha256"]
 
 
 def test_by_option_wherever_an_app_s_path_is(here: Path) -> None:

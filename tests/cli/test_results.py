@@ -5,22 +5,17 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import anabranch
+from nursery import COMMAND, PIPE, Process
 
 from anabranch.core.errors import OUTCOMES, ConfigError, DataError
 from anabranch.reports.result import Result
 
 SETS = ["--set", "run.workload=synthetic", "--set", "run.name=try", "--set", "fleet.examples_per_client=20"]
-
-
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
 
 
 def simulated(cwd: Path, *arguments: object) -> str:
@@ -95,20 +90,19 @@ def test_an_explicit_folder_that_holds_a_run_is_an_error(place: Path, what: list
     assert done.returncode == OUTCOMES[ConfigError].exit_code
     assert f"{folder} holds a run already" in done.stderr
     assert "name another folder with --out" in done.stderr
+    assert "warm-up" not in done.stdout, "it is said before anything is done"
     assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 
-def answers(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
+def answers(process: Process) -> list[dict[str, Any]]:
     said, _ = process.communicate(timeout=120)
     return [json.loads(line) for line in said.splitlines()]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_simulation_leaves_its_report(tmp_path: Path, number: int, code: int) -> None:
-    asked = command("simulate", *SETS, "--set", "run.updates_max=100000000", "--json")
-    with subprocess.Popen(
-        asked, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
+    asked = (COMMAND, "simulate", *SETS, "--set", "run.updates_max=100000000", "--json")
+    with Process(*asked, cwd=tmp_path, stdout=PIPE, stderr=PIPE) as process:
         assert process.stdout is not None
         while json.loads(process.stdout.readline()).get("version", 0) < 1:
             pass

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from commands import anabranch
 from torch.utils.data import DataLoader, TensorDataset
 
 from anabranch.client.checkup import Checkup, Finding
@@ -173,16 +172,6 @@ def test_what_works_only_in_part_is_a_warning(app: App, about: str, words: str) 
     assert any(words in text for text in told), told
 
 
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "anabranch.cli.main", "check", *words],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-
-
 def test_the_command_says_it_line_by_line(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import numpy as np\nimport anabranch\n"
@@ -191,12 +180,12 @@ def test_the_command_says_it_line_by_line(tmp_path: Path) -> None:
         "    def data(self, shard): return np.ones((4, 3)), np.ones(4)\n"
         "    def train(self, model, examples, plan, seed): model['w'] += 1 / 0\n"
     )
-    sound = command(tmp_path, "synthetic", "--json")
+    sound = anabranch(tmp_path, "check", "synthetic", "--json")
     assert sound.returncode == 0, sound.stderr
     *findings, last = map(json.loads, sound.stdout.splitlines())
     assert last == {"kind": "checked", "app": "synthetic"}
     assert {f["level"] for f in findings} == {"ok", "warn"}
-    broken = command(tmp_path, "mine.py:Mine")
+    broken = anabranch(tmp_path, "check", "mine.py:Mine")
     assert broken.returncode == 3
     assert "fail training: Mine.train (mine.py:6) on this device: ZeroDivisionError" in broken.stdout
     assert broken.stderr == "error: mine.py:Mine will not work: see training above\n"

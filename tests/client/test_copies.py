@@ -5,9 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,24 +14,9 @@ from typing import Any
 import pytest
 from federations import config, first_weights
 from live_server import live_server
+from telling_device import device
 
 from anabranch.client.operator import OperatorClient
-
-DEVICE = """
-import json, sys
-from pathlib import Path
-from anabranch.client.run import ClientOptions, run_client
-
-address, folder, tasks_max = sys.argv[1:]
-
-def hear(kind, **data):
-    sys.stdout.write(json.dumps({"kind": kind, **data}) + "\\n")
-    sys.stdout.flush()
-
-options = ClientOptions("synthetic", address, "a", state_dir=Path(folder), tasks_max=int(tasks_max),
-    step_time_s=0.02)
-run_client(options, hear)
-"""
 
 
 class Talk:
@@ -65,23 +47,22 @@ class Copy:
     """A device process."""
 
     def __init__(self, address: str, folder: Path, tasks_max: int, talk: Talk) -> None:
-        command = [sys.executable, "-c", DEVICE, address, str(folder), str(tasks_max)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        self.process = device(address, folder, client_id="a", tasks_max=tasks_max, step_time_s=0.02)
         self._talk = talk
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
     def ended(self) -> int:
         """The exit code, once everything is told."""
-        code = self.process.wait(300)
-        self._thread.join(300)
+        with self.process:
+            code = self.process.wait(300)
+            self._thread.join(300)
         return code
 
     def _read(self) -> None:
         assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for line in lines:
-                self._talk.add(json.loads(line))
+        for line in self.process.stdout:
+            self._talk.add(json.loads(line))
 
 
 @contextmanager
@@ -114,7 +95,7 @@ def test_a_copied_folder_costs_no_training(tmp_path: Path, caplog: pytest.LogCap
             assert server.status().run_twice == ["a"]
             for process in (one, two):
                 talk.await_more("pushed", 1)  # by whichever is left
-                process.process.send_signal(signal.SIGTERM)
+                process.process.terminate()
                 assert process.ended() == 0
         status = server.status()
     assert talk.count("cancelled") + talk.count("failed") == 0

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +13,7 @@ import pytest
 from federations import config, first_weights
 from live_server import live_server
 from safetensors.numpy import load_file
+from telling_device import device, told
 
 from anabranch.client.follower import Follower, Measurement
 from anabranch.client.operator import OperatorClient
@@ -29,49 +27,16 @@ from anabranch.core.rng import stream
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 
-DEVICE = """
-import json, os, signal, sys
-from pathlib import Path
-from anabranch.client.run import ClientOptions, run_client
-
-address, folder, tasks_max, kind_to_die_at, count = sys.argv[1:]
-heard = []
-
-def hear(kind, **data):
-    heard.append(kind)
-    sys.stdout.write(json.dumps({"kind": kind, **data}) + "\\n")
-    sys.stdout.flush()
-    if kind == kind_to_die_at and heard.count(kind) == int(count):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-options = ClientOptions("synthetic", address, "a", state_dir=Path(folder), tasks_max=int(tasks_max))
-summary = run_client(options, hear)
-sys.stdout.write(json.dumps({"kind": "summary", "why": summary.why, "answered": summary.answered}) + "\\n")
-"""
-
-
-def device(address: str, folder: Path, tasks_max: int, die_at: str = "", count: int = 1) -> list[str]:
-    """The command line of a device process; it kills itself at the `count`-th event of a kind."""
-    return [sys.executable, "-c", DEVICE, address, str(folder), str(tasks_max), die_at, str(count)]
-
-
-def events(output: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in output.splitlines()]
+A = {"client_id": "a"}
 
 
 @pytest.mark.parametrize("moment", ["trained", "pushed"])
 def test_a_killed_device_goes_on_from_its_outbox(moment: str, tmp_path: Path) -> None:
     with live_server(tmp_path, first_weights(), config()) as info:
-        first = subprocess.run(
-            device(info.address, tmp_path / "a", 0, moment, 3), capture_output=True, text=True, timeout=60
-        )
-        assert first.returncode == -signal.SIGKILL, first.stderr
+        assert told(device(info.address, tmp_path / "a", moment, 3, **A))[-1]["kind"] == moment
         (held,) = Outbox(tmp_path / "a" / "outbox").pending()
-        second = subprocess.run(
-            device(info.address, tmp_path / "a", 2), capture_output=True, text=True, timeout=60
-        )
-        assert second.returncode == 0, second.stderr
-        pushed = [e for e in events(second.stdout) if e["kind"] == "pushed"]
+        second = told(device(info.address, tmp_path / "a", tasks_max=2, **A))
+        pushed = [e for e in second if e["kind"] == "pushed"]
         with OperatorClient(info.admin_address) as operator:
             status = operator.status()
     assert pushed[0]["update"] == held
@@ -88,27 +53,20 @@ def test_a_killed_device_keeps_its_residual(moment: str, tmp_path: Path) -> None
     """TEASQ over the wire: compressed both ways; killed with a memory pending, or just committed."""
     memory = tmp_path / "a" / "memory"
     with live_server(tmp_path, first_weights(), config(strategy=TEASQ)) as info:
-        first = subprocess.run(
-            device(info.address, tmp_path / "a", 0, moment, 3), capture_output=True, text=True, timeout=60
-        )
-        assert first.returncode == -signal.SIGKILL, first.stderr
+        first = told(device(info.address, tmp_path / "a", moment, 3, **A))
+        assert first[-1]["kind"] == moment
         (held,) = Outbox(tmp_path / "a" / "outbox").pending()
         pending = memory / f"pending-{held}.safetensors"
         assert pending.exists() == (moment == "trained")
         residual = (pending if moment == "trained" else memory / "kept.safetensors").read_bytes()
         # The same device, which only sends what it has: what was pending then counts, to the bit.
-        second = subprocess.run(
-            device(info.address, tmp_path / "a", 1), capture_output=True, text=True, timeout=60
-        )
-        assert second.returncode == 0, second.stderr
+        assert told(device(info.address, tmp_path / "a", tasks_max=1, **A))[-1]["kind"] == "summary"
         assert [p.name for p in memory.iterdir()] == ["kept.safetensors"]
         assert (memory / "kept.safetensors").read_bytes() == residual
-        third = subprocess.run(
-            device(info.address, tmp_path / "a", 2), capture_output=True, text=True, timeout=60
-        )
+        third = told(device(info.address, tmp_path / "a", tasks_max=2, **A))
         with OperatorClient(info.admin_address) as operator:
             status = operator.status()
-    before, after = ([e for e in events(life.stdout) if e["kind"] == "fetched"] for life in (first, third))
+    before, after = ([e for e in life if e["kind"] == "fetched"] for life in (first, third))
     assert before[0]["from_version"] is None
     assert after[0]["from_version"] == before[-1]["version"], "a restart costs no snapshot"
     assert (status.updates_applied, status.updates_rejected) == (5, 0)
@@ -120,19 +78,16 @@ def test_a_killed_device_keeps_its_residual(moment: str, tmp_path: Path) -> None
 def test_sigterm_ends_a_device_in_the_midst_of_training(tmp_path: Path) -> None:
     endless = config(client={"steps": 10**9})
     with live_server(tmp_path, first_weights(), endless) as info:
-        process = subprocess.Popen(
-            device(info.address, tmp_path / "a", 0), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
+        process = device(info.address, tmp_path / "a", **A)
         assert process.stdout is not None
         for line in process.stdout:
             if json.loads(line)["kind"] == "fetched":
                 break
-        process.send_signal(signal.SIGTERM)
-        rest, errors = process.communicate(timeout=600)
+        process.terminate()
+        rest = told(process)
         with OperatorClient(info.admin_address) as operator:
             status = operator.status()
-    assert process.returncode == 0, errors
-    assert events(rest)[-1] == {"kind": "summary", "why": "SIGTERM", "answered": 0}
+    assert rest[-1] == {"kind": "summary", "why": "SIGTERM", "answered": 0}
     assert (status.live_tasks, status.leases_lost) == (0, 1)
 
 

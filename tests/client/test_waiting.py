@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import grpc
 import pytest
+from nursery import COMMAND, PIPE, Process
 from server_process import free_port
 
 from anabranch.client.channel import error_of
@@ -63,8 +62,7 @@ def test_other_statuses_keep_their_names() -> None:
 def test_evaluate_says_that_it_waits(admin: bool) -> None:
     address = f"127.0.0.1:{free_port()}"
     words = ["evaluate", "synthetic", "--server", address, "--json", *(["--admin", address] if admin else [])]
-    command = [sys.executable, "-m", "anabranch.cli.main", *words]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with Process(COMMAND, *words, stdout=PIPE, stderr=PIPE) as process:
         assert process.stderr is not None
         first, second = (json.loads(process.stderr.readline()) for _ in range(2))
         process.terminate()

@@ -6,7 +6,6 @@ import asyncio
 import json
 import random
 import signal
-import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from failover import LOST, NOT_SERVING, Federation, federation, health
 from federations import first_weights
-from netlab import COMMAND
+from nursery import COMMAND, PIPE, Process
 from postgres_gate import PostgresGate
 from server_process import SERVING, free_port
 from wire import Served, server_config
@@ -176,11 +175,11 @@ def serve_by_command(folder: Path, address: str, database: str) -> Any:
     """`anabranch server --standby`, as an operator starts it."""
     options = ["--model", str(folder / "model"), "--data-dir", str(folder / address.replace(":", "-"))]
     ports = ["--address", address, "--admin-address", "127.0.0.1:0"]
-    started = [*COMMAND, "server", *options, *ports, "--database", database, "--standby", "--json"]
+    started = [COMMAND, "server", *options, *ports, "--database", database, "--standby", "--json"]
     rules = ["--set", "strategy.name=fedasync", "--set", "client.steps=3", "--set", "client.batch_size=8"]
     log = (folder / "log").open("ab")
     with log:
-        return subprocess.Popen([*started, *rules], stdout=subprocess.PIPE, stderr=log, text=True)
+        return Process(*started, *rules, stdout=PIPE, stderr=log)
 
 
 @pytest.mark.prove

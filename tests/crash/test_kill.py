@@ -27,33 +27,33 @@ def check(outcome: Outcome, plan: Plan) -> None:
 
 
 def test_sqlite_keeps_its_promises(tmp_path: Path) -> None:
-    plan = Plan(seed=1)
+    plan = Plan(seed=1, updates=300)
     check(run(tmp_path, plan), plan)
 
 
 def test_postgresql_keeps_its_promises(tmp_path: Path, postgresql_url: str) -> None:
-    plan = Plan(seed=2, database=postgresql_url)
+    plan = Plan(seed=2, updates=300, database=postgresql_url)
     check(run(tmp_path, plan), plan)
 
 
 def test_blobs_keep_their_promises(tmp_path: Path) -> None:
-    plan = Plan(seed=3, kills=3, updates=240, inline_bytes_max=NOTHING_INLINE)
+    plan = Plan(seed=3, kills=3, updates=150, inline_bytes_max=NOTHING_INLINE)
     check(run(tmp_path, plan), plan)
 
 
 def test_large_payloads_in_postgresql_keep_their_promises(tmp_path: Path, postgresql_url: str) -> None:
-    plan = Plan(seed=7, kills=3, updates=240, database=postgresql_url, inline_bytes_max=NOTHING_INLINE)
+    plan = Plan(seed=7, kills=3, updates=150, database=postgresql_url, inline_bytes_max=NOTHING_INLINE)
     check(run(tmp_path, plan), plan)
 
 
 def test_compressed_runs_keep_their_promises(tmp_path: Path) -> None:
-    plan = Plan(seed=5, kills=3, updates=240, compressed=True)
+    plan = Plan(seed=5, kills=3, updates=150, compressed=True)
     check(run(tmp_path, plan), plan)
 
 
 @pytest.mark.parametrize("compressed", [False, True], ids=["raw", "compressed"])
 def test_runs_of_sub_models_keep_their_promises(compressed: bool, tmp_path: Path) -> None:
-    plan = Plan(seed=6, kills=3, updates=240, compressed=compressed, units=True)
+    plan = Plan(seed=6, kills=3, updates=150, compressed=compressed, units=True)
     check(run(tmp_path, plan), plan)
 
 
@@ -61,7 +61,7 @@ def test_runs_of_sub_models_keep_their_promises(compressed: bool, tmp_path: Path
 def test_a_store_that_acknowledges_early_is_caught(
     database: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    plan = Plan(seed=4, kills=5, updates=300, broken=True)
+    plan = Plan(seed=4, kills=3, updates=200, broken=True)
     if database == "postgresql":
         plan = replace(plan, database=request.getfixturevalue("postgresql_url"))
     outcome = run(tmp_path, plan)

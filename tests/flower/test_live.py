@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,9 +12,12 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
 
 import commands
+import telling_device
 from commands import serving
 from flower_apps import write_app
 from live_server import live_server
+from nursery import Process
+from telling_device import told
 
 from anabranch.client.operator import OperatorClient
 from anabranch.core.config.tables import Config, StrategyTable
@@ -26,48 +25,16 @@ from anabranch.core.errors import OUTCOMES, ConfigError
 from anabranch.core.model.params import Tensors
 from anabranch.server.manifest import read_manifest
 
-DEVICE = """
-import json, os, signal, sys
-from pathlib import Path
-from anabranch.client.run import ClientOptions, run_client
-
-app, address, folder, shard, tasks_max, dies_after = sys.argv[1:]
-trained = 0
-
-def hear(kind, **data):
-    global trained
-    print(json.dumps({"kind": kind, **data}), flush=True)
-    trained += kind == "trained"
-    if kind == "trained" and trained == int(dies_after):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-name, state_dir = f"d{shard}", Path(folder)
-options = ClientOptions(f"flower:{app}", address, name, (int(shard), 2), state_dir, tasks_max=int(tasks_max))
-run_client(options, hear)
-"""
-
 
 def anabranch(*arguments: str, cwd: Path) -> str:
-    command = [sys.executable, "-m", "anabranch.cli.main", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=600)
+    done = commands.anabranch(cwd, *arguments)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def device(app: Path, address: str, folder: Path, shard: int, tasks_max: int, dies_after: int = 0) -> Any:
-    words = [app, address, folder / f"d{shard}", shard, tasks_max, dies_after]
-    command = [sys.executable, "-c", DEVICE, *map(str, words)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def told(processes: Sequence[Any]) -> list[list[dict[str, Any]]]:
-    found = []
-    for process in processes:
-        out, err = process.communicate(timeout=600)
-        assert process.returncode in (0, -9), err
-        found.append([json.loads(line) for line in out.splitlines()])
-    return found
+def device(app: Path, address: str, folder: Path, shard: int, *death: Any, **options: Any) -> Process:
+    more = {"app": f"flower:{app}", "client_id": f"d{shard}", "shard": (shard, 2), **options}
+    return telling_device.device(address, folder / f"d{shard}", *death, **more)
 
 
 def prepared(app: Path, folder: Path) -> tuple[Tensors, Config]:
@@ -85,9 +52,10 @@ def test_two_devices_work_on_and_the_state_of_one_survives_its_death(tmp_path: P
     app = write_app(tmp_path)
     tensors, settings = prepared(app, tmp_path)
     with live_server(tmp_path / "server", tensors, settings) as info:
-        first = [device(app, info.address, tmp_path, 0, 0, 3), device(app, info.address, tmp_path, 1, 4)]
-        died, lived = told(first)
-        (again,) = told([device(app, info.address, tmp_path, 0, 3)])
+        first = device(app, info.address, tmp_path, 0, "trained", 3)
+        other = device(app, info.address, tmp_path, 1, tasks_max=4)
+        died, lived = told(first), told(other)
+        again = told(device(app, info.address, tmp_path, 0, tasks_max=3))
         with OperatorClient(info.admin_address) as operator:
             status = operator.status()
         evaluated = json.loads(
@@ -113,7 +81,7 @@ def test_a_device_starts_again_from_the_model_that_it_has(tmp_path: Path) -> Non
     settings = replace(settings, strategy=StrategyTable("fedbuff", {"buffer_size": 3}))
     with live_server(tmp_path / "server", tensors, settings) as info:
         for _ in range(2):
-            (life,) = told([device(app, info.address, tmp_path, 0, 1)])
+            life = told(device(app, info.address, tmp_path, 0, tasks_max=1))
             assert [e["kind"] for e in life].count("pushed") == 1
     assert not any(e["kind"] == "fetched" for e in life), "it had the version on its disk"
 

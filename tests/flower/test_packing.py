@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
 
+from commands import anabranch
 from flower_apps import LEGACY_SERVER, NUMPY_CLIENT, write_app
 
 from anabranch.core.errors import AppError
@@ -91,8 +90,7 @@ def test_the_command_line_says_what_is_wrong(tmp_path: Path) -> None:
     app = write_app(tmp_path)
 
     def said(*arguments: object) -> str:
-        command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=600)
+        done = anabranch(tmp_path, *arguments)
         assert done.returncode in (2, 3), done.stderr
         return done.stderr
 

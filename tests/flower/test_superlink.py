@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
 
 import psutil
+from commands import anabranch
 from flower_apps import write_app
 from superlinks import Deployment, deployed
 
@@ -27,8 +28,8 @@ RUN_S = 500.0
 
 
 def packed(app: Path, out: Path, run: Path, *more: str) -> Path:
-    command = [sys.executable, "-m", "anabranch.cli.main", "flower", "pack", str(app)]
-    subprocess.run([*command, "--out", str(out), "--run", str(run), *more], check=True, timeout=120)
+    done = anabranch(out.parent, "flower", "pack", app, "--out", out, "--run", run, *more)
+    assert done.returncode == 0, done.stderr
     return out
 
 

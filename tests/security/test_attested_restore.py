@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +15,7 @@ import pytest
 from commands import anabranch, answer, serving
 from federations import BASE, first_weights
 from guarded import TENSORS, Federation, federation
+from nursery import COMMAND, PIPE, Process
 from server_process import free_port
 from wire import Served, server_config
 
@@ -297,9 +296,8 @@ def test_devices_go_on_by_themselves_after_a_restore(guarded: bool, tmp_path: Pa
     with serving(tmp_path, *start):
         assert answer(anabranch(tmp_path, *device, *joining, "--tasks-max", 3))["answered"] == 3
     shutil.copytree(tmp_path / "data", tmp_path / "backup")
-    command = [sys.executable, "-m", "anabranch.cli.main", *map(str, device)]
     with (tmp_path / "device.log").open("w") as log:
-        process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=log, text=True)
+        process = Process(COMMAND, *device, cwd=tmp_path, stdout=PIPE, stderr=log)
     with process:
         assert process.stdout is not None
         with serving(tmp_path, *start):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 from federations import first_weights
 from guarded import Federation, issued
-from netlab import COMMAND
+from nursery import COMMAND, PIPE, Process
 from server_process import free_port
 
 from anabranch.client.joining import joined_wallet
@@ -101,9 +100,9 @@ def serve(folder: Path, address: str, join_at: str, database: str) -> Any:
         "client.batch_size": 8,
     }
     rules = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    started = [*COMMAND, "server", *options, *ports, "--database", database, "--standby", "--json", *rules]
+    started = [COMMAND, "server", *options, *ports, "--database", database, "--standby", "--json", *rules]
     with (folder / "log").open("ab") as log:
-        return subprocess.Popen(started, stdout=subprocess.PIPE, stderr=log, text=True)
+        return Process(*started, stdout=PIPE, stderr=log)
 
 
 def newest_seen(state_dir: Path) -> dict[str, Any]:

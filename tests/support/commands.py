@@ -1,9 +1,8 @@
-"""The command line as its user meets it: real processes."""
+"""The command line as its user meets it: processes of its own."""
 
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 import click  # noqa: TID251 - that of developers has them
 import typer.main
+from nursery import COMMAND, PIPE, Process, run
 
 from anabranch.cli.program import app
 
@@ -35,6 +35,12 @@ buffer_size = 3
 
 def anabranch(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
+    return run(COMMAND, *arguments, cwd=cwd)
+
+
+def started(cwd: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """The same in an interpreter of its own, which imports what the command needs, and has its own seed of
+    hashes."""
     command = [sys.executable, "-m", "anabranch.cli.main", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=600)
 
@@ -49,19 +55,19 @@ def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 @contextmanager
 def serving(cwd: Path, *arguments: object) -> Iterator[dict[str, Any]]:
     """A server process: what it says once it serves, and its `pid`. It drains at the end."""
-    command = [sys.executable, "-m", "anabranch.cli.main", "server", *map(str, arguments), "--json"]
     log = cwd / "server.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(command, cwd=cwd, stdout=subprocess.PIPE, stderr=file)
-        with process:
-            try:
-                assert process.stdout is not None
-                said = process.stdout.readline()
-                assert said.startswith(b'{"kind": "serving"'), (said, log.read_text())
-                yield json.loads(said) | {"pid": process.pid}
-            finally:
-                process.send_signal(signal.SIGTERM)
-                assert process.wait(600) == 0, log.read_text()
+    with (
+        log.open("wb") as file,
+        Process(COMMAND, "server", *arguments, "--json", cwd=cwd, stdout=PIPE, stderr=file) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            said = process.stdout.readline()
+            assert said.startswith('{"kind": "serving"'), (said, log.read_text())
+            yield json.loads(said) | {"pid": process.pid}
+        finally:
+            process.terminate()
+            assert process.wait(600) == 0, log.read_text()
 
 
 def command_line() -> click.Group:

@@ -11,11 +11,6 @@ reaches the failpoint for the N-th time; snapshots are frequent then. The machin
 seconds as the file `clock` beside the data says, if it is there. Two flaws that only a power cut shows:
 `normal` is SQLite's weaker setting, `unsynced` leaves out the flushes of files. LIMITS are those of
 `core/limits.py` that are other than usual, as a JSON object.
-
-    python crash_server.py
-
-Without arguments it is a nursery: for each line of standard input, which has the arguments as a JSON list, it
-forks a server, one at a time, says its process id, and then how it ended. What takes long is done once.
 """
 
 from __future__ import annotations
@@ -141,32 +136,5 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
         return outcome_of(lost).exit_code
 
 
-def nursery() -> None:
-    """Until the end of standard input."""
-    while line := sys.stdin.readline():
-        child = os.fork()
-        if not child:
-            os.dup2(2, 1)
-            os._exit(_lived(json.loads(line)))
-        _say(child)
-        _say(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-
-def _lived(arguments: list[str]) -> int:
-    try:
-        return main(*arguments)
-    except BaseException:
-        logging.exception("the server ended")
-        return 1
-
-
-def _say(number: int) -> None:
-    sys.stdout.write(f"{number}\n")
-    sys.stdout.flush()
-
-
 if __name__ == "__main__":
-    if not sys.argv[1:]:
-        nursery()
-        sys.exit()
     sys.exit(main(*sys.argv[1:]))

@@ -112,6 +112,7 @@ class Writer(threading.Thread):
         if refusal.reason == Reason.UNKNOWN_CLIENT:
             self.problems.append(f"the acknowledged enrolment of {self._client_id} is lost")
             self._insist(device.enrol)
+        self._pause()
 
     def _base(self, device: Device, task: devices.Task, part: Submodel) -> Vector | None:
         """What the device starts from on the part; meanwhile the task must stay what it is."""
@@ -154,7 +155,11 @@ class Writer(threading.Thread):
                     raise
                 self.retries += 1
                 self.turn()
-                time.sleep(self._random.uniform(0.01, 0.05))
+                self._pause()
+
+    def _pause(self) -> None:
+        """Before it asks again: long enough that the waiting is no work, whose processors others need."""
+        time.sleep(self._random.uniform(0.02, 0.1))
 
     def _id(self) -> str:
         return str(uuid.UUID(int=self._random.getrandbits(128), version=4))

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from typing import Any
 import numpy as np
 from crash import write_model
 from crash_writer import VALUES
+from nursery import Process
 from server_process import ConfiguredServer, Plan, ServerProcess
 from wire import SUM
 
@@ -69,7 +68,7 @@ class DeviceProcess:
     def __init__(self, folder: Path, client_id: str, address: str) -> None:
         self.client_id, self.address, self.state_dir = client_id, address, folder / client_id
         self._log = folder / f"{client_id}.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._before: Counter[str] = Counter()  # what earlier lives told, by kind
 
     def start(self, tasks_max: int = 0) -> None:
@@ -77,8 +76,7 @@ class DeviceProcess:
         self._before = self._kinds()
         arguments = [self.address, self.client_id, str(self.state_dir), str(tasks_max)]
         with self._log.open("ab") as log:
-            command = [sys.executable, str(SCRIPT), *arguments]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = Process(SCRIPT, *arguments, stdout=log, stderr=log)
 
     def await_event(self, kind: str) -> None:
         """Wait until it has told something of this kind in this life."""

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +16,7 @@ from typing import Any
 import grpc
 from crash_server import ADMIN
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from nursery import COMMAND, Process
 from wire import QUICK
 
 SCRIPT = Path(__file__).with_name("crash_server.py")
@@ -46,62 +44,6 @@ class Plan:
     nth: int = 3
 
 
-class Forked:
-    """A server that a nursery has forked. As `subprocess.Popen`, as far as it is needed."""
-
-    def __init__(self, nursery: subprocess.Popen[str], arguments: Sequence[str]) -> None:
-        assert nursery.stdin is not None
-        assert nursery.stdout is not None
-        self._said = nursery.stdout
-        nursery.stdin.write(json.dumps(list(arguments)) + "\n")
-        nursery.stdin.flush()
-        self.pid, self._code = int(self._said.readline()), None  # type: int, int | None
-
-    def poll(self) -> int | None:
-        """The exit code, once there is one."""
-        if self._code is None and select.select([self._said], [], [], 0.0)[0]:
-            self._code = int(self._said.readline())
-        return self._code
-
-    def wait(self, timeout: float | None = None) -> int:
-        """The exit code. Raises `subprocess.TimeoutExpired`."""
-        if self._code is None and not select.select([self._said], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("a forked server", timeout or 0.0)
-        code = self.poll()
-        assert code is not None
-        return code
-
-    def send_signal(self, number: int) -> None:
-        """Unless it has ended."""
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-
-class Nursery:
-    """Starts servers in a fraction of a second: the interpreter and all imports are there already."""
-
-    def __init__(self, log: Path) -> None:
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, str(SCRIPT)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            )
-
-    def fork(self, arguments: Sequence[str]) -> Forked:
-        """The next server; the one before must have ended."""
-        return Forked(self._process, arguments)
-
-    def close(self) -> None:
-        """End it. A server of its own that still lives is not waited for."""
-        self._process.kill()
-        with self._process:
-            pass
-
-
 class NotServing(Exception):
     """A server did not come up."""
 
@@ -119,8 +61,9 @@ class ServerProcess:
     ) -> None:
         self.address = f"127.0.0.1:{free_port()}"
         self.data_dir = data_dir or folder / "data"
-        # Without a program of its own it is forked from a nursery; a launcher becomes the server.
-        self._program = [*launcher, sys.executable, str(SCRIPT)] if launcher else []
+        # A launcher starts an interpreter, and becomes the server.
+        self._launcher = [*launcher, sys.executable] if launcher else []
+        self._program, self._enter = [str(SCRIPT)], list[str]()
         self._log = folder / "server.log"
         arguments = [folder / "model", self.data_dir, plan.database, self.address, plan.inline_bytes_max]
         self._arguments = [
@@ -132,8 +75,7 @@ class ServerProcess:
             *[plan.flaw][: bool(plan.flaw)],
             *([json.dumps(dict(limits))] if limits else []),
         ]
-        self._nursery: Nursery | None = None
-        self._process: subprocess.Popen[bytes] | Forked | None = None
+        self._process: subprocess.Popen[bytes] | Process | None = None
 
     def start(self, failpoint: str = "") -> float:
         """Start, and wait for health to say SERVING; returns the seconds it took."""
@@ -144,15 +86,12 @@ class ServerProcess:
 
     def launch(self, failpoint: str = "") -> None:
         """Start."""
-        arguments = [*self._arguments, *[failpoint][: bool(failpoint)]]
-        if not self._program:
-            if self._nursery is None:
-                self._nursery = Nursery(self._log)
-                weakref.finalize(self, self._nursery.close)
-            self._process = self._nursery.fork(arguments)
-            return
+        words = [*self._program, *self._arguments, *[failpoint][: bool(failpoint)]]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen([*self._program, *arguments], stdout=log, stderr=log)
+            if self._launcher:
+                self._process = subprocess.Popen([*self._launcher, *words], stdout=log, stderr=log)
+            else:
+                self._process = Process(*words, stdout=log, stderr=log, enter=self._enter)
 
     def await_health(self, status: int) -> None:
         """Wait until health says this. Raises `NotServing`."""
@@ -228,7 +167,7 @@ class ConfiguredServer(ServerProcess):
         server = {**tables.get("server", {}), "address": self.address, "admin_address": "127.0.0.1:0"}
         config = folder / "config.json"
         config.write_text(json.dumps({**tables, "server": server}), encoding="utf-8")
-        self._program = [sys.executable, "-m", "anabranch.cli.main", "server"]
+        self._program = [COMMAND, "server"]
         self._arguments = [str(config), "--model", str(folder / "model"), "--data-dir", str(self.data_dir)]
 
 

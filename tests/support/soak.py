@@ -10,8 +10,6 @@ import errno
 import os
 import random
 import shutil
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +21,7 @@ import numpy as np
 import psutil
 from flaky_proxy import FlakyProxy
 from guarded import issued
+from nursery import COMMAND, run
 from server_process import NotServing
 from soak_books import Oracle
 from soak_device import SHAPE
@@ -268,8 +267,7 @@ class Soak:
 
     def _admin(self, *words: str) -> int:
         """The exit code of an operator's command; it is told if it is none of success."""
-        command = [*self.enter, sys.executable, "-m", "anabranch.cli.main", "admin", *words]
-        done = subprocess.run(command, capture_output=True, text=True)
+        done = run(COMMAND, "admin", *words, enter=self.enter)
         if done.returncode:
             self.tell(done.stderr)
         return done.returncode

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import soak_device
 import soak_server
+from nursery import Process
 from server_process import NotServing, Plan, ServerProcess, free_port
 from wire import SUM
 
@@ -54,7 +53,7 @@ class SoakServer(ServerProcess):
         }
         config = folder / "config.json"
         config.write_text(json.dumps(tables))
-        self._program = [*enter, sys.executable, soak_server.__file__]
+        self._program, self._enter = [soak_server.__file__], list(enter)
         self._arguments = [str(config), str(folder / "model")]
 
     def await_health(self, status: int) -> None:
@@ -88,7 +87,7 @@ class DeviceProcess:
         self.state_dir, self.address, self.joining = state_dir, address, joining
         self._notes, self._read_bytes = state_dir.with_suffix(".notes"), 0
         self._log = state_dir.with_suffix(".log")
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
         self._bases: dict[str, int] = {}  # of what it has made, until it is answered
         self.answers = 0
         self.heard_at = self.failed_at = 0.0  # when a call came to something last, and to nothing; monotonic
@@ -99,8 +98,7 @@ class DeviceProcess:
         """Start, without waiting."""
         words = [self.address, json.dumps(self.joining), self.state_dir, self._notes, tasks_max]
         with self._log.open("ab") as log:
-            command = [sys.executable, soak_device.__file__, *map(str, words)]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            self._process = Process(soak_device.__file__, *words, stdout=log, stderr=log)
 
     def copied(self, folder: Path) -> DeviceProcess:
         """One with a copy of its folder."""

@@ -13,7 +13,6 @@ from pathlib import Path
 from anabranch.core.config.secrets import masked
 from anabranch.core.config.tables import Config
 from anabranch.identity.addresses import host_and_port, is_loopback
-from anabranch.identity.wallet import read_wallet
 from anabranch.reports.folders import holds_run
 from anabranch.reports.models import BEST, FINAL
 
@@ -27,6 +26,7 @@ def with_commands(text: str, commands: Sequence[str]) -> str:
 
 def while_served(config: Config, admin_address: str, insecure: bool, best: bool) -> list[str]:
     """How to take the model out of a server whose run has ended; `best`: a version was measured."""
+    from anabranch.identity.wallet import read_wallet
     from anabranch.server.tls import uses_tls
 
     address = _reached(admin_address)

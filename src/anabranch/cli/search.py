@@ -71,11 +71,11 @@ def search(
         output.say(f"the configuration is for {settings.strategy.name}: searching with teasq in its place")
         settings = replace(settings, strategy=StrategyTable("teasq"))
     _check(loss_max, Goal.of(settings.run))
-    start = _warm(settings, warm_up_updates, output) if warm_up_updates else None
-    trials = _Trials(settings, updates, start, output)
-    goal = trials.goal()
-    theta = _check(loss_max, goal)
     with claimed(out or Path("runs/search"), explicit=out is not None) as folder:
+        start = _warm(settings, warm_up_updates, output) if warm_up_updates else None
+        trials = _Trials(settings, updates, start, output)
+        goal = trials.goal()
+        theta = _check(loss_max, goal)
         found = search_compression(trials.measure, theta, goal)
         _write(folder, found, theta, goal)
     _show(output, found, folder, goal)
