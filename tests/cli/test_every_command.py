@@ -254,7 +254,7 @@ def ended(words: list[str], cwd: Path) -> Said:
         first = process.stdout.readline()
         process.send_signal(signal.SIGINT)
         rest, err = process.communicate(timeout=600)
-    code = 0 if process.returncode == 130 else process.returncode  # Ctrl-C is no failure here
+    code = 0 if process.wait() == 130 else process.wait()  # Ctrl-C is no failure here
     return Said(code, first + rest, err)
 
 

@@ -27,7 +27,7 @@ from anabranch.core.rng import stream
 from anabranch.workloads.app import Shard
 from anabranch.workloads.synthetic import Synthetic
 
-A = {"client_id": "a"}
+A: dict[str, Any] = {"client_id": "a"}
 
 
 @pytest.mark.parametrize("moment", ["trained", "pushed"])

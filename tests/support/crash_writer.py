@@ -112,7 +112,7 @@ class Writer(threading.Thread):
         if refusal.reason == Reason.UNKNOWN_CLIENT:
             self.problems.append(f"the acknowledged enrolment of {self._client_id} is lost")
             self._insist(device.enrol)
-        self._pause()
+        self._pause(1)
 
     def _base(self, device: Device, task: devices.Task, part: Submodel) -> Vector | None:
         """What the device starts from on the part; meanwhile the task must stay what it is."""
@@ -143,6 +143,7 @@ class Writer(threading.Thread):
 
     def _insist(self, call: Callable[[], Any]) -> Any:
         """Repeat a call until the server answers; None if the task is unknown."""
+        tries = 0
         while True:
             try:
                 return call()
@@ -155,11 +156,11 @@ class Writer(threading.Thread):
                     raise
                 self.retries += 1
                 self.turn()
-                self._pause()
+                self._pause(tries := tries + 1)
 
-    def _pause(self) -> None:
-        """Before it asks again: long enough that the waiting is no work, whose processors others need."""
-        time.sleep(self._random.uniform(0.02, 0.1))
+    def _pause(self, tries: int) -> None:
+        """Before it asks again: a server that is away for long is asked more rarely, as asking is work."""
+        time.sleep(self._random.uniform(0.01, 0.05) * min(tries, 10))
 
     def _id(self) -> str:
         return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
