@@ -12,23 +12,11 @@ from anabranch.api.fleets import GROUPS
 from anabranch.strategies.registry import BUILT_IN
 
 PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
-APP = """
-import anabranch
-import torch
-
-
-class App(anabranch.App):
-    def model(self):
-        return torch.nn.Linear(4, 2)
-"""
 
 
 def test_every_block_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) == 7
-    (tmp_path / "script.py").write_text(
-        APP + "\n    def data(self, shard):\n        raise NotImplementedError\n"
-    )
     (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
     command = [sys.executable, "-W", "error", "page.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
