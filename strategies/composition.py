@@ -81,7 +81,7 @@ class ComposedStrategy(AsyncStrategy, ABC):
         weight = self.weight(update, context)
         step = self.fold(state, vector, update, weight, context)
         decision = (held if step.vector is None else published)(context.staleness, weight)
-        return replace(step, decision=decision)
+        return Step(step.state, step.vector, decision, step.dropped)
 
 
 class GatheringStrategy(ComposedStrategy):
@@ -117,8 +117,9 @@ class GatheringStrategy(ComposedStrategy):
         """Gather; apply what is enough."""
         dropped = self.replaced(state, update)
         state = self.gather(state, update, weight, context)
-        step = self.apply(state, vector, context) if self.full(state, context) else Step(state)
-        return replace(step, dropped=dropped)
+        if not self.full(state, context):
+            return Step(state, dropped=dropped)
+        return replace(self.apply(state, vector, context), dropped=dropped)
 
     def timer(self, state: State) -> float | None:
         """When the oldest update has waited for `flush_s`."""
