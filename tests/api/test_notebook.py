@@ -37,6 +37,9 @@ def test_two_strategies_five_seeds_a_frame_and_a_figure(tmp_path: Path) -> None:
     shown = [
         [o.get("data", {}) for o in cell["outputs"] if o["output_type"] == "execute_result"] for cell in cells
     ]
+    drawn = [o["data"] for o in cells[1]["outputs"] if o["output_type"] == "display_data"]
+    assert "100 %, 10 of 10 runs" in "".join(drawn[0]["text/html"])
+    assert not [o for o in cells[1]["outputs"] if o["output_type"] == "stream"], "nothing else is said"
     [frame], [figure] = shown[1], shown[2]
     text = "".join(frame["text/plain"])
     rows = {words[0]: [float(w) for w in words[1:]] for words in map(str.split, text.splitlines()[2:])}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from html import escape
+from importlib import import_module
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -13,6 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import RunTable
 from anabranch.reports.metrics import metric_text
+from anabranch.reports.text import duration_text
 from anabranch.simulation.run import RunProgress
 
 
@@ -37,20 +41,29 @@ class TimeLeft:
         return (self._now() - self._began) * (1.0 - share) / share if share > 0 else None
 
 
-class ProgressBar:
-    """A bar on standard error, as a callback and a context manager: per cent, time left, what counts."""
+class Bar:
+    """A bar with per cent, time left and a text: on standard error, or in a notebook's own page.
 
-    def __init__(self, run: RunTable, console: Console | None = None) -> None:
-        self._run, self._goal = run, Goal.of(run)
+    A context manager; on a terminal it is gone afterwards. Unless `shown` it is none. `console` is for tests.
+    """
+
+    def __init__(self, shown: bool = True, console: Console | None = None) -> None:
+        self._left, self._page = TimeLeft(), _notebook_page() if shown else None
         columns = (BarColumn(), TaskProgressColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(*columns, console=console or Console(stderr=True), transient=True)
+        # rich's own way into a notebook wants a library of widgets.
+        console = console or Console(stderr=True, force_jupyter=False)
+        self._bar = Progress(
+            *columns, console=console, transient=True, disable=not shown or self._page is not None
+        )
         self._task = self._bar.add_task("", total=1.0)
 
-    def __call__(self, progress: RunProgress) -> None:
-        """Show it."""
-        goal, value = self._goal.among(progress.metrics), self._goal.value(progress.metrics)
-        told = "" if value is None else f"{goal.metric} {metric_text(goal.metric, value)}"
-        self._bar.update(self._task, completed=share_done(self._run, progress), description=told)
+    def show(self, share: float, text: str) -> None:
+        """So much is done, 0 to 1."""
+        self._bar.update(self._task, completed=share, description=text)
+        if self._page is not None:
+            left_s = self._left.after(share)
+            left = "" if left_s is None or share >= 1 else f", {duration_text(left_s)} left"
+            self._page(f'<progress value="{share:.3f}"></progress> {100 * share:.0f} %{left}, {escape(text)}')
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -60,3 +73,27 @@ class ProgressBar:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._bar.stop()
+
+
+def _notebook_page() -> Callable[[str], None] | None:
+    """What writes a line into the page of the notebook that this runs in; None elsewhere."""
+    found = sys.modules.get("IPython")
+    shell = None if found is None else found.get_ipython()
+    if shell is None or not hasattr(shell, "kernel"):
+        return None
+    display: Any = import_module("IPython.display")
+    line = display.display(display.HTML(""), display_id=True)
+    return lambda text: line.update(display.HTML(text))
+
+
+class RunBar:
+    """A bar of one run, as a callback: how much of its budget is used, and what counts."""
+
+    def __init__(self, run: RunTable, bar: Bar) -> None:
+        self._run, self._goal, self._bar = run, Goal.of(run), bar
+
+    def __call__(self, progress: RunProgress) -> None:
+        """Show it."""
+        goal, value = self._goal.among(progress.metrics), self._goal.value(progress.metrics)
+        told = "" if value is None else f"{goal.metric} {metric_text(goal.metric, value)}"
+        self._bar.show(share_done(self._run, progress), told)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anabranch.api.fleets import Fleet
 from anabranch.api.objects import RunObjects, Settings, Source, plan_run
-from anabranch.api.progress import ProgressBar
+from anabranch.api.progress import Bar, RunBar
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.api.until import Until
@@ -96,8 +96,9 @@ def simulate(
     folder = None if out is None else Path(out)
     if not progress:
         return run_simulation(plan.config, folder, plan.app, workers, callbacks)
-    with ProgressBar(plan.config.run) as bar:
-        return run_simulation(plan.config, folder, plan.app, workers, [*callbacks, bar])
+    with Bar() as bar:
+        heard = [*callbacks, RunBar(plan.config.run, bar)]
+        return run_simulation(plan.config, folder, plan.app, workers, heard)
 
 
 def run_simulation(

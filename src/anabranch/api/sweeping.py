@@ -11,21 +11,18 @@ import json
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Unpack
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from anabranch.api.comparing import Comparison, compare
 from anabranch.api.figures import Figure
 from anabranch.api.objects import RunObjects, RunPlan, Source, plan_run
+from anabranch.api.progress import Bar
 from anabranch.api.records import Records
 from anabranch.api.run import Run
 from anabranch.api.simulating import run_simulation
@@ -140,8 +137,8 @@ def sweep(
     jobs = [
         SweepJob(plan.config, plan.app, folder / _name(plan.config), out is not None) for *_, plan in plans
     ]
-    with _bar(len(jobs), progress) as advance:
-        _carry_out(jobs, parallel, advance)
+    with Bar(progress) as bar:
+        _carry_out(jobs, parallel, bar)
     cells = []
     for (choice, seed, plan), job in zip(plans, jobs, strict=True):
         run = Run(job.folder, Result.read(job.folder), plan.app, trusted=True, holds=temporary)
@@ -168,11 +165,15 @@ def carry_out(job: SweepJob) -> None:
     run_simulation(job.config, job.folder, job.app, keep_payloads=job.keep_payloads)
 
 
-def _carry_out(jobs: Sequence[SweepJob], parallel: int, advance: Callable[[], None]) -> None:
+def _carry_out(jobs: Sequence[SweepJob], parallel: int, bar: Bar) -> None:
+    def show(done: int) -> None:
+        bar.show(done / len(jobs), f"{done} of {len(jobs)} runs")
+
+    show(0)
     if parallel == 1:
-        for job in jobs:
+        for done, job in enumerate(jobs, 1):
             carry_out(job)
-            advance()
+            show(done)
         return
     main = sys.modules["__main__"]
     if any(type(job.app).__module__ == "__main__" for job in jobs) and not hasattr(main, "__file__"):
@@ -184,9 +185,9 @@ def _carry_out(jobs: Sequence[SweepJob], parallel: int, advance: Callable[[], No
     with ProcessPoolExecutor(parallel, get_context("spawn")) as pool:
         futures = [pool.submit(carry_out, job) for job in jobs]
         try:
-            for future in as_completed(futures):
+            for done, future in enumerate(as_completed(futures), 1):
                 future.result()
-                advance()
+                show(done)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -234,11 +235,3 @@ def _text(value: Any) -> Any:
     name = getattr(value, "name", "") or type(value).__name__
     words = ", ".join(f"{f.name}={_text(getattr(value, f.name))}" for f in said)
     return f"{name}({words})" if words else name
-
-
-@contextmanager
-def _bar(total: int, shown: bool) -> Iterator[Callable[[], None]]:
-    columns = (TextColumn("runs"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not shown, transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)
