@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from anabranch.core.model.updates import LocalPlan
-from anabranch.workloads.app import Examples, Shard
+from anabranch.workloads.app import Examples
 from anabranch.workloads.digits import Digits
 
 
@@ -60,19 +59,6 @@ class Linear(Digits):
 
     def model(self) -> Any:
         return nn.Sequential(nn.Linear(64, 32), LAYERS[self.layer](), nn.ReLU(), nn.Linear(32, 10))
-
-
-class Diverges(Linear):
-    """One device has pixels that no training survives."""
-
-    name = "diverges"
-    device = 3
-
-    def data(self, shard: Shard) -> Examples:
-        found = super().data(shard)
-        if shard.role != "train" or shard.index != self.device:
-            return found
-        return Examples(np.full_like(found.x, 1e30), found.y)
 
 
 class Brief(Linear):
