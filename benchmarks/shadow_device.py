@@ -24,8 +24,8 @@ from anabranch.client.trainer import shard_of
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.model.live import LiveWeights
-from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import LocalPlan
+from anabranch.host.elastic import ElasticAnswer
 from anabranch.workloads.app import Shard, load_app
 from anabranch.workloads.batches import watched
 from anabranch.workloads.trainer import trainer_for
@@ -44,9 +44,9 @@ class ForegroundTraining(LiveTraining):
         super().__init__(*values, **named)
         self._answered = threading.Event()
 
-    def answer(self, snapshot: Vector, center: Vector, exchange_s: float) -> None:
+    def answer(self, answer: ElasticAnswer) -> None:
         """Let the training go on."""
-        super().answer(snapshot, center, exchange_s)
+        super().answer(answer)
         self._answered.set()
 
     def stop(self) -> None:

@@ -43,6 +43,7 @@ from anabranch.core.errors import (
     AnabranchError,
     AppError,
     IdentityError,
+    InvalidUpdate,
     ManifestMismatch,
     Unavailable,
     outcome_of,
@@ -265,6 +266,8 @@ class Agent(DeviceShell):
         elif call is DeviceCall.ASK and not again:
             self._fatal = error
         elif call is DeviceCall.PUSH and not again:
+            if isinstance(error, InvalidUpdate):
+                self.summary.refused()
             log.warning("%s: it is given up", error)
         self._failed(call, error, update_id, again)
 

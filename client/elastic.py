@@ -55,7 +55,7 @@ class ElasticTrainer:
         live = self._live or self._begin(task, base)
         answer = self._exchanges.meet(base.vector, self._bell.now())
         if answer is not None:
-            live.answer(answer.snapshot, answer.center, answer.exchange_s)
+            live.answer(answer)
         taken = self._await_snapshot(live, each_step)
         self._exchanges.leave(taken, self._bell.now())
         delta = taken.vector - base.vector

@@ -13,11 +13,12 @@ from anabranch.client.messages import FetchedModel
 from anabranch.client.neighbours import Neighbours
 from anabranch.client.state import fresh_seed
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
-from anabranch.client.trainer import LocalTrainer, finite
+from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import AnabranchError, AppError
+from anabranch.core.model.metrics import finite
 from anabranch.workloads.app import App, Shard
 from anabranch.workloads.calls import data_of
 

@@ -21,7 +21,7 @@ from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownVersion
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Task
-from anabranch.host.chain import is_base
+from anabranch.host.held import NOTHING, HeldModel
 
 log = logging.getLogger(__name__)
 
@@ -63,17 +63,18 @@ class HeldModels:
         self._local, self._transport, self._state_dir = local, transport, state_dir
         self._clock, self._summary, self._tell = clock, summary, tell
         self._run_id = ""
-        self._whole: BaseModel | None = None
+        self._held: HeldModel[BaseModel] = NOTHING
 
     @property
     def version(self) -> int | None:
         """The version that is here whole."""
-        return None if self._whole is None else self._whole.version
+        return self._held.version
 
     def join(self, run_id: str) -> None:
         """Versions are this run's from now on."""
         if run_id != self._run_id:
-            self._whole = kept_model(self._state_dir, run_id, self._local.spec)
+            kept = kept_model(self._state_dir, run_id, self._local.spec)
+            self._held = NOTHING if kept is None else HeldModel(kept.version, kept.head, kept)
         self._run_id = run_id
 
     def get(self, task: Task) -> BaseModel:
@@ -83,23 +84,23 @@ class HeldModels:
         version of the same number, and is fetched anew. `UnknownVersion` where what comes is not the task's.
         """
         head = task.base_head if isinstance(task, GrantedTask) else ""
-        if self._whole is not None and self._whole.version == task.base_version:
-            if is_base(self._whole.head, head):
-                return self._whole
+        if self._held.version == task.base_version:
+            self._held = self._held.known_as(head)
+            if self._held.model is not None:
+                return self._held.model
             log.warning("version %d is another one now: it is fetched anew", task.base_version)
-            self._whole = None
         model = self._fetched(task.base_version, task.submodel)
         if head and model.head != head:
             raise UnknownVersion(f"version {task.base_version} is another one than the task's by now")
         self._summary.downlink_bytes_full_equivalent += full_bytes(self._local.spec)
-        if model.submodel is None:
-            self._whole = model
+        self._held = self._held.after(model.version, model.head, model, model.submodel is not None)
+        if self._held.model is model:
             keep_model(self._state_dir, model, self._run_id, self._local.spec)
         return model
 
     def _fetched(self, version: int, submodel: Submodel | None) -> BaseModel:
         """A version, by what leads there from the one that is here, or else whole or a part."""
-        began, held = self._clock(), self._whole
+        began, held = self._clock(), self._held.model
         layout_hash = self._local.spec.layout_hash
         fetched = self._transport.fetch(layout_hash, version, holds=self.version, submodel=submodel)
         size = len(fetched.data)
@@ -111,7 +112,7 @@ class HeldModels:
                 raise
             # What the device has is not what it was: it goes on from nothing.
             self._tell("failed", call="decode", error=type(error).__name__, detail=str(error), again=True)
-            self._whole = None
+            self._held = NOTHING
             return self._fetched(version, submodel)
         took_s = self._clock() - began
         self._tell(

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 
 from anabranch.core.model.live import LiveWeights
-from anabranch.core.model.params import Vector
 from anabranch.host.elastic import BetweenSteps, ElasticAnswer, TrainingMoment
 from anabranch.host.merging import Merge
 from anabranch.host.policies import PushPolicy
@@ -79,10 +78,10 @@ class LiveTraining:
         with self._lock:
             self._between.forgo()
 
-    def answer(self, snapshot: Vector, center: Vector, exchange_s: float) -> None:
-        """The server's model that answers a snapshot: merged before the next step. It must not change."""
+    def answer(self, answer: ElasticAnswer) -> None:
+        """What answers a snapshot: merged before the next step. It must not change."""
         with self._lock:
-            self._between.answer(ElasticAnswer(snapshot, center, exchange_s))
+            self._between.answer(answer)
 
     def advise(self) -> None:
         """The server wants what there is."""

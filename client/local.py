@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-import numpy as np
-
 from anabranch.client.messages import (
     Enrolment,
     FetchedModel,
@@ -34,20 +32,29 @@ from anabranch.compress.model import encode_model
 from anabranch.compress.registry import make_codec, stages
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config
-from anabranch.core.effects import Decided, Effect, Granted, Refused
+from anabranch.core.effects import Effect, Granted, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
-from anabranch.core.errors import IdTaken, InvalidUpdate, ManifestMismatch, UnknownVersion
+from anabranch.core.errors import ManifestMismatch, UnknownVersion
 from anabranch.core.journal import Record, to_record
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.model.submodels import Submodel, UnitMap
 from anabranch.core.model.units import UnitGroup
-from anabranch.core.model.updates import Ask, Capability, Receipt, Task, Update
+from anabranch.core.model.updates import Ask, Capability, Receipt, Task
 from anabranch.core.rng import seed_of
 from anabranch.host.build import Blueprint, device_tables
 from anabranch.host.run import AdviceKind, Run, advice
-from anabranch.host.submission import check_open, check_size, examined
+from anabranch.host.submission import (
+    Submission,
+    announced,
+    answered,
+    arrived,
+    check_coming,
+    check_size,
+    checked_metrics,
+    examined,
+)
 from anabranch.protos.convert import submodel_from_proto
 from anabranch.workloads.app import App
 from anabranch.workloads.trainer import trainer_for
@@ -117,9 +124,8 @@ class LocalServer:
     def tick(self) -> None:
         """What is due by the clock happens now, such as the end of a lease."""
         with self.turn:
-            now, deadline = self.clock(), self.engine.next_deadline()
-            if deadline is not None and deadline <= now:
-                self._take(ev.Ticked(now))
+            if (ticked := self._run.tick(self.clock())) is not None:
+                self._take(ticked)
 
     def receipt(self, update_id: str) -> Receipt | None:
         """What was decided of an update; None: nothing yet."""
@@ -240,39 +246,34 @@ class LocalTransport:
         )
 
     def _push(self, entry: UpdateEntry) -> PushAnswer:
-        s = self.server
-        update = self._update(entry)
-        check_size(len(entry.payload), entry.codec, s.spec, update.submodel)
-        if (known := s.receipt(entry.update_id)) is not None:
-            if why := known.conflict(self.client_id, entry.task_id, entry.sha256):
-                raise IdTaken(why)
-            return PushAnswer(known.decision, known.version, duplicate=True)
-        check_open(s.engine, self.client_id, entry.task_id, entry.codec)
-        values = 0 if update.submodel is None else update.submodel.size
-        payload = ev.Payload(entry.sha256, len(entry.payload), entry.codec, values)
-        update, flaw = examined(update, payload, entry.payload, s.spec, s.config.limits)
+        s, codec = self.server, entry.codec
+        submission = self._announced(entry)
+        check_size(len(entry.payload), codec, s.spec, submission.update.submodel)
+        check_coming(s.engine, self.client_id, entry.task_id, entry.update_id, codec)
         if s.config.run.keep_payloads:
             s.payloads[entry.sha256] = bytes(entry.payload)
-        effects = s.take(ev.UpdateArrived(s.clock(), update, payload, flaw))
-        decided = next(e for e in effects if isinstance(e, Decided))
-        if flaw:
-            raise InvalidUpdate(flaw)
+        found = examined(submission, entry.payload, s.spec, s.config.limits)
+        event = arrived(submission, found, s.clock())
+        decided = answered(event, s.take(event))
         return PushAnswer(decided.receipt.decision, decided.receipt.version, decided.duplicate)
 
     def _check_manifest(self, sha256: str) -> None:
         if sha256 != self.server.spec.layout_hash:
             raise ManifestMismatch("this run is of another model")
 
-    def _update(self, entry: UpdateEntry) -> Update:
+    def _announced(self, entry: UpdateEntry) -> Submission:
         spec = self.server.spec
-        return Update(
+        return announced(
+            spec,
             update_id=entry.update_id,
             task_id=entry.task_id,
             client_id=self.client_id,
             base_version=entry.base_version,
             examples=entry.examples,
-            delta=np.empty(0, spec.vector_dtype),
-            submodel=None if entry.submodel is None else submodel_from_proto(entry.submodel, spec),
             local_steps=entry.local_steps,
-            metrics=entry.metrics,
+            metrics=checked_metrics(entry.metrics),
+            sha256=entry.sha256,
+            size_bytes=len(entry.payload),
+            codec=entry.codec,
+            submodel=None if entry.submodel is None else submodel_from_proto(entry.submodel, spec),
         )

@@ -26,6 +26,11 @@ class AgentSummary:
     downlink_bytes_full_equivalent: int = 0
     training_s: float = 0.0
 
+    def refused(self) -> None:
+        """Count an update with a flaw, which is answered by an error."""
+        self.answered += 1
+        self.rejected += 1
+
     def pushed(self, entry: UpdateEntry, answer: PushAnswer, value_bytes: int) -> None:
         """Count an answered update; a value of it is `value_bytes` long without compression."""
         rejected = answer.decision.verdict is Verdict.REJECTED

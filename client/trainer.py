@@ -6,7 +6,6 @@ Which device and precision, the resident model and the pinned memory are the tra
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import sys
@@ -26,6 +25,7 @@ from anabranch.compress.registry import stages
 from anabranch.core.config.tables import ClientTable, FleetTable, build
 from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
+from anabranch.core.model.metrics import finite
 from anabranch.core.model.params import ParamSpec, Vector, digest
 from anabranch.core.model.submodels import Submodel, UnitMap
 from anabranch.core.model.updates import Capability, LocalPlan, Task
@@ -266,11 +266,6 @@ class LocalTrainer:
         share = self._threads // self._neighbours.count() if self.spec.size >= SMALL_MODEL_VALUES else 1
         if max(1, share) != self._torch.get_num_threads():
             self._torch.set_num_threads(max(1, share))
-
-
-def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Metrics without those that are not finite: a server takes none, and the rest is of use."""
-    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def numbered_shard(client_id: str, config: Mapping[str, Any]) -> tuple[int, int]:

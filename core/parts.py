@@ -197,11 +197,11 @@ def _imported(part: Any) -> Any:
 
 
 def _same(known: Any, part: Any) -> bool:
-    """The same definition, perhaps loaded twice: of one file, by two ways to write its path."""
-    return bool(known.__qualname__ == part.__qualname__ and _file(known) == _file(part))
+    """The same definition, perhaps loaded twice: a file has one module name, however its path is written."""
+    return bool(known.__qualname__ == part.__qualname__ and _module(known) == _module(part))
 
 
-def _file(part: Any) -> str:
+def _module(part: Any) -> str:
     return str(getattr(part, "__module__", ""))
 
 

@@ -22,8 +22,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import stages
 from anabranch.core import events as ev
@@ -33,8 +31,9 @@ from anabranch.core.engine.buffers import DeviceBuffers
 from anabranch.core.errors import AppError
 from anabranch.core.journal import to_record
 from anabranch.core.model.chains import RAW
+from anabranch.core.model.metrics import finite
 from anabranch.core.model.params import Tensors, Vector, digest
-from anabranch.core.model.updates import FLAWS, Ask, Capability, Task, Update, Verdict
+from anabranch.core.model.updates import FLAWS, Ask, Capability, Task, Verdict
 from anabranch.core.rng import unique_id
 from anabranch.flower.compression import RECORD, Counting, Encoded
 from anabranch.flower.evaluation import GridEvaluation
@@ -44,7 +43,7 @@ from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
 from anabranch.host.records import RunReporter
 from anabranch.host.run import NoLine, Run
-from anabranch.host.submission import examined
+from anabranch.host.submission import announced, arrived, examined
 from anabranch.reports.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -229,19 +228,21 @@ class GridRun:
         if task.uplink != RAW and reply.encoded is None and not node.sends_whole:
             node.sends_whole = True
             log.warning("%s sends whole arrays: its ClientApp lacks compressed_uplink", node.client_id)
-        update = Update(
+        submission = announced(
+            self.spec,
             update_id=self._fresh_id("update"),
             task_id=task.task_id,
             client_id=node.client_id,
             base_version=task.base_version,
             examples=reply.examples,
-            delta=np.empty(0, self.spec.vector_dtype),
             local_steps=1,
-            metrics={k: v for k, v in reply.metrics.items() if math.isfinite(v)},
+            metrics=finite(reply.metrics),
+            sha256=hashlib.sha256(sent.data).hexdigest(),
+            size_bytes=len(sent.data),
+            codec=sent.codec,
         )
-        reference = ev.Payload(hashlib.sha256(sent.data).hexdigest(), len(sent.data), sent.codec)
-        update, flaw = examined(update, reference, sent.data, self.spec, self._config.limits)
-        effects = self._handle(ev.UpdateArrived(self._tell_time(), update, reference, flaw), sent.data)
+        found = examined(submission, sent.data, self.spec, self._config.limits)
+        effects = self._handle(arrived(submission, found, self._tell_time()), sent.data)
         (receipt,) = [e.receipt for e in effects if isinstance(e, Decided)]
         node.counting.answered(task.task_id, receipt.decision.verdict is not Verdict.REJECTED)
         if receipt.decision.reason in FLAWS:
@@ -284,9 +285,8 @@ class GridRun:
     # --- the engine --------------------------------------------------------------------------
 
     def _tick(self) -> None:
-        now, due = self._tell_time(), self.engine.next_deadline()
-        if due is not None and due <= now:
-            self._handle(ev.Ticked(now))
+        if (ticked := self.host.tick(self._tell_time())) is not None:
+            self._handle(ticked)
 
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
         done = self.host.take(event, lambda event: self._logbook.append(to_record(event), payload))

@@ -117,6 +117,11 @@ class Run:
         log(settled.event)
         return Settlement(settled.event, self.apply(settled))
 
+    def tick(self, now: float) -> ev.Ticked | None:
+        """What is due by then: leases that end, a strategy's timer; None where nothing is."""
+        due = self.engine.next_deadline()
+        return ev.Ticked(now) if due is not None and due <= now else None
+
     def begin(self, events: Iterable[ev.Event]) -> None:
         """A batch of these events is settled next."""
         self.line.begin()

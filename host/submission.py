@@ -1,27 +1,104 @@
-"""One check of what devices send, whoever takes it in: the codec is the task's, and the values fit to apply.
+"""What devices send, whoever takes it in: from the words that announce an update to what is answered.
+
+    announced(...)      an update without its values, and its payload's reference
+    check_size          before a byte of it is taken: the codec may need as many
+    check_coming        its task is open, and the codec is the task's
+    examined            the values, or their flaw
+    arrived             the event
+    answered            its receipt, or `InvalidUpdate` where it has a flaw
 
 A payload of another codec than its task's is refused before a byte of it is taken, and leaves no trace. What
-was taken is on record, flaw included, so that its task is closed and a resend gets the same answer.
+was taken is on record, flaw included, so that its task is closed. Its device hears of a flaw as an error; if
+that is lost and the same is sent again, it hears the verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
+from anabranch.core.effects import Decided, Effect
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownTask
 from anabranch.core.journal import LoadDelta
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.chains import RAW, payload_codec
+from anabranch.core.model.metrics import TRAINED_MAX, names_flaw
 from anabranch.core.model.params import Delta, ParamSpec
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Task, Update, find_flaw
+from anabranch.host.chain import is_of_other_base
 
 Data = bytes | memoryview
+
+
+@dataclass(frozen=True)
+class Submission:
+    """An update as its device announces it: `update` has no values yet, `payload` says what they are in.
+
+    `base_head` names the version that it was trained from, where its number may not do; else it is empty.
+    """
+
+    update: Update
+    payload: ev.Payload
+    base_head: str = ""
+
+
+def announced(
+    spec: ParamSpec,
+    *,
+    update_id: str,
+    task_id: str,
+    client_id: str,
+    base_version: int,
+    examples: int,
+    local_steps: int,
+    metrics: Mapping[str, float],
+    sha256: str,
+    size_bytes: int,
+    codec: str,
+    submodel: Submodel | None = None,
+    base_head: str = "",
+) -> Submission:
+    """What a device says of its update, with what follows of it."""
+    nothing = np.empty(0, spec.vector_dtype)
+    update = Update(
+        update_id,
+        task_id,
+        client_id,
+        base_version,
+        examples,
+        nothing,
+        submodel,
+        local_steps,
+        metrics,
+    )
+    values = 0 if submodel is None else submodel.size
+    return Submission(update, ev.Payload(sha256, size_bytes, codec, values), base_head)
+
+
+def checked_metrics(metrics: Mapping[str, float], names_max: int = TRAINED_MAX) -> dict[str, float]:
+    """Metrics that may be kept. Raises `InvalidUpdate`, which names the metric."""
+    if flaw := names_flaw(metrics, names_max):
+        raise InvalidUpdate(f"metrics: {flaw}")
+    if bad := [k for k, v in metrics.items() if not math.isfinite(v)]:
+        raise InvalidUpdate(f"metric {bad[0]!r} is not finite: leave it out")
+    return dict(metrics)
+
+
+def check_coming(engine: Engine, client_id: str, task_id: str, update_id: str, codec: str) -> None:
+    """Whether the payload of an update may come. Raises as `check_task` does.
+
+    That of one that was decided before may: it has its answer.
+    """
+    if update_id not in engine.ledger.receipts:
+        check_task(engine.ledger.tasks.get(task_id), client_id, task_id, codec)
 
 
 def check_codec(codec: str, uplink: str) -> None:
@@ -31,16 +108,12 @@ def check_codec(codec: str, uplink: str) -> None:
         raise InvalidUpdate(f"payload is of codec {codec!r}, the task asked for {wanted!r}")
 
 
-def check_open(engine: Engine, client_id: str, task_id: str, codec: str) -> None:
+def check_task(task: Task | None, client_id: str, task_id: str, codec: str) -> None:
     """Raises `UnknownTask` where an update can have no verdict, and `InvalidUpdate` as `check_codec` does.
 
-    So only who holds a task takes up room, and only with what the task asked for.
+    `task` is that of the id, where it is open. So only who holds a task takes up room, and only with what the
+    task asked for.
     """
-    check_task(engine.ledger.tasks.get(task_id), client_id, task_id, codec)
-
-
-def check_task(task: Task | None, client_id: str, task_id: str, codec: str) -> None:
-    """The same of the task of this id, where it is open."""
     if task is None or task.client_id != client_id:
         raise UnknownTask(f"task {task_id!r} is not open for {client_id!r}: it ended, ask anew")
     check_codec(codec, task.uplink)
@@ -66,12 +139,34 @@ def loader(read: Callable[[ev.Payload], Data], spec: ParamSpec) -> LoadDelta:
 
 
 def examined(
-    update: Update, payload: ev.Payload, data: Data, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS
+    submission: Submission, data: Data, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS
 ) -> tuple[Update, str]:
-    """An update, which comes without values, with those of its payload; or as it came, and its flaw."""
+    """An update with the values of its payload; or as it came, and its flaw."""
+    update = submission.update
     try:
-        delta = decode(payload, data, spec, update.submodel)
+        delta = decode(submission.payload, data, spec, update.submodel)
         flaw = find_flaw(spec, delta, update.examples, update.submodel, limits)
     except (InvalidUpdate, TooLarge) as error:
         flaw = str(error)
     return (update, flaw) if flaw else (replace(update, delta=delta), "")
+
+
+def arrived(
+    submission: Submission,
+    found: tuple[Update, str],
+    now: float,
+    head: str | None = None,
+    proof: ev.Proof | None = None,
+) -> ev.UpdateArrived:
+    """The event of an update that was `examined`. `head`: its base version's own, where it is known."""
+    update, flaw = found
+    other_base = is_of_other_base(submission.base_head, head)
+    return ev.UpdateArrived(now, update, submission.payload, flaw, proof, other_base)
+
+
+def answered(event: ev.UpdateArrived, effects: Sequence[Effect]) -> Decided:
+    """What a device is told of its update. Raises `InvalidUpdate` for a flaw that was found in it now."""
+    decided = next(e for e in effects if isinstance(e, Decided))
+    if event.flaw and not decided.duplicate:
+        raise InvalidUpdate(f"update {event.update.update_id}: {event.flaw}")
+    return decided

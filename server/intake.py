@@ -7,23 +7,27 @@ resend gets the same answer.
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from anabranch.core import events as ev
-from anabranch.core.effects import Decided, Effect
+from anabranch.core.effects import Effect
 from anabranch.core.errors import IdTaken, InvalidUpdate, Unavailable
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
-from anabranch.core.model.metrics import TRAINED_MAX, names_flaw
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, Receipt, Update
-from anabranch.host.chain import is_of_other_base
-from anabranch.host.submission import check_size, check_task, examined
+from anabranch.host.submission import (
+    Submission,
+    announced,
+    answered,
+    arrived,
+    check_size,
+    check_task,
+    checked_metrics,
+    examined,
+)
 from anabranch.identity.signatures import check_signature, make_proof, update_message
 from anabranch.protos.convert import (
     check_manifest,
@@ -53,16 +57,21 @@ Requests = AsyncIterator[devices.PushUpdateRequest]
 
 @dataclass(frozen=True)
 class Header:
-    """A header whose form was checked, with its signature if one is due. `update` has no values yet.
+    """A header whose form was checked, with its signature if one is due. `ask`: for the next task."""
 
-    `ask`: for the next task.
-    """
-
-    update: Update
-    payload: ev.Payload
+    submission: Submission
     proof: ev.Proof | None = None
     ask: Ask | None = None
-    base_head: str = ""
+
+    @property
+    def update(self) -> Update:
+        """The update, which has no values yet."""
+        return self.submission.update
+
+    @property
+    def payload(self) -> ev.Payload:
+        """What its values are in."""
+        return self.submission.payload
 
 
 @dataclass(frozen=True)
@@ -88,15 +97,6 @@ class PushVerdict:
     asked: Sequence[Effect] = ()
 
 
-def checked_metrics(metrics: Mapping[str, float], names_max: int = TRAINED_MAX) -> dict[str, float]:
-    """Metrics that may be kept. Raises `InvalidUpdate`, which names the metric."""
-    if flaw := names_flaw(metrics, names_max):
-        raise InvalidUpdate(f"metrics: {flaw}")
-    if bad := [k for k, v in metrics.items() if not math.isfinite(v)]:
-        raise InvalidUpdate(f"metric {bad[0]!r} is not finite: leave it out")
-    return dict(metrics)
-
-
 def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> Header:
     """The update that a header announces. Raises the errors of a malformed one."""
     check_manifest(message.manifest_sha256, spec)
@@ -104,24 +104,24 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         raise InvalidUpdate("an update of this run has one part, and a published version as its base")
     part = message.parts[0]
     submodel = submodel_from_proto(message.submodel, spec) if message.HasField("submodel") else None
-    update = Update(
+    codec, size_bytes = part.encoding.codec, part.size_bytes
+    check_size(size_bytes, codec, spec, submodel)
+    submission = announced(
+        spec,
         update_id=checked_id(message.update_id, "update_id", limits),
         task_id=checked_id(message.task_id, "task_id", limits),
         client_id=checked_id(message.client_id, "client_id", limits),
         base_version=checked_count(message.base_version, "base_version"),
         examples=checked_count(message.examples, "examples", limits.examples_max),
-        delta=np.empty(0, spec.vector_dtype),
-        submodel=submodel,
         local_steps=checked_count(message.local_steps, "local_steps"),
         metrics=checked_metrics(message.metrics),
+        sha256=checked_digest(part.sha256, "parts[0].sha256"),
+        size_bytes=check_payload_size(size_bytes, limits),
+        codec=codec,
+        submodel=submodel,
+        base_head=checked_digest(message.base_head, "base_head") if message.base_head else "",
     )
-    check_size(part.size_bytes, part.encoding.codec, spec, submodel)
-    size_bytes = check_payload_size(part.size_bytes, limits)
-    values = 0 if submodel is None else submodel.size
-    sha256 = checked_digest(part.sha256, "parts[0].sha256")
-    payload = ev.Payload(sha256, size_bytes, part.encoding.codec, values)
-    base_head = checked_digest(message.base_head, "base_head") if message.base_head else ""
-    return Header(update, payload, ask=_read_ask(message, spec, limits), base_head=base_head)
+    return Header(submission, ask=_read_ask(message, spec, limits))
 
 
 def _read_ask(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits) -> Ask | None:
@@ -297,24 +297,21 @@ class Intake:
                 checked = await self.uploads.in_thread(lambda: self._checked(header, upload))
         finally:
             self.writer.coming -= 1
-        other_base = await self._is_of_other_base(header)
-        event = ev.UpdateArrived(
-            self.writer.now(), checked.update, header.payload, checked.flaw, header.proof, other_base
-        )
+        head = await self._head_of_base(header.submission)
+        found = checked.update, checked.flaw
+        event = arrived(header.submission, found, self.writer.now(), head, header.proof)
         reach("update_checked")
         answer, asked = await self._submitted(event, checked, header.ask)
-        decided = next(e for e in answer.effects if isinstance(e, Decided))
-        if checked.flaw and not decided.duplicate:
-            raise InvalidUpdate(f"update {checked.update.update_id}: {checked.flaw}")
+        decided = answered(event, answer.effects)
         if not decided.duplicate:
             self.bytes_raw += raw_bytes
         return PushVerdict(decided.receipt, decided.duplicate, answer.seq or 0, header.ask, asked)
 
-    async def _is_of_other_base(self, header: Header) -> bool:
-        """Whether it was trained from a version of a history that was lost, if its device says from which."""
-        if not header.base_head:
-            return False
-        return is_of_other_base(header.base_head, await self.writer.head_of(header.update.base_version))
+    async def _head_of_base(self, submission: Submission) -> str | None:
+        """The head of the version that it was trained from, where its device says which that was."""
+        if not submission.base_head:
+            return None
+        return await self.writer.head_of(submission.update.base_version)
 
     async def _submitted(
         self, event: ev.UpdateArrived, checked: CheckedUpdate, ask: Ask | None
@@ -331,7 +328,7 @@ class Intake:
     def _checked(self, header: Header, upload: Upload) -> CheckedUpdate:
         """Decode and check; a large update without a flaw becomes durable."""
         data = upload.data()
-        update, flaw = examined(header.update, header.payload, data, self.spec, self._limits)
+        update, flaw = examined(header.submission, data, self.spec, self._limits)
         if flaw:
             upload.drop()
             return CheckedUpdate(update, flaw)

@@ -22,13 +22,13 @@ from anabranch.core.engine.ledger import ClientRecord
 from anabranch.core.errors import UnknownVersion
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.metrics import ACCURACY, MEASURED_MAX
+from anabranch.host.submission import checked_metrics
 from anabranch.protos.convert import checked_id, manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
 from anabranch.server.feed import Happening
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.glance import Glance
-from anabranch.server.intake import checked_metrics
 from anabranch.server.models import ModelRequest
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun

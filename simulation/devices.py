@@ -33,7 +33,6 @@ from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull, Unavailable
 from anabranch.core.model.updates import Ask, Decision, Task
 from anabranch.core.rng import rank, seed_of
-from anabranch.host.chain import is_base
 from anabranch.host.device import OVER, DeviceCall, DeviceShell
 from anabranch.host.run import Advice, AdviceKind
 from anabranch.simulation.clock import Action
@@ -42,11 +41,11 @@ from anabranch.simulation.faults import RIGHT, DeviceClock
 from anabranch.simulation.lanes import Lane
 from anabranch.simulation.network import NetworkLink, down, up
 from anabranch.simulation.outbox import FinishedUpdate
-from anabranch.simulation.server import Granting
+from anabranch.simulation.server import Exchange, Granting, PushOutcome
 from anabranch.simulation.storage import EMPTY
 from anabranch.simulation.surroundings import Surroundings, View, capability_of
 from anabranch.simulation.talker import Talker
-from anabranch.simulation.versions import NOTHING, HeldModel, Model, Offer
+from anabranch.simulation.versions import Model, Offer
 from anabranch.workloads.batches import planned_steps
 
 
@@ -229,8 +228,9 @@ class Device(Talker, DeviceShell):
     def _fetch(self, task: Task) -> None:  # noqa: ARG002 - the model has come with it
         """The model's bytes; the server has them as a file, so that its crash does not matter."""
         assert self._offer is not None, "a granted task comes with its model"
-        if not is_base(self._disk.held.head, self._offer.from_head):  # it has another model of that number
-            self._disk = replace(self._disk, held=NOTHING)
+        held = self._disk.held.known_as(self._offer.from_head)
+        if held is not self._disk.held:  # it has another model of that number
+            self._disk = replace(self._disk, held=held)
             self._offer = replace(self._offer, payload_bytes=self._offer.whole_bytes, from_head="")
         if not self._offer.payload_bytes:  # the device has it
             self._work.end()
@@ -242,9 +242,11 @@ class Device(Talker, DeviceShell):
 
     def _downloaded(self) -> None:
         assert self._offer is not None
-        if not self._offer.part_only:
-            self._disk = replace(self._disk, held=HeldModel.of(self._offer))
-        self._server.downloaded(self.client_id, self._offer.payload_bytes)
+        offer, model = self._offer, self._offer.model
+        kept = model if offer.head else None  # another may have its number one day
+        held = self._disk.held.after(model.version, offer.head, kept, offer.part_only)
+        self._disk = replace(self._disk, held=held)
+        self._server.downloaded(self.client_id, offer.payload_bytes)
         self._fetched()
 
     def _train(self, order: ef.Train) -> None:
@@ -261,10 +263,12 @@ class Device(Talker, DeviceShell):
     def _begin_task(self) -> tuple[Model, str]:
         """What it starts from, and its head."""
         assert self._offer is not None
-        base, self._offer = self._disk.held.base(self._offer), None
+        offer, held, self._offer = self._offer, self._disk.held, None
         self._work.end()
         self._tasks += 1
-        return base
+        if offer.payload_bytes or held.model is None:
+            return offer.model, offer.head
+        return held.model, held.head
 
     def _drops_out(self, train_s: float) -> bool:
         """Whether it vanishes in the next so many seconds."""
@@ -333,15 +337,15 @@ class Device(Talker, DeviceShell):
                     call, partial(self._failed, DeviceCall.PUSH, objection, update_id), self._soon
                 )
 
-        def decided(decision: Decision | StoreFull, granting: Granting | None = None) -> None:
-            if isinstance(decision, StoreFull):
-                self._pushes.hear(
-                    call, partial(self._failed, DeviceCall.PUSH, decision, update_id), self._soon
-                )
+        def decided(outcome: PushOutcome, granting: Granting | None = None) -> None:
+            if isinstance(outcome, Decision):
+                self._pushes.hear(call, partial(self._judged, update_id, outcome, granting), self._soon)
             else:
-                self._pushes.hear(call, partial(self._judged, update_id, decision, granting), self._soon)
+                self._pushes.hear(
+                    call, partial(self._failed, DeviceCall.PUSH, outcome, update_id), self._soon
+                )
 
-        def exchanged(answer: tuple[Decision, Granting] | StoreFull) -> None:
+        def exchanged(answer: Exchange | StoreFull) -> None:
             decided(answer) if isinstance(answer, StoreFull) else decided(*answer)
 
         send = partial(self._server.push, self.client_id, outbox, decided)

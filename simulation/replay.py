@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from anabranch.core.config.tables import Config
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import DataError
 from anabranch.core.model.params import digest
@@ -20,8 +21,11 @@ from anabranch.host.journal import Replay
 from anabranch.host.log import WholeLog
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
+from anabranch.simulation.parts import PARTS
 from anabranch.simulation.run import open_simulation
+from anabranch.support.code import check_trusted, let_in
 from anabranch.workloads.app import App
+from anabranch.workloads.registry import check_installed
 
 
 @dataclass(frozen=True)
@@ -47,14 +51,19 @@ class ReplayOutcome:
         )
 
 
-def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> ReplayOutcome:
+def replay_run(
+    folder: Path, app: App | None = None, workers: int = 0, load_code: bool = False
+) -> ReplayOutcome:
     """Run the folder's history again, live or simulated.
 
-    `app` and `workers` matter only where a simulation has to be repeated. Raises `DataError` for a
-    folder that is no whole run, `StoreCorrupt` for payloads that are not those of the journal,
+    `app` and `workers` matter only where a simulation has to be repeated. Code that the run names is loaded
+    with `load_code` alone: who says so has looked at it. Raises `DataError` for a folder that is no whole
+    run, `ConfigError` where it names code, `StoreCorrupt` for payloads that are not those of the journal,
     `ReplayMismatch` for a record that is no event.
     """
     reader, result = JournalReader(folder), Result.read(folder)
+    trains = app is None and result.kind == "simulated" and not reader.has_payloads
+    _admit(reader.config, folder, load_code, with_app=trains)
     if reader.has_payloads:
         engine, journal_sha256 = _through_payloads(reader), reader.sha256()
     elif result.kind == "simulated" and result.status != "finished":
@@ -78,6 +87,16 @@ def replay_run(folder: Path, app: App | None = None, workers: int = 0) -> Replay
         recorded_model_sha256=result.model_sha256,
         recorded_journal_sha256=result.journal_sha256,
     )
+
+
+def _admit(config: Config, folder: Path, load_code: bool, with_app: bool) -> None:
+    """Let in the code that a run names, or raise `ConfigError` for it; `with_app`: its App is needed too."""
+    if load_code:
+        let_in(config, PARTS)
+        return
+    check_trusted(config, PARTS, str(folder))
+    if with_app:
+        check_installed(config.run.workload, str(folder))
 
 
 def _through_payloads(reader: JournalReader) -> Engine:

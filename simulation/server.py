@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 from anabranch.core.config.faults import FaultsTable
 from anabranch.core.effects import Effect, Refused
 from anabranch.core.engine.engine import Engine
-from anabranch.core.errors import AnabranchError, LogLost, StoreFull
+from anabranch.core.errors import AnabranchError, InvalidUpdate, LogLost, StoreFull
 from anabranch.core.limits import RETRY_FULL_DISK_S
 from anabranch.core.model.updates import Ask, Capability, Decision, Reason, Task
 from anabranch.core.rng import rank
@@ -37,7 +37,8 @@ from anabranch.simulation.world import Order, World
 A = TypeVar("A")
 Reply = Callable[[A | StoreFull], None]
 Granting = Refused | tuple[Task, Offer]
-Exchange = tuple[Decision, Granting]
+PushOutcome = Decision | AnabranchError  # a verdict, or the error that a live server answers with
+Exchange = tuple[PushOutcome, Granting | None]
 Objecting = Reply[AnabranchError | None]
 
 
@@ -48,7 +49,7 @@ class ServerCalls(Protocol):
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None: ...  # noqa: D102
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None: ...  # noqa: D102
     def objection(self, client_id: str, outbox: FinishedUpdate, reply: Objecting) -> None: ...  # noqa: D102
-    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[Decision]) -> None: ...  # noqa: D102
+    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]) -> None: ...  # noqa: D102
     def exchange(  # noqa: D102
         self, client_id: str, outbox: FinishedUpdate, ask: Ask, reply: Reply[Exchange]
     ) -> None: ...
@@ -72,7 +73,7 @@ class DirectServer:
 
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None:
         """A task and the model it starts from, or why there is none."""
-        self._take(partial(self.world.ask, ask), reply)
+        self._take(partial(self._asked, ask), reply)
 
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None:
         """A device gives a task back, and waits for no answer."""
@@ -82,13 +83,16 @@ class DirectServer:
         """Why the payload of an update shall not come, or None."""
         self._take(partial(self.world.objection, client_id, outbox), reply)
 
-    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[Decision]) -> None:
+    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]) -> None:
         """What becomes of an update whose last byte is here."""
         self._take(partial(self.world.push, client_id, outbox), reply)
 
     def exchange(self, client_id: str, outbox: FinishedUpdate, ask: Ask, reply: Reply[Exchange]) -> None:
-        """The same, and a task of the version that the update leads to; nothing comes in between."""
-        self._take(lambda: (self.world.push(client_id, outbox), self.world.ask(ask)), reply)
+        """The same, and a task of the version that the update leads to; nothing comes in between.
+
+        With an error nobody hears of the ask: its device asks anew.
+        """
+        self._take(partial(self._exchanged, client_id, outbox, ask), reply)
 
     def renew(
         self, client_id: str, task_id: str, progress: float, session: str, reply: Reply[Advice]
@@ -115,6 +119,13 @@ class DirectServer:
     def _take(self, call: Callable[[], A], reply: Reply[A]) -> None:
         reply(call())
 
+    def _asked(self, ask: Ask) -> Granting:
+        return self.world.ask(ask)
+
+    def _exchanged(self, client_id: str, outbox: FinishedUpdate, ask: Ask) -> Exchange:
+        outcome = self.world.push(client_id, outbox)
+        return outcome, self._asked(ask) if isinstance(outcome, Decision) else None
+
 
 @dataclass
 class Acknowledgements:
@@ -129,16 +140,15 @@ class Acknowledgements:
     decisions: dict[str, Decision] = field(default_factory=dict)
     last: dict[str, int] = field(default_factory=dict)
 
-    def grant(self, answer: Granting | StoreFull) -> None:
+    def grant(self, answer: Granting | StoreFull | None) -> None:
         """An ask has this answer."""
-        if not isinstance(answer, Refused | StoreFull):
+        if isinstance(answer, tuple):
             task, _ = answer
             self.tasks.add((task.task_id, task.client_id, task.base_version))
 
-    def decide(self, update_id: str, decision: Decision | StoreFull, seq: int) -> None:
-        """An update has this answer, with `seq` as the last event in the log."""
-        if not isinstance(decision, StoreFull):
-            self.decisions[update_id], self.last[update_id] = decision, seq
+    def decide(self, update_id: str, decision: Decision, seq: int) -> None:
+        """An update was decided so, with `seq` as the last event in the log."""
+        self.decisions[update_id], self.last[update_id] = decision, seq
 
     def take_back(self, _: Engine, seq: int) -> None:
         """The log ends at event `seq` now."""
@@ -172,12 +182,12 @@ class Process(DirectServer):
 
         self._take(partial(self._asked, ask), tell)
 
-    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[Decision]) -> None:
+    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]) -> None:
         """As `DirectServer`; the answer may not be taken back."""
 
-        def tell(decision: Decision | StoreFull) -> None:
-            self.told.decide(outbox.update_id, decision, self.disk.seq)
-            reply(decision)
+        def tell(outcome: PushOutcome) -> None:
+            self._told_of(outbox.update_id, outcome)
+            reply(outcome)
 
         self._take(partial(self.world.push, client_id, outbox), tell)
 
@@ -185,12 +195,20 @@ class Process(DirectServer):
         """As `DirectServer`: both in one commit."""
 
         def tell(answer: Exchange | StoreFull) -> None:
-            decision, granting = (answer, answer) if isinstance(answer, StoreFull) else answer
-            self.told.decide(outbox.update_id, decision, self.disk.seq)
+            outcome, granting = (answer, None) if isinstance(answer, StoreFull) else answer
+            self._told_of(outbox.update_id, outcome)
             self.told.grant(granting)
             reply(answer)
 
-        self._take(lambda: (self.world.push(client_id, outbox), self._asked(ask)), tell)
+        self._take(partial(self._exchanged, client_id, outbox, ask), tell)
+
+    def _told_of(self, update_id: str, outcome: PushOutcome) -> None:
+        """A device hears what has become of its update; an error for a flaw says that it was decided."""
+        if isinstance(outcome, InvalidUpdate):
+            known = self.world.engine.ledger.receipts.get(update_id)
+            outcome = outcome if known is None else known.decision
+        if isinstance(outcome, Decision):
+            self.told.decide(update_id, outcome, self.disk.seq)
 
     def crash(self, down_s: float) -> None:
         """Stop now, or in the next write; come back after so many seconds."""

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from anabranch.compress.feedback import Memory
+from anabranch.host.held import NOTHING, HeldModel
 from anabranch.simulation.outbox import FinishedUpdate
-from anabranch.simulation.versions import NOTHING, HeldModel
+from anabranch.simulation.versions import Model
 
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """`memory` is its uplink's, `kept` its App's, `own` its buffers; `waiting` its outbox, oldest first."""
+    """`held` has its model where the number may not do: else it is the run's own, one copy of a version.
 
-    held: HeldModel = NOTHING
+    `memory` is its uplink's, `kept` its App's, `own` its buffers; `waiting` its outbox, oldest first.
+    """
+
+    held: HeldModel[Model] = NOTHING
     memory: Memory | None = None
     kept: bytes = b""
     own: bytes = b""

@@ -39,30 +39,6 @@ class Offer:
     whole_bytes: int = 0
 
 
-@dataclass(frozen=True, eq=False)
-class HeldModel:
-    """The newest version that a device has whole, on its disk. `model`: where its number may not do."""
-
-    version: int | None = None
-    head: str = ""
-    model: Model | None = None
-
-    @classmethod
-    def of(cls, offer: Offer) -> HeldModel:
-        """What was fetched; with a name the model itself, since another may have its number one day."""
-        model = offer.model
-        return cls(model.version, offer.head, model if offer.head else None)
-
-    def base(self, offer: Offer) -> tuple[Model, str]:
-        """What a task starts from that was offered with this model, and its head."""
-        if offer.payload_bytes or self.model is None:
-            return offer.model, offer.head
-        return self.model, self.head
-
-
-NOTHING = HeldModel()
-
-
 class Versions:
     """The engine's current version: what devices get of it, and what the server has.
 

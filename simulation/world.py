@@ -11,28 +11,20 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-import numpy as np
-
 from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
-from anabranch.core.effects import Decided, Effect, Finished, Granted, Published, Refused
+from anabranch.core.effects import Effect, Finished, Granted, Published, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
-from anabranch.core.errors import AnabranchError, InvalidUpdate, StoreFull, UnknownTask
+from anabranch.core.errors import AnabranchError, IdTaken, InvalidUpdate, StoreFull, UnknownTask, WireError
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
-from anabranch.core.model.updates import (
-    Ask,
-    Capability,
-    Decision,
-    Task,
-    Update,
-)
-from anabranch.host.chain import is_of_other_base
+from anabranch.core.model.metrics import finite
+from anabranch.core.model.updates import Ask, Capability, Decision, Task
 from anabranch.host.log import Journal
 from anabranch.host.records import RunReporter
 from anabranch.host.run import Advice, Run, advice
-from anabranch.host.submission import check_open, examined
+from anabranch.host.submission import announced, answered, arrived, check_coming, check_size, examined
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
@@ -110,40 +102,42 @@ class World:
         """A device gives a task back."""
         self._handle(ev.TaskDropped(self.time.now(), client_id, task_id, why, diverged))
 
-    def push(self, client_id: str, outbox: FinishedUpdate) -> Decision:
-        """What becomes of an update whose last byte is here."""
+    def push(self, client_id: str, outbox: FinishedUpdate) -> Decision | AnabranchError:
+        """What becomes of an update whose last byte is here; an error where a live server answers so."""
         result, task, spec = outbox.result, outbox.task, self.engine.spec
-        update = Update(
-            update_id=outbox.update_id,
-            task_id=task.task_id,
-            client_id=client_id,
-            base_version=task.base_version,
-            examples=outbox.examples,
-            delta=np.empty(0, spec.vector_dtype),
-            submodel=task.submodel,
-            local_steps=result.steps,
-            # A record is strict JSON: a metric that is not finite says nothing.
-            metrics={name: value for name, value in result.metrics.items() if math.isfinite(value)},
-        )
-        values = 0 if task.submodel is None else task.submodel.size
-        reference = ev.Payload(outbox.sha256(), len(result.payload), result.codec, values)
-        update, flaw = examined(update, reference, result.payload, spec, self._limits)
-        known = None if self.disk is None else self.disk.head_of(task.base_version)
-        other_base = is_of_other_base(outbox.base_head, known)
-        arrived = ev.UpdateArrived(self.time.now(), update, reference, flaw, other_base=other_base)
-        effects = self._handle(arrived, result.payload)
-        return next(e for e in effects if isinstance(e, Decided)).receipt.decision
+        try:
+            submission = announced(
+                spec,
+                update_id=outbox.update_id,
+                task_id=task.task_id,
+                client_id=client_id,
+                base_version=task.base_version,
+                examples=outbox.examples,
+                local_steps=result.steps,
+                metrics=finite(result.metrics),
+                sha256=outbox.sha256(),
+                size_bytes=len(result.payload),
+                codec=result.codec,
+                submodel=task.submodel,
+                base_head=outbox.base_head,
+            )
+            found = examined(submission, result.payload, spec, self._limits)
+            head = None if self.disk is None else self.disk.head_of(task.base_version)
+            event = arrived(submission, found, self.time.now(), head)
+            return answered(event, self._handle(event, result.payload)).receipt.decision
+        except (InvalidUpdate, IdTaken) as error:
+            return error
 
     def objection(self, client_id: str, outbox: FinishedUpdate) -> AnabranchError | None:
-        """Why a payload shall not come: it is of another codec than its task's, or for one that is over."""
-        if outbox.update_id in self.engine.ledger.receipts:
-            return None
+        """Why a payload shall not come: it is not as its task wants it, or for one that is over."""
+        task, codec = outbox.task, outbox.result.codec
         try:
-            check_open(self.engine, client_id, outbox.task.task_id, outbox.result.codec)
-        except InvalidUpdate as error:
-            return error
+            check_size(len(outbox.result.payload), codec, self.engine.spec, task.submodel)
+            check_coming(self.engine, client_id, task.task_id, outbox.update_id, codec)
         except UnknownTask as error:
             self._recorder.note(self.clock.now, "late", client=client_id, update=outbox.update_id)
+            return error
+        except WireError as error:
             return error
         return None
 
@@ -243,12 +237,12 @@ class World:
         if planned_at != self._tick_at:
             return  # an earlier tick was planned after this one
         self._tick_at = math.inf
-        due = self.engine.next_deadline()
-        if due is None or due > self.time.now():
+        ticked = self.host.tick(self.time.now())
+        if ticked is None:
             self._plan_tick()
             return
         try:
-            self._handle(ev.Ticked(self.time.now()))
+            self._handle(ticked)
         except StoreFull:
             self._tick_next(self.clock.now + RETRY_FULL_DISK_S)
         else:

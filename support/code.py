@@ -43,10 +43,15 @@ def check_trusted(config: Config, kinds: Iterable[PartKind], what: str) -> None:
     for kind in kinds:
         for key, place in kind.named_in(config):
             if is_code(place) and not kind.has(place):
-                raise ConfigError(
-                    f"{what} has {key} = {place!r}, which is code: "
-                    "look at it, then say --load-code (in Python load_code=True) to run it"
-                )
+                raise distrusted(what, key, place)
+
+
+def distrusted(what: str, key: str, place: str) -> ConfigError:
+    """The error for a configuration that was found, in `what`, and names code at this key."""
+    return ConfigError(
+        f"{what} has {key} = {place!r}, which is code: "
+        "look at it, then say --load-code (in Python load_code=True) to run it"
+    )
 
 
 def load(place: str) -> Any:

@@ -39,6 +39,12 @@ def resolve(spec: str) -> Any:
     return code.attribute(module, attribute, where, spec)
 
 
+def check_installed(spec: str, what: str) -> None:
+    """Raises `ConfigError` where an App that was found, in `what`, is neither built in nor installed."""
+    if spec not in APPS.names():
+        raise code.distrusted(what, "run.workload", spec)
+
+
 def _split(spec: str) -> tuple[str, str]:
     where, colon, attribute = spec.rpartition(":")
     return (where, attribute) if colon and attribute.isidentifier() else (spec, "")

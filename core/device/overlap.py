@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.device.session import Phase, Session, SessionSettings
-from anabranch.core.model.updates import Task
+from anabranch.core.model.updates import FLAWS, Task
 
 PUSH_TIMER = "push"
 
@@ -83,7 +83,7 @@ class OverlapSession(Session):
     def _acknowledged(self, event: ev.PushAcknowledged) -> list[ef.SessionEffect]:
         if not self._is_first(event.update_id):
             return []
-        self._judged(event.decision)
+        self._judged(flawed=event.decision.reason in FLAWS)
         return self._answered(event.now, event.update_id, counts=True)
 
     def _is_first(self, update_id: str) -> bool:
@@ -107,7 +107,7 @@ class OverlapSession(Session):
             return []
         if not event.retryable:  # the server does not want this one
             self._unwanted(event)
-            return self._answered(event.now, event.update_id, counts=False)
+            return self._answered(event.now, event.update_id, counts=event.flawed)
         self._push_failures += 1
         self._push_waits = True
         return [

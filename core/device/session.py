@@ -20,7 +20,7 @@ from enum import StrEnum
 
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
-from anabranch.core.model.updates import FLAWS, Decision, Task
+from anabranch.core.model.updates import FLAWS, Task
 from anabranch.core.rng import rank, unique_id
 
 HEARTBEATS_PER_LEASE = 3
@@ -198,10 +198,14 @@ class Session:
         return self._wait(event.now, Session._ask_anew, event.retry_after_s)
 
     def _acknowledged(self, event: ev.PushAcknowledged) -> list[ef.SessionEffect]:
+        self._judged(flawed=event.decision.reason in FLAWS)
+        return self._settled(event.now, event.task)
+
+    def _settled(self, now: float, granted: Task | None = None) -> list[ef.SessionEffect]:
+        """The update in hand is settled for good; `granted` was asked for with it."""
         assert self.update_id is not None
-        now, granted, discard = event.now, event.task, ef.Discard(self.update_id)
+        discard = ef.Discard(self.update_id)
         self.answered, self.failures, self.given_up = self.answered + 1, 0, 0
-        self._judged(event.decision)
         if self.settings.tasks_max and self.answered >= self.settings.tasks_max:
             return [discard, *self._stop(f"{self.answered} tasks done")]
         if granted is not None and granted.task_id == self._next_task_id:
@@ -219,8 +223,9 @@ class Session:
         if self.phase is Phase.ASKING:
             return self._stop(event.detail)
         if self.phase is Phase.PUSHING and self.update_id:
-            # The server does not want this one; unless that is flawed the device is well: it goes on.
             self._unwanted(event)
+            if event.flawed:
+                return self._settled(event.now)
             return [ef.Discard(self.update_id), *self._next(event.now)]
         diverged = [ef.GiveBack(self.task.task_id, event.detail, True)] if event.flawed and self.task else []
         self.task = self.update_id = None
@@ -230,13 +235,19 @@ class Session:
         return [*diverged, *self._wait(event.now, Session._ask_anew, event.retry_after_s)]
 
     def _unwanted(self, event: ev.CallFailed) -> None:
-        """A result was refused for good: for what it is, or for its task, which somebody may fight over."""
-        self.flaws += event.flawed
-        self.lost += not event.flawed
+        """A result was refused for good: for what it is, or for its task, which somebody may fight over.
 
-    def _judged(self, decision: Decision) -> None:
+        A flaw is told as an error the first time, and as a verdict where the result is sent again: both mean
+        the same, so both count as an answer.
+        """
+        if event.flawed:
+            self._judged(flawed=True)
+        else:
+            self.lost += 1
+
+    def _judged(self, flawed: bool) -> None:
         """What the server thinks of a result: whether the next one is worth any hurry."""
-        self.flaws, self.lost = self.flaws + 1 if decision.reason in FLAWS else 0, 0
+        self.flaws, self.lost = self.flaws + 1 if flawed else 0, 0
 
     def _cancelled(self, now: float) -> list[ef.SessionEffect]:
         """Stop work that is not wanted; a finished result is still pushed, the server decides."""

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 
@@ -35,6 +36,11 @@ def names_flaw(names: Iterable[str], names_max: int) -> str:
         return f"{len(found)} metrics, and {names_max} is the most"
     flawed = ((name, flaw) for name in found if (flaw := name_flaw(name)))
     return next((f"the name of metric {name!r} {flaw}" for name, flaw in flawed), "")
+
+
+def finite(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Metrics without those that are not finite: a server takes none, and the rest is of use."""
+    return {name: value for name, value in metrics.items() if math.isfinite(value)}
 
 
 def plain(names: Iterable[str]) -> list[str]:

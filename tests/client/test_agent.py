@@ -22,7 +22,15 @@ from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.effects import Refused
 from anabranch.core.engine.ledger import TRAIN_S
-from anabranch.core.errors import AppError, InvalidUpdate, ManifestMismatch, Overloaded, StoreLocked
+from anabranch.core.errors import (
+    AnabranchError,
+    AppError,
+    InvalidUpdate,
+    ManifestMismatch,
+    Overloaded,
+    StoreLocked,
+    UnknownTask,
+)
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, LocalPlan, Task
 from anabranch.workloads.app import Examples
@@ -136,12 +144,19 @@ def test_a_push_that_fails_for_long_is_repeated_with_the_same_bytes(federation: 
     assert all(0 <= s <= 0.5 * 2**n for n, s in enumerate(federation.time.rests, 1))
 
 
-def test_a_push_that_is_refused_for_good_is_discarded_and_work_goes_on(federation: Federation) -> None:
-    faults = [Fault("push", 1, FaultKind.LOST, InvalidUpdate("not finite"))]
+@pytest.mark.parametrize(
+    ("error", "trained", "rejected"),
+    [(InvalidUpdate("not finite"), 2, 1), (UnknownTask("it ended"), 3, 0)],
+    ids=["a flaw is an answer", "a task that is over is none"],
+)
+def test_a_push_that_is_refused_for_good_is_discarded_and_work_goes_on(
+    error: AnabranchError, trained: int, rejected: int, federation: Federation
+) -> None:
+    faults = [Fault("push", 1, FaultKind.LOST, error)]
     transport = FaultyTransport(LocalTransport(federation.server, "a"), faults)
     summary = federation.agent(transport, tasks_max=2).run()
-    assert summary.answered == 2
-    assert federation.kinds().count("trained") == 3
+    assert (summary.answered, summary.rejected, summary.failures) == (2, rejected, 1)
+    assert federation.kinds().count("trained") == trained
     assert Outbox(federation.folder / "a" / "outbox").pending() == []
 
 
@@ -382,3 +397,11 @@ def test_a_device_whose_updates_cannot_be_used_backs_off_until_the_run_is_given_
     assert max(rests) <= 4.0, "the run's end is not put off"
     assert max(rests[3:]) > 1.0, "the later ones are longer"
     assert federation.server.engine.ledger.live == 0, "no lease is left behind"
+
+
+def test_a_device_whose_updates_cannot_be_used_ends_when_its_tasks_are_done(tmp_path: Path) -> None:
+    """They were answered, by an error each: it does not go on for ever."""
+    federation = Federation(tmp_path)
+    summary = federation.agent(app=NoNumbers(), tasks_max=3).run()
+    assert (summary.why, summary.answered, summary.rejected) == ("3 tasks done", 3, 3)
+    assert federation.server.engine.counters.rejected == 3

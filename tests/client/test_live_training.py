@@ -15,7 +15,7 @@ from anabranch.client.live_training import LiveTraining
 from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.updates import LocalPlan
-from anabranch.host.elastic import TrainingMoment
+from anabranch.host.elastic import ElasticAnswer, TrainingMoment
 from anabranch.host.merging import ElasticDelta, Replacement
 from anabranch.host.policies import Continuous, EverySteps, OnAdvice, OnChange
 from anabranch.workloads.app import App, Examples
@@ -117,7 +117,8 @@ def test_of_a_thousand_snapshots_none_is_torn_and_no_merge_is_half_done(app: App
             snapshot = taken(live)
             steps += snapshot.steps
             assert snapshot.vector.min() == snapshot.vector.max() == steps + merges
-            live.answer(snapshot.vector, snapshot.vector + 2, 0.0)  # each merge adds 1 everywhere
+            # Each merge adds 1 everywhere.
+            live.answer(ElasticAnswer(snapshot.vector, snapshot.vector + 2, 0.0))
     finally:
         live.stop()
 
@@ -216,7 +217,7 @@ def test_what_was_learned_while_the_exchange_lasted_is_kept() -> None:
     snapshot = awaited(loop.live)
     assert (snapshot.vector.tolist(), snapshot.steps) == ([2, 2], 2)
     loop.step(3)
-    loop.live.answer(snapshot.vector, np.full(2, 10, np.float32), 1.0)
+    loop.live.answer(ElasticAnswer(snapshot.vector, np.full(2, 10, np.float32), 1.0))
     loop.step()
     assert loop.vector.tolist() == [2 + 4 + 4, 2 + 4 + 4]  # four steps, half of the way from 2 to 10
     loop.stop()
@@ -229,7 +230,7 @@ def test_no_snapshot_is_taken_before_the_answer_is_merged() -> None:
     snapshot = awaited(loop.live)
     loop.step(4)
     assert loop.live.take() is None, "one exchange at a time"
-    loop.live.answer(snapshot.vector, np.full(2, 100, np.float32), 1.0)
+    loop.live.answer(ElasticAnswer(snapshot.vector, np.full(2, 100, np.float32), 1.0))
     loop.live.want()
     loop.step()
     second = awaited(loop.live)
@@ -256,7 +257,7 @@ def test_a_merge_is_no_change_of_the_steps() -> None:
     loop = stepped(ElasticDelta(1.0), OnChange(0.3, 1, 1000))
     loop.live.want()
     loop.step(10)
-    loop.live.answer(loop.flat(), np.full(2, 1e3, np.float32), 1.0)
+    loop.live.answer(ElasticAnswer(loop.flat(), np.full(2, 1e3, np.float32), 1.0))
     loop.step(10)
     assert loop.live.take() is None
     loop.stop()
@@ -322,9 +323,9 @@ def test_the_optimizer_lives_through_merges() -> None:
     try:
         for _ in range(60):
             snapshot = taken(live)
-            live.answer(snapshot.vector, np.zeros_like(snapshot.vector), 0.0)
+            live.answer(ElasticAnswer(snapshot.vector, np.zeros_like(snapshot.vector), 0.0))
         before = taken(live)
-        live.answer(before.vector, np.zeros_like(before.vector), 0.0)
+        live.answer(ElasticAnswer(before.vector, np.zeros_like(before.vector), 0.0))
         after = taken(live)
         # From the merge on there are only steps made since; with momentum 0.9 each is of about 1 / (1 - 0.9).
         learned = after.vector[0] / after.steps

@@ -48,6 +48,20 @@ def bad_values(run: Driver) -> list[str]:
     ]
 
 
+def bad_values_twice(run: Driver) -> list[str]:
+    """An error the first time; who did not hear it, and sends the same again, hears what was decided."""
+    run.enrol("a")
+    first = [run.ask("a", "t-1"), run.push("a", "t-1", "u-1", value=1e30)]
+    return [*first, run.push("a", "t-1", "u-1", value=1e30), run.push("a", "t-1", "u-1"), run.ask("a", "t-2")]
+
+
+def too_many_bytes(run: Driver) -> list[str]:
+    """More than the codec can need is refused before it comes, and not on record; the task is still open."""
+    run.enrol("a")
+    told = [run.ask("a", "t-1"), run.push("a", "t-1", "u-1", codec="raw", more=b"1234")]
+    return [*told, run.push("a", "t-1", "u-1")]
+
+
 def too_large_values(run: Driver) -> list[str]:
     """As those that are no numbers."""
     run.enrol("a")
@@ -174,6 +188,11 @@ SCENARIOS: dict[Scenario, tuple[Config, list[str]]] = {
     wrong_codec: (config(**INT8), ["of version 0", "InvalidUpdate", "published"]),
     bad_values: (config(), ["of version 0", "InvalidUpdate", "UnknownTask"]),
     too_large_values: (config(), ["of version 0", "InvalidUpdate"]),
+    bad_values_twice: (
+        config(),
+        ["of version 0", "InvalidUpdate", "rejected invalid", "IdTaken", "of version 0"],
+    ),
+    too_many_bytes: (config(), ["of version 0", "TooLarge", "published"]),
     expired_lease: (config(**SOON), ["of version 0", "", "published", "cancel"]),
     sent_twice: (config(), ["of version 0", "published", "published", "IdTaken", "UnknownTask"]),
     said_twice: (
@@ -277,6 +296,8 @@ def test_a_planner_and_a_lossy_downlink_go_together(downlink: str, tmp_path: Pat
 NOT_OVER_GRIDS: dict[Scenario, str] = {
     wrong_codec: "a task has one reply: no other can follow one that is refused, so the task is given back",
     sent_twice: "a task has one reply",
+    bad_values_twice: "a task has one reply",
+    too_many_bytes: "a task has one reply",
     the_end_by_updates: "a task has one reply",
     said_twice: "a node says nothing of itself, and gives no task back but with an error",
     beats: "a node sends no heartbeats",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_parts import SPLIT, STAGE, forgotten
+from own_parts import SPLIT, STAGE, STRATEGY, forgotten
 
 from anabranch.client.local import LocalServer
 from anabranch.client.trainer import shard_of
@@ -20,9 +20,11 @@ from anabranch.core.model.params import ParamSpec
 from anabranch.core.parts import check_names
 from anabranch.host.build import Blueprint, device_tables
 from anabranch.simulation.parts import PARTS
+from anabranch.simulation.replay import replay_run
+from anabranch.simulation.run import simulate
 from anabranch.support import code
 from anabranch.testing.federation import config, first_weights
-from anabranch.workloads.app import Shard
+from anabranch.workloads.app import Shard, load_app
 from anabranch.workloads.splits import partition
 
 ROOT = Path(__file__).parents[2]
@@ -82,6 +84,29 @@ def _filled(value: Any, place: str) -> Any:
     return value.format(place)
 
 
+def test_a_run_that_was_found_loads_no_code_of_its_own(tmp_path: Path) -> None:
+    """Neither its strategy, nor its App where it has to be trained again; with a word of its reader both."""
+    app = str(ROOT / "examples" / "extending" / "app.py") + ":Line"
+    run: dict[str, Any] = {"workload": app, "keep_payloads": False, "updates_max": 4}
+    found = merge([("mine", {"run": run, "fleet": {"clients": 2}, "strategy": {"name": "fedasync"}})])
+    simulate(found, tmp_path / "app")
+    with pytest.raises(
+        ConfigError, match=r"app has run\.workload = .*Line', which is code: look at it, then"
+    ):
+        replay_run(tmp_path / "app")
+    assert replay_run(tmp_path / "app", load_app(app)).matches
+    assert replay_run(tmp_path / "app", load_code=True).matches
+    with forgotten():
+        STRATEGY.let_in()
+        strategy = {"name": STRATEGY.place}
+        own = merge([("mine", {"run": {"updates_max": 4, "workload": "synthetic"}, "strategy": strategy})])
+        simulate(own, tmp_path / "strategy")
+    with pytest.raises(ConfigError, match=r"has strategy\.name = .*WarmUp', which is code"):
+        replay_run(tmp_path / "strategy")
+    with forgotten():
+        assert replay_run(tmp_path / "strategy", load_code=True).matches
+
+
 def test_a_device_is_told_names_and_no_places() -> None:
     with forgotten():
         SPLIT.let_in(), STAGE.let_in()
@@ -119,6 +144,7 @@ def test_code_is_loaded_where_it_says_and_nowhere_else() -> None:
         "cli/parts.py",  # the command line's
         "core/parts.py",  # which has a method of this name, and loads nothing
         "server/store/factory.py",  # where this machine's data are
+        "simulation/replay.py",  # a run that was found, once its caller has looked at it
         "simulation/problem.py",  # worker processes: what the run that started them was given
         "support/code.py",
         "workloads/registry.py",  # APP

@@ -33,7 +33,7 @@ from anabranch.core.journal import Record, line
 from anabranch.core.model.params import ParamSpec, Vector, digest
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.units import Member, UnitGroup
-from anabranch.core.model.updates import Ask, Capability, Decision, LocalPlan, Reason, Task
+from anabranch.core.model.updates import Ask, Capability, Decision, LocalPlan, Task
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.journal import Replay
 from anabranch.host.log import Log, MemoryLog
@@ -57,13 +57,19 @@ NOT_HEARD = "not heard"  # the answer to what cannot be said, or that nobody wai
 
 
 class Driver(Protocol):
-    """A run and its devices. `value`: of every value of the update; it may be of another `codec`."""
+    """A run and its devices. `value`: of each value of an update; `more`: bytes behind it."""
 
     def enrol(self, client_id: str, capability: Capability = CAPABILITY) -> None: ...
     def ask(self, client_id: str, task_id: str) -> str: ...
     def fetch(self, client_id: str, task_id: str) -> str: ...
     def push(
-        self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = ""
+        self,
+        client_id: str,
+        task_id: str,
+        update_id: str,
+        value: float = 1.0,
+        codec: str = "",
+        more: bytes = b"",
     ) -> str: ...
     def beat(self, client_id: str, task_id: str, progress: float) -> str: ...
     def drop(self, client_id: str, task_id: str) -> None: ...
@@ -75,8 +81,6 @@ class Driver(Protocol):
 
 def decided(decision: Decision) -> str:
     """What a device is told of its update."""
-    if decision.reason is Reason.INVALID:
-        return "InvalidUpdate"
     return f"{decision.verdict} {decision.reason}".strip()
 
 
@@ -91,9 +95,9 @@ def encoded(value: float, codec: str, submodel: Submodel | None = None) -> bytes
     return make_codec(codec).encode(delta, layout) if np.isfinite(value) else delta.tobytes()
 
 
-def result(task: Task, update_id: str, value: float, codec: str) -> UpdateEntry:
+def result(task: Task, update_id: str, value: float, codec: str, more: bytes = b"") -> UpdateEntry:
     """An update of one value."""
-    payload = encoded(value, codec, task.submodel)
+    payload = encoded(value, codec, task.submodel) + more
     values = SPEC.size if task.submodel is None else task.submodel.size
     part = submodel_to_proto(task.submodel)
     return result_of(task, SPEC, update_id, codec=codec, payload=payload, values=values, submodel=part)
@@ -174,9 +178,17 @@ class Wired:
         vector, _ = apply_download(SPEC, model.codec, bytes(model.data), model.from_version, held)
         return self._tasks.begins(task, vector)
 
-    def push(self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = "") -> str:
+    def push(
+        self,
+        client_id: str,
+        task_id: str,
+        update_id: str,
+        value: float = 1.0,
+        codec: str = "",
+        more: bytes = b"",
+    ) -> str:
         task = self._tasks.of(client_id, task_id)
-        entry = result(task, update_id, value, codec or task.uplink)
+        entry = result(task, update_id, value, codec or task.uplink, more)
         try:
             answer = self.transport(client_id).push(entry)
         except AnabranchError as error:
@@ -300,18 +312,24 @@ class Simulated:
     def fetch(self, client_id: str, task_id: str) -> str:
         return self._tasks.begins(self._tasks.of(client_id, task_id), self._offers[task_id].model.vector)
 
-    def push(self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = "") -> str:
+    def push(
+        self,
+        client_id: str,
+        task_id: str,
+        update_id: str,
+        value: float = 1.0,
+        codec: str = "",
+        more: bytes = b"",
+    ) -> str:
         task = self._tasks.of(client_id, task_id)
-        entry = result(task, update_id, value, codec or task.uplink)
+        entry = result(task, update_id, value, codec or task.uplink, more)
         trained = LocalResult(bytes(entry.payload), entry.codec, entry.local_steps, entry.metrics)
         outbox = FinishedUpdate(task, update_id, entry.examples, trained, lambda: entry.sha256)
         objection = self._told(partial(self._server.objection, client_id, outbox))
         if objection is not None:
             return type(objection).__name__
-        try:
-            return decided(self._told(partial(self._server.push, client_id, outbox)))
-        except AnabranchError as error:
-            return type(error).__name__
+        outcome = self._told(partial(self._server.push, client_id, outbox))
+        return decided(outcome) if isinstance(outcome, Decision) else type(outcome).__name__
 
     def beat(self, client_id: str, task_id: str, progress: float) -> str:
         said: Advice = self._told(partial(self._server.renew, client_id, task_id, progress, ""))

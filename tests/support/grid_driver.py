@@ -103,7 +103,7 @@ class OverGrid:
             return NOT_HEARD
         self._updates.append(update_id)
         receipt = self._run.engine.ledger.receipts[found[-1]["update_id"]]
-        return decided(receipt.decision)
+        return NOT_HEARD if found[-1].get("flaw") else decided(receipt.decision)
 
     def beat(self, client_id: str, task_id: str, progress: float) -> str:
         return NOT_HEARD

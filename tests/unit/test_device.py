@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -17,9 +18,8 @@ from anabranch.host.run import AdviceKind
 class Bench(DeviceShell):
     """A device whose driver writes down what it is to do; nothing comes of it by itself."""
 
-    def __init__(self, *waiting: str, ask_with_push: bool = False) -> None:
-        settings = SessionSettings(ask_with_push=ask_with_push)
-        self.session = Session("a", 1, settings)
+    def __init__(self, *waiting: str, **settings: Any) -> None:
+        self.session = Session("a", 1, SessionSettings(**settings))
         self.done: list[str] = []
         self.waiting = list(waiting)
 
@@ -186,6 +186,23 @@ def test_a_result_that_is_not_taken_is_given_up(error: UnknownTask, flaws: int, 
     assert discard == "discard"
     assert waits.startswith("wait until")
     assert (bench.session.flaws, bench.session.lost) == (flaws, lost)
+
+
+@pytest.mark.parametrize("verdict_comes", [True, False], ids=["a verdict", "an error"])
+def test_a_flaw_is_an_answer_whichever_way_it_is_told(verdict_comes: bool) -> None:
+    """A device that shall do two tasks has done them, though neither was of any use."""
+    bench, flawed = Bench(tasks_max=2), Decision(Verdict.REJECTED, 0, None, Reason.INVALID, "no numbers")
+    for turn in range(2):
+        bench.to_pushing()
+        bench.since()
+        if verdict_comes:
+            bench._acknowledged(bench.update_id, flawed)
+        else:
+            bench._failed(DeviceCall.PUSH, InvalidUpdate("no numbers"), bench.update_id)
+        discard, then = bench.since()
+        assert discard == "discard"
+        assert then.startswith("wait until") if not turn else then == "end: 2 tasks done"
+    assert (bench.session.answered, bench.session.flaws, bench.session.lost) == (2, 2, 0)
 
 
 def test_a_result_that_nobody_answered_is_kept() -> None:

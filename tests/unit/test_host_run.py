@@ -228,3 +228,14 @@ def test_advice_where_nothing_hurries() -> None:
     ended.work("b", "t-1")
     assert advice(ended.engine, "a", "t-a") == Advice(60.0, 1, AdviceKind.FINISHED, ended.engine.finished)
     assert advice(ended.engine, "b", "t-a") == Advice(0.0, 1, AdviceKind.FINISHED, ended.engine.finished)
+
+
+def test_time_passes_for_what_is_due_and_not_before() -> None:
+    desk = Desk(lease_s=5.0, lease_min_s=5.0)
+    due = desk.engine.next_deadline()
+    assert due is not None
+    assert desk.run.tick(due - 0.001) is None
+    assert desk.run.tick(due) == ev.Ticked(due)
+    (lost,) = desk.run.take(ev.Ticked(due)).effects
+    assert isinstance(lost, LeaseEnded)
+    assert desk.run.tick(due + 1e9) is None, "nothing is left to come"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,11 +17,35 @@ from anabranch.core.events import Payload
 from anabranch.core.limits import Limits
 from anabranch.core.model.params import ParamSpec, dense
 from anabranch.core.model.submodels import Coordinates
-from anabranch.core.model.updates import Capability, Update
-from anabranch.host.submission import check_codec, check_open, check_size, decode, examined, loader
+from anabranch.core.model.updates import Capability, Reason
+from anabranch.host.submission import (
+    Submission,
+    announced,
+    answered,
+    arrived,
+    check_codec,
+    check_coming,
+    check_size,
+    checked_metrics,
+    decode,
+    examined,
+    loader,
+)
 
 SPEC = ParamSpec.of({"w": np.zeros(4, np.float32)})
-UPDATE = Update("u-1", "t-1", "a", 0, 10, np.empty(0, np.float32))
+SAID: dict[str, Any] = {
+    "update_id": "u-1",
+    "task_id": "t-1",
+    "client_id": "a",
+    "base_version": 0,
+    "examples": 10,
+    "local_steps": 3,
+    "metrics": {"loss": 1.5},
+    "sha256": "5678",
+    "size_bytes": 16,
+    "codec": "raw",
+}
+SUBMISSION = announced(SPEC, **SAID)
 
 
 def raw(*values: float) -> bytes:
@@ -44,12 +69,16 @@ def test_only_who_holds_a_task_sends_an_update_of_it() -> None:
     bench.enrol("b")
     bench.ask("a", "t-1")
     for codec in ("int8", "raw"):
-        check_open(bench.engine, "a", "t-1", codec)
+        check_coming(bench.engine, "a", "t-1", "u-1", codec)
     for client_id, task_id in (("b", "t-1"), ("a", "t-2")):
         with pytest.raises(UnknownTask, match=f"task {task_id!r} is not open for {client_id!r}"):
-            check_open(bench.engine, client_id, task_id, "int8")
+            check_coming(bench.engine, client_id, task_id, "u-1", "int8")
     with pytest.raises(InvalidUpdate, match="the task asked for 'int8'"):
-        check_open(bench.engine, "a", "t-1", "int4")
+        check_coming(bench.engine, "a", "t-1", "u-1", "int4")
+    bench.engine.handle(arrived(SUBMISSION, examined(SUBMISSION, raw(1, 2, 3, 4), SPEC), 1.0))
+    check_coming(bench.engine, "a", "t-1", "u-1", "int4")  # it has its answer
+    with pytest.raises(UnknownTask):
+        check_coming(bench.engine, "a", "t-1", "u-2", "int8")
 
 
 def test_a_part_of_a_model_has_the_bytes_of_that_part() -> None:
@@ -61,7 +90,9 @@ def test_a_part_of_a_model_has_the_bytes_of_that_part() -> None:
         check_size(1, "nothing", SPEC, None)
     data = np.array([5, 7], np.float32).tobytes()
     assert dense(decode(Payload("", 8), data, SPEC, part)).tolist() == [5, 7]
-    found, flaw = examined(replace(UPDATE, submodel=part), Payload("", 8), data, SPEC)
+    submission = announced(SPEC, **SAID | {"size_bytes": 8, "submodel": part})
+    assert submission.payload == Payload("5678", 8, "raw", values=2)
+    found, flaw = examined(submission, data, SPEC)
     assert (dense(found.delta).tolist(), flaw) == ([5, 7], "")
     assert dense(loader(lambda _: data, SPEC)(Payload("", 8), part)).tolist() == [5, 7]
 
@@ -73,10 +104,12 @@ def test_more_bytes_than_the_codec_can_need_are_refused() -> None:
 
 
 def test_a_good_update_has_its_values() -> None:
-    update, flaw = examined(UPDATE, Payload("", 16), raw(1, 2, 3, 4), SPEC)
+    assert SUBMISSION.payload == Payload("5678", 16, "raw")
+    update, flaw = examined(SUBMISSION, raw(1, 2, 3, 4), SPEC)
     assert flaw == ""
     assert dense(update.delta).tolist() == [1, 2, 3, 4]
-    assert UPDATE.delta.size == 0
+    assert replace(update, delta=SUBMISSION.update.delta) == SUBMISSION.update
+    assert SUBMISSION.update.delta.size == 0
 
 
 @pytest.mark.parametrize(
@@ -89,9 +122,41 @@ def test_a_good_update_has_its_values() -> None:
     ],
 )
 def test_a_flawed_one_comes_back_as_it_was(data: bytes, limits: Limits, flaw: str) -> None:
-    update, found = examined(UPDATE, Payload("", len(data)), data, SPEC, limits)
-    assert update is UPDATE
+    update, found = examined(SUBMISSION, data, SPEC, limits)
+    assert update is SUBMISSION.update
     assert flaw in found
+
+
+@pytest.mark.parametrize(
+    ("said", "known", "other"),
+    [("", "ab", False), ("ab", None, False), ("ab", "ab", False), ("ab", "cd", True)],
+    ids=["it does not say", "nobody knows", "the same", "another"],
+)
+def test_who_trained_from_a_lost_version(said: str, known: str | None, other: bool) -> None:
+    submission = Submission(SUBMISSION.update, SUBMISSION.payload, said)
+    assert arrived(submission, (submission.update, ""), 1.0, known).other_base is other
+
+
+def test_a_flaw_is_an_error_when_it_is_found_and_a_verdict_when_it_is_known() -> None:
+    bench = Bench("fedasync")
+    bench.enrol("a")
+    bench.ask("a", "t-1")
+    event = arrived(SUBMISSION, examined(SUBMISSION, raw(1, 2, 3, np.nan), SPEC), 1.0)
+    with pytest.raises(InvalidUpdate, match=r"update u-1: .* not finite"):
+        answered(event, bench.engine.handle(event))
+    again = answered(event, bench.engine.handle(event))
+    assert (again.duplicate, again.receipt.decision.reason) == (True, Reason.INVALID)
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [({"kind": 1.0}, "the name of metric 'kind'"), ({"loss": np.inf}, "'loss' is not finite")],
+    ids=["a name", "a number"],
+)
+def test_metrics_that_nobody_may_send(metrics: dict[str, float], words: str) -> None:
+    assert checked_metrics({"mse": 1.0}) == {"mse": 1.0}
+    with pytest.raises(InvalidUpdate, match=words):
+        checked_metrics(metrics)
 
 
 def test_a_journals_values_are_read_by_their_reference() -> None:

@@ -14,7 +14,6 @@ from safetensors.numpy import load_file
 from anabranch.api.figures import Figure, curves
 from anabranch.api.objects import app_source
 from anabranch.api.records import Records
-from anabranch.api.trust import admit_run
 from anabranch.core.config.extras import how_to_install
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, DataError, ReplayMismatch
@@ -142,8 +141,7 @@ class Run:
         """
         from anabranch.simulation.replay import replay_run
 
-        admit_run(self.folder, self._trusted)
-        outcome = replay_run(self.folder, self._app, workers)
+        outcome = replay_run(self.folder, self._app, workers, self._trusted)
         if not outcome.matches:
             raise ReplayMismatch(
                 f"{self.folder}: replayed to model {outcome.model_sha256}, journal {outcome.journal_sha256}; "

@@ -7,7 +7,6 @@ from pathlib import Path
 from anabranch.compress.registry import others
 from anabranch.core.config.tables import Config
 from anabranch.core.parts import check_names
-from anabranch.reports.journal_files import JournalReader
 from anabranch.simulation.parts import PARTS
 from anabranch.support.code import check_trusted, let_in
 from anabranch.workloads.splits import check_split
@@ -29,8 +28,3 @@ def admit_found(config: Config, where: Path, load_code: bool) -> None:
     if not load_code:
         check_trusted(config, PARTS, str(where))
     admit(config)
-
-
-def admit_run(folder: Path, load_code: bool) -> None:
-    """The same for the folder of a run."""
-    admit_found(JournalReader(folder).config, folder, load_code)

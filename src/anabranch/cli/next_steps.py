@@ -49,12 +49,15 @@ def once_stopped(config: Config) -> list[str]:
     return [_line("report", *words), _line("verify", *words)]
 
 
-def with_run(folder: Path) -> list[str]:
-    """What can be made of a run's folder: with the other runs beside it, where there are some."""
+def with_run(folder: Path, code: bool = False) -> list[str]:
+    """What can be made of a run's folder: with the other runs beside it, where there are some.
+
+    `code`: the run names code of one's own.
+    """
     others = (other for other in folder.parent.iterdir() if other.name != folder.name)
     beside = any(holds_run(other) for other in others)
     compare = f"{_line('compare', folder.parent)}/*" if beside else _line("compare", folder)
-    return [_line("replay", folder), compare]
+    return [_line("replay", folder, *(["--load-code"] if code else [])), compare]
 
 
 def with_state(folder: Path, ended: bool) -> str:

@@ -10,9 +10,12 @@ import typer
 
 from anabranch.api.trust import admit_found
 from anabranch.compress.registry import CODEC_STAGES, others
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import is_code
+from anabranch.simulation.parts import PARTS
 from anabranch.support.code import let_in_one
+from anabranch.workloads.registry import APPS
 from anabranch.workloads.splits import SPLITS
 
 LoadCode = Annotated[
@@ -43,6 +46,12 @@ def admit_parts(texts: Iterable[str]) -> None:
             raise ConfigError(f"--part {text!r}: write KIND=path/to/file.py:Class, with a kind of {known}")
         let_in_one(kinds[word], place)
     others()
+
+
+def names_code(config: Config) -> bool:
+    """Whether the replay of a run of these settings wants a word for the code that they name."""
+    app_too = not config.run.keep_payloads and config.run.workload not in APPS.names()
+    return app_too or any(is_code(name) for kind in PARTS for _, name in kind.named_in(config))
 
 
 def admit_data(data_dir: Path, database: str, load_code: bool) -> None:

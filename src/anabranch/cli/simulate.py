@@ -26,6 +26,7 @@ from anabranch.cli.options import (
     writing,
 )
 from anabranch.cli.output import Output, Ticker
+from anabranch.cli.parts import names_code
 from anabranch.cli.run_options import (
     Clients,
     Metric,
@@ -114,7 +115,8 @@ def simulate(
         where_it_goes(output, settings, wanted, folder)
         with say_what_is_left(output, folder):
             result = _run(output, settings, folder, workers).result
-    output.result(result.to_json(), with_commands(f"{summary(result, folder)}\nnext:", with_run(folder)))
+    steps = with_run(folder, names_code(settings))
+    output.result(result.to_json(), with_commands(f"{summary(result, folder)}\nnext:", steps))
     if result.given_up:
         raise Diverged(result.given_up)
 
