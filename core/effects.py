@@ -5,7 +5,8 @@ The first group is the server's (`Engine.handle`), the second the device's (`Ses
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -36,12 +37,16 @@ class Refused:
 
 @dataclass(frozen=True)
 class Decided:
-    """What became of an update. `duplicate`: it had been decided before, nothing changed now."""
+    """What became of an update. `duplicate`: it had been decided before, nothing changed now.
+
+    `examples` and `metrics` are what its device says of the training.
+    """
 
     client_id: str
     receipt: Receipt
     examples: int
     duplicate: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ name = "fedasync"
 
 [tool.flwr.app.config.anabranch.run]
 updates_max = 200
+trackers = "jsonl"                               # several: with commas
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ from anabranch.reports.models import FINAL, write_model  # noqa: E402
 from anabranch.reports.origin import reason  # noqa: E402
 from anabranch.reports.recorder import Recorder  # noqa: E402
 from anabranch.reports.result import Result, Status  # noqa: E402
+from anabranch.reports.trackers import TrackedRun, Trackers  # noqa: E402
 from anabranch.strategies.registry import strategy_of  # noqa: E402
 
 log = logging.getLogger(__name__)
@@ -83,6 +85,8 @@ class Options:
         serverapp, out = str(tables.pop("serverapp", "")), str(tables.pop("out", ""))
         tables.pop("clientapp", None)  # see client_app.py
         poll_s = float(tables.pop("poll_s", 0.2))
+        if isinstance(names := tables.get("run", {}).get("trackers"), str):  # Flower's values are no lists
+            tables["run"]["trackers"] = [name.strip() for name in names.split(",")]
         config = merge([("flower", PRESETS), ("run config", tables)])
         strategy_of(config)
         run = config.run
@@ -131,6 +135,7 @@ def _speak_up() -> None:
 def run(grid: Grid, context: Context, options: Options) -> Result:
     """Begin or resume the run of these options, and see it to its end. Raises what `Logbook` does."""
     folder = free_folder(options.out)
+    trackers = Trackers.of(options.config.run.trackers)
     config, initial = _prepared(grid, context, options, folder)
     train, evaluate = (
         ServerAppMessage.from_json(getattr(config.flower, w), f"flower.{w}") for w in ("train", "evaluate")
@@ -139,6 +144,8 @@ def run(grid: Grid, context: Context, options: Options) -> Result:
         recorder.spec = logbook.spec
         clock = EventClock(time.time(), time.time, time.monotonic)
         grid_run = GridRun(grid, config, logbook, recorder, train, evaluate, clock.now)
+        trackers.start(TrackedRun.of(config, "live", folder))
+        recorder.trackers = trackers  # from now on: of what is on record an earlier process has told
         began = time.perf_counter()
         try:
             _until_done(grid_run, options.poll_s)
@@ -163,6 +170,7 @@ def _leave(
     write_model(folder / FINAL, grid_run.model(), grid_run.engine.version)
     result.write(folder)
     write_report(result, folder)
+    recorder.trackers.finish(result.to_json())
     return result
 
 

@@ -87,6 +87,7 @@ class RunReporter:
             payload.size_bytes,
             decided.examples,
             raw_bytes,
+            decided.metrics,
         )
         if engine.planner is not None and receipt.decision.verdict is not Verdict.REJECTED:
             self._recorder.trained(now, client_id, spec, submodel)

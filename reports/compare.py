@@ -186,6 +186,7 @@ def _figures(rows: Sequence[SpreadRow], colours: Colours) -> str:
         ("uplink to target", lambda r: _spread_cell(r.uplink_to_target, BYTES)),
         ("downlink to target", lambda r: _spread_cell(r.downlink_to_target, BYTES)),
         *_metric_columns(rows),
+        *_fairness_columns(rows),
         ("not finite", lambda r: count_text(r.not_finite) if r.not_finite else NOTHING),
         ("updates", lambda r: _spread_cell(r.updates_applied)),
         ("mean staleness", lambda r: _spread_cell(r.staleness_mean)),
@@ -215,6 +216,21 @@ def _columns_of(name: str, best: bool) -> list[Column]:
         return _metric_cell(name, r.best_value if r.metric == name else None)
 
     return [(f"final {name}", final), *([(f"best {name}", best_of)] if best else [])]
+
+
+def _fairness_columns(rows: Sequence[SpreadRow]) -> list[Column]:
+    """Of each metric that devices or groups have: how its worst tenth fares, and how far all lie apart."""
+
+    def column(head: str, name: str, of: Callable[[SpreadRow], Mapping[str, Spread]]) -> Column:
+        metric = name.rpartition(" over ")[0]
+        return f"{head} {name}", lambda r: _metric_cell(metric, of(r).get(name))
+
+    worst = dict.fromkeys(name for r in rows for name in r.worst_tenths)
+    apart = dict.fromkeys(name for r in rows for name in r.deviations)
+    return [
+        *(column("worst tenth,", name, lambda r: r.worst_tenths) for name in worst),
+        *(column("deviation,", name, lambda r: r.deviations) for name in apart),
+    ]
 
 
 def _metric_cell(name: str, values: Spread | None) -> str:

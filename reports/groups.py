@@ -1,26 +1,21 @@
-"""How evenly a metric falls out over the groups that an App measures: their mean, and the worst tenth."""
+"""How evenly metrics fall out, on the page: over time for the groups that an App measures, and at the end."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Sequence
 
 from anabranch.core.config.goal import MAX, MIN, WAYS
 from anabranch.core.model.metrics import by_group
+from anabranch.reports.fairness import worst_tenth
 from anabranch.reports.metrics import heading, metric_text, units_of
-from anabranch.reports.page import card, time_axis
+from anabranch.reports.page import card, table, time_axis
 from anabranch.reports.plots import Series, Span, plot
-from anabranch.reports.result import Result
+from anabranch.reports.result import Fairness, Result
 from anabranch.reports.scales import Axis
+from anabranch.reports.text import NOTHING, count_text, number_text, safe
 
 MEAN, WORST = "mean of the groups", "worst tenth of them"
-
-
-def worst_tenth(values: Sequence[float], mode: str) -> float:
-    """The mean of the worst tenth of the values, of one at least."""
-    ranked = sorted(values, reverse=mode == MIN)
-    return statistics.fmean(ranked[: math.ceil(len(ranked) / 10)])
 
 
 def group_cards(r: Result) -> Iterator[str]:
@@ -49,3 +44,24 @@ def _caption(name: str, last: dict[str, float], mode: str) -> str:
     told = zip(words, (first, second), strict=True)
     ends = (f"{word} {group}, {metric_text(name, last[group])}" for word, group in told)
     return f"{len(last)} groups; the band is from the least to the greatest. At the end: {'; '.join(ends)}."
+
+
+def fairness_card(r: Result) -> list[str]:
+    """A table of it, where a run has any."""
+    if not r.fairness:
+        return []
+    head = ("metric", "over", "mean", "worst tenth", "deviation", "Jain's index", "least", "greatest")
+    caption = (
+        "Over devices: what the last applied update of each said of its own training. Over groups: the last "
+        "measurement. The deviation is the standard one; Jain's index is 1 where all are equal."
+    )
+    return [card("Fairness", table(head, [_row(f) for f in r.fairness]), caption)]
+
+
+def _row(f: Fairness) -> list[str]:
+    def text(value: float | None) -> str:
+        return NOTHING if value is None else metric_text(f.metric, value)
+
+    index = NOTHING if f.jain is None else number_text(f.jain, 3)
+    figures = (text(f.worst_tenth), text(f.deviation), index, text(f.least), text(f.greatest))
+    return [safe(heading(f.metric)), f"{count_text(f.count)} {f.over}", text(f.mean), *figures]

@@ -12,7 +12,7 @@ from anabranch.reports.charts import Bar, bar_chart, histogram
 from anabranch.reports.compression import compression_cards, saving
 from anabranch.reports.coverage import coverage_cards
 from anabranch.reports.devices import PARTS, devices_card
-from anabranch.reports.groups import group_cards
+from anabranch.reports.groups import fairness_card, group_cards
 from anabranch.reports.metrics import axis_of, heading, metric_names, metric_text, units_of, value
 from anabranch.reports.page import (
     TRAFFIC,
@@ -72,6 +72,7 @@ def report_html(result: Result) -> str:
         _ended(result),
         tiles(_key_figures(result)),
         grid([*_metric_cards(result), *group_cards(result)]),
+        *fairness_card(result),
         grid(compression_cards(result)),
         grid(coverage_cards(result)),
         columns([_rejections_card(result)], [_staleness_card(result)], [devices_card(result.clients)]),

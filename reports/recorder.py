@@ -24,6 +24,7 @@ from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel, UnitMap
 from anabranch.core.model.updates import Decision, Verdict
 from anabranch.reports.coverage_tally import Coverages
+from anabranch.reports.fairness import fairness_of
 from anabranch.reports.origin import here, started_now
 from anabranch.reports.result import (
     ChangedSetting,
@@ -64,12 +65,12 @@ class _Tally:
     downlink_bytes: int = 0
     uplink_bytes_raw: int = 0
     downlink_bytes_full: int = 0
+    metrics: Mapping[str, float] | None = None  # of its last applied update
 
     def share(self) -> ClientShare:
         mean = self.staleness_sum / self.updates if self.updates else 0.0
-        return ClientShare(
-            self.updates, self.rejected, self.examples, mean, self.uplink_bytes, self.downlink_bytes
-        )
+        sums = self.updates, self.rejected, self.examples, mean, self.uplink_bytes, self.downlink_bytes
+        return ClientShare(*sums, dict(self.metrics or {}))
 
 
 @dataclass
@@ -193,10 +194,12 @@ class Recorder:
         uplink_bytes: int,
         examples: int,
         raw_bytes: int = 0,
+        metrics: Mapping[str, float] | None = None,
     ) -> None:
         """An update was judged, and `version` is the model's after it. Raw it has `raw_bytes` (0: as many).
 
-        Once for each update: a resend that gets its old receipt is a `note`.
+        `metrics` are those of its training. Once for each update: a resend that gets its old receipt is a
+        `note`.
         """
         rejected = decision.verdict is Verdict.REJECTED
         for tally in (self._total, self._tally(client)):
@@ -207,6 +210,8 @@ class Recorder:
                 tally.updates += 1
                 tally.examples += examples
                 tally.staleness_sum += decision.staleness
+        if not rejected:
+            self._tally(client).metrics = metrics
         if rejected:
             self._rejections[decision.reason.value or "unspecified"] += 1
         else:
@@ -268,6 +273,7 @@ class Recorder:
     ) -> Result:
         """What was recorded so far. `wall_s` is real time, in simulations too; `why` says what ended it."""
         history = tuple(self._point(v) for v in sorted(self._measured))
+        clients = {c: t.share() for c, t in sorted(self._clients.items())}
         spec = self.spec
         return Result(
             strategy=self.strategy,
@@ -291,7 +297,7 @@ class Recorder:
             events=self._events,
             anabranch_version=installed_version("anabranch"),
             config=dict(self.config),
-            clients={c: t.share() for c, t in sorted(self._clients.items())},
+            clients=clients,
             rejections=dict(sorted(self._rejections.items())),
             history=history,
             given_up=self._given_up,
@@ -302,6 +308,7 @@ class Recorder:
             parameters=0 if spec is None else spec.elements,
             model_bytes=0 if spec is None else spec.size_bytes,
             settings_changed=tuple(self._settings),
+            fairness=fairness_of(self.goal.among(measured_names(history)), history, clients),
             **self._judged(history),
         )
 

@@ -19,6 +19,8 @@ from anabranch.core.model.metrics import ACCURACY, LOSS
 RESULT_FILE = "result.json"
 Kind = Literal["live", "simulated"]
 Status = Literal["finished", "interrupted"]
+Over = Literal["devices", "groups"]
+DEVICES, GROUPS = typing.get_args(Over)
 T = TypeVar("T")
 
 
@@ -70,7 +72,10 @@ class Staleness:
 
 @dataclass(frozen=True)
 class ClientShare:
-    """What one device gave. `examples` and `staleness_mean` are over its applied updates."""
+    """What one device gave. `examples` and `staleness_mean` are over its applied updates.
+
+    `metrics` are those of its training, as its last applied update has them.
+    """
 
     updates: int
     rejected: int
@@ -78,6 +83,27 @@ class ClientShare:
     staleness_mean: float
     uplink_bytes: int
     downlink_bytes: int
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fairness:
+    """How evenly a metric falls out over so many (`count`) devices or groups, at the end of a run.
+
+    `worst_tenth` is the mean of the worst tenth of them, of one at least; None where nobody has said which
+    way is better. `deviation` is the standard one of them all. `jain` is Jain's index, (sum x)^2 over
+    n sum x^2, from 1 / n to 1; None where a value is negative or none is over 0.
+    """
+
+    metric: str
+    over: Over
+    count: int
+    mean: float
+    deviation: float
+    least: float
+    greatest: float
+    worst_tenth: float | None
+    jain: float | None
 
 
 @dataclass(frozen=True)
@@ -141,7 +167,8 @@ class Result:
 
     `metric`, `mode` (`max`, `min`) and `target` are what the run was judged by: `auto` where nothing was
     measured that could count, and in results of older versions. `final_value` and `best_value` are its.
-    `target_accuracy` is 0 where another metric counts.
+    `target_accuracy` is 0 where another metric counts. `fairness` is of what at least two devices or groups
+    have, and empty in results of older versions.
     """
 
     strategy: str
@@ -186,6 +213,7 @@ class Result:
     target: float | None = None
     final_value: float | None = None
     best_value: float | None = None
+    fairness: tuple[Fairness, ...] = ()
 
     @property
     def goal(self) -> Goal:

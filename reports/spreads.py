@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.reports.metrics import lacking, metric_names, value
-from anabranch.reports.result import Kind, Point, Result
+from anabranch.reports.result import Fairness, Kind, Point, Result
 from anabranch.reports.settings import PLACES, SEED, differing, label_text, settings
 
 
@@ -35,7 +35,8 @@ class SpreadRow:
     over those alone. `metrics` are the last values of what else the App measures, its loss among them;
     `not_finite` counts the measurements that lack a figure which others have. The runs are judged by
     `metric`, `mode` and `target`, and came to `final_value` and `best_value`; `aimed` counts those that had a
-    target.
+    target. `worst_tenths` and `deviations` are of `Fairness`, by metric and by what it is over, as `over` has
+    them: `mae over groups`.
     """
 
     workload: str
@@ -66,6 +67,8 @@ class SpreadRow:
     aimed: int
     final_value: Spread | None
     best_value: Spread | None
+    worst_tenths: Mapping[str, Spread]
+    deviations: Mapping[str, Spread]
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,24 @@ def _row(group: RunGroup) -> SpreadRow:
         aimed=sum(g.target is not None for g in goals),
         final_value=_spread_of_known(_last(r, goal.metric) for r in runs),
         best_value=_spread_of_known(max(v, key=goal.signed, default=None) for v in judged),
+        worst_tenths=_fairness_spreads(runs, lambda f: f.worst_tenth),
+        deviations=_fairness_spreads(runs, lambda f: f.deviation),
     )
+
+
+def over(metric: str, what: str) -> str:
+    """The name of a metric over devices or groups."""
+    return f"{metric} over {what}"
+
+
+def _fairness_spreads(
+    runs: Sequence[Result], figure: Callable[[Fairness], float | None]
+) -> dict[str, Spread]:
+    found: dict[str, list[float]] = {}
+    for f in (f for r in runs for f in r.fairness):
+        if (known := figure(f)) is not None:
+            found.setdefault(over(f.metric, f.over), []).append(known)
+    return {name: spread(values) for name, values in found.items()}
 
 
 def _last_spreads(runs: Sequence[Result]) -> dict[str, Spread]:

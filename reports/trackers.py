@@ -16,7 +16,8 @@ from typing import Any, ClassVar, Protocol, TextIO
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, members, name_of
-from anabranch.support.own_code import told
+from anabranch.reports.result import Result
+from anabranch.support.own_code import own_code, told
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
@@ -42,6 +43,13 @@ class TrackedRun:
         """The run of a configuration."""
         run = config.run
         return cls(run.name, config.strategy.name, run.workload, run.seed, kind, config.to_json(), folder)
+
+    @classmethod
+    def of_result(cls, result: Result, folder: Path) -> TrackedRun:
+        """A run that has ended, of which this is left in `folder`."""
+        name = str(dict(result.config.get("run", {})).get("name", result.workload))
+        told = result.strategy, result.workload, result.seed, result.kind, result.config
+        return cls(name, *told, folder)
 
 
 class Tracker(Protocol):
@@ -115,7 +123,7 @@ class Trackers:
 
     def metrics(self, version: int, values: Mapping[str, float | None]) -> None:
         """A version was measured."""
-        finite = {name: value for name, value in values.items() if value is not None}
+        finite = _finite(values)
         self._tell("metrics", lambda tracker: tracker.metrics(version, finite))
 
     def finish(self, result: Mapping[str, Any]) -> None:
@@ -131,3 +139,23 @@ class Trackers:
                 self._trackers.remove(tracker)
                 what = told(f"tracker {name_of(type(tracker))}.{method}", error)
                 log.warning("%s\nthe run goes on without it", what)
+
+
+def tell_of(result: Result, folder: Path, names: Sequence[str]) -> None:
+    """Tell trackers of a run that has ended: its begin, its measurements in the order of versions, its end.
+
+    Raises `ConfigError` for a name that is not known, `AppError` for what a tracker raises.
+    """
+    run = TrackedRun.of_result(result, folder)
+    for tracker in [TRACKERS.find(name)() for name in names]:
+        with own_code(tracker, "start"):
+            tracker.start(run)
+        for point in result.history:
+            with own_code(tracker, "metrics"):
+                tracker.metrics(point.version, _finite(point.measured))
+        with own_code(tracker, "finish"):
+            tracker.finish(result.to_json())
+
+
+def _finite(values: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: value for name, value in values.items() if value is not None}

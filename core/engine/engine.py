@@ -178,7 +178,7 @@ class Engine:
         named = update.client_id, event.payload.sha256
         receipt = Receipt(update.update_id, update.task_id, self.version, step.decision, *named)
         effects += self._settle(task, receipt, event)
-        decided = Decided(update.client_id, receipt, update.examples)
+        decided = Decided(update.client_id, receipt, update.examples, metrics=update.metrics)
         return [decided, *effects, *self._after(effects, event.now)]
 
     def _step(self, event: ev.UpdateArrived, task: Task | None, context: Context) -> Step:

@@ -12,6 +12,8 @@ import pytest
 from commands import anabranch, answer, serving, started
 from own_parts import FOLDER, STAGE, STRATEGY, TRACKER, install
 
+from anabranch.core.errors import OUTCOMES, AppError
+
 MINE = """
 [run]
 name = "mine"
@@ -63,6 +65,24 @@ def test_by_path_in_a_simulation_and_its_replay_in_another_process(here: Path) -
     assert replayed["model_sha256"] == result["model_sha256"]
 
 
+def test_a_tracker_is_told_of_a_run_that_has_ended(here: Path) -> None:
+    result = answer(anabranch(here, "simulate", "synthetic", "--updates", 20, "--out", "run", "--json"))
+    told = ("--tracker", "tracker.py:Csv", "--tracker", "jsonl")
+    done = anabranch(here, "report", "run", *told)
+    assert done.returncode == 0, done.stderr
+    rows = [json.loads(line) for line in (here / "run" / "metrics.jsonl").read_text().splitlines()]
+    history = [(p["version"], p["accuracy"], p["loss"]) for p in result["history"]]
+    assert [(r["version"], r["accuracy"], r["loss"]) for r in rows] == history
+    assert len((here / "run" / "metrics.csv").read_text().splitlines()) == len(history) > 1
+
+    (here / "failing.py").write_text((here / "tracker.py").read_text().replace("writerow", "no_such_method"))
+    failed = anabranch(here, "report", "run", "--tracker", "failing.py:Csv")
+    assert failed.returncode == OUTCOMES[AppError].exit_code
+    assert "Csv.metrics (failing.py:" in failed.stderr
+    unknown = anabranch(here, "report", "run", "--tracker", "wandb")
+    assert "run.trackers must be one of jsonl" in unknown.stderr
+
+
 def test_by_entry_point_in_a_simulation_that_replays_without_a_word(
     here: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,6 +102,7 @@ def test_by_option_wherever_an_app_s_path_is(here: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "./strategy.py:WarmUp on app.py:Line" in done.stdout
+    assert "anabranch replay run --load-code" in done.stdout
     near = anabranch(here, "simulate", "synthetic", "--strategy", "./strategy.py:Warmup", "--updates", 4)
     assert "strategy.py has no attribute 'Warmup'; did you mean 'WarmUp'?" in near.stderr
     other = anabranch(here, "simulate", "synthetic", "--strategy", "./split.py:steps", "--updates", 4)

@@ -73,7 +73,7 @@ def test_a_run_that_an_earlier_server_app_has_begun_goes_on(tmp_path: Path) -> N
     folder = write_app(tmp_path)
     grid, project = app_grid(folder, 2)
     out = tmp_path / "run"
-    given = {**project.fused({}), **options(out, folder.name)}
+    given = {**project.fused({}), **options(out, folder.name, **{"run.trackers": "jsonl"})}
     answers = itertools.count()
     whole = dict(grid.nodes)
 
@@ -95,6 +95,10 @@ def test_a_run_that_an_earlier_server_app_has_begun_goes_on(tmp_path: Path) -> N
     lines = (out / JOURNAL).read_text().splitlines()
     assert len(lines) > records > 3
     assert (out / PAYLOADS).exists()
+    told = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    measured = json.loads((out / "result.json").read_text())["history"]
+    assert [row["version"] for row in told] == [point["version"] for point in measured], "each told once"
+    assert [row["loss"] for row in told] == [point["loss"] for point in measured]
 
 
 @pytest.mark.parametrize(

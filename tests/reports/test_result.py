@@ -21,7 +21,7 @@ REQUIRED = {
     *("staleness", "history", "model_sha256", "journal_sha256", "wall_s", "virtual_s"),
     *("uplink_bytes_raw", "downlink_bytes_full_equivalent", "compression", "coverage"),
     *("status", "why", "given_up", "started_at", "host", "parameters", "model_bytes"),
-    "settings_changed",
+    *("settings_changed", "fairness"),
 }
 
 
@@ -43,6 +43,7 @@ def test_it_has_the_fields_that_are_promised(record: Callable[..., Result], tmp_
     }  # fmt: skip
     assert set(data["clients"]["a"]) == {
         "updates", "rejected", "examples", "staleness_mean", "uplink_bytes", "downlink_bytes",
+        "metrics",
     }  # fmt: skip
     assert data["staleness"]["histogram"]["0"] > 0
 

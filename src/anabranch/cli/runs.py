@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -25,9 +25,11 @@ from anabranch.reports.folders import claimed
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.metrics import metric_text
-from anabranch.reports.result import RESULT_FILE, Result
-from anabranch.reports.spreads import Spread, SpreadRow
+from anabranch.reports.result import DEVICES, GROUPS, RESULT_FILE, Result
+from anabranch.reports.spreads import Spread, SpreadRow, over
 from anabranch.reports.text import NOTHING, bytes_text, duration_text
+from anabranch.reports.trackers import TRACKERS, tell_of
+from anabranch.support.code import let_in_one
 
 METRICS_MAX = 4  # the page has them all
 
@@ -58,6 +60,7 @@ def tell_comparison(output: Output, found: Comparison, out: Path) -> None:
         ("strategy", [f"{r.label}, {r.kind}" + ("" if one else f" ({r.workload})") for r in rows]),
         ("seeds", [str(len(r.seeds)) for r in rows]),
         *((f"final {name}", [_final(r, name) for r in rows]) for name in metrics[:METRICS_MAX]),
+        *((f"worst tenth, {name}", [_worst(r, name) for r in rows]) for name in _judged_over(rows)),
         ("time to target", [_cell(r.time_to_target_s, duration_text) for r in rows]),
         ("updates", [_cell(r.updates_applied, lambda n: f"{n:.0f}") for r in rows]),
         ("uplink", [_cell(r.uplink_bytes, bytes_text) for r in rows]),
@@ -76,13 +79,24 @@ def report(
     out: Out = None,
     database: Annotated[str, typer.Option(help="The data directory's database, where not SQLite.")] = "",
     archive: Archive = None,
+    tracker: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tell this tracker of the run, as if it had been there.", metavar="NAME|PATH.PY:CLASS"
+        ),
+    ] = None,
     load_code: LoadCode = False,
     as_json: AsJson = False,
 ) -> None:
     """Write report.html: again from a run's result.json, or first from a server's data."""
-    output = Output(as_json)
+    output, trackers = Output(as_json), tracker or ()
+    for name in trackers:  # better known before the work
+        let_in_one(TRACKERS, name)
+        TRACKERS.find(name)
     if (folder / RESULT_FILE).is_file():
-        page = write_report(Result.read(folder), out or folder)
+        result = Result.read(folder)
+        page = write_report(result, out or folder)
+        tell_of(result, folder, trackers)
         output.result({"page": str(page)}, f"report: {page}")
         return
     if (folder / JOURNAL).is_file():
@@ -97,6 +111,7 @@ def report(
     with claimed(base, explicit=out is not None) as target:
         result = report_of_data(folder, database, target, archive)
         same = same_before(target, base, result)
+    tell_of(result, same or target, trackers)
     output.result(result.to_json(), summary(result, same or target))
 
 
@@ -156,6 +171,16 @@ def _before(proved_at: float) -> str:
 
 def _final(r: SpreadRow, name: str) -> str:
     return _cell(r.final_accuracy if name == ACCURACY else r.metrics.get(name), partial(metric_text, name))
+
+
+def _judged_over(rows: Sequence[SpreadRow]) -> list[str]:
+    """What rows are judged by, as it falls out over groups and devices."""
+    judged = {over(r.metric, what) for r in rows for what in (GROUPS, DEVICES)}
+    return list(dict.fromkeys(name for r in rows for name in r.worst_tenths if name in judged))
+
+
+def _worst(r: SpreadRow, name: str) -> str:
+    return _cell(r.worst_tenths.get(name), partial(metric_text, name.rpartition(" over ")[0]))
 
 
 def _cell(spread: Spread | None, text: Callable[[float], str]) -> str:
