@@ -27,7 +27,8 @@ class Command:
 
 def pages() -> list[str]:
     """Every page that somebody reads, by its path in the tree."""
-    folders = (ROOT, ROOT / "docs", *(path.parent for path in ROOT.glob("examples/*/README.md")))
+    docs = ROOT / "docs"
+    folders = (ROOT, docs, docs / "extending", *(path.parent for path in ROOT.glob("examples/*/README.md")))
     found = [path.relative_to(ROOT) for folder in folders for path in folder.glob("*.md")]
     return sorted(str(path) for path in found)
 

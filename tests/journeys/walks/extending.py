@@ -1,0 +1,75 @@
+"""docs/extending: every kind of part, in the run that its page begins with it."""
+
+from signal import SIGINT
+
+from walking import End, Look, Step, Walk, Walker, Write, also, also_starts, starts, types
+
+SIMULATED = "anabranch simulate "
+SERVER = "ANABRANCH_FOLDER=elsewhere anabranch server"
+ENDING_SERVER = "anabranch server --model model --set run.updates_max=4 --set strategy.buffer_size=2"
+VERIFIED = "ANABRANCH_FOLDER=elsewhere anabranch verify"
+
+
+def the_tracker_was_told(walker: Walker) -> None:
+    """What it writes lies beside the result."""
+    (told,) = (walker.folder / "runs").glob("*/metrics.csv")
+    assert "accuracy=" in told.read_text()
+
+
+def the_log_lies_elsewhere(walker: Walker) -> None:
+    """Where the store says, and not in the data directory."""
+    assert (walker.folder / "elsewhere" / "anabranch.db").is_file()
+    assert not (walker.folder / "anabranch-data" / "anabranch.db").exists()
+
+
+def page(part: str, *steps: Step, quick: bool = False) -> Walk:
+    """The walk of one page."""
+    return Walk(
+        f"a {part} of one's own",
+        page=f"docs/extending/{part.replace(' ', '-')}.md",
+        needs="server",
+        copies=("examples",),
+        quick=quick,
+        steps=steps,
+    )
+
+
+WALKS = (
+    page(
+        "app",
+        types("anabranch check", says=""),
+        types(SIMULATED, says="loss"),
+    ),
+    page("attack", types(SIMULATED, says="40 updates")),
+    page("executor", types(SIMULATED, says="40 updates")),
+    page("planner", types(SIMULATED, says="40 updates")),
+    page("robust rule", types(SIMULATED, says="40 updates")),
+    page("split", types(SIMULATED, says="40 updates")),
+    page("stage", types(SIMULATED, says="40 updates"), quick=True),
+    page("staleness", types(SIMULATED, says="40 updates")),
+    page("strategy", types(SIMULATED, says="examples/extending/strategy.py:WarmUp on synthetic"), quick=True),
+    page(
+        "tracker",
+        types(SIMULATED, says="40 updates"),
+        Look(the_tracker_was_told),
+        types("anabranch report", fills={"RUN": "$(ls -d runs/*)"}, says="report: "),
+        quick=True,
+    ),
+    page(
+        "store",
+        types("anabranch init", says="anabranch server"),
+        starts(SERVER, until="serving"),
+        also("anabranch client synthetic --id device-0 --tasks-max 2", says="2 tasks done"),
+        End(SERVER, by=SIGINT, says="drained"),
+        types(VERIFIED, says="sound"),
+        Look(the_log_lies_elsewhere),
+    ),
+    page(
+        "transport",
+        also("anabranch init synthetic --out model", says="anabranch server"),
+        Write("address", "127.0.0.1:7070\n"),
+        also_starts(ENDING_SERVER, until="serving"),
+        types("anabranch client", says="version 2, its budget"),
+        End(ENDING_SERVER, by=SIGINT, says="drained"),
+    ),
+)
