@@ -16,7 +16,10 @@ from anabranch.compress.feedback import Memory
 
 
 class DeviceDisk:
-    """See the module. Another run (`run_id`), or another model, starts with nothing. Raises `StoreError`."""
+    """What of a device outlives its process, written in an order that no crash between two writes harms.
+
+    Another run (`run_id`), or another model, starts with nothing. Raises `StoreError`.
+    """
 
     def __init__(self, state_dir: Path, bounds: OutboxBounds | None = None) -> None:
         self._outbox = Outbox(state_dir / OUTBOX, bounds)

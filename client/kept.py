@@ -40,7 +40,10 @@ def keepsake_in(folder: Path, run_id: str | None = None) -> Keepsake:
 
 
 class KeptState:
-    """See the module. `outbox` names the updates that wait to be sent."""
+    """What a device keeps from task to task; what a result brings counts once that is in the outbox.
+
+    `outbox` names the updates that wait to be sent.
+    """
 
     def __init__(self, folder: Path, outbox: Collection[str] = ()) -> None:
         self._kept, self._next = (folder / f"{name}{SUFFIX}" for name in ("kept", "next"))

@@ -36,7 +36,9 @@ class Server:
 
 
 class Servers:
-    """See the module. `connect` makes a channel to an address; nothing is connected before the first call.
+    """The servers of a run, of which one leads: calls go to the one that served last.
+
+    `connect` makes a channel to an address; nothing is connected before the first call.
 
     What it makes may change: see `reconnect`.
     `returned` is called, in a thread of the lookout, when a server serves after none did, or another one.

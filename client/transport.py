@@ -52,7 +52,9 @@ Response = TypeVar("Response")
 
 
 class Transport(Protocol):
-    """See the module. `manifest_sha256` is the layout hash of the model that this device has.
+    """How a device reaches its server. Every call may be repeated; what it raises is of `core/errors.py`.
+
+    `manifest_sha256` is the layout hash of the model that this device has.
 
     A class of one has `of(address, client_id, wallet)` as well, for the address `name://...`, and `close()`;
     `wallet` is this device's papers, if it has any.

@@ -25,7 +25,10 @@ STEP_MIN = 1e-30  # under this a step would not be a normal number
 
 
 class DeadZone:
-    """See the module. The levels are streams of `levels.py`."""
+    """Levels of one step for a whole group: what is nearer to 0 than theta steps does not travel.
+
+    The levels are streams of `levels.py`.
+    """
 
     name: ClassVar[str] = "deadzone"
     number: ClassVar[int] = 14

@@ -54,7 +54,7 @@ class _IndexCoder:
 
 
 class PlainIndices(_IndexCoder):
-    """See the module."""
+    """Indices as they are: 4 bytes each."""
 
     name: ClassVar[str] = "u32"
     number: ClassVar[int] = 20
@@ -72,7 +72,7 @@ class PlainIndices(_IndexCoder):
 
 
 class Gaps(_IndexCoder):
-    """See the module."""
+    """Indices as the gaps between them, a byte or more each."""
 
     name: ClassVar[str] = "gaps"
     number: ClassVar[int] = 21
@@ -92,7 +92,7 @@ class Gaps(_IndexCoder):
 
 
 class Bitmap(_IndexCoder):
-    """See the module."""
+    """Indices as one bit for each of the n values."""
 
     name: ClassVar[str] = "bitmap"
     number: ClassVar[int] = 22

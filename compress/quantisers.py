@@ -93,7 +93,7 @@ class _Quantiser:
 
 
 class Float32(_Quantiser):
-    """See the module."""
+    """Values as they are: 4 bytes each, no error."""
 
     name: ClassVar[str] = "f32"
     number: ClassVar[int] = 10
@@ -119,7 +119,10 @@ class Float32(_Quantiser):
 
 
 class BFloat16(_Quantiser):
-    """See the module. Rounds to the nearest, ties to even; nothing finite becomes infinite."""
+    """Values in 2 bytes each, the upper half of a float32.
+
+    Rounds to the nearest, ties to even; nothing finite becomes infinite.
+    """
 
     name: ClassVar[str] = "bf16"
     number: ClassVar[int] = 11
@@ -240,7 +243,7 @@ class BlockIntegers(_Quantiser):
 
 
 class Int8(BlockIntegers):
-    """See the module."""
+    """Values as whole numbers from -127 to 127 of a scale of their block: a byte each."""
 
     name: ClassVar[str] = "int8"
     number: ClassVar[int] = 12
@@ -260,7 +263,10 @@ class Int8(BlockIntegers):
 
 
 class Int4(BlockIntegers):
-    """See the module. Two codes a byte, each plus 8: the first of a pair in the lower half."""
+    """Values as whole numbers from -7 to 7 of a scale of their block: half a byte each.
+
+    Two codes a byte, each plus 8: the first of a pair in the lower half.
+    """
 
     name: ClassVar[str] = "int4"
     number: ClassVar[int] = 13

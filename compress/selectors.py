@@ -149,7 +149,7 @@ class _Selector:
 
 
 class TopK(_Selector):
-    """See the module."""
+    """The ceil(rho n) values that are largest by magnitude, exactly."""
 
     name: ClassVar[str] = "topk"
     number: ClassVar[int] = 1
@@ -159,7 +159,10 @@ class TopK(_Selector):
 
 
 class Threshold(_Selector):
-    """See the module. Remembers `tau` and `tasks`."""
+    """The values over a threshold, which is taken anew now and then so that about rho n are over it.
+
+    Remembers `tau` and `tasks`.
+    """
 
     name: ClassVar[str] = "threshold"
     number: ClassVar[int] = 2
@@ -186,7 +189,7 @@ class Threshold(_Selector):
 
 
 class Mask(_Selector):
-    """See the module."""
+    """The ceil(rho n) values that a seed draws: it travels in the place of their indices."""
 
     name: ClassVar[str] = "mask"
     number: ClassVar[int] = 3

@@ -61,7 +61,9 @@ class Partition(Examples):
 
 
 class FlowerApp(App):
-    """See the module. The node config has a device's `options`, and its `data_path` as `data-path`.
+    """The App that a folder's Flower app is: its ClientApp trains and judges, unchanged.
+
+    The node config has a device's `options`, and its `data_path` as `data-path`.
 
     Raises `AppError` for a folder without a Flower app, an app that cannot be loaded, and without flwr.
     """

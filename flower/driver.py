@@ -84,7 +84,9 @@ class _Node:
 
 
 class GridRun:
-    """See the module. `step` does what there is to do now; `done` says when the run has ended.
+    """A run of our engine whose devices are the nodes of a Grid.
+
+    `step` does what there is to do now; `done` says when the run has ended.
 
     `train` and `evaluate` are what messages say beside the model. `clock` gives seconds since 1970.
     """

@@ -34,7 +34,9 @@ class _UnderWay:
 
 
 class GridEvaluation:
-    """See the module. What comes due while another version is judged gives way to what comes later.
+    """Has versions judged by the nodes of a Grid, one at a time, and the last one of a run in any case.
+
+    What comes due while another version is judged gives way to what comes later.
 
     `since` gives the seconds since the run began.
     """

@@ -50,7 +50,9 @@ def free_folder(folder: Path) -> Path:
 
 
 class Logbook(WholeLog):
-    """See the module. A context manager, which lets the folder go. What is read is as it lay there then.
+    """The log of a run over a Grid, in a folder.
+
+    A context manager, which lets the folder go. What is read is as it lay there then.
 
     Raises `StoreLocked` where another process writes there, and `ConfigError` where the run that was begun
     there has other settings.

@@ -41,7 +41,10 @@ class DeviceCall(StrEnum):
 
 
 class DeviceShell(ABC):
-    """See the module. `now` is the device's own time, in seconds."""
+    """A device round its session: carries out the orders, and tells it what came of them.
+
+    `now` is the device's own time, in seconds.
+    """
 
     __slots__ = ()  # a simulation has a million of them
     session: Session

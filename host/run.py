@@ -87,7 +87,10 @@ class Settlement:
 
 
 class Run:
-    """See the module. `old`: the receipt of an update that the engine has forgotten, where there is a log."""
+    """An engine and what stands before it: settles each message, and applies what is in the log.
+
+    `old`: the receipt of an update that the engine has forgotten, where there is a log.
+    """
 
     def __init__(
         self,

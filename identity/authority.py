@@ -53,7 +53,10 @@ def authority_exists(folder: Path) -> bool:
 
 
 class Authority:
-    """See the module. `now` is a clock of seconds since 1970. Methods may be called from any thread."""
+    """A federation's certificate authority, in a folder: invites, signs, revokes and checks.
+
+    `now` is a clock of seconds since 1970. Methods may be called from any thread.
+    """
 
     def __init__(
         self,

@@ -78,7 +78,10 @@ class Basis:
 
 
 class Register:
-    """See the module. Methods may be called from any thread. Raises `StoreError` where the file fails."""
+    """Tokens and certificates of an authority, in one SQLite file.
+
+    Methods may be called from any thread. Raises `StoreError` where the file fails.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path, self._lock = path, threading.Lock()

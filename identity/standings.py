@@ -26,7 +26,10 @@ _GOOD = (
 
 
 class Standings:
-    """See the module. For one thread at a time. Raises `StoreError` where the file fails."""
+    """What the register says of certificates, at hand while somebody writes to it.
+
+    For one thread at a time. Raises `StoreError` where the file fails.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path

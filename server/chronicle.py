@@ -138,7 +138,9 @@ class Standing:
 
 
 class Chronicle:
-    """See the module. `tell` hears of effects, `look` of time; both on the event loop's thread.
+    """Writes the lines of a server's log about its run, gathered where they come fast.
+
+    `tell` hears of effects, `look` of time; both on the event loop's thread.
 
     `glance`: how the run stands.
     """

@@ -55,7 +55,10 @@ class Layered(Generic[V]):
 
 @dataclass(frozen=True)
 class Glance:
-    """See the module. `deadline`: when a tick is due, None for never."""
+    """How a run stands after a batch: never changes, so that any thread may read it.
+
+    `deadline`: when a tick is due, None for never.
+    """
 
     strategy: str
     version: int

@@ -88,7 +88,10 @@ class AtOnce(Executor):
 
 
 class Saving:
-    """See the module. All methods are for the writer's thread; `written` is called in the other one."""
+    """Takes and names a run's snapshots; the files are written by another thread in between.
+
+    All methods are for the writer's thread; `written` is called in the other one.
+    """
 
     def __init__(self, engine: Engine, store: Store, every: Every, saved: SavedPoint, keep: Keep) -> None:
         self._engine, self._store, self._every, self._keep = engine, store, every, keep

@@ -47,7 +47,10 @@ class Listener(Protocol):
 
 
 class Writer:
-    """See the module. Methods are for the event loop's thread."""
+    """The queue of everything that changes a run, and the thread that works it off in batches.
+
+    Methods are for the event loop's thread.
+    """
 
     def __init__(
         self,

@@ -50,7 +50,9 @@ from anabranch.workloads.batches import planned_steps
 
 
 class Device(Talker, DeviceShell):
-    """See the module. `index` is its place in the fleet's profiles and in the split of the data.
+    """One device of a simulated fleet.
+
+    `index` is its place in the fleet's profiles and in the split of the data.
 
     Idle it is a row of numbers: the models that it trains from are the run's, one copy of a version.
     """

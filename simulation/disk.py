@@ -61,7 +61,9 @@ class Backup:
 
 
 class Disk:
-    """See the module; every record is passed on to the run's journal as well.
+    """A simulated server's disk, in memory: it may fail, tear a write, and be put back from a backup.
+
+    Every record is passed on to the run's journal as well.
 
     `make` makes an engine: of a snapshot, or of version 0. `every_updates`: how often a snapshot is taken.
     `takes_back`: it may lose what was acknowledged, or be a backup, so that versions need names.

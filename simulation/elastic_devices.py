@@ -25,7 +25,7 @@ from anabranch.simulation.surroundings import Surroundings
 
 
 class ElasticDevice(Device):
-    """See the module."""
+    """One device of a simulated fleet that trains on between its exchanges with the server."""
 
     __slots__ = ("_live", "_steps", "_wanted")
     heeds = (*OVER, AdviceKind.UPLOAD_NOW)

@@ -34,7 +34,10 @@ class Measured:
 
 
 class Evaluator:
-    """See the module. `[run] evaluate_every_s` and `evaluate_every_versions` say when; the end counts too."""
+    """Has versions measured on held-out data, at their virtual moments.
+
+    `[run] evaluate_every_s` and `evaluate_every_versions` say when; the end counts too.
+    """
 
     def __init__(
         self,

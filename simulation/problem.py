@@ -57,7 +57,10 @@ class ProblemSource:
 
 
 class Problem:
-    """See the module. Examples are loaded when they are first needed; `EXAMPLES_KEPT` devices' are kept."""
+    """What a simulated fleet learns: the App, its trainer, the examples of every device.
+
+    Examples are loaded when they are first needed; `EXAMPLES_KEPT` devices' are kept.
+    """
 
     def __init__(self, config: Config, app: App, start: Tensors | None = None) -> None:
         self.config = config

@@ -157,7 +157,10 @@ class Acknowledgements:
 
 
 class Process(DirectServer):
-    """See the module. `on_restart` is called after every restart; `counts`: what has become of its disk."""
+    """A simulated server that commits in batches, crashes and comes back from its disk.
+
+    `on_restart` is called after every restart; `counts`: what has become of its disk.
+    """
 
     def __init__(self, world: World, disk: Disk, clock: VirtualClock, seed: int, faults: FaultsTable) -> None:
         super().__init__(world)

@@ -42,7 +42,10 @@ class Sleeper(Protocol):
 
 
 class WaitingRoom:
-    """See the module. `refusal` stands in for the engine's; `heard` and `call` hear of every event."""
+    """Where refused devices of a large fleet sleep until there may be room for them.
+
+    `refusal` stands in for the engine's; `heard` and `call` hear of every event.
+    """
 
     def __init__(self, engine: Engine, limits: Limits = DEFAULT_LIMITS) -> None:
         self._engine = engine

@@ -39,7 +39,9 @@ Order = Callable[[float], ev.Event]
 
 
 class World:
-    """See the module. Observers see every engine event with its effects, after it was handled.
+    """A simulated server: engine, journal and record of the run, in virtual time.
+
+    Observers see every engine event with its effects, after it was handled.
 
     After a crash there is another engine: `restarted` are told of it, and `taken_back`, before, if it is of
     an earlier event: of which one. With a `room` refused devices sleep in it, without one they stand in the

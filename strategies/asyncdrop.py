@@ -36,7 +36,10 @@ from anabranch.strategies.parameters import POSITIVE_FRACTION
 
 @dataclass(frozen=True)
 class AsyncDrop(MixingStrategy):
-    """See the module for the equations and the symbols."""
+    """Mixes each update of a sub-model into the model, where it covers it.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "asyncdrop"
     submodel: ClassVar[str] = "hetero"

@@ -32,7 +32,10 @@ from anabranch.strategies.parameters import NOT_NEGATIVE, POSITIVE_FRACTION
 
 @dataclass(frozen=True)
 class FedAsync(MixingStrategy):
-    """See the module for the equations and the symbols."""
+    """Mixes the model that each update reached into the model, by a share that shrinks with staleness.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "fedasync"
 

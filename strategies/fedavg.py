@@ -72,7 +72,10 @@ class FedAvgState:
 
 @dataclass(frozen=True)
 class FedAvg(BufferStrategy):
-    """See the module for the equations and the symbols."""
+    """Averages the updates of a random cohort, round by round.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "fedavg"
     state_type: ClassVar[type[Any]] = FedAvgState

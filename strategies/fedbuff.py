@@ -36,7 +36,10 @@ from anabranch.strategies.robust.rule import Rule
 
 @dataclass(frozen=True)
 class FedBuff(BufferStrategy):
-    """See the module for the equations and the symbols."""
+    """Gathers K updates and adds their mean, each weighed by its staleness.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "fedbuff"
 

@@ -25,7 +25,10 @@ from anabranch.strategies.parameters import NOT_NEGATIVE
 
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """See the module for the equations and the symbols."""
+    """FedAvg, whose devices are pulled back to the model that they started from.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "fedprox"
 

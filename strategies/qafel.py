@@ -29,7 +29,10 @@ from anabranch.strategies.parameters import Range
 
 @dataclass(frozen=True)
 class QAFeL(FedBuff):
-    """See the module for the equations and the symbols."""
+    """FedBuff over a hidden state that all devices share, with both ways quantised.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "qafel"
 

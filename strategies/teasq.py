@@ -82,7 +82,10 @@ FEW = 4  # devices that train at a time in a small fleet
 
 @dataclass(frozen=True)
 class Teasq(CacheStrategy):
-    """See the module for the equations and the symbols."""
+    """Gathers K updates in a cache, then mixes their weighted mean into the model, or adds it.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "teasq"
 

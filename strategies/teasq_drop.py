@@ -58,7 +58,10 @@ class TeasqDropState(CacheState):
 
 @dataclass(frozen=True)
 class TeasqDrop(Teasq):
-    """See the module for the equations and the symbols."""
+    """TEASQ, whose devices train sub-models: each coordinate is averaged over those that cover it.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "teasq_drop"
     state_type: ClassVar[type[Any]] = TeasqDropState

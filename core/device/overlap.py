@@ -34,7 +34,10 @@ class Unanswered:
 
 
 class OverlapSession(Session):
-    """See the module. `phase`, `task` and `update_id` are the work lane's; `unanswered` is the other's."""
+    """A device in two lanes: it trains its next task while earlier results are on their way.
+
+    `phase`, `task` and `update_id` are the work lane's; `unanswered` is the other's.
+    """
 
     def __init__(self, client_id: str, seed: int, settings: SessionSettings | None = None) -> None:
         super().__init__(client_id, seed, settings)

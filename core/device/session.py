@@ -61,7 +61,10 @@ class SessionSettings:
 
 
 class Session:
-    """See the module. All attributes are for reading; only `handle` changes them."""
+    """A device as a machine without clock or wire: events in, orders out.
+
+    All attributes are for reading; only `handle` changes them.
+    """
 
     # A simulation has one for each device, and may have a million of them.
     __slots__ = (

@@ -49,7 +49,10 @@ from anabranch.core.rng import seed_of
 
 
 class Engine:
-    """See the module. All attributes are for reading; only `handle` changes them."""
+    """A server as a machine without clock, disk or wire: events in, effects out, state that is data.
+
+    All attributes are for reading; only `handle` changes them.
+    """
 
     def __init__(
         self,

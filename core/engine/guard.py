@@ -35,7 +35,9 @@ READY_KEPT = 4096  # times of clients that are kept in any case; with more those
 
 @dataclass
 class Guard:
-    """See the module. Changed by the engine alone.
+    """What keeps one client from ruling the model: its shares, its rate, its flaws, quarantine.
+
+    Changed by the engine alone.
 
     `lengths`: of the newest updates, as they came. `folded`: how many updates each client had in a version,
     oldest first; the last is the version in the making. `ready_at`: by client, when its next task is due by

@@ -34,7 +34,10 @@ class Lapse:
 
 
 class Lapses:
-    """See the module. `heard` must see every effect of the engine; the newest `kept_max` devices are kept."""
+    """The devices whose places came to nothing, and until when each has to wait for another.
+
+    `heard` must see every effect of the engine; the newest `kept_max` devices are kept.
+    """
 
     def __init__(self, kept_max: int) -> None:
         self._kept_max = kept_max

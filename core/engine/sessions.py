@@ -52,7 +52,10 @@ class DeviceSessions:
 
 
 class Sessions:
-    """See the module. `news`: devices of which it has just come out; whoever tells of them empties it."""
+    """Which process each device's tasks belong to, and where two run under one id.
+
+    `news`: devices of which it has just come out; whoever tells of them empties it.
+    """
 
     def __init__(self, kept_max: int = KEPT_MAX) -> None:
         self._kept_max = kept_max

@@ -51,7 +51,10 @@ class Waiter:
 
 
 class WaitingLine:
-    """See the module. `refusal` stands in for the engine's; `heard` must see every effect of the engine."""
+    """The line of devices that were refused for want of a place: whose turn it is.
+
+    `refusal` stands in for the engine's; `heard` must see every effect of the engine.
+    """
 
     def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
         self.waiting_max = limits.waiting_max

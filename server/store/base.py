@@ -151,7 +151,7 @@ class Blobs(Protocol):
 
 
 class Store(Log, Protocol):
-    """See the module for the laws.
+    """Where a server keeps log, payloads and snapshots. The module has the laws.
 
     A class of one has `of(database, data_dir, limits, lease_s)` as well: the store of `server.database`,
     which names it, for a server whose other files are in `data_dir`; see `server.leader_lease_s`.

@@ -87,7 +87,10 @@ def check_bytes(update_id: str, data: bytes | memoryview, sha256: str) -> None:
 
 
 class BlobStore:
-    """See the module, and `Blobs` in base.py for the contract. It holds no open files."""
+    """Uploads under way and large payloads, as files of a data directory; `Blobs` in base.py is the contract.
+
+    It holds no open files.
+    """
 
     def __init__(
         self, data_dir: Path, limits: Limits = DEFAULT_LIMITS, monotonic: Seconds = time.monotonic

@@ -29,7 +29,10 @@ SLOTS = 2
 
 
 class MarkFile:
-    """See the module. For one thread at a time, the writer's."""
+    """The file that says how far the log had come when somebody was last answered.
+
+    For one thread at a time, the writer's.
+    """
 
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir / FILE

@@ -30,7 +30,10 @@ class PackPlace:
 
 
 class Packs:
-    """See the module. For the writer's thread; `read` for any."""
+    """Files that only grow, with payloads of middle size one behind the other.
+
+    For the writer's thread; `read` for any.
+    """
 
     def __init__(self, data_dir: Path, pack_bytes: int = PACK_BYTES) -> None:
         self.folder, self._pack_bytes = data_dir / "packs", pack_bytes

@@ -119,7 +119,10 @@ class _Waiting:
 
 
 class BatchedExecutor:
-    """See the module. `devices_max`: jobs in a stack. Raises `ConfigError` without a torch model."""
+    """Trains jobs that are alike together, in stacks of one vectorised pass.
+
+    `devices_max`: jobs in a stack. Raises `ConfigError` without a torch model.
+    """
 
     exact: ClassVar[bool] = False
 

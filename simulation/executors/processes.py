@@ -23,7 +23,10 @@ _opened: WorkerState[Problem] = WorkerState()
 
 
 class ProcessesExecutor(Queue):
-    """See the module. Raises `ConfigError` for less than one worker."""
+    """Trains in worker processes of this machine.
+
+    Raises `ConfigError` for less than one worker.
+    """
 
     exact: ClassVar[bool] = True
 

@@ -99,7 +99,10 @@ class _Actors(Queue):
 
 
 class RayExecutor:
-    """See the module. `workers` actors of each kind. Raises `ConfigError` without Ray or its resources."""
+    """Trains in actors of Ray, on this machine or on a cluster.
+
+    `workers` actors of each kind. Raises `ConfigError` without Ray or its resources.
+    """
 
     exact: ClassVar[bool] = True
 

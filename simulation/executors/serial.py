@@ -27,7 +27,7 @@ class Deferred(Generic[T]):
 
 
 class SerialExecutor:
-    """See the module."""
+    """Trains in this process, when a result is asked for."""
 
     exact: ClassVar[bool] = True
 

@@ -29,7 +29,10 @@ from anabranch.strategies.robust.rows import Floats, Rows
 
 @dataclass(frozen=True)
 class CentredClipping:
-    """See the module for the equations and the symbols."""
+    """The mean of rows that are pulled to within a radius of the last result.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "centred_clipping"
     remembers: ClassVar[bool] = True

@@ -33,7 +33,10 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class TrimmedMean:
-    """See the module for the equations and the symbols."""
+    """The mean of each coordinate without its least and greatest values.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "trimmed_mean"
     remembers: ClassVar[bool] = False
@@ -47,7 +50,10 @@ class TrimmedMean:
 
 @dataclass(frozen=True)
 class Median:
-    """See the module for the equations and the symbols."""
+    """The median of each coordinate.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "median"
     remembers: ClassVar[bool] = False

@@ -35,7 +35,10 @@ LEAST = 1e-100  # where all rows are one
 
 @dataclass(frozen=True)
 class GeometricMedian:
-    """See the module for the equations and the symbols."""
+    """The point whose distances to all rows have the smallest sum, by Weiszfeld's algorithm.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "geometric_median"
     remembers: ClassVar[bool] = False

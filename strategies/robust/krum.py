@@ -30,7 +30,10 @@ from anabranch.strategies.robust.rule import hostile
 
 @dataclass(frozen=True)
 class MultiKrum:
-    """See the module for the equations and the symbols."""
+    """The mean of the rows that have the most others near them.
+
+    Symbols and equations: see the module.
+    """
 
     name: ClassVar[str] = "multi_krum"
     remembers: ClassVar[bool] = False
