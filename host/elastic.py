@@ -27,7 +27,7 @@ from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Task
 from anabranch.host.merging import Merge, WithBuffers, make_merge
-from anabranch.host.policies import PushPolicy, Since
+from anabranch.host.policies import ExchangeState, PushPolicy
 
 SILENT_S = 120.0
 SILENT = (
@@ -95,7 +95,7 @@ class BetweenSteps:
         norm2 = self._step_norm2(live) if self._policy.watches_steps else None
         self.merge(live, now)
         steps, rested_s = self.steps - self._steps_before, now - self._exchanged_at
-        since = Since(steps, rested_s, self._exchange_s, self._wanted, self._advised, norm2)
+        since = ExchangeState(steps, rested_s, self._exchange_s, self._wanted, self._advised, norm2)
         if not self._policy.due(since):
             return False
         snapshot = TrainingMoment(live.flat(), steps, now - self._snapshot_at)

@@ -27,7 +27,7 @@ EWMA_WEIGHT = 0.16  # of the newest step
 
 
 @dataclass(frozen=True)
-class Since:
+class ExchangeState:
     """How things stand after a local step.
 
     `steps`: since the last snapshot. `seconds`: since the last exchange ended, which took `exchange_s`.
@@ -48,7 +48,7 @@ class PushPolicy(Protocol):
 
     watches_steps: ClassVar[bool]
 
-    def due(self, since: Since) -> bool:
+    def due(self, since: ExchangeState) -> bool:
         """Whether to push now. Never while an exchange is in flight."""
         ...
 
@@ -60,7 +60,7 @@ class EverySteps:
     watches_steps: ClassVar[bool] = False
     steps: int
 
-    def due(self, since: Since) -> bool:
+    def due(self, since: ExchangeState) -> bool:
         """After so many steps."""
         return since.ready and since.steps >= (1 if since.advised else self.steps)
 
@@ -73,7 +73,7 @@ class Continuous:
     duty: float
     steps: int = 1
 
-    def due(self, since: Since) -> bool:
+    def due(self, since: ExchangeState) -> bool:
         """Once the pause has been as long as `duty` wants it for an exchange of this length."""
         if not since.ready or since.steps < 1:
             return False
@@ -92,7 +92,7 @@ class OnChange:
     _mean: float | None = None
     _changed: bool = False
 
-    def due(self, since: Since) -> bool:
+    def due(self, since: ExchangeState) -> bool:
         """After a change, on advice, or after a long silence."""
         if since.step_norm2 is not None:
             before = self._mean if self._mean is not None else since.step_norm2
@@ -112,7 +112,7 @@ class OnAdvice:
     steps: int
     steps_max: int
 
-    def due(self, since: Since) -> bool:
+    def due(self, since: ExchangeState) -> bool:
         """On advice once there are `steps` steps, or at `steps_max`."""
         return since.ready and since.steps >= (self.steps if since.advised else self.steps_max)
 

@@ -18,7 +18,7 @@ from anabranch.host.merging import (
     WithBuffers,
     make_merge,
 )
-from anabranch.host.policies import Continuous, EverySteps, OnAdvice, OnChange, Since, make_policy
+from anabranch.host.policies import Continuous, EverySteps, ExchangeState, OnAdvice, OnChange, make_policy
 
 
 class Live:
@@ -90,8 +90,8 @@ def test_rules_by_name() -> None:
 # --- when to push --------------------------------------------------------------------------------
 
 
-def since(steps: int, **more: Any) -> Since:
-    return Since(**({"steps": steps, "seconds": 0.0, "exchange_s": 0.0} | more))
+def since(steps: int, **more: Any) -> ExchangeState:
+    return ExchangeState(**({"steps": steps, "seconds": 0.0, "exchange_s": 0.0} | more))
 
 
 def test_nothing_is_due_while_an_exchange_is_in_flight() -> None:
