@@ -22,7 +22,7 @@ from anabranch.compress.feedback import Memory
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.core.config.tables import ClientTable
-from anabranch.core.errors import InvalidUpdate
+from anabranch.core.errors import AnabranchError, InvalidUpdate, UnknownTask
 from anabranch.core.model.params import SparseVector
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import Examples
@@ -102,11 +102,18 @@ def test_no_single_fault_loses_or_doubles_a_result(
     assert federation.server.engine.counters.applied == 3
 
 
-def test_a_result_that_is_refused_for_good_makes_room_and_work_goes_on(federation: Overlapping) -> None:
-    faults = [Fault("push", 1, FaultKind.LOST, InvalidUpdate("not finite"))]
+@pytest.mark.parametrize(
+    ("error", "trained"),
+    [(InvalidUpdate("not finite"), 2), (UnknownTask("it ended"), 3)],
+    ids=["a flaw is an answer", "a task that is over is none"],
+)
+def test_a_result_that_is_refused_for_good_makes_room_and_work_goes_on(
+    error: AnabranchError, trained: int, federation: Overlapping
+) -> None:
+    faults = [Fault("push", 1, FaultKind.LOST, error)]
     transport = FaultyTransport(LocalTransport(federation.server, "a"), faults)
     assert federation.agent(transport, tasks_max=2).run().answered == 2
-    assert federation.kinds().count("trained") == 3
+    assert federation.kinds().count("trained") == trained
 
 
 def test_a_task_that_cannot_be_done_does_not_cost_the_result_on_its_way(federation: Overlapping) -> None:
