@@ -68,6 +68,7 @@ def watched(settings: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch
 
     def pushed(client_id: str, outbox: FinishedUpdate) -> Decision:
         decision = push(client_id, outbox)
+        assert isinstance(decision, Decision), "none has a flaw"
         watch.pushes.append((client_id, outbox, decision))
         return decision
 
@@ -142,7 +143,9 @@ def test_an_update_has_the_codec_of_its_task_or_raw(codec: str, taken: bool) -> 
         objection = simulation.world.objection("a", outbox)
         assert (objection is None) == taken
         if taken:
-            assert simulation.world.push("a", outbox).reason is not Reason.INVALID
+            decision = simulation.world.push("a", outbox)
+            assert isinstance(decision, Decision)
+            assert decision.reason is Reason.NONE
         else:
             assert f"codec {codec!r}, the task asked for 'int8|zstd'" in str(objection)
 

@@ -15,7 +15,7 @@ from safetensors import safe_open
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.errors import AppError
 from anabranch.reports.compare import compare, compare_html
-from anabranch.reports.groups import worst_tenth
+from anabranch.reports.fairness import worst_tenth
 from anabranch.reports.html import report_html
 from anabranch.reports.metrics import final_text
 from anabranch.reports.models import BEST

@@ -18,7 +18,6 @@ from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Refused
 from anabranch.core.engine.engine import Engine
-from anabranch.core.errors import StoreFull
 from anabranch.core.journal import Record
 from anabranch.core.model.params import Delta, digest
 from anabranch.core.model.submodels import Submodel
@@ -31,7 +30,7 @@ from anabranch.simulation.disk import Backup
 from anabranch.simulation.executors.base import Job, LocalResult, Pending
 from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.run import Simulation
-from anabranch.simulation.server import Process, Reply
+from anabranch.simulation.server import Process, PushOutcome, Reply
 from anabranch.simulation.versions import Offer
 
 NEAR_S = 1e-3  # what floats and answers that are written at the same moment come to
@@ -139,7 +138,7 @@ class Bases:
             self._trained[id(job.task)] = job.task, found
             return train(job)
 
-        def pushing(client_id: str, outbox: FinishedUpdate) -> Decision:
+        def pushing(client_id: str, outbox: FinishedUpdate) -> PushOutcome:
             self._pushed[outbox.update_id] = self._trained[id(outbox.task)][1]
             return push(client_id, outbox)
 
@@ -194,11 +193,11 @@ class Whole:
             self._word = True
             put_back(backup)
 
-        def pushing(client_id: str, outbox: FinishedUpdate, reply: Reply[Decision]) -> None:
-            def said(decision: Decision | StoreFull) -> None:
-                if not isinstance(decision, StoreFull):
-                    self._say(outbox.update_id, decision)
-                reply(decision)
+        def pushing(client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]) -> None:
+            def said(outcome: PushOutcome) -> None:
+                if isinstance(outcome, Decision):
+                    self._say(outbox.update_id, outcome)
+                reply(outcome)
 
             push(client_id, outbox, said)
 

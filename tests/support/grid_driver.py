@@ -90,7 +90,15 @@ class OverGrid:
     def fetch(self, client_id: str, task_id: str) -> str:
         raise NotImplementedError
 
-    def push(self, client_id: str, task_id: str, update_id: str, value: float = 1.0, codec: str = "") -> str:
+    def push(
+        self,
+        client_id: str,
+        task_id: str,
+        update_id: str,
+        value: float = 1.0,
+        codec: str = "",
+        more: bytes = b"",
+    ) -> str:
         order = self._grid.orders[self._nodes[client_id]][self._tasks[client_id].index(task_id)]
         if not codec:
             uplink = order.content.config_records.get(RECORD)
