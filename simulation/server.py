@@ -49,7 +49,9 @@ class ServerCalls(Protocol):
     def ask(self, ask: Ask, reply: Reply[Granting]) -> None: ...  # noqa: D102
     def drop(self, client_id: str, task_id: str, why: str, diverged: bool) -> None: ...  # noqa: D102
     def objection(self, client_id: str, outbox: FinishedUpdate, reply: Objecting) -> None: ...  # noqa: D102
-    def push(self, client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]) -> None: ...  # noqa: D102
+    def push(  # noqa: D102
+        self, client_id: str, outbox: FinishedUpdate, reply: Reply[PushOutcome]
+    ) -> None: ...
     def exchange(  # noqa: D102
         self, client_id: str, outbox: FinishedUpdate, ask: Ask, reply: Reply[Exchange]
     ) -> None: ...

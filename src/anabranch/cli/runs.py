@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,7 @@ def tell_comparison(output: Output, found: Comparison, out: Path) -> None:
         ("strategy", [f"{r.label}, {r.kind}" + ("" if one else f" ({r.workload})") for r in rows]),
         ("seeds", [str(len(r.seeds)) for r in rows]),
         *((f"final {name}", [_final(r, name) for r in rows]) for name in metrics[:METRICS_MAX]),
-        *((f"worst tenth, {name}", [_worst(r, name) for r in rows]) for name in _judged_over(rows)),
+        *((f"worst tenth of {what}", [_worst(r, what) for r in rows]) for what in (GROUPS, DEVICES)),
         ("time to target", [_cell(r.time_to_target_s, duration_text) for r in rows]),
         ("updates", [_cell(r.updates_applied, lambda n: f"{n:.0f}") for r in rows]),
         ("uplink", [_cell(r.uplink_bytes, bytes_text) for r in rows]),
@@ -173,14 +173,9 @@ def _final(r: SpreadRow, name: str) -> str:
     return _cell(r.final_accuracy if name == ACCURACY else r.metrics.get(name), partial(metric_text, name))
 
 
-def _judged_over(rows: Sequence[SpreadRow]) -> list[str]:
-    """What rows are judged by, as it falls out over groups and devices."""
-    judged = {over(r.metric, what) for r in rows for what in (GROUPS, DEVICES)}
-    return list(dict.fromkeys(name for r in rows for name in r.worst_tenths if name in judged))
-
-
-def _worst(r: SpreadRow, name: str) -> str:
-    return _cell(r.worst_tenths.get(name), partial(metric_text, name.rpartition(" over ")[0]))
+def _worst(r: SpreadRow, what: str) -> str:
+    """How the worst tenth of groups or devices fares by what the run is judged by."""
+    return _cell(r.worst_tenths.get(over(r.metric, what)), partial(metric_text, r.metric))
 
 
 def _cell(spread: Spread | None, text: Callable[[float], str]) -> str:
