@@ -45,7 +45,10 @@ class BufferState:
 
 
 class BufferStrategy(GatheringStrategy):
-    """See the module for the equations and the symbols."""
+    """Gathers K updates as one sum, then takes a step of the model by what they come to.
+
+    Symbols and equations: see the module.
+    """
 
     state_type: ClassVar[type[Any]] = BufferState
 

@@ -66,7 +66,10 @@ class CacheState:
 
 
 class CacheStrategy(GatheringStrategy):
-    """See the module for the equations and the symbols."""
+    """Gathers K updates one by one, weighed when they are applied.
+
+    Symbols and equations: see the module.
+    """
 
     state_type: ClassVar[type[Any]] = CacheState
 

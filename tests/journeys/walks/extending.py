@@ -5,6 +5,7 @@ from signal import SIGINT
 from walking import End, Look, Step, Walk, Walker, Write, also, also_starts, starts, types
 
 SIMULATED = "anabranch simulate "
+STRATEGY = "anabranch simulate synthetic --updates 40 --strategy examples/extending/"
 SERVER = "ANABRANCH_FOLDER=elsewhere anabranch server"
 ENDING_SERVER = "anabranch server --model model --set run.updates_max=4 --set strategy.buffer_size=2"
 VERIFIED = "ANABRANCH_FOLDER=elsewhere anabranch verify"
@@ -47,7 +48,12 @@ WALKS = (
     page("split", types(SIMULATED, says="40 updates")),
     page("stage", types(SIMULATED, says="40 updates"), quick=True),
     page("staleness", types(SIMULATED, says="40 updates")),
-    page("strategy", types(SIMULATED, says="examples/extending/strategy.py:WarmUp on synthetic"), quick=True),
+    page(
+        "strategy",
+        types(f"{STRATEGY}composition.py", says="40 updates"),
+        types(f"{STRATEGY}strategy.py", says="examples/extending/strategy.py:WarmUp on synthetic"),
+        quick=True,
+    ),
     page(
         "tracker",
         types(SIMULATED, says="40 updates"),
