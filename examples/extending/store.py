@@ -1,6 +1,6 @@
 """A store of one's own: SQLite, whose file lies where the database's address says, apart from the rest.
 
-`server.database = "./store.py:Elsewhere"`, with the file's folder in ANABRANCH_FOLDER.
+`server.database = "./store.py:Elsewhere"`, with the file's folder in STORE_FOLDER.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Elsewhere(SqlStore):
 
     @classmethod
     def of(cls, database: str, data_dir: Path, limits: Limits, lease_s: float) -> Elsewhere:
-        folder = Path(os.environ["ANABRANCH_FOLDER"])
+        folder = Path(os.environ["STORE_FOLDER"])
         folder.mkdir(parents=True, exist_ok=True)
         url = URL.create("sqlite", database=str(folder / "anabranch.db"))
         return cls(url, data_dir, limits, lease_s)

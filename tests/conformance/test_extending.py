@@ -124,7 +124,7 @@ class TestApp(AppConformance):
 class TestStore(StoreConformance):
     @pytest.fixture
     def reopen(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Store]:
-        monkeypatch.setenv("ANABRANCH_FOLDER", str(tmp_path / "elsewhere"))
+        monkeypatch.setenv("STORE_FOLDER", str(tmp_path / "elsewhere"))
         limits = Limits(inline_bytes_max=64, free_disk_bytes_min=0)
         return lambda: open_store(own_parts.STORE.place, tmp_path / "data", limits)
 

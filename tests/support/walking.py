@@ -210,7 +210,7 @@ class Walker:
             pattern = rf"(?<![\w.]){re.escape(word)}(?!\w)"
             if re.search(pattern, text):  # what it is filled with may not be known before
                 text = re.sub(pattern, by.format_map(self.kept).replace("\\", r"\\"), text)
-        return text.format_map(self.kept) if "{" in text else text
+        return re.sub(r"\{(\w+)\}", lambda name: self.kept[name[1]], text)  # other braces are TOML's
 
 
 def _any_numbers(shown: str) -> str:

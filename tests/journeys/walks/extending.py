@@ -6,9 +6,9 @@ from walking import End, Look, Step, Walk, Walker, Write, also, also_starts, sta
 
 SIMULATED = "anabranch simulate "
 STRATEGY = "anabranch simulate synthetic --updates 40 --strategy examples/extending/"
-SERVER = "ANABRANCH_FOLDER=elsewhere anabranch server"
+SERVER = "STORE_FOLDER=elsewhere anabranch server"
 ENDING_SERVER = "anabranch server --model model --set run.updates_max=4 --set strategy.buffer_size=2"
-VERIFIED = "ANABRANCH_FOLDER=elsewhere anabranch verify"
+VERIFIED = "STORE_FOLDER=elsewhere anabranch verify"
 
 
 def the_tracker_was_told(walker: Walker) -> None:
@@ -26,7 +26,7 @@ def the_log_lies_elsewhere(walker: Walker) -> None:
 def page(part: str, *steps: Step, quick: bool = False) -> Walk:
     """The walk of one page."""
     return Walk(
-        f"a {part} of one's own",
+        f"one's own {part}",
         page=f"docs/extending/{part.replace(' ', '-')}.md",
         needs="server",
         copies=("examples",),
@@ -75,7 +75,7 @@ WALKS = (
         also("anabranch init synthetic --out model", says="anabranch server"),
         Write("address", "127.0.0.1:7070\n"),
         also_starts(ENDING_SERVER, until="serving"),
-        types("anabranch client", says="version 2, its budget"),
+        types("anabranch client", says="4 updates answered"),
         End(ENDING_SERVER, by=SIGINT, says="drained"),
     ),
 )
