@@ -13,6 +13,7 @@ from anabranch.compress.registry import CODEC_STAGES, others
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import is_code
+from anabranch.reports.trackers import TRACKERS
 from anabranch.simulation.parts import PARTS
 from anabranch.support.code import let_in_one
 from anabranch.workloads.registry import APPS
@@ -46,6 +47,13 @@ def admit_parts(texts: Iterable[str]) -> None:
             raise ConfigError(f"--part {text!r}: write KIND=path/to/file.py:Class, with a kind of {known}")
         let_in_one(kinds[word], place)
     others()
+
+
+def admit_trackers(names: Iterable[str]) -> None:
+    """Let in the trackers that a command line names, before any work is done. Raises `ConfigError`."""
+    for name in names:
+        let_in_one(TRACKERS, name)
+        TRACKERS.find(name)
 
 
 def names_code(config: Config) -> bool:

@@ -16,7 +16,7 @@ from anabranch.api.live_result import report_of_data, same_before
 from anabranch.api.run import open_run
 from anabranch.cli.options import Archive, AsJson, Out, RunFolder, summary
 from anabranch.cli.output import Output
-from anabranch.cli.parts import LoadCode, admit_data
+from anabranch.cli.parts import LoadCode, admit_data, admit_trackers
 from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
@@ -28,8 +28,7 @@ from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import DEVICES, GROUPS, RESULT_FILE, Result
 from anabranch.reports.spreads import Spread, SpreadRow, over
 from anabranch.reports.text import NOTHING, bytes_text, duration_text
-from anabranch.reports.trackers import TRACKERS, tell_of
-from anabranch.support.code import let_in_one
+from anabranch.reports.trackers import tell_of
 
 METRICS_MAX = 4  # the page has them all
 
@@ -90,9 +89,7 @@ def report(
 ) -> None:
     """Write report.html: again from a run's result.json, or first from a server's data."""
     output, trackers = Output(as_json), tracker or ()
-    for name in trackers:  # better known before the work
-        let_in_one(TRACKERS, name)
-        TRACKERS.find(name)
+    admit_trackers(trackers)
     if (folder / RESULT_FILE).is_file():
         result = Result.read(folder)
         page = write_report(result, out or folder)
