@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import anabranch as ab
-from anabranch.api.progress import Bar, RunBar, TimeLeft, share_done
+from anabranch.api.progress import LiveBar, RunBar, TimeLeft, share_done
 from anabranch.core.config.tables import RunTable
 
 
@@ -45,7 +45,7 @@ def test_the_time_left_is_as_the_time_so_far() -> None:
 
 def test_a_bar_shows_per_cent_and_what_counts() -> None:
     screen = io.StringIO()
-    with Bar(console=Console(file=screen, force_terminal=True, width=100)) as bar:
+    with LiveBar(console=Console(file=screen, force_terminal=True, width=100)) as bar:
         RunBar(RunTable(updates_max=40), bar)(at(updates=10))
         bar._bar.refresh()
     assert "25%" in screen.getvalue()

@@ -41,7 +41,7 @@ class TimeLeft:
         return (self._now() - self._began) * (1.0 - share) / share if share > 0 else None
 
 
-class Bar:
+class LiveBar:
     """A bar with per cent, time left and a text: on standard error, or in a notebook's own page.
 
     A context manager; on a terminal it is gone afterwards. Unless `shown` it is none. `console` is for tests.
@@ -89,7 +89,7 @@ def _notebook_page() -> Callable[[str], None] | None:
 class RunBar:
     """A bar of one run, as a callback: how much of its budget is used, and what counts."""
 
-    def __init__(self, run: RunTable, bar: Bar) -> None:
+    def __init__(self, run: RunTable, bar: LiveBar) -> None:
         self._run, self._goal, self._bar = run, Goal.of(run), bar
 
     def __call__(self, progress: RunProgress) -> None:

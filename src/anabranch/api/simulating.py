@@ -9,7 +9,7 @@ from pathlib import Path
 
 from anabranch.api.fleets import Fleet
 from anabranch.api.objects import RunObjects, Settings, Source, plan_run
-from anabranch.api.progress import Bar, RunBar
+from anabranch.api.progress import LiveBar, RunBar
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.api.until import Until
@@ -96,7 +96,7 @@ def simulate(
     folder = None if out is None else Path(out)
     if not progress:
         return run_simulation(plan.config, folder, plan.app, workers, callbacks)
-    with Bar() as bar:
+    with LiveBar() as bar:
         heard = [*callbacks, RunBar(plan.config.run, bar)]
         return run_simulation(plan.config, folder, plan.app, workers, heard)
 

@@ -22,7 +22,7 @@ from typing import Any, Unpack
 from anabranch.api.comparing import Comparison, compare
 from anabranch.api.figures import Figure
 from anabranch.api.objects import RunObjects, RunPlan, Source, plan_run
-from anabranch.api.progress import Bar
+from anabranch.api.progress import LiveBar
 from anabranch.api.records import Records
 from anabranch.api.run import Run
 from anabranch.api.simulating import run_simulation
@@ -137,7 +137,7 @@ def sweep(
     jobs = [
         SweepJob(plan.config, plan.app, folder / _name(plan.config), out is not None) for *_, plan in plans
     ]
-    with Bar(progress) as bar:
+    with LiveBar(progress) as bar:
         _carry_out(jobs, parallel, bar)
     cells = []
     for (choice, seed, plan), job in zip(plans, jobs, strict=True):
@@ -165,7 +165,7 @@ def carry_out(job: SweepJob) -> None:
     run_simulation(job.config, job.folder, job.app, keep_payloads=job.keep_payloads)
 
 
-def _carry_out(jobs: Sequence[SweepJob], parallel: int, bar: Bar) -> None:
+def _carry_out(jobs: Sequence[SweepJob], parallel: int, bar: LiveBar) -> None:
     def show(done: int) -> None:
         bar.show(done / len(jobs), f"{done} of {len(jobs)} runs")
 
