@@ -61,36 +61,38 @@ def test_a_hundred_thousand_malformed_messages(tmp_path: Path, figure: Figure) -
         malformed(server, 100_000, 2, figure)
 
 
-def stalled(server: Target, lasts_s: float, figure: Figure, rest_s: float = 0.0) -> None:
+def stalled(server: Target, uploads: int, lasts_s: float, figure: Figure, rest_s: float = 0.0) -> None:
     """Many devices stall at 90 % of 3.9 MB, again and again; honest ones with updates as large go on."""
     server_s = time.monotonic()
     with Healthy(server, 2) as warm:
         while warm.applied < 4:
             time.sleep(0.05)
-    with Peak(server) as peak, Stalled(server, STALLED, 0.9) as attack:
-        while attack.begun < STALLED // 4:
+    with Peak(server) as peak, Stalled(server, uploads, 0.9) as attack:
+        while attack.begun < uploads // 4:
             time.sleep(0.05)
         with Healthy(server, 2, rest_s) as healthy:
             time.sleep(lasts_s)
+            while healthy.applied < 4 and not healthy.problems:  # whoever starves is waited for in vain
+                time.sleep(0.05)
     figure(
-        f"{STALLED} stalled uploads for {time.monotonic() - server_s:.0f} s: memory grew by "
+        f"{uploads} stalled uploads for {time.monotonic() - server_s:.0f} s: memory grew by "
         f"{peak.grown_mib:.0f} MiB, {attack.begun} were begun and came to {dict(attack.statuses)}, "
         f"{healthy.applied} healthy updates of 3.9 MB, {healthy.waits} of them waited for a place"
     )
     assert server.is_alive
     assert healthy.problems == []
-    assert healthy.applied > 3
     assert peak.grown_mib < GROWN_MIB_MAX
     assert {"RESOURCE_EXHAUSTED", "UNAVAILABLE"} <= set(attack.statuses)
     server.close(warm.applied + healthy.applied)
 
 
 def test_stalled_uploads_give_way(tmp_path: Path, figure: Figure) -> None:
-    with target(tmp_path, 975_000, {"upload_idle_s": 6.0, "upload_yields_s": 1.0}) as server:
-        stalled(server, 8.0, figure, REST_S)
+    limits = {"upload_idle_s": 6.0, "upload_yields_s": 1.0, "uploads_inflight_max": 12}
+    with target(tmp_path, 975_000, limits) as server:  # a quarter of the places, and of those who want them
+        stalled(server, STALLED // 4, 8.0, figure, REST_S)
 
 
 @pytest.mark.prove
 def test_two_hundred_stalled_uploads_at_the_limits_that_are_served(tmp_path: Path, figure: Figure) -> None:
     with target(tmp_path, 975_000) as server:
-        stalled(server, 70.0, figure)
+        stalled(server, STALLED, 70.0, figure)
