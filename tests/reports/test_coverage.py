@@ -199,7 +199,7 @@ def test_names_from_outside_stay_text(record: Callable[..., Result]) -> None:
 
 
 def test_a_journal_tells_a_report_what_the_simulation_told(tmp_path: Path) -> None:
-    settings = config("asyncdrop", run={"keep_payloads": True}, fleet={"latency_s": 0.0})
+    settings = config("asyncdrop", run={"keep_payloads": True, "updates_max": 40}, fleet={"latency_s": 0.0})
     simulated = simulate(settings, tmp_path / "run")
     shutil.copytree(tmp_path / "run", tmp_path / "copy")
     (tmp_path / "copy" / "result.json").unlink()
@@ -215,7 +215,8 @@ def test_a_journal_tells_a_report_what_the_simulation_told(tmp_path: Path) -> No
 
 
 def test_runs_of_whole_models_have_no_coverage(tmp_path: Path) -> None:
-    wholes = {"a": config("fedasync"), "b": config("asyncdrop", submodel={"name": "none"})}
+    few: dict[str, Any] = {"run": {"updates_max": 12}}
+    wholes = {"a": config("fedasync", **few), "b": config("asyncdrop", submodel={"name": "none"}, **few)}
     for name, whole in wholes.items():
         assert simulate(whole, tmp_path / name).coverage == ()
         assert "Who trained which units" not in (tmp_path / name / "report.html").read_text()

@@ -102,7 +102,8 @@ def simulate(
     chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
     chosen += option_layers(executor="ray" if ray_address else executor, ray_address=ray_address)
     settings = load_run(config, overrides or (), presets, chosen)
-    settings, said = with_end(settings)
+    of_app = presets and config is None  # a file of settings says itself when its run ends
+    settings, said = with_end(settings) if of_app else (settings, "")
     if said:
         output.say(f"{said}: --updates, --versions or --seconds say otherwise")
     if seeds is not None:
