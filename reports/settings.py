@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from anabranch.core.config.tables import Config
@@ -31,7 +32,7 @@ def settings(config: Mapping[str, Any]) -> Settings:
 
     Executors are told apart only where their results are other ones.
     """
-    found = {**_keys(Config().to_json()), **_keys(config)}
+    found = {**_defaults(), **_keys(config)}
     if found[EXECUTOR] != BATCHED:
         found[EXECUTOR] = AUTO
     return found
@@ -39,7 +40,7 @@ def settings(config: Mapping[str, Any]) -> Settings:
 
 def changed(config: Mapping[str, Any]) -> Settings:
     """What is not as it is by default, and all that was said about the strategy."""
-    defaults = _keys(Config().to_json())
+    defaults = _defaults()
     given = _keys(config)
     return {k: v for k, v in given.items() if k.startswith("strategy.") or defaults.get(k, _MISSING) != v}
 
@@ -88,6 +89,13 @@ def _word(value: object) -> str:
     """A value as `--set` reads it: a plain word may do without its quotes."""
     plain = isinstance(value, str) and re.fullmatch(r"[a-z][a-z_-]+", value)
     return str(value) if plain and value not in NO_WORDS else setting_text(value)
+
+
+def _defaults() -> Settings:
+    """Every setting as it is by default; of tables too that a configuration has once a key of them is set."""
+    config = Config()
+    later = {"model": asdict(config.model), "limits": asdict(config.limits)}
+    return {**_keys(config.to_json()), **_keys(later)}
 
 
 def _keys(config: Mapping[str, Any]) -> Settings:

@@ -72,3 +72,15 @@ def test_labels() -> None:
     assert label_text("client.push", "overlap") == "push=overlap"
     assert label_text("uplink.codec", "") == 'codec=""'
     assert label_text("strategy.staleness", {"a": 1}) == "staleness={ a = 1 }"
+
+
+def test_of_the_limits_those_are_told_that_were_set() -> None:
+    """A configuration has all of them once one is set, and none before."""
+    plain = merge([("test", {"strategy": {"name": "fedasync"}})]).to_json()
+    limited = merge(
+        [("test", {"strategy": {"name": "fedasync"}, "limits": {"delta_abs_max": 10.0}})]
+    ).to_json()
+    assert len(limited["limits"]) > 1
+    assert [key for key in changed(limited) if key.startswith("limits.")] == ["limits.delta_abs_max"]
+    assert differing([plain, limited]) == ("limits.delta_abs_max",)
+    assert simulate_command(limited).count("limits.") == 1

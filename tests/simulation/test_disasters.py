@@ -23,8 +23,8 @@ from anabranch.core.config.tables import Config
 from anabranch.core.engine.sessions import Sessions
 from anabranch.core.errors import LogLost, ReplayMismatch, StoreFull
 from anabranch.core.journal import Record
+from anabranch.host import held
 from anabranch.host.chain import Mark
-from anabranch.simulation import devices
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk, _read
 from anabranch.simulation.server_time import SteppedTime
@@ -110,7 +110,7 @@ def test_a_log_that_lost_what_was_acknowledged_unseen_is_found_out(monkeypatch: 
 
 
 def test_devices_that_take_a_number_for_a_name_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "is_base", lambda held, wanted: True)
+    monkeypatch.setattr(held, "is_base", lambda *_: True)
     with pytest.raises(AssertionError, match="is trained from another version"):
         prove(disastrous(3, 8), 50, NOTES)
 
