@@ -146,6 +146,7 @@ def test_runs_are_compared(run: ab.Run, tmp_path: Path) -> None:
     assert found.left_out[0].endswith(f"is the same run as {run.folder}, to the bit")
     assert "is not there" in found.left_out[1]
     [row] = found.rows
+    assert all(value is None or isinstance(value, str | int | float) for value in row.values())
     finals = [run.history[-1]["accuracy"], others[1].history[-1]["accuracy"]]
     assert (row["seeds"], row["final_accuracy"]) == (2, pytest.approx(np.mean(finals)))
     assert row["final_accuracy_std"] == pytest.approx(np.std(finals, ddof=1))

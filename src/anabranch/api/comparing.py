@@ -19,6 +19,8 @@ from anabranch.reports.spreads import Spread, SpreadRow
 from anabranch.reports.spreads import compare as spreads_of
 from anabranch.strategies.registry import BUILT_IN
 
+BY_METRIC = {"metrics": "final", "worst_tenths": "worst_tenth", "deviations": "deviation"}  # columns of a row
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -105,15 +107,16 @@ def _completed(result: Result) -> Result:
 
 
 def _flat(row: SpreadRow) -> dict[str, Any]:
-    """A row of plain values; the further metrics of the App bear their own names, behind `final_`."""
+    """A row of plain values; what is by metric has its name behind what it is: `final_loss`."""
     found: dict[str, Any] = {}
     for f in fields(row):
         value = getattr(row, f.name)
-        if f.name == "metrics":
-            found |= {k: v for name, its in value.items() for k, v in _columns(f"final_{name}", its).items()}
-        elif f.name == "seeds":
+        if f.name == "seeds":
             found["seeds"] = len(value)
-        elif isinstance(value, Spread) or "Spread" in str(f.type):
+        elif f.name in BY_METRIC:
+            for name, its in value.items():
+                found |= _columns(f"{BY_METRIC[f.name]}_{name}", its)
+        elif isinstance(value, Spread) or f.type == "Spread | None":
             found |= _columns(f.name, value)
         elif not isinstance(value, Mapping):
             found[f.name] = value
