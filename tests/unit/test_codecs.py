@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 
 from anabranch.compress.codec import accumulate
+from anabranch.compress.grid import PLANES, DenseLevels, Grid
 from anabranch.compress.indices import read_gaps, write_gaps
 from anabranch.compress.layout import Group, Layout
 from anabranch.compress.registry import STAGES, make_codec
-from anabranch.compress.selectors import SAMPLE, _sampled, kept_count
-from anabranch.compress.stage import BLOCK
+from anabranch.compress.selectors import SAMPLE, Threshold, _sampled, kept_count
+from anabranch.compress.stage import BLOCK, Dense, StageContext
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.model.chains import parse_chain
 from anabranch.core.model.params import ParamSpec, SparseVector, Vector, dense
@@ -335,3 +336,41 @@ def test_the_identity_chain_is_no_chain(text: str) -> None:
     decoded = dense(make_codec(text).decode(make_codec(text).encode(x, golden.LAYOUT), golden.LAYOUT))
     raw = make_codec("raw").decode(make_codec("raw").encode(x, golden.LAYOUT), golden.LAYOUT)
     assert decoded.tobytes() == dense(raw).tobytes()
+
+
+# --- what a layout puts together, and what a stage takes ---------------------------------------
+
+
+def test_matrices_side_by_side_are_one_run() -> None:
+    """Of a whole model, and of what any set of coordinates covers of it."""
+    shapes = {"a": (4, 5), "b": (3, 5), "bias": (2,), "c": (6, 5)}
+    spec = ParamSpec.of({name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
+    main, small = Layout.of(spec).groups
+    assert (main.runs, small.runs) == (((0, 35), (37, 67)), ((35, 37),))
+    covered = Coordinates(np.array([0, 1, 19, 20, 36, 40, 66]))
+    main, small = Layout.of(spec, covered).groups
+    assert (main.runs, small.runs) == (((0, 4), (5, 7)), ((4, 5),))
+
+
+@pytest.mark.parametrize(("top", "streams"), [(0, 1), (127, 1), (-128, 1), (128, 2), (2**15, 3)])
+def test_levels_take_as_many_bytes_as_the_largest_needs(top: int, streams: int) -> None:
+    levels = np.array([0, top, -1, 1], np.int32)
+    coded = DenseLevels().encode(Grid(levels, -3), StageContext(4))
+    assert len([role for role in coded.streams if role in PLANES]) == streams
+    assert np.array_equal(DenseLevels().decode(coded, StageContext(4)).levels, levels)
+
+
+def test_a_first_threshold_is_none_at_all() -> None:
+    """A tenth and a little more are over 1: only the largest tenth of them is sent."""
+    x = np.concatenate([np.linspace(1.5, 3.0, 120), np.full(880, 0.5)]).astype(np.float32)
+    found = Threshold(0.1).encode(Dense.of(x), StageContext(x.size))
+    assert np.array_equal(found.indices, np.arange(20, 120))
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [("int8(64,sr,1)", 2), ("int4(64,sr,1)", 2), ("zstd(3,4)", 1), ("bf16(1)", 0), ("topk(0.1,2)", 1)],
+)
+def test_a_stage_says_how_many_arguments_it_takes(text: str, most: int) -> None:
+    with pytest.raises(UnknownCodec, match=f"takes at most {most} arguments"):
+        make_codec(text)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from broadcasting import SPEC, WIDE, Run, motion, tensors
 
-from anabranch.compress.broadcast import check_downlink, make_broadcast
+from anabranch.compress.broadcast import check_downlink, is_exact, make_broadcast
 from anabranch.compress.delta_log import DeltaLog
 from anabranch.compress.direct import DirectDownlink
 from anabranch.compress.downloads import LIST, SNAPSHOT, SUM, apply_download, downloads_lead_from
@@ -155,7 +155,7 @@ def test_a_kept_base_is_offered_as_it_is() -> None:
     run.publish(*motion(8))
     make = run.downloads.offer(run.engine, task.base_version, None, STAGES)
     assert make is not None
-    assert make().codec == "raw"
+    assert (make().version, make().codec) == (task.base_version, "raw")
     assert bits(apply_download(SPEC, "raw", make().data, None, None)[0]) == bits(held[1])
 
 
@@ -313,3 +313,18 @@ def test_values_that_are_not_finite_and_codecs_that_are_not_known_are_refused() 
         apply_download(SPEC, "raw", payload, None, None)
     with pytest.raises(UnknownCodec):
         apply_download(SPEC, "blub", payload, None, None)
+
+
+def test_versions_travel_as_they_are_where_all_of_them_do() -> None:
+    assert is_exact(lambda _: "raw")
+    assert not is_exact(lambda version: "log" if version == 0 else "raw")
+    assert not is_exact(lambda version: "raw" if version == 0 else "log")
+
+
+def test_a_direct_download_is_kept_for_those_who_train_from_it() -> None:
+    """Over a restart of the server as from version to version."""
+    downlink = DirectDownlink(SPEC, lambda _: "int8", keeps_replicas=True)
+    state = downlink.init(SPEC.flatten(tensors()))
+    for how in (downlink.publish, downlink.restart):
+        assert sorted(how(state, 5, SPEC.flatten(tensors()), (0,)).replicas) == ["0", "5"]
+        assert sorted(how(state, 5, SPEC.flatten(tensors()), ()).replicas) == ["5"]

@@ -111,3 +111,24 @@ def test_a_chain_without_feedback_remembers_only_what_its_stages_note() -> None:
 def test_bad_texts_are_named(text: str) -> None:
     with pytest.raises(UnknownCodec):
         make_uplink(text)
+
+
+def test_what_a_dense_chain_rounds_away_is_carried() -> None:
+    """Of every value; and a stage behind the feedback has its notes, from update to update."""
+    sent, memory = encode("ef(1)|int8(64)", delta(1))
+    assert np.array_equal(memory.residual, delta(1) - sent)
+    _, first = encode("ef(0)|threshold(0.1,4)|int8|gaps", delta(1))
+    _, second = encode("ef(0)|threshold(0.1,4)|int8|gaps", delta(2), first)
+    assert (first.notes["tasks"], second.notes["tasks"]) == (1, 2)
+
+
+def test_of_buffers_nothing_is_carried() -> None:
+    """They travel as they are, also beside a coarse chain."""
+    tensors = {"w": np.zeros((40, 30), np.float32), "mean": np.zeros(30, np.float32)}
+    spec, uplink = ParamSpec.of(tensors, buffers=("mean",)), make_uplink("ef(1)|int4(64)")
+    data, memory = uplink.encode(delta(1, spec.size), spec, None, None, 7, 0)
+    at, sent = spec.slices["mean"], dense(uplink.codec.decode(data, Layout.of(spec)))
+    assert memory is not None
+    assert np.array_equal(sent[at], delta(1, spec.size)[at])
+    assert not memory.residual[at].any()
+    assert memory.residual.any()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -328,3 +330,29 @@ def test_a_strategy_is_told_an_age_of_updates_only() -> None:
     bench.tick(100.0)
     asked, come = [("ask", 0, 0)], [("update", 0, 0)]
     assert told == [*asked, *asked, *come, *asked, *come, ("update", 1, 1), ("timer", 1, 0)]
+
+
+def test_the_cohort_of_a_round_is_drawn_by_its_number() -> None:
+    """By ranks that a reader can compute: those of the seed, the round and the client."""
+    bench = rounds(deadline_s=0.0)
+    bench.work("a", "t-a")
+    bench.work("b", "t-b")
+
+    def place(client: str) -> float:
+        text = "\x1f".join(["0", "str:cohort", "int:1", "int:0", f"str:{client}"])
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        return (int.from_bytes(digest[:7], "little") >> 3) / 2.0**53
+
+    assert bench.engine.version == 1
+    assert bench.engine.strategy.selected(bench.engine.state) == sorted(sorted("abcdefgh", key=place)[:3])
+    other = next(c for c in "abcdefgh" if c not in bench.engine.state.cohort)
+    refused = bench.ask(other, "t-other")[0]
+    assert isinstance(refused, Refused)
+    assert refused.detail == "not among the 3 devices of round 1"
+
+
+def test_places_of_a_round_are_free_again_for_those_who_were_lost() -> None:
+    strategy = FedAvg(clients_per_round=2)
+    begun = strategy.init(vector(0, 0, 0, 0))
+    state = replace(begun, members=["a", "b", "c"], answered=["b"])
+    assert strategy.reopened(state, {"c", "z"}).members == ["b", "c"]

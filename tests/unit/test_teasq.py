@@ -390,3 +390,13 @@ def test_the_search_takes_the_step_that_saves_most_within_the_loss() -> None:
 def test_without_room_for_loss_the_mildest_pair_stays() -> None:
     found = search_compression(lambda s: Trial(s, s.kept * s.bits / 32, 1.0), 0.0, Goal("accuracy", "max"))
     assert found.found == Strength(1.0, 32)
+
+
+def test_what_is_whole_stays_whole_however_strong() -> None:
+    """Fewer bits is what a schedule may take of it; values are not left out."""
+    whole = Schedule(Strength(1.0, 8), every=1, direction="stronger", steps=9)
+    assert [whole.at(version) for version in (0, 1, 9)] == [
+        Strength(1.0, 8),
+        Strength(1.0, 4),
+        Strength(1.0, 4),
+    ]
