@@ -8,13 +8,18 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed: pip install 'anabranch[flower]'")
-pytest.importorskip("sklearn", reason="the examples' data comes with scikit-learn")
 
 from anabranch.core.config.tables import Config, merge
 from anabranch.simulation.run import simulate
 from anabranch.workloads import load_app
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture(autouse=True)
+def with_scikit_learn() -> None:
+    """Not where the file is collected: each worker would load scipy for it."""
+    pytest.importorskip("sklearn", reason="the examples' data comes with scikit-learn")
 
 
 def configured(name: str) -> Config:
