@@ -78,8 +78,15 @@ class Run:
 
     @cached_property
     def devices(self) -> Records:
-        """A row for each device: what it gave."""
-        return Records({"client": name, **vars(share)} for name, share in self.result.clients.items())
+        """A row for each device: what it gave, and what its last applied update says of its training."""
+        return Records(
+            {
+                "client": name,
+                **{key: value for key, value in vars(share).items() if key != "metrics"},
+                **{f"trained_{metric}": value for metric, value in share.metrics.items()},
+            }
+            for name, share in self.result.clients.items()
+        )
 
     def events(self, kind: str = "") -> Records:
         """What happened, in order, or what of one kind, such as `decided`; columns are those of its rows.
