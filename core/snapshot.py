@@ -329,8 +329,14 @@ def _receipts(meta: dict[str, Any]) -> list[tuple[Receipt, bool]]:
 def receipt_of(row: Sequence[Any], client_id: str, sha256: str) -> Receipt:
     """The receipt of a row; names are kept once. Raises `ValueError`, `KeyError` where that is none."""
     update_id, task_id, version, verdict, staleness, weight, reason, detail = row
-    decision = Decision(_VERDICTS[verdict], staleness, weight, _REASONS[reason], detail)
+    decision = _decision(verdict, staleness, weight, reason, detail)
     return Receipt(update_id, task_id, version, decision, sys.intern(client_id), sha256)
+
+
+@lru_cache(maxsize=1024, typed=True)  # 1 and 1.0 are written differently
+def _decision(verdict: str, staleness: int, weight: float | None, reason: str, detail: str) -> Decision:
+    """What the verdict was: of a hundred thousand receipts most have one of a few."""
+    return Decision(_VERDICTS[verdict], staleness, weight, _REASONS[reason], detail)
 
 
 def capability_of(data: Any) -> Capability:

@@ -178,7 +178,7 @@ def _receipts(connection: Connection, first: int, last: int) -> Iterator[str]:
     r = receipts.c
     for number in range(first, last, AT_ONCE):
         page = select(receipts).where(r.number > number, r.number <= min(number + AT_ONCE, last))
-        for row in connection.execute(page.order_by(r.number)):
+        for row in connection.execute(page.order_by(r.number)).all():
             _check(row)
             yield row.receipt
 

@@ -23,7 +23,7 @@ from anabranch.core.model.updates import Receipt
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import Snapshot
 from anabranch.server.failpoints import reach
-from anabranch.server.store import migrations, rows, schema, trimming
+from anabranch.server.store import revision, rows, schema, trimming
 from anabranch.server.store.archive import ARCHIVED_BYTES, Archive
 from anabranch.server.store.base import Entry, Mark, Projection, Recovery, RunInfo, VersionRow
 from anabranch.server.store.blobs import BlobStore
@@ -100,7 +100,7 @@ class SqlStore:
         if not self._database.exists():
             return None
         with self._reading() as connection:
-            if migrations.current_revision(connection) is None:
+            if not revision.has_tables(connection):
                 return None
             row = connection.execute(select(runs)).mappings().first()
             return None if row is None else rows.info_of(dict(row))
@@ -119,7 +119,7 @@ class SqlStore:
                 self._check_whole()
             self._database.open(writes=True)
             with self._database.writing() as connection:
-                migrations.upgrade(connection)
+                revision.bring_up(connection)
                 self._database.lead(connection)
                 stored = self._enter(connection, info)
                 self._last_seq = log_end(connection)

@@ -16,6 +16,7 @@ from anabranch.server.store.base import RunInfo
 from anabranch.server.store.database import Database
 from anabranch.server.store.factory import open_store
 from anabranch.server.store.migrations import current_revision, downgrade, newest_revision, upgrade
+from anabranch.server.store.revision import NEWEST, bring_up, has_tables
 from anabranch.server.store.schema import metadata
 
 INFO = RunInfo("run-1", "n", {}, [], "ab" * 32, 0.0)
@@ -66,6 +67,20 @@ def test_the_revisions_make_the_tables_of_the_schema(database: Database) -> None
         assert compare_metadata(MigrationContext.configure(connection), metadata) == []
         upgrade(connection)  # nothing left to do
         assert _shape(connection) == wanted
+
+
+def test_a_start_finds_the_newest_tables_or_makes_them(database: Database) -> None:
+    assert newest_revision() == NEWEST
+    with database.writing() as connection:
+        assert not has_tables(connection)
+        upgrade(connection, "0003")
+        assert has_tables(connection)
+        bring_up(connection)
+        assert current_revision(connection) == NEWEST
+        found = _shape(connection)
+        bring_up(connection)
+        assert has_tables(connection)
+        assert _shape(connection) == found
 
 
 def test_the_way_back_leaves_nothing(database: Database) -> None:
