@@ -151,3 +151,10 @@ def test_a_folder_is_one_runs_and_a_temporary_one_goes_with_it(tmp_path: Path) -
     assert temporary.result.journal_sha256 == run.result.journal_sha256
     del temporary
     assert not folder.exists()
+
+
+def test_a_run_that_is_given_up_says_so_and_is_a_run(caplog: pytest.LogCaptureFixture) -> None:
+    hostile = {"fleet.attackers": 1.0, "fleet.attack": "nan", "run.rejections_max": 20}
+    run = small(settings=hostile)
+    assert run.result.given_up.startswith("the last 20 updates were all rejected")
+    assert f"fedbuff on synthetic was given up: {run.result.given_up}" in caplog.messages

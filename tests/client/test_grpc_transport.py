@@ -122,7 +122,7 @@ def test_a_broken_download_is_kept_for_the_next_call(large: Large) -> None:
             transport.fetch(large.spec.layout_hash, 0)  # the later connections bring nothing
         before = proxy.passed_bytes
         fetched = patiently(lambda: transport.fetch(large.spec.layout_hash, 0))
-        assert proxy.passed_bytes - before < 0.8 * len(fetched.data)
+        assert proxy.passed_bytes - before < most_bytes(len(fetched.data), []) - KEPT_BYTES
     assert np.array_equal(np.frombuffer(fetched.data, np.float32), large.weights)
 
 

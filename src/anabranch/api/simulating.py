@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from anabranch.api.fleets import Fleet
@@ -94,11 +95,12 @@ def simulate(
     if plan.said:
         warnings.warn(f"{plan.said}: until=Until(updates=...) says otherwise", stacklevel=2)
     folder = None if out is None else Path(out)
-    if not progress:
-        return run_simulation(plan.config, folder, plan.app, workers, callbacks)
-    with LiveBar() as bar:
-        heard = [*callbacks, RunBar(plan.config.run, bar)]
-        return run_simulation(plan.config, folder, plan.app, workers, heard)
+    with LiveBar() if progress else nullcontext() as bar:
+        heard = [*callbacks] if bar is None else [*callbacks, RunBar(plan.config.run, bar)]
+        run = run_simulation(plan.config, folder, plan.app, workers, heard)
+    if why := run.result.given_up:
+        log.warning("%s on %s was given up: %s", run.result.strategy, run.result.workload, why)
+    return run
 
 
 def run_simulation(
@@ -133,8 +135,6 @@ def run_simulation(
             )
         except StopRun:
             result = Result.read(folder)
-    if result.given_up:
-        log.warning("%s on %s was given up: %s", result.strategy, result.workload, result.given_up)
     return Run(folder, result, app, trusted=True, holds=temporary)
 
 
