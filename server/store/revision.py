@@ -6,7 +6,7 @@ to load: it is asked only where there is a way to go.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, column, inspect, select, table
+from sqlalchemy import Connection, String, column, inspect, select, table
 
 NEWEST = "0005"  # of `migrations/versions`; a test holds it beside Alembic's own answer
 
@@ -32,5 +32,5 @@ def bring_up(connection: Connection) -> None:
 def _is_newest(connection: Connection) -> bool:
     if not inspect(connection).has_table("alembic_version"):
         return False
-    found = connection.scalars(select(column("version_num")).select_from(table("alembic_version")))
+    found = connection.scalars(select(column("version_num", String)).select_from(table("alembic_version")))
     return found.all() == [NEWEST]
