@@ -23,12 +23,12 @@ def the_log_lies_elsewhere(walker: Walker) -> None:
     assert not (walker.folder / "anabranch-data" / "anabranch.db").exists()
 
 
-def page(part: str, *steps: Step, quick: bool = False) -> Walk:
+def page(part: str, *steps: Step, needs: str = "server", quick: bool = False) -> Walk:
     """The walk of one page."""
     return Walk(
         f"one's own {part}",
         page=f"docs/extending/{part.replace(' ', '-')}.md",
-        needs="server",
+        needs=needs,
         copies=("examples",),
         quick=quick,
         steps=steps,
@@ -43,9 +43,9 @@ WALKS = (
     ),
     page("attack", types(SIMULATED, says="40 updates")),
     page("executor", types(SIMULATED, says="40 updates")),
-    page("planner", types(SIMULATED, says="40 updates")),
+    page("planner", types(SIMULATED, says="40 updates"), needs="all"),
     page("robust rule", types(SIMULATED, says="40 updates")),
-    page("split", types(SIMULATED, says="40 updates")),
+    page("split", types(SIMULATED, says="40 updates"), needs="all"),
     page("stage", types(SIMULATED, says="40 updates"), quick=True),
     page("staleness", types(SIMULATED, says="40 updates")),
     page(
