@@ -113,12 +113,6 @@ def run_client(
     app.options = options.options
     wallet = device_wallet(options, bell)
     client_id = device_id(options.state_dir, options.client_id if wallet is None else wallet.name)
-    settings = ClientTable(
-        device=options.device,
-        precision=options.precision,
-        retry_base_s=options.retry_base_s,
-        retry_cap_s=options.retry_cap_s,
-    )
 
     def shard(config: Mapping[str, Any]) -> Shard:
         index, count = options.shard or numbered_shard(client_id, config)
@@ -127,21 +121,8 @@ def run_client(
         return shard_of(config, index, count)
 
     def work(transport: Transport, neighbours: Neighbours) -> AgentSummary:
-        agent = Agent(
-            app,
-            transport,
-            client_id,
-            shard,
-            options.state_dir,
-            settings,
-            tasks_max=options.tasks_max,
-            step_time_s=options.step_time_s,
-            threads=options.threads,
-            neighbours=None if options.threads else neighbours,
-            on_event=on_event,
-            bell=bell,
-            outbox=options.outbox,
-        )
+        near = None if options.threads else neighbours
+        agent = agent_of(options, app, transport, client_id, shard, on_event, bell, near)
         if isinstance(transport, GrpcTransport):
             transport.on_return(agent.hasten)
         return agent.run()
@@ -154,6 +135,40 @@ def run_client(
                 log.warning("%s: what is of lost versions is discarded, and the device goes on", restored)
                 forget_run(options.state_dir)
                 wallet = None if wallet is None else read_wallet(wallet.folder)  # it may have been renewed
+
+
+def agent_of(
+    options: ClientOptions,
+    app: App,
+    transport: Transport,
+    client_id: str,
+    shard: Callable[[Mapping[str, Any]], Shard],
+    on_event: OnEvent | None,
+    bell: Bell,
+    neighbours: Neighbours | None = None,
+) -> Agent:
+    """The device that the options describe, on any transport; `shard`: its part of the data, by the run's."""
+    settings = ClientTable(
+        device=options.device,
+        precision=options.precision,
+        retry_base_s=options.retry_base_s,
+        retry_cap_s=options.retry_cap_s,
+    )
+    return Agent(
+        app,
+        transport,
+        client_id,
+        shard,
+        options.state_dir,
+        settings,
+        tasks_max=options.tasks_max,
+        step_time_s=options.step_time_s,
+        threads=options.threads,
+        neighbours=neighbours,
+        on_event=on_event,
+        bell=bell,
+        outbox=options.outbox,
+    )
 
 
 def device_wallet(options: ClientOptions, bell: Bell | None = None) -> Wallet | None:

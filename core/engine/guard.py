@@ -67,8 +67,8 @@ class Guard:
             return Refusal(Reason.OVER_SHARE, detail)
         if s.window_max:
             lately = sum(of.get(client_id, 0) for of in self.folded) + live
-            bound = f"{s.window_max} that one client may have in {s.window_versions} versions"
             if lately >= s.window_max:
+                bound = f"{s.window_max} that one client may have in {s.window_versions} versions"
                 return Refusal(Reason.OVER_SHARE, f"has {lately} updates of the {bound}")
         if s.tasks_per_minute and self._ready_s(client_id, now, s) > 0:
             return Refusal(Reason.TOO_FAST, f"more than {s.tasks_per_minute:g} tasks a minute")

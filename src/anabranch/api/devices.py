@@ -13,12 +13,11 @@ from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.agent import Agent
 from anabranch.client.lease import OnEvent
 from anabranch.client.local import LocalTransport
-from anabranch.client.run import ClientOptions, run_client
+from anabranch.client.run import ClientOptions, agent_of, run_client
 from anabranch.client.state import device_id, state_dir_of
 from anabranch.client.stopping import Bell
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
-from anabranch.core.config.tables import ClientTable
 from anabranch.workloads.app import App, Shard, load_app
 
 
@@ -95,25 +94,12 @@ class Client(Background):
         options, name = self._options, device_id(self._options.state_dir, self._options.client_id)
         self._app.options = options.options
         transport = LocalTransport(server.local, name)
-        settings = ClientTable(device=options.device, precision=options.precision)
 
         def shard(config: Mapping[str, Any]) -> Shard:
             index, count = options.shard or numbered_shard(name, config)
             return shard_of(config, index, count)
 
-        return Agent(
-            self._app,
-            transport,
-            name,
-            shard,
-            options.state_dir,
-            settings,
-            tasks_max=options.tasks_max,
-            step_time_s=options.step_time_s,
-            threads=options.threads,
-            on_event=self._on_event,
-            bell=self._bell,
-        )
+        return agent_of(options, self._app, transport, name, shard, self._on_event, self._bell)
 
     def _end(self) -> None:
         self._bell.stop()
