@@ -7,6 +7,7 @@ VENV  ?= .venv
 TORCH ?= torch==2.13.0
 BIN   := $(VENV)/bin
 READY := $(VENV)/.ready
+LIBRARIES ?= .venv-libraries
 
 DEMO_ARGS   ?=
 PYTEST_ARGS ?=
@@ -19,7 +20,7 @@ MUTANTS_ARGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test lint format demo prove mutants bench docker-test journeys protos wheel-test clean
+.PHONY: docs help setup test lint format demo prove mutants bench docker-test journeys libraries protos wheel-test cockpit clean
 
 help:  ## list these words
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,8 +32,11 @@ $(READY): pyproject.toml scripts/setup.sh
 	VENV="$(VENV)" TORCH="$(TORCH)" scripts/setup.sh
 	@touch $@
 
+# A test's own limit wants Python to go on. What hangs below it is told too, and its process ended; the others go on.
+HANGS := -o faulthandler_timeout=1500 -o faulthandler_exit_on_timeout=true
+
 test: setup  ## every test but the long proofs and the containers
-	$(BIN)/pytest -n $(PYTEST_PROCESSES) $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(PYTEST_PROCESSES) $(HANGS) $(PYTEST_ARGS)
 
 lint: setup  ## style, types and import contracts (the tests check them as well)
 	$(BIN)/ruff check .
@@ -56,18 +60,38 @@ mutants: setup  ## which small changes to the code its tests notice: MODULES="co
 bench: setup  ## the benchmarks, as ratios against a bare stream and a copy in memory
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
+# An environment of its own: the site is made from the text of the code, nothing of it is imported.
+docs: .venv-docs/.ready  ## the documentation as a site that opens from a disk: site/index.html
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+.venv-docs/.ready: pyproject.toml
+	python3 -m venv .venv-docs
+	.venv-docs/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > .venv-docs/wanted.txt
+	.venv-docs/bin/pip install --quiet --disable-pip-version-check -r .venv-docs/wanted.txt
+	@touch $@
+
 docker-test: setup  ## build the images and run them for real
 	VENV="$(VENV)" docker/test.sh
 
 journeys: setup  ## every page typed, in blank environments with the wheel, and its figures
-	TORCH="$(TORCH)" $(BIN)/pytest -m journeys -v tests/journeys $(PYTEST_ARGS)
+	TORCH="$(TORCH)" $(BIN)/pytest -m journeys -v tests/journeys tests/cockpit/browser $(PYTEST_ARGS)
+
+libraries: $(LIBRARIES)/.ready  ## the tests with the large libraries of others, in an environment of their own
+	$(LIBRARIES)/bin/pytest -m libraries tests/libraries $(PYTEST_ARGS)
+
+$(LIBRARIES)/.ready: pyproject.toml scripts/setup.sh
+	VENV="$(LIBRARIES)" TORCH="$(TORCH)" EXTRA=libraries scripts/setup.sh
+	@touch $@
 
 protos: setup  ## generate the protobuf code again
 	$(BIN)/python scripts/generate_protos.py
 
+cockpit:  ## build the cockpit's pages again: cockpit/front -> cockpit/static, which is committed (node 20)
+	cd cockpit/front && npm ci && npm run build
+
 wheel-test: setup  ## the wheel, installed and tried from outside the tree
 	$(BIN)/pytest tests/architecture/test_wheel.py $(PYTEST_ARGS)
 
-clean:  ## remove the virtual environment and every cache
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+clean:  ## remove the virtual environments and every cache
+	rm -rf $(VENV) $(LIBRARIES) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -6,7 +6,17 @@ import os
 import platform
 from pathlib import Path
 
-from benchmarks import closed_loop, codecs, fleet_speed, hostile_fleet, simulator, submodels, throughput
+from benchmarks import (
+    closed_loop,
+    codecs,
+    doors,
+    fleet_speed,
+    hostile_fleet,
+    simulator,
+    submodels,
+    throughput,
+)
+from benchmarks.studies import publish
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 
@@ -26,6 +36,8 @@ same messages and throws them away; the durable server checks digests and finite
 `synchronous=FULL`), aggregates (FedBuff, K = 10) and publishes. Every update has bytes of its own.
 
 {throughput.table(rows)}
+
+{doors.section()}
 
 ## Many devices in a closed loop
 
@@ -53,8 +65,7 @@ training at a time.
 {codecs.section()}
 
 {submodels.section()}"""
-    PAGE.write_text(text, encoding="utf-8")
-    print(text)
+    publish(PAGE, text, __file__)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from anabranch.core.config.tables import Config, merge
@@ -161,3 +162,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table in Markdown."""
     lines = [list(head), ["---"] * len(head), *(list(row) for row in rows)]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def publish(page: Path, text: str, study: str) -> None:
+    """Write a page and print it, with what was found by looking: the remarks beside the study's own file."""
+    remarks = Path(study).with_suffix(".remarks.md")
+    if remarks.exists():
+        text += "\n" + remarks.read_text(encoding="utf-8")
+    page.write_text(text, encoding="utf-8")
+    print(text)

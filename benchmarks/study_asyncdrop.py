@@ -34,6 +34,7 @@ from benchmarks.studies import (
     mean,
     plain,
     pool_of,
+    publish,
     reached,
     table,
     tune,
@@ -271,11 +272,7 @@ def _write(data: Mapping[str, Any], folder: Path) -> None:
     named = [replace(r, strategy=m) for m in METHODS for r in finals[m]]
     (folder / f"{NAME}.svg").write_text(comparison_svg(named), encoding="utf-8")
     text = document(data["tuned"], finals, data["minutes"])
-    remarks = Path(__file__).with_suffix(".remarks.md")
-    if remarks.exists():
-        text += "\n" + remarks.read_text(encoding="utf-8")
-    (folder / f"{NAME}.md").write_text(text, encoding="utf-8")
-    print(text)
+    publish(folder / f"{NAME}.md", text, __file__)
 
 
 if __name__ == "__main__":

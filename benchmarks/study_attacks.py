@@ -28,7 +28,7 @@ from typing import Any
 from anabranch.reports.page import standalone
 from anabranch.reports.result import Result
 from anabranch.reports.svg import WIDTH, legend, rect, svg, text
-from benchmarks.studies import Point, Tables, late_accuracy, mean, plain, pool_of, run, table
+from benchmarks.studies import Point, Tables, late_accuracy, mean, plain, pool_of, publish, run, table
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 NAME = "attacks"
@@ -274,11 +274,7 @@ def main() -> None:
     }
     (folder / f"{NAME}.svg").write_text(picture(found), encoding="utf-8")
     page = document(found, data["tuning"], data["minutes"])
-    remarks = Path(__file__).with_suffix(".remarks.md")
-    if remarks.exists():
-        page += "\n" + remarks.read_text(encoding="utf-8")
-    (folder / f"{NAME}.md").write_text(page, encoding="utf-8")
-    print(page)
+    publish(folder / f"{NAME}.md", page, __file__)
 
 
 if __name__ == "__main__":

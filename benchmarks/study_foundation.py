@@ -25,6 +25,7 @@ from typing import Any
 from anabranch.core.config.tables import Config, merge
 from anabranch.reports.compare import comparison_svg
 from anabranch.reports.result import Result
+from benchmarks.studies import publish
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 NAME = "foundation"
@@ -137,8 +138,9 @@ def main() -> None:
         finals = {s: _compare(pool, point, seeds) for s, (point, _) in tuned.items()}
     minutes = (time.monotonic() - started) / 60
     text = _document(tuned, finals, minutes)
-    print(text)
-    if not quick:
+    if quick:
+        print(text)
+    else:
         _write(text, tuned, finals)
 
 
@@ -259,10 +261,7 @@ def _tuning(tuned: Tuned) -> Iterator[str]:
 
 
 def _write(text: str, tuned: Tuned, finals: Finals) -> None:
-    remarks = Path(__file__).with_suffix(".remarks.md")
-    if remarks.exists():
-        text += "\n" + remarks.read_text(encoding="utf-8")
-    (STUDIES / f"{NAME}.md").write_text(text, encoding="utf-8")
+    publish(STUDIES / f"{NAME}.md", text, __file__)
     (STUDIES / f"{NAME}.svg").write_text(
         comparison_svg([replace(r, config={}) for rs in finals.values() for r in rs]), encoding="utf-8"
     )

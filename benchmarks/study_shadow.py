@@ -32,7 +32,7 @@ from anabranch.server.manifest import write_manifest
 from anabranch.workloads.app import Shard, load_app
 from anabranch.workloads.trainer import trainer_for
 from benchmarks.shadow_device import APP, ELASTIC_FOREGROUND, GAP, PLAN
-from benchmarks.studies import mean, table
+from benchmarks.studies import mean, publish, table
 
 STUDIES = Path(__file__).parents[1] / "docs" / "studies"
 RUNS = Path(__file__).parents[1] / "runs"  # on a real disk, which the system's folder for such may not be
@@ -320,8 +320,7 @@ def main() -> None:
     if not arguments.render:
         measure(data_file, arguments.only, arguments.quick)
     text = document(json.loads(data_file.read_text(encoding="utf-8")))
-    (folder / f"{NAME}.md").write_text(text, encoding="utf-8")
-    print(text)
+    publish(folder / f"{NAME}.md", text, __file__)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ from benchmarks.studies import (
     mean,
     plain,
     pool_of,
+    publish,
     table,
     tune,
     tuning_rows,
@@ -318,11 +319,7 @@ def _write(data: Mapping[str, Any], folder: Path) -> None:
         named = [replace(r, strategy=m) for m in PICTURED for r in finals[m]]
         (folder / f"{NAME}-{split}.svg").write_text(comparison_svg(named), encoding="utf-8")
     text = document(found, data["minutes"])
-    remarks = Path(__file__).with_suffix(".remarks.md")
-    if remarks.exists():
-        text += "\n" + remarks.read_text(encoding="utf-8")
-    (folder / f"{NAME}.md").write_text(text, encoding="utf-8")
-    print(text)
+    publish(folder / f"{NAME}.md", text, __file__)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection
@@ -108,15 +108,23 @@ def _serve_bare(pipe: Connection) -> None:
 
 @contextmanager
 def durable_server(
-    folder: Path, shape: int | tuple[int, ...], *more: str
+    folder: Path, shape: int | tuple[int, ...], *more: str, words: Sequence[str] = ()
 ) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """`anabranch server` on a model of one tensor, with `more` settings; yields address and process."""
+    """`anabranch server` on a model of one tensor, with `more` settings; yields address and process.
+
+    `words`: further ones of its command line.
+    """
     model = folder / "model"
     write_manifest(model, "benchmark", {"w": np.zeros(shape, np.float32)})
     settings = ["server.address=127.0.0.1:0", "server.admin_address=127.0.0.1:0", "strategy.buffer_size=10"]
     settings += more
     command = [sys.executable, "-m", "anabranch.cli.main", "server", "--json", "--model", str(model)]
-    command += ["--data-dir", str(folder / "data"), *(part for s in settings for part in ("--set", s))]
+    command += [
+        "--data-dir",
+        str(folder / "data"),
+        *words,
+        *(part for s in settings for part in ("--set", s)),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

@@ -30,7 +30,8 @@ CHUNK = DEFAULT_LIMITS.chunk_bytes_max - 1024  # room for the message around it
 class Load:
     """`updates` of `values` float32 numbers each, against `address`; `durable`: with tasks.
 
-    `name` is that of the writers: two loads on one server need two.
+    `name` is that of the writers: two loads on one server need two. `rate`: updates a second of all of them
+    together, 0 for as many as go.
     """
 
     address: str
@@ -38,6 +39,7 @@ class Load:
     updates: int
     durable: bool
     name: str = "writer"
+    rate: float = 0.0
 
 
 def drive(load: Load) -> float:
@@ -95,7 +97,9 @@ class _Writer:
             self.manifest = self.stub.Enrol(request).manifest.sha256
 
     def push_all(self) -> None:
+        began, each_s = time.perf_counter(), PROCESSES * THREADS / self.load.rate if self.load.rate else 0.0
         for i, (data, digest) in enumerate(self.payloads):
+            time.sleep(max(0.0, began + i * each_s - time.perf_counter()))
             base = self._ask(f"{self.name}-task-{i}") if self.load.durable else 0
             answer = self.stub.PushUpdate(self._messages(i, base, data, digest))
             if self.load.durable and answer.decision.verdict == "rejected":

@@ -50,6 +50,7 @@ from anabranch.core.errors import (
 )
 from anabranch.core.model.updates import Task
 from anabranch.host.device import DeviceCall, DeviceShell
+from anabranch.support.tracing import answered, begun, span
 from anabranch.workloads.app import App, Shard
 
 log = logging.getLogger(__name__)
@@ -296,7 +297,10 @@ class Agent(DeviceShell):
         return seen
 
     def _ask(self, task_id: str, now: float) -> None:  # noqa: ARG002 - it is later by now
-        answer = self._transport.ask(self._applications.ask(task_id, self._models.version), self._local.spec)
+        begun(task_id)
+        with span("ask", task_id, client=self.client_id):
+            ask = self._applications.ask(task_id, self._models.version)
+            answer = self._transport.ask(ask, self._local.spec)
         if isinstance(answer, Task):
             self._lease.progress.begin()
             self._tell("granted", task=answer.task_id, base_version=answer.base_version)
@@ -307,11 +311,13 @@ class Agent(DeviceShell):
 
     def _push(self, order: ef.Push) -> None:
         entry = self._disk.load(order.update_id)
-        if order.next_task_id:
-            ask = self._applications.ask(order.next_task_id, self._models.version)
-            answer = self._transport.push_and_ask(entry, ask, self._local.spec)
-        else:
-            answer = self._transport.push(entry)
+        with span("push", entry.task_id, client=self.client_id, bytes=len(entry.payload)):
+            if order.next_task_id:
+                ask = self._applications.ask(order.next_task_id, self._models.version)
+                answer = self._transport.push_and_ask(entry, ask, self._local.spec)
+            else:
+                answer = self._transport.push(entry)
+        answered(entry.task_id, client=self.client_id, version=answer.version)
         self.summary.pushed(entry, answer, self._local.spec.vector_dtype.itemsize)
         task = answer.next if isinstance(answer.next, Task) else None
         self._acknowledged(order.update_id, answer.decision, task, partial(self._tell_pushed, entry, answer))
@@ -375,11 +381,14 @@ class Agent(DeviceShell):
         self._disk.forget()
 
     def _fetch(self, task: Task) -> None:
-        self._work.fetch(task)
+        with span("fetch", task.task_id, version=task.base_version):
+            self._work.fetch(task)
         self._fetched()
 
     def _train(self, order: ef.Train) -> None:
-        if not self._work.train(order):
+        with span("train", order.task.task_id, version=order.task.base_version):
+            done = self._work.train(order)
+        if not done:
             return  # the loop tells the session
         self._trained(order.update_id)
         if self._sync is not None and self.session.phase is Phase.PUSHING:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import grpc
 
+from anabranch.client.metadata import saying
 from anabranch.client.shown import shown_certificate
 from anabranch.core.errors import (
     OUTCOMES,
@@ -23,7 +24,7 @@ from anabranch.core.errors import (
     WireError,
 )
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.identity.addresses import host_and_port, is_loopback, parse_addresses
+from anabranch.identity.addresses import JOB_KEY, host_and_port, is_loopback, parse_addresses, split_job
 from anabranch.identity.certificates import SERVER_NAME
 from anabranch.identity.wallet import Wallet
 
@@ -56,7 +57,7 @@ _BY_STATUS |= dict.fromkeys(_PASSING, Unavailable)
 
 def check_plain(addresses: str, insecure: bool) -> None:
     """Raises `ConfigError` where speaking in the clear would go out to a network without need."""
-    others = [address for address in parse_addresses(addresses) if not is_loopback(address)]
+    others = [address for address in parse_addresses(addresses) if not is_loopback(split_job(address)[0])]
     if others and not insecure:
         raise ConfigError(
             f"{others[0]} is another machine, and nothing says who this one is: join with --token and "
@@ -67,7 +68,7 @@ def check_plain(addresses: str, insecure: bool) -> None:
 def check_not_guarded(address: str) -> None:
     """Raises `NotAuthenticated`, with the fix, where a server speaks TLS; for when plain text failed."""
     try:
-        shown_certificate(*host_and_port(address), PROBE_S)
+        shown_certificate(*host_and_port(split_job(address)[0]), PROBE_S)
     except OSError:  # nobody is there, or no TLS
         return
     raise NotAuthenticated(
@@ -82,10 +83,11 @@ def open_channel(
     reconnect_max_s: float = RECONNECT_MAX_S,
     wallet: Wallet | None = None,
 ) -> grpc.Channel:
-    """A channel to `host:port`; nothing is connected before the first call.
+    """A channel to `host:port`, or to its job `host:port/JOB`; nothing is connected before the first call.
 
     With a `wallet` it is mutual TLS or nothing: there is no falling back to plain text.
     """
+    where, job = split_job(address)
     options = [
         # Besides the chunks, a manifest may come in one message.
         ("grpc.max_receive_message_length", limits.message_bytes_max + limits.manifest_bytes_max),
@@ -103,8 +105,10 @@ def open_channel(
         ("grpc.use_local_subchannel_pool", 1),
     ]
     if wallet is None:
-        return grpc.insecure_channel(address, options)
-    return secure_channel(address, options, *wallet.credentials())
+        channel = grpc.insecure_channel(where, options)
+    else:
+        channel = secure_channel(where, options, *wallet.credentials())
+    return saying(channel, lambda: [(JOB_KEY, job)]) if job else channel
 
 
 def secure_channel(

@@ -19,7 +19,7 @@ import grpc
 from anabranch.client.channel import CONTROL_S, mapped_errors, secure_channel
 from anabranch.client.shown import shown_certificate
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
-from anabranch.identity.addresses import host_and_port, parse_addresses
+from anabranch.identity.addresses import host_and_port, parse_addresses, split_job
 from anabranch.identity.certificates import (
     SERVERS_CLOCK,
     certificate_pem,
@@ -46,7 +46,7 @@ def join_addresses(servers: str, given: str = "") -> list[str]:
 
 
 def _two_further(server: str) -> str:
-    host, port = host_and_port(server)
+    host, port = host_and_port(split_job(server)[0])
     return f"[{host}]:{port + JOIN_PORT_AFTER}" if ":" in host else f"{host}:{port + JOIN_PORT_AFTER}"
 
 

@@ -12,6 +12,7 @@ import grpc
 
 from anabranch.client.channel import CONTROL_S, RECONNECT_MAX_S, mapped_errors, open_channel
 from anabranch.client.servers import Servers
+from anabranch.client.tracing import traced
 from anabranch.core.errors import AnabranchError, ClocksDisagree, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.identity.certificates import SET_CLOCK, lifetime, time_text
@@ -82,7 +83,7 @@ class Link:
             raise ClocksDisagree(f"{error}, by this machine's {here}: {SET_CLOCK}") from error
 
     def _connect(self, address: str) -> grpc.Channel:
-        return open_channel(address, self._limits, self._reconnect_max_s, self.wallet)
+        return traced(open_channel(address, self._limits, self._reconnect_max_s, self.wallet))
 
     def _renew(self, wallet: Wallet, now: float) -> None:
         """Get a newer certificate; what fails is tried again later, the old one still counts for a while."""

@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,11 +22,14 @@ from anabranch.client.channel import (
     says_serving,
     stream_deadline_s,
 )
+from anabranch.client.listed import ListedJob, read_jobs
 from anabranch.core.errors import ConfigError, InvalidUpdate, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.identity.wallet import Wallet, read_wallet
 from anabranch.protos import convert
+from anabranch.protos.v1 import jobs_pb2 as jobs_pb
 from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.protos.v1.jobs_pb2_grpc import JobsStub
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
 
 Request = TypeVar("Request")
@@ -118,6 +121,7 @@ class ClientStanding:
     last_seen_s: float | None
     online: bool
     versions_behind: int | None
+    tags: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -158,6 +162,45 @@ class WatchedEvent:
     client_id: str
     version: int
     data: Mapping[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """Of the newest 1,000 values; `count`: of all since the server started."""
+
+    count: int
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class ServerMetrics:
+    """How a server does, since its start: see `GetMetricsResponse` in protos/v1/operators.proto."""
+
+    queue: int
+    queue_max: int
+    queue_wait_s: Percentiles
+    commit_s: Percentiles
+    append_s: Percentiles
+    fsync_s: Percentiles
+    fold_s: Percentiles
+    batch_events: Percentiles
+    push_bytes: Percentiles
+    staleness: Percentiles
+    calls_shed: int
+    asks_refused: int
+    memory_bytes: int
+    disk_free_bytes: int
+    leader: str
+    log_seq: int
+    clients_training: int
+    uploads_open: int
+    uptime_s: float
 
     def to_json(self) -> dict[str, Any]:
         """Plain values."""
@@ -222,6 +265,17 @@ class OperatorClient:
             run_twice=list(s.run_twice),
         )
 
+    def jobs(self) -> list[ListedJob]:
+        """The runs of a server, in the order in which they were added; the only one has no name."""
+        return read_jobs(self._call(JobsStub(self._channel).ListJobs, jobs_pb.ListJobsRequest()))
+
+    def metrics(self) -> ServerMetrics:
+        """How the server itself does. Raises `ProtocolError` for an older one, which cannot say."""
+        found = self._call(self._stub.GetMetrics, operators.GetMetricsRequest())
+        values = {f.name: getattr(found, f.name) for f in fields(ServerMetrics)}
+        spread = {name: _percentiles(v) for name, v in values.items() if isinstance(v, operators.Percentiles)}
+        return ServerMetrics(**(values | spread))
+
     def versions(self, after: int = 0, limit: int = 1000) -> list[PublishedVersion]:
         """Published versions above `after`, in order."""
         request = operators.ListVersionsRequest(after=after, limit=limit)
@@ -246,31 +300,46 @@ class OperatorClient:
         """Hand out tasks again."""
         self._call(self._stub.Resume, operators.ResumeRequest())
 
-    def quarantine(self, client_id: str, why: str = "") -> None:
-        """No task for a client and no update of it, until `release`; `why` is told to it."""
-        self._call(self._stub.Quarantine, operators.QuarantineRequest(client_id=client_id, why=why))
+    def quarantine(self, client_id: str, why: str = "", tag: str = "") -> list[str]:
+        """No task for a client, or all of a tag, and no update of it, until `release`; `why` is told to it.
 
-    def release(self, client_id: str) -> bool:
-        """Let a client out of quarantine; whether it was in."""
-        return self._call(self._stub.Release, operators.ReleaseRequest(client_id=client_id)).released
+        Returns who was meant.
+        """
+        request = operators.QuarantineRequest(client_id=client_id, why=why, tag=tag)
+        return list(self._call(self._stub.Quarantine, request).client_ids)
 
-    def clients(self, limit: int = 0) -> list[ClientStanding]:
-        """The clients, the most suspicious first; at most `limit` (0: 1000)."""
-        found = self._call(self._stub.ListClients, operators.ListClientsRequest(limit=limit)).clients
-        return [
-            ClientStanding(
-                client_id=c.client_id,
-                updates_taken=c.updates_taken,
-                updates_rejected=c.updates_rejected,
-                flaws=c.flaws,
-                shortened=c.shortened,
-                quarantined=c.quarantined,
-                last_seen_s=c.last_seen_s or None,
-                online=c.online,
-                versions_behind=c.versions_behind if c.HasField("versions_behind") else None,
-            )
-            for c in found
-        ]
+    def release(self, client_id: str, tag: str = "") -> bool:
+        """Let a client, or all of a tag, out of quarantine; whether anybody was in."""
+        request = operators.ReleaseRequest(client_id=client_id, tag=tag)
+        return self._call(self._stub.Release, request).released
+
+    def tag(
+        self, client_ids: Sequence[str], add: Sequence[str] = (), remove: Sequence[str] = ()
+    ) -> dict[str, list[str]]:
+        """Give clients notes, and take others away; returns what they have now. Raises `ConfigError`."""
+        request = operators.TagClientsRequest(client_ids=client_ids, add=add, remove=remove)
+        found = self._call(self._stub.TagClients, request).tags
+        return {client_id: tags.split() for client_id, tags in sorted(found.items())}
+
+    def clients(self, limit: int = 0, tag: str = "") -> list[ClientStanding]:
+        """The clients, or those with a tag, the most suspicious first; at most `limit` (0: 1000)."""
+        request = operators.ListClientsRequest(limit=limit, tag=tag)
+        return [_standing(c) for c in self._call(self._stub.ListClients, request).clients]
+
+    def pages_of_clients(self, limit: int = 0) -> Iterator[list[ClientStanding]]:
+        """All clients in the order of their names, at most `limit` (0: 5000) at a time.
+
+        An older server, which knows of no pages, gives its first thousand alone.
+        """
+        after = ""
+        while True:
+            request = operators.ListClientsRequest(limit=limit, after=after)
+            page = [_standing(c) for c in self._call(self._stub.ListClients, request).clients]
+            if page:
+                yield page
+            if not page or page[-1].client_id <= after:
+                return
+            after = page[-1].client_id
 
     def rollback(self, to_version: int, without: Sequence[str], everyone: bool = False) -> tuple[int, int]:
         """The version that comes of leaving out the updates of some clients, or all, after `to_version`.
@@ -343,6 +412,10 @@ class OperatorClient:
             return method(request, timeout=CONTROL_S)
 
 
+def _percentiles(found: operators.Percentiles) -> Percentiles:
+    return Percentiles(found.count, found.p50, found.p90, found.p99)
+
+
 def _changes(found: Iterable[operators.SettingChange]) -> tuple[SettingAnswer, ...]:
     return tuple(
         SettingAnswer(c.path, json.loads(c.value_json), json.loads(c.was_json), c.by, c.at_s) for c in found
@@ -372,3 +445,18 @@ def check_health(
     """Whether the server at `address` serves, by the standard health protocol; never raises for a no."""
     with open_channel(address, wallet=wallet) as channel:
         return says_serving(asked_health(channel, timeout_s, service))
+
+
+def _standing(told: operators.Client) -> ClientStanding:
+    return ClientStanding(
+        client_id=told.client_id,
+        updates_taken=told.updates_taken,
+        updates_rejected=told.updates_rejected,
+        flaws=told.flaws,
+        shortened=told.shortened,
+        quarantined=told.quarantined,
+        last_seen_s=told.last_seen_s or None,
+        online=told.online,
+        versions_behind=told.versions_behind if told.HasField("versions_behind") else None,
+        tags=tuple(told.tags),
+    )

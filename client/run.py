@@ -49,8 +49,8 @@ class ClientOptions:
     torch would take, shared with the other devices on this machine. `step_time_s`, `outbox`: see `Agent`.
 
     `token` and `ca_sha256` are what it joins with, at `join` (several as for `server`; empty: two ports above
-    each server's); afterwards its papers lie in `state_dir` and name it. `insecure` allows another machine's
-    server in the clear.
+    each server's); afterwards its papers lie in `identity`, or else in `state_dir`, and name it. `insecure`
+    allows another machine's server in the clear.
     """
 
     app: str
@@ -65,6 +65,7 @@ class ClientOptions:
     step_time_s: float = 0.0
     tasks_max: int = 0
     threads: int = 0
+    identity: Path | None = None
     token: str = field(default="", repr=False)
     ca_sha256: str = ""
     join: str = ""
@@ -176,7 +177,7 @@ def device_wallet(options: ClientOptions, bell: Bell | None = None) -> Wallet | 
 
     It waits for a server that is not there yet. Raises `ConfigError`, `NotAuthenticated`.
     """
-    folder = options.state_dir / "identity"
+    folder = options.identity or options.state_dir / "identity"
     known = read_wallet(folder)
     if is_foreign(options.server):  # it has its own ways to say who is who
         return known

@@ -27,11 +27,12 @@ from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.params import ParamSpec, Vector, digest
-from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.submodels import Submodel, UnitMap, gathered
 from anabranch.core.model.updates import Capability, LocalPlan, Task
 from anabranch.core.rng import seed_of
 from anabranch.protos.convert import submodel_to_proto
 from anabranch.support.own_code import on_device
+from anabranch.support.tracing import part
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import data_of, join_run
@@ -61,7 +62,7 @@ class BaseModel:
         if not isinstance(submodel, UnitMap) or self.submodel == submodel:
             return self.vector
         assert self.submodel is None, "a part was fetched for another task"
-        return self.vector[submodel.indices]
+        return gathered(self.vector, submodel)
 
 
 class LocalTrainer:
@@ -232,9 +233,11 @@ class LocalTrainer:
         assert self.examples is not None, "load a shard first"
         covered, self._own = self.buffers.told(start, delta, task.submodel, self._own)
         uplink = make_uplink(task.uplink)
-        payload, pending = uplink.encode(
-            covered, self.spec, task.submodel, memory, seed_of(task.seed, "codec"), task.base_version
-        )
+        seed = seed_of(task.seed, "codec")
+        with part("encode"):
+            payload, pending = uplink.encode(
+                covered, self.spec, task.submodel, memory, seed, task.base_version
+            )
         entry = UpdateEntry(
             update_id=update_id,
             task_id=task.task_id,

@@ -6,13 +6,13 @@ import hashlib
 from collections.abc import Iterator
 from typing import Any
 
-from anabranch.client.channel import StallGuard
 from anabranch.client.messages import FetchedModel
 from anabranch.client.outbox import UpdateEntry
 from anabranch.core.errors import InvalidUpdate, Unavailable
-from anabranch.core.limits import DEFAULT_LIMITS, Limits
+from anabranch.core.limits import Limits
 from anabranch.core.model.params import ParamSpec
 from anabranch.protos import convert
+from anabranch.protos.frames import Chunk
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 
@@ -26,7 +26,7 @@ class IncomingModel:
         self.received = 0
         self._hash = hashlib.sha256()
 
-    def take(self, offset: int, chunk: bytes) -> None:
+    def take(self, offset: int, chunk: bytes | memoryview) -> None:
         """Raises `InvalidUpdate` when the chunk does not follow the last one, or is too much."""
         end = self.received + len(chunk)
         if chunk and (offset != self.received or end > len(self.data)):
@@ -68,42 +68,39 @@ def signed_record(entry: UpdateEntry, client_id: str, spec: ParamSpec) -> dict[s
     }
 
 
-def update_messages(
+def update_header(
     entry: UpdateEntry,
     client_id: str,
-    offset: int,
-    guard: StallGuard,
     signature: bytes = b"",
     next_ask: devices.AskTaskRequest | None = None,
-    chunk_bytes: int = DEFAULT_LIMITS.chunk_bytes_max,
-) -> Iterator[devices.PushUpdateRequest]:
-    """The header, then chunks from `offset` on."""
+) -> devices.UpdateHeader:
+    """What is said of an update before its bytes."""
     part = model.Part(
         base_version=entry.base_version,
         size_bytes=len(entry.payload),
         sha256=bytes.fromhex(entry.sha256),
         encoding=model.Encoding(codec=entry.codec),
     )
-    yield devices.PushUpdateRequest(
-        header=devices.UpdateHeader(
-            client_id=client_id,
-            task_id=entry.task_id,
-            update_id=entry.update_id,
-            manifest_sha256=bytes.fromhex(entry.manifest_sha256),
-            base_version=entry.base_version,
-            base_kind=model.BASE_KIND_VERSION,
-            examples=entry.examples,
-            local_steps=entry.local_steps,
-            submodel=entry.submodel,
-            parts=[part],
-            metrics=entry.metrics,
-            signature=signature,
-            next=next_ask,
-            base_head=bytes.fromhex(entry.base_head),
-        )
+    return devices.UpdateHeader(
+        client_id=client_id,
+        task_id=entry.task_id,
+        update_id=entry.update_id,
+        manifest_sha256=bytes.fromhex(entry.manifest_sha256),
+        base_version=entry.base_version,
+        base_kind=model.BASE_KIND_VERSION,
+        examples=entry.examples,
+        local_steps=entry.local_steps,
+        submodel=entry.submodel,
+        parts=[part],
+        metrics=entry.metrics,
+        signature=signature,
+        next=next_ask,
+        base_head=bytes.fromhex(entry.base_head),
     )
-    view = memoryview(entry.payload)
+
+
+def chunks_of(payload: bytes | memoryview, offset: int, chunk_bytes: int) -> Iterator[Chunk]:
+    """The bytes from `offset` on."""
+    view = memoryview(payload)
     for start in range(offset, len(view), chunk_bytes):
-        guard.moved()
-        data = bytes(view[start : start + chunk_bytes])
-        yield devices.PushUpdateRequest(chunk=devices.UpdateChunk(offset=start, data=data))
+        yield Chunk(start, view[start : start + chunk_bytes])

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
-from typing import Protocol, TypeVar
-
-import grpc
+from typing import Any, Protocol
 
 from anabranch.client.answers import heartbeat_answer, not_modified, push_answer
+from anabranch.client.calls import Door
 from anabranch.client.channel import (
     CONTROL_S,
     RECONNECT_MAX_S,
-    StallGuard,
     stream_deadline_s,
 )
+from anabranch.client.doors import Doors
 from anabranch.client.history import SeenHistory
 from anabranch.client.link import Link
 from anabranch.client.messages import (
@@ -31,9 +31,10 @@ from anabranch.client.messages import (
     UploadState,
 )
 from anabranch.client.outbox import UpdateEntry
-from anabranch.client.transfer import IncomingModel, signed_record, update_messages
+from anabranch.client.transfer import IncomingModel, chunks_of, signed_record, update_header
 from anabranch.compress.registry import stages
 from anabranch.core.config.caps import heard_by_device
+from anabranch.core.config.ranges import BY_CALLS
 from anabranch.core.effects import Refused
 from anabranch.core.errors import AnabranchError, InvalidUpdate, ProtocolError, Unavailable, outcome_of
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -44,11 +45,9 @@ from anabranch.identity.certificates import Kind
 from anabranch.identity.signatures import update_message
 from anabranch.identity.wallet import Wallet
 from anabranch.protos import convert
+from anabranch.protos.frames import Chunk
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
-
-Request = TypeVar("Request")
-Response = TypeVar("Response")
 
 
 class Transport(Protocol):
@@ -111,7 +110,8 @@ class GrpcTransport:
 
     `address`: `host:port`, or several with commas between them. `stall_s`: see `StallGuard`. With a `wallet`
     it speaks mutual TLS, signs its updates, renews its certificate, and takes models only of a history that
-    follows from what it has seen, whichever server they are of.
+    follows from what it has seen, whichever server they are of. `connection`: see `Doors`; None: calls, and
+    from the enrolment on what the run says.
     """
 
     def __init__(
@@ -122,11 +122,13 @@ class GrpcTransport:
         reconnect_max_s: float = RECONNECT_MAX_S,
         stall_s: float = DEFAULT_LIMITS.upload_idle_s,
         wallet: Wallet | None = None,
+        connection: str | None = None,
     ) -> None:
         self.client_id = convert.checked_id(client_id, "client_id")
-        self._own_limits, self._stall_s = limits, stall_s
+        self._own_limits, self._connection = limits, connection
         self._limits = limits  # and what the server has told of its own
         self._link = Link(address, limits, reconnect_max_s, wallet)
+        self._doors = Doors(self._link, stall_s, connection or BY_CALLS)
         self._enrolled: Enrolment | None = None
         self._session = ""  # of the last ask
         # An operator's papers serve several observers at a time: each has a memory of its own.
@@ -143,6 +145,7 @@ class GrpcTransport:
 
     def close(self) -> None:
         """Cut off whatever is under way."""
+        self._doors.close()
         self._link.close()
 
     @property
@@ -168,12 +171,14 @@ class GrpcTransport:
         spec = convert.manifest_from_proto(answer.manifest)
         config = json.loads(answer.config_json or "{}")
         self._limits = heard_by_device(self._own_limits, config)
+        # A server of before the stream has no such key.
+        self._doors.kind = self._connection or config.get("client", {}).get("connection", BY_CALLS)
         self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version)
         return self._enrolled
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
         """See `Transport`."""
-        return self._asked(self._call(self._stub.AskTask, self._ask_request(ask, spec)), ask, spec)
+        return self._asked(self._answer(self._ask_request(ask, spec), opens=True), ask, spec)
 
     def _ask_request(self, ask: Ask, spec: ParamSpec) -> devices.AskTaskRequest:
         self._session = ask.session
@@ -230,7 +235,7 @@ class GrpcTransport:
         had, idle_attempts = -1, 0
         while True:
             try:
-                return self._receive(request, version, newer_than)
+                return self._doors.ask(lambda door: self._receive(door, request, version, newer_than))
             except AnabranchError as error:
                 if not outcome_of(error).retryable:
                     self._partial = None
@@ -268,7 +273,7 @@ class GrpcTransport:
     def query_upload(self, update_id: str) -> UploadState:
         """See `Transport`."""
         request = devices.QueryUploadRequest(client_id=self.client_id, update_id=update_id)
-        answer = self._call(self._stub.QueryUpload, request)
+        answer = self._answer(request)
         decided = push_answer(answer.verdict) if answer.HasField("verdict") else None
         return UploadState(answer.received_bytes, decided)
 
@@ -277,14 +282,14 @@ class GrpcTransport:
         request = devices.HeartbeatRequest(
             client_id=self.client_id, task_id=task_id, progress=progress, session=self._session
         )
-        return heartbeat_answer(self._call(self._stub.Heartbeat, request))
+        return heartbeat_answer(self._answer(request))
 
     def drop(self, task_id: str, why: str, diverged: bool = False) -> None:
         """See `Transport`."""
         request = devices.DropTaskRequest(
             client_id=self.client_id, task_id=task_id, why=why, diverged=diverged
         )
-        self._call(self._stub.DropTask, request)
+        self._answer(request)
 
     def _state_after_a_break(self, update_id: str) -> UploadState:
         try:
@@ -308,12 +313,11 @@ class GrpcTransport:
         record = signed_record(entry, self.client_id, enrolled.spec)
         return wallet.sign(update_message(enrolled.run_id, record))
 
-    def _call(self, method: grpc.UnaryUnaryMultiCallable[Request, Response], request: Request) -> Response:
-        with self._link.calling():
-            return method(request, timeout=CONTROL_S)
+    def _answer(self, request: Any, opens: bool = False) -> Any:
+        return self._doors.ask(lambda door: door.answer(request, CONTROL_S), opens)
 
     def _receive(
-        self, wanted: devices.FetchModelRequest, version: int | None, newer_than: int | None
+        self, door: Door, wanted: devices.FetchModelRequest, version: int | None, newer_than: int | None
     ) -> FetchedModel:
         """One attempt; what came of it stays in `_partial`."""
         partial = self._partial
@@ -324,19 +328,13 @@ class GrpcTransport:
         )
         request.MergeFrom(wanted)
         timeout = stream_deadline_s(len(partial.data) if partial else self._limits.payload_bytes_max)
-        with self._link.calling():
-            stream = self._stub.FetchModel(request, timeout=timeout)
-            with StallGuard(stream.cancel, self._stall_s) as guard:
-                try:
-                    for message in stream:
-                        guard.moved()
-                        if message.HasField("header"):
-                            if message.header.not_modified:
-                                return not_modified(message.header)
-                            self._begin(message.header)
-                        self._take(message)
-                finally:
-                    stream.cancel()
+        with closing(door.model(request, timeout)) as chunks:
+            for header, chunk in chunks:
+                if header is not None:
+                    if header.not_modified:
+                        return not_modified(header)
+                    self._begin(header)
+                self._take(chunk)
         return self._finished()
 
     def _begin(self, header: devices.ModelHeader) -> None:
@@ -348,10 +346,10 @@ class GrpcTransport:
             self._partial = IncomingModel(header, sha256, self._limits)
         self._partial.header = header
 
-    def _take(self, message: devices.FetchModelResponse) -> None:
+    def _take(self, chunk: Chunk) -> None:
         if self._partial is None:
             raise InvalidUpdate("the model stream began without a header")
-        self._partial.take(message.offset, message.data)
+        self._partial.take(*chunk)
 
     def _finished(self) -> FetchedModel:
         done, self._partial = self._partial, None
@@ -365,24 +363,19 @@ class GrpcTransport:
 
     def _links(self, after: int, to: int) -> bytes:
         request = devices.GetLinksRequest(after_version=after, to_version=to)
-        links: bytes = self._call(self._stub.GetLinks, request).links
-        return links
+        stub = self._stub
+        with self._link.calling():
+            return stub.GetLinks(request, timeout=CONTROL_S).links
 
     def _send(
         self, entry: UpdateEntry, offset: int, next_ask: devices.AskTaskRequest | None
     ) -> devices.PushUpdateResponse:
         timeout, signature = stream_deadline_s(len(entry.payload)), self._signature(entry)
-        with self._link.calling():
-            # The guard is made first: gRPC takes messages from a thread of its own.
-            guard = StallGuard(lambda: call.cancel(), self._stall_s)  # noqa: PLW0108
-            call = self._stub.PushUpdate.future(
-                update_messages(
-                    entry, self.client_id, offset, guard, signature, next_ask, self._limits.chunk_bytes_max
-                ),
-                timeout=timeout,
-            )
-            with guard:
-                return call.result()
+        header = update_header(entry, self.client_id, signature, next_ask)
+        size = self._limits.chunk_bytes_max
+        return self._doors.ask(
+            lambda door: door.push(header, chunks_of(entry.payload, offset, size), timeout)
+        )
 
 
 def _has(state: UploadState, entry: UpdateEntry) -> int:

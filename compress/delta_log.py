@@ -48,7 +48,7 @@ from anabranch.compress.grid import (
 from anabranch.compress.layout import MAIN, Layout
 from anabranch.compress.recent import Recent
 from anabranch.core.errors import ConfigError, InvalidUpdate
-from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.params import BLOCK, ParamSpec, Vector
 
 Entry = npt.NDArray[np.uint8]
 
@@ -182,22 +182,22 @@ class DeltaLog:
     def _message(self, state: DeltaLogState, w: Vector) -> Message:
         grids = []
         for group, floor in zip(self.layout.groups, state.floor, strict=True):
-            d = group.gather(w) - group.gather(state.replica)
+            d = np.empty(group.size, np.float32)
+            for part, new, old in zip(group.cut(d), group.parts(w), group.parts(state.replica), strict=True):
+                np.subtract(new, old, out=part)
             rms = math.sqrt(float(np.einsum("i,i->", d, d, dtype=np.float64)) / d.size)
             finer = 0 if group.name == MAIN else FINER
             e = floor if rms == 0 else max(floor, round(math.log2(self.step * rms)) - finer)
-            levels = np.abs(d) * np.float32(2.0**-e)
-            levels += np.float32(ROUND)
-            np.minimum(np.floor(levels, out=levels), LEVEL_MAX, out=levels)
-            grids.append(Grid(np.copysign(levels, d, out=levels).astype(np.int32), e))
+            grids.append(_rounded(d, e))
         return Message(grids, self._flips(w, state.replica))
 
     def _fits(self, replica: Vector, floor: Sequence[int]) -> bool:
         """Whether p is below 2^23 units of its grid."""
-        return all(
-            float(np.abs(group.gather(replica)).max()) < 2.0 ** (MAGNITUDE + f)
-            for group, f in zip(self.layout.groups, floor, strict=True)
-        )
+        for group, f in zip(self.layout.groups, floor, strict=True):
+            bound = 2.0 ** (MAGNITUDE + f)
+            if not all(p.max() < bound and p.min() > -bound for p in group.parts(replica)):
+                return False
+        return True
 
     def _lineage(self, version: int, w: Vector) -> DeltaLogState:
         """A grid that fits w, and no log: devices need a snapshot."""
@@ -261,13 +261,28 @@ def moved(p: Vector, message: Message, layout: Layout, back: bool = False) -> Ve
     if layout.exact.size:
         layout.exact.scatter((bits_of(layout.exact.gather(p)) ^ message.flips).view(np.float32), out)
     for group, grid in zip(layout.groups, message.grids, strict=True):
-        values = grid.values()
-        at = 0
-        for start, stop in group.runs:
-            part = values[at : at + stop - start]
-            (np.subtract if back else np.add)(out[start:stop], part, out=out[start:stop])
-            at += stop - start
+        for at in range(0, group.size, BLOCK):
+            part = grid.values(at, at + BLOCK)
+            done = 0
+            for where in group.pieces(at, at + part.size):
+                size = where.stop - where.start
+                (np.subtract if back else np.add)(out[where], part[done : done + size], out=out[where])
+                done += size
     return out
+
+
+def _rounded(d: Vector, exponent: int) -> Grid:
+    """The levels of differences, a block at a time."""
+    found = np.empty(d.size, np.int32)
+    for start in range(0, d.size, BLOCK):
+        block = d[start : start + BLOCK]
+        levels = np.abs(block)
+        levels *= np.float32(2.0**-exponent)
+        levels += np.float32(ROUND)
+        np.minimum(np.floor(levels, out=levels), LEVEL_MAX, out=levels)
+        np.copysign(levels, block, out=levels)
+        found[start : start + BLOCK] = levels
+    return Grid(found, exponent)
 
 
 def _bounded(vector: Vector) -> Vector:

@@ -33,7 +33,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import InvalidUpdate, TooLarge
 from anabranch.core.model.chains import RAW, lacks
 from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
-from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.submodels import UnitMap, gathered
 
 SNAPSHOT, SUM, LIST = "logsnapshot", "logsum", "loglist"
 LENGTH = struct.Struct("<I")
@@ -95,7 +95,7 @@ class Downloads:
         if vector is None:
             return None
         if submodel is not None:
-            part = vector[submodel.indices]
+            part = gathered(vector, submodel)
             return lambda: self._part(version, submodel, part)
         held = vector.copy()  # the engine may write on its own
         return lambda: self._raw(version, held)

@@ -33,7 +33,7 @@ from anabranch.compress.registry import make_codec
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.model.chains import FEEDBACK, parse_chain
 from anabranch.core.model.params import ParamSpec, SparseVector, Vector
-from anabranch.core.model.submodels import Submodel
+from anabranch.core.model.submodels import Submodel, gathered, scatter
 
 AGE_MAX = 50  # versions
 LENGTH_MAX = 10.0  # lengths of a mean update
@@ -87,12 +87,11 @@ class Uplink:
             return data, Memory(np.empty(0, np.float32), base_version, notes=notes) if notes else None
         if not np.isfinite(delta).all():
             raise InvalidUpdate("the delta has values that are not finite: the training has diverged")
-        at = slice(None) if submodel is None else submodel.indices
         residual, length_mean = self._carried(memory, spec, base_version)
         length = _length(delta)
         length_mean = length if length_mean == 0.0 else (1 - EWMA) * length_mean + EWMA * length
         z = delta.astype(np.float32)
-        z += np.float32(self.decay) * residual[at]
+        z += np.float32(self.decay) * gathered(residual, submodel)
         if layout.exact.size:  # nothing is left out of them
             z = z.astype(delta.dtype, copy=False)
             layout.exact.scatter(layout.exact.gather(delta), z)
@@ -102,7 +101,7 @@ class Uplink:
             z[sent.indices] -= sent.values.astype(z.dtype, copy=False)
         else:
             z -= sent
-        residual[at] = z
+        scatter(z, residual, submodel)
         return data, Memory(_cut(residual, LENGTH_MAX * length_mean), base_version, length_mean, notes)
 
     def _carried(self, memory: Memory | None, spec: ParamSpec, base_version: int) -> tuple[Vector, float]:

@@ -23,7 +23,7 @@ from anabranch.compress.levels import levels_max, read_levels, write_levels
 from anabranch.compress.stage import Coded, Role, Stage, StageContext, Stream, take
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.arrays import from_bytes, to_bytes
-from anabranch.core.model.params import Vector
+from anabranch.core.model.params import BLOCK, Vector
 
 EXPONENT_MIN, EXPONENT_MAX = -100, 100  # 2^e is a normal float32, and so is every level of it
 LEVEL_MAX = 1 << 24  # up to here float32 has every whole number
@@ -50,9 +50,11 @@ class Grid:
         spare = (bits & -bits).bit_length() - 1 if bits else 0
         return cls(levels >> spare, floor + spare)
 
-    def values(self) -> Vector:
-        """Levels * 2^exponent in float32, exact."""
-        return self.levels.astype(np.float32) * np.float32(2.0**self.exponent)
+    def values(self, start: int = 0, stop: int | None = None) -> Vector:
+        """Levels * 2^exponent in float32, exact; of all, or of some."""
+        found: Vector = self.levels[start:stop].astype(np.float32)
+        found *= np.float32(2.0**self.exponent)
+        return found
 
 
 class _Levels:
@@ -108,11 +110,15 @@ class DenseLevels(_Levels):
     def encode(self, grid: Grid, context: StageContext) -> Coded:
         coded = Coded(context.n)
         _write_exponent(coded, grid.exponent)
-        folded = ((grid.levels << 1) ^ (grid.levels >> 31)).astype("<u4")
-        planes = folded.view(np.uint8).reshape(-1, 4)
-        top = int(folded.max()) if folded.size else 0
-        for i in range(max(1, (top.bit_length() + 7) // 8)):
-            coded.streams[PLANES[i]] = Stream.of(planes[:, i].tobytes())
+        levels = grid.levels
+        top = max(2 * int(levels.max()), -2 * int(levels.min()) - 1, 0) if levels.size else 0
+        planes = np.empty((max(1, (top.bit_length() + 7) // 8), levels.size), np.uint8)
+        for start in range(0, levels.size, BLOCK):
+            block = levels[start : start + BLOCK]
+            folded = ((block << 1) ^ (block >> 31)).astype("<u4").view(np.uint8).reshape(-1, 4)
+            planes[:, start : start + BLOCK] = folded[:, : len(planes)].T
+        for role, plane in zip(PLANES, planes, strict=False):
+            coded.streams[role] = Stream.of(plane.tobytes())
         return coded
 
     def decode(self, coded: Coded, context: StageContext) -> Grid:
@@ -157,7 +163,9 @@ def write_message(message: Message, layout: Layout) -> bytes:
     grids = message.grids
     filled = sum(np.count_nonzero(grid.levels) for grid in grids) / max(1, layout.size)
     forms = [i for i, form in enumerate(FORMS) if isinstance(form[0], SparseLevels) == (filled < 0.3)]
-    return min((_write(i, grids, layout) for i in forms), key=len) + to_bytes(message.flips)
+    shared = FORMS[forms[0]][:-1]  # they differ in their coder alone
+    coded = [_through(shared, grid, g.size) for g, grid in zip(layout.groups, grids, strict=True)]
+    return min((_write(i, coded, layout) for i in forms), key=len) + to_bytes(message.flips)
 
 
 def read_message(data: bytes | memoryview, layout: Layout) -> Message:
@@ -185,13 +193,21 @@ def message_bytes_max(layout: Layout) -> int:
     return 1 + wire.HEAD.size + wire.CRC.size + groups + 4 * layout.exact.size
 
 
-def _write(form: int, grids: Sequence[Grid], layout: Layout) -> bytes:
+def _through(stages: tuple[Stage, ...], grid: Grid, size: int) -> Coded:
+    """What comes out of some stages, the first of which takes a grid."""
+    value: Any = grid
+    for stage in stages:
+        value = stage.encode(value, StageContext(size))
+    coded: Coded = value
+    return coded
+
+
+def _write(form: int, coded: Sequence[Coded], layout: Layout) -> bytes:
+    """A message through the coder of a form, from what its other stages have made."""
     parts = []
-    for group, grid in zip(layout.groups, grids, strict=True):
-        value: Any = grid
-        for stage in FORMS[form]:
-            value = stage.encode(value, StageContext(group.size))
-        parts.append(wire.WireGroup(FORMS[form], value))
+    for group, made in zip(layout.groups, coded, strict=True):
+        own = Coded(made.k, dict(made.streams))  # a coder puts its streams in the place of those it gets
+        parts.append(wire.WireGroup(FORMS[form], FORMS[form][-1].encode(own, StageContext(group.size))))
     return bytes([form]) + wire.write(parts, layout)
 
 

@@ -56,9 +56,18 @@ class Group:
             yield slice(first, last)
             start, i = start + last - first, i + 1
 
+    def parts(self, x: Vector) -> list[Vector]:
+        """The group's elements of x, as views, run by run; at least one."""
+        return [x[start:stop] for start, stop in self.runs] or [x[:0]]
+
+    def cut(self, values: Vector) -> list[Vector]:
+        """The group's elements, shape (size,), as views, run by run; at least one."""
+        ends = [begin + stop - start for begin, (start, stop) in zip(self.begins, self.runs, strict=True)]
+        return [values[begin:end] for begin, end in zip(self.begins, ends, strict=True)] or [values[:0]]
+
     def gather(self, x: Vector) -> Vector:
         """The group's elements of x, shape (size,); a view where the group is one run."""
-        parts = [x[start:stop] for start, stop in self.runs] or [x[:0]]
+        parts = self.parts(x)
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def scatter(self, values: Vector, out: Vector) -> None:

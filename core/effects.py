@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from anabranch.core.events import Payload
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Ask, Reason, Receipt, Task
 
@@ -39,7 +40,8 @@ class Refused:
 class Decided:
     """What became of an update. `duplicate`: it had been decided before, nothing changed now.
 
-    `examples` and `metrics` are what its device says of the training.
+    `examples` and `metrics` are what its device says of the training; `payload`: what it came as,
+    and `raw_bytes` its size were it not compressed.
     """
 
     client_id: str
@@ -47,6 +49,8 @@ class Decided:
     examples: int
     duplicate: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    payload: Payload | None = None
+    raw_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,9 @@ class PartKind:
         for key in self.settings:
             value = _at(config, key)
             texts = [value] if isinstance(value, str) else value if isinstance(value, list | tuple) else []
-            found += [(key, text) for text in texts if text and text not in self.also]
+            found += [
+                (key, text) for text in texts if isinstance(text, str) and text and text not in self.also
+            ]
         return found
 
     def _loaded(self, name: str, entry: EntryPoint) -> Any:
@@ -215,5 +217,9 @@ def _at(config: Config, key: str) -> Any:
     if isinstance(found, StrategyTable):
         found = {"name": found.name, **found.params}
     for name in rest:
-        found = found.get(name) if isinstance(found, Mapping) else getattr(found, name, None)
+        found = [_of(one, name) for one in found] if isinstance(found, list | tuple) else _of(found, name)
     return found
+
+
+def _of(table: Any, name: str) -> Any:
+    return table.get(name) if isinstance(table, Mapping) else getattr(table, name, None)

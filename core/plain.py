@@ -15,7 +15,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -35,6 +35,8 @@ from anabranch.core.errors import AnabranchError
 T = TypeVar("T")
 Number = Callable[[int | float], int | float]
 SHOWN_MAX = 80  # characters of a value in a message
+# The metadata of a field that was not always there: it is not written where it is as by default.
+LATER_KEY = {"later": True}
 
 
 class FieldError(ValueError):
@@ -76,6 +78,7 @@ def make_converter(number: Number = as_written) -> Converter:
     for fits, wanted, factory in _CONTAINERS:
         made.register_structure_hook_factory(fits, _guarded(wanted, factory, made))
     made.register_structure_hook_factory(_is_record, lambda of: _record(made, of))
+    made.register_unstructure_hook_factory(_has_grown, lambda of: _without_unsaid(made, of))
     return made
 
 
@@ -227,6 +230,29 @@ def _record(converter: Converter, cls: type[Any]) -> Hook:
         if not isinstance(value, dict):
             raise TypeError(_wanted("a table", value))
         return inner(value, cls)
+
+    return hook
+
+
+def _has_grown(of: Any) -> bool:
+    return _is_record(of) and bool(_later(of))
+
+
+def _later(cls: type[Any]) -> dict[str, Any]:
+    """The fields that were not always there, with their defaults."""
+    return {f.name: f.default for f in fields(cls) if f.metadata == LATER_KEY}
+
+
+def _without_unsaid(converter: Converter, cls: type[Any]) -> Callable[[Any], dict[str, Any]]:
+    inner, later = make_dict_unstructure_fn(cls, converter), _later(cls)
+
+    def hook(record: Any) -> dict[str, Any]:
+        plain = inner(record)
+        for name, default in later.items():
+            value = getattr(record, name)
+            if value is default or (not isinstance(value, np.ndarray) and value == default):
+                del plain[name]
+        return plain
 
     return hook
 

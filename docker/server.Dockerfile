@@ -10,10 +10,11 @@ ARG BASE=python:3.12-slim
 FROM ${BASE} AS build
 # 1: install from docker/wheels alone, for a machine without a network.
 ARG PIP_NO_INDEX=
+ARG EXTRAS=server,postgresql
 COPY docker/wheels /wheels
 COPY . /src
 RUN python3 -m venv /opt/anabranch \
- && /opt/anabranch/bin/pip install --no-cache-dir --find-links /wheels "/src[server,postgresql]"
+ && /opt/anabranch/bin/pip install --no-cache-dir --find-links /wheels "/src[${EXTRAS}]"
 
 FROM ${BASE}
 LABEL org.opencontainers.image.title="anabranch-server" \

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from anabranch.protos.v1 import devices_pb2
 
 CALL_S = 60.0
-STREAMS_IN, STREAMS_OUT = ("PushUpdate",), ("FetchModel",)
+STREAMS_IN, STREAMS_OUT = ("PushUpdate", "Exchange"), ("FetchModel", "Exchange")
 Step = dict[str, Any]
 
 

@@ -293,14 +293,13 @@ class GridRun:
     def _handle(self, event: ev.Event, payload: bytes | None = None) -> list[Effect]:
         done = self.host.take(event, lambda event: self._logbook.append(to_record(event), payload))
         if done.event is not None:
-            reference = event.payload if isinstance(event, ev.UpdateArrived) else None
-            self._record(event.now, done.effects, reference)
+            self._record(event.now, done.effects)
         return done.effects
 
-    def _record(self, now: float, effects: Sequence[Effect], payload: ev.Payload | None) -> None:
+    def _record(self, now: float, effects: Sequence[Effect]) -> None:
         self._start = now if self._start is None else self._start
         self._now, since = now, now - self._start
-        self._teller.tell(since, self.engine, effects, payload)
+        self._teller.tell(since, self.engine, effects)
         for effect in effects:
             match effect:
                 case Published(version):
@@ -311,8 +310,7 @@ class GridRun:
     def _resume(self, replay: Replay) -> None:
         """Go on where an earlier process stood. Raises `ReplayMismatch` and `StoreCorrupt`."""
         for _, record, effects in replay:
-            reference = ev.Payload(**record["payload"]) if "payload" in record else None
-            self._record(record["now"], effects, reference)
+            self._record(record["now"], effects)
         self._evaluation.resume()
         if self._logbook.resumed:
             log.info("resumed at version %d, %d updates", self.engine.version, self.engine.counters.applied)

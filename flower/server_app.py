@@ -53,7 +53,8 @@ from anabranch.reports.models import FINAL, write_model  # noqa: E402
 from anabranch.reports.origin import reason  # noqa: E402
 from anabranch.reports.recorder import Recorder  # noqa: E402
 from anabranch.reports.result import Result, Status  # noqa: E402
-from anabranch.reports.trackers import TrackedRun, Trackers  # noqa: E402
+from anabranch.reports.trackers import Trackers  # noqa: E402
+from anabranch.reports.tracking.run import TrackedRun  # noqa: E402
 from anabranch.strategies.registry import strategy_of  # noqa: E402
 
 log = logging.getLogger(__name__)

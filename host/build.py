@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
@@ -20,8 +22,11 @@ from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.parts import told_name
 from anabranch.core.snapshot import Snapshot, restore
-from anabranch.strategies.registry import strategy_of
+from anabranch.strategies.phased import Phased
+from anabranch.strategies.registry import doubt, strategy_of
 from anabranch.strategies.submodels.registry import make_planner
+
+log = logging.getLogger(__name__)
 
 # Tables of a run whose devices get the model whole and as it is.
 WHOLE = {"downlink": {"codec": RAW}, "submodel": {"name": "none"}}
@@ -45,6 +50,7 @@ class Blueprint:
         others()  # of two codec stages with one number nobody knows which is meant: said at the start
         strategy = strategy_of(config)
         _check_elastic(config, strategy)
+        _warn(doubt(strategy))
         return cls(config, spec, strategy, EngineSettings.of(config, limits))
 
     @property
@@ -68,6 +74,8 @@ class Blueprint:
 def device_tables(config: Config) -> dict[str, Any]:
     """What a device may read of a run's configuration: names of parts, and never the place of any code."""
     tables = {table: values for table, values in config.to_json().items() if table in DEVICE_TABLES}
+    # Always, though a run's own record may leave it out: by it a device knows that the server has a stream.
+    tables["client"] = {**tables["client"], "connection": config.client.connection}
     tables["fleet"] = {key: told_name(value) for key, value in tables["fleet"].items()}
     tables["run"] = {key: value for key, value in tables["run"].items() if key != "trackers"}
     told = told_to_devices(config.limits)
@@ -75,9 +83,17 @@ def device_tables(config: Config) -> dict[str, Any]:
     return {**tables, "server": {"tasks_per_client": config.server.tasks_per_client}, **more}
 
 
+@lru_cache
+def _warn(text: str) -> None:
+    """Once in a process, whatever is made of the configuration in it."""
+    if text:
+        log.warning(text)
+
+
 def _check_elastic(config: Config, strategy: Strategy) -> None:
     """What a device keeps of its own must not be added to the model again with its next update."""
-    adds = not strategy.needs_base
+    parts = strategy.parts if isinstance(strategy, Phased) else (strategy,)
+    adds = not all(part.needs_base for part in parts)
     if config.client.push == ELASTIC and adds and config.client.merge_weight < 1:
         raise ConfigError(
             f"client.push = 'elastic' with strategy {strategy.name!r}, which adds updates up, needs "

@@ -77,9 +77,10 @@ class HashChain:
         """A version's head, None where it is not at hand."""
         return self._heads.get(version)
 
-    def add(self, record: Record) -> None:
-        """An event is in the log."""
-        self._lines.update(line(record).encode() + b"\n")
+    def add(self, record: Record | str) -> None:
+        """An event is in the log: its record, or the canonical line of that where it was made already."""
+        text = record if isinstance(record, str) else line(record)
+        self._lines.update(text.encode() + b"\n")
 
     def publish(self, version: int) -> ChainLink:
         """The event that was added last has published a version."""
@@ -91,7 +92,7 @@ class HashChain:
             del self._heads[next(iter(self._heads))]
         return ChainLink(link.hex(), head)
 
-    def follow(self, record: Record, effects: Iterable[Effect]) -> dict[int, ChainLink]:
+    def follow(self, record: Record | str, effects: Iterable[Effect]) -> dict[int, ChainLink]:
         """An event is in the log, and has had these effects: the links of the versions that it published."""
         self.add(record)
         return {e.version: self.publish(e.version) for e in effects if isinstance(e, Published)}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from anabranch.compress.registry import STAGES
 from anabranch.core.effects import (
+    Barred,
     Decided,
     Effect,
     Finished,
@@ -15,9 +16,9 @@ from anabranch.core.effects import (
     Published,
     Reopened,
     SettingsSet,
+    Unbarred,
 )
 from anabranch.core.engine.engine import Engine
-from anabranch.core.events import Payload
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Task, Verdict
@@ -40,10 +41,9 @@ class RunReporter:
         now: float,
         engine: Engine,
         effects: Iterable[Effect],
-        payload: Payload | None = None,
         submodel: Submodel | None = None,
     ) -> None:
-        """What an event has come to, which `engine` has handled; of an update its payload and its part."""
+        """What an event has come to, which `engine` has handled; of an update its part of the model."""
         recorder = self._recorder
         for effect in effects:
             match effect:
@@ -53,8 +53,7 @@ class RunReporter:
                 case Decided(client_id, receipt, duplicate=True):
                     recorder.note(now, "resent", client=client_id, update=receipt.update_id)
                 case Decided():
-                    assert payload is not None, "only an update is decided"
-                    self._decided(now, engine, effect, payload, submodel)
+                    self._decided(now, engine, effect, submodel)
                 case Published(version):
                     recorder.published(now, version)
                 case LeaseEnded(task, end):
@@ -62,10 +61,21 @@ class RunReporter:
                     recorder.note(now, "lease_ended", **told)
                 case Finished(why, given_up):
                     recorder.finished(now, why, given_up)
-                case SettingsSet(changes):
-                    recorder.set(now, changes)
-                case Reopened():
-                    recorder.reopened(now)
+                case _:
+                    self._ordered(now, effect)
+
+    def _ordered(self, now: float, effect: Effect) -> None:
+        """What operators do, or the guard in their place."""
+        recorder = self._recorder
+        match effect:
+            case Barred(client_id, why):
+                recorder.note(now, "quarantined", client=client_id, why=why)
+            case Unbarred(client_id):
+                recorder.note(now, "released", client=client_id)
+            case SettingsSet(changes):
+                recorder.set(now, changes)
+            case Reopened():
+                recorder.reopened(now)
 
     def _compressed(self, now: float, engine: Engine, task: Task) -> None:
         codecs = engine.ledger.clients[task.client_id].capability.codecs
@@ -74,11 +84,9 @@ class RunReporter:
         version = task.base_version
         self._recorder.compressed(now, version, task.uplink, self._codec_at(version))
 
-    def _decided(
-        self, now: float, engine: Engine, decided: Decided, payload: Payload, submodel: Submodel | None
-    ) -> None:
-        client_id, receipt, spec = decided.client_id, decided.receipt, engine.spec
-        raw_bytes = (payload.values or spec.size) * spec.vector_dtype.itemsize
+    def _decided(self, now: float, engine: Engine, decided: Decided, submodel: Submodel | None) -> None:
+        client_id, receipt, payload = decided.client_id, decided.receipt, decided.payload
+        assert payload is not None, "an update that is decided now has come as something"
         self._recorder.decided(
             now,
             client_id,
@@ -86,8 +94,10 @@ class RunReporter:
             receipt.decision,
             payload.size_bytes,
             decided.examples,
-            raw_bytes,
+            decided.raw_bytes,
             decided.metrics,
+            receipt.task_id,
+            payload.codec,
         )
         if engine.planner is not None and receipt.decision.verdict is not Verdict.REJECTED:
-            self._recorder.trained(now, client_id, spec, submodel)
+            self._recorder.trained(now, client_id, engine.spec, submodel)

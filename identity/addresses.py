@@ -1,10 +1,33 @@
-"""Addresses of servers: what they look like, and which of them only this machine reaches."""
+"""Addresses of servers: what they look like, and which of them only this machine reaches.
+
+Where a server serves several runs, `host:port/JOB` is the address of one of them.
+"""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 
 from anabranch.core.errors import ConfigError
+
+JOB_KEY = "anabranch-job"  # metadata of a call: the job that it is of
+JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def checked_job(name: str) -> str:
+    """A job's name. Raises `ConfigError`."""
+    if not JOB_NAME.fullmatch(name):
+        raise ConfigError(
+            f"job {name!r}: write 1 to 64 letters, digits, '.', '_' and '-', the first a letter or a digit"
+        )
+    return name
+
+
+def split_job(address: str) -> tuple[str, str]:
+    """`host:port/JOB` as `host:port` and the job, empty where none is named. Raises `ConfigError`."""
+    where, slash, job = address.partition("/")
+    host_and_port(where)
+    return where, checked_job(job) if slash else ""
 
 
 def host_and_port(address: str) -> tuple[str, int]:
@@ -16,15 +39,19 @@ def host_and_port(address: str) -> tuple[str, int]:
 
 
 def parse_addresses(text: str) -> list[str]:
-    """`host:port`, or several with commas between them. Raises `ConfigError`."""
+    """`host:port`, or several with commas between them, each with its job if it has any.
+
+    Raises `ConfigError`.
+    """
     addresses = [part.strip() for part in text.split(",")]
     for address in addresses:
         try:
-            host_and_port(address)
+            host_and_port(address.partition("/")[0])
         except ConfigError:
             raise ConfigError(
                 f"server {text!r}: write HOST:PORT, or HOST:PORT,HOST:PORT for several servers"
             ) from None
+        split_job(address)
     return addresses
 
 

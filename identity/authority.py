@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from cryptography import x509
@@ -38,10 +38,11 @@ from anabranch.identity.certificates import (
     times_text,
 )
 from anabranch.identity.files import make_private_folder, tighten, write_private
-from anabranch.identity.register import Basis, Membership, Register
+from anabranch.identity.register import Basis, Invitation, Membership, Register
 from anabranch.identity.signatures import sign
 
 KEY, CERTIFICATE, REGISTER = "ca.key", "ca.pem", "register.db"
+TOKEN_ID_BYTES = 8  # of thousands at a time none may come twice
 DAY_S = 86400.0
 AUTHORITY_LIFE_S = 3650 * DAY_S
 FIX = "make one with `anabranch admin ca init`"
@@ -130,10 +131,25 @@ class Authority:
 
     def invite(self, name: str, life_s: float) -> str:
         """A token with which a device may join once, under this name, within `life_s` seconds."""
-        checked_id(name, "name")
-        token_id, secret = secrets.token_hex(4), secrets.token_urlsafe(32)
-        self._register.add_token(token_id, secret, name, self._now() + life_s)
-        return f"{token_id}.{secret}"
+        (token,) = self.invite_all([name], life_s)
+        return token
+
+    def invite_all(self, names: Sequence[str], life_s: float) -> list[str]:
+        """A token for each of some names, all or none. Raises `ConfigError` for a name that is none."""
+        for name in names:
+            checked_id(name, "name")
+        made = [(secrets.token_hex(TOKEN_ID_BYTES), secrets.token_urlsafe(32), name) for name in names]
+        until = self._now() + life_s
+        self._register.add_tokens([(*token, until) for token in made])
+        return [f"{token_id}.{secret}" for token_id, secret, _ in made]
+
+    def invitations(self) -> list[Invitation]:
+        """The tokens that nobody has used and nobody has withdrawn, by name; some may have expired."""
+        return self._register.invitations()
+
+    def withdraw(self, invitations: Iterable[Invitation]) -> int:
+        """Let tokens count no more, unless they were used meanwhile; returns how many."""
+        return self._register.withdraw([invitation.token_id for invitation in invitations])
 
     def admit(self, token: str, request: bytes, life_s: float) -> tuple[str, x509.Certificate]:
         """The name and the certificate for a token and a signing request (DER).

@@ -10,7 +10,7 @@ import hashlib
 import hmac
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +57,15 @@ class Membership:
     name: str
     expires_at: float
     revoked: bool
+
+
+@dataclass(frozen=True)
+class Invitation:
+    """A token that nobody has used, by its public part. Times are in seconds since 1970."""
+
+    token_id: str
+    name: str
+    expires_at: float
 
 
 @dataclass(frozen=True)
@@ -130,13 +139,27 @@ class Register:
 
     # --- tokens ------------------------------------------------------------------------------
 
-    def add_token(self, token_id: str, secret: str, name: str, expires_at: float) -> None:
-        """A token for a name; the secret's digest is kept, the secret is not."""
-        row = (token_id, _digest(secret), name, expires_at)
+    def add_tokens(self, tokens: Sequence[tuple[str, str, str, float]]) -> None:
+        """Tokens as (id, secret, name, expires_at), all or none; a secret's digest is kept, no secret is."""
+        rows = [(token_id, _digest(secret), name, until) for token_id, secret, name, until in tokens]
         with self._writing() as connection:
-            connection.execute(
-                "INSERT INTO tokens (token_id, secret_sha256, name, expires_at) VALUES (?, ?, ?, ?)", row
+            connection.executemany(
+                "INSERT INTO tokens (token_id, secret_sha256, name, expires_at) VALUES (?, ?, ?, ?)", rows
             )
+
+    def invitations(self) -> list[Invitation]:
+        """The tokens that nobody has used and nobody has withdrawn, by name; some may have expired."""
+        query = (
+            "SELECT token_id, name, expires_at FROM tokens WHERE revoked = 0 AND used_by IS NULL"
+            " ORDER BY name, expires_at"
+        )
+        return [Invitation(*row) for row in self._look(query)]
+
+    def withdraw(self, token_ids: Sequence[str]) -> int:
+        """Let tokens that nobody has used count no more; returns how many of these there were."""
+        with self._writing() as connection:
+            query = "UPDATE tokens SET revoked = 1 WHERE revoked = 0 AND used_by IS NULL AND token_id = ?"
+            return sum(connection.execute(query, (token_id,)).rowcount for token_id in token_ids)
 
     def use_token(self, token: str, key_sha256: str, now: float) -> tuple[str, Basis]:
         """The name that a token was made out to, and its basis; from now on it is of that key alone.

@@ -31,6 +31,7 @@ from anabranch.reports.svg import (
 from anabranch.reports.text import clipped, count_text
 
 BINS_MAX = 30
+STEPS_MAX = 1000  # of a ranked area
 BAR_ROW, BAR_LEFT, BAR_RIGHT, BAR_LABEL_CHARS = 18.0, 118.0, 80.0, 15
 
 
@@ -94,20 +95,27 @@ def bar_chart(bars: Sequence[Bar], parts: Sequence[Part], label: str) -> str:
 
 
 def ranked_area(bars: Sequence[Bar], parts: Sequence[Part], x: Axis, y: Axis) -> str:
-    """Many bars, in the order given, as one stacked area without their labels."""
+    """Many bars, in the order given, as one stacked area without their labels.
+
+    Of many neighbours share a step, which is as high as the one in their middle: no screen could show more.
+    """
     key, top = legend(parts)
     height = HEIGHT + top - TOP
     stacked = np.cumsum(np.array([b.parts for b in bars], dtype=np.int64).T, axis=0)
     xs = x.scale([0.0, float(stacked.shape[1])], LEFT, WIDTH - RIGHT, snug=True)
     ys = y.scale([0.0, float(stacked.max())], height - BOTTOM, top)
     out = [*frame(x, y, xs, ys, height), *key]
+    edges = np.linspace(0, len(bars), min(len(bars), STEPS_MAX) + 1).round().astype(np.int64)
+    stacked = stacked[:, (edges[:-1] + edges[1:]) // 2]
     below = np.zeros_like(stacked[0])
     for (_, colour), upper in zip(parts, stacked, strict=True):
-        outline = _steps(upper, xs, ys) + _steps(below, xs, ys)[::-1]
+        outline = _steps(upper, edges, xs, ys) + _steps(below, edges, xs, ys)[::-1]
         out.append(f'<path class="area {hue(colour)}" d="{path(outline)}Z"/>')
         below = upper
     return svg(out, height, f"{y.label} by {x.label}")
 
 
-def _steps(heights: npt.NDArray[np.int64], xs: AxisScale, ys: AxisScale) -> list[XY]:
-    return [(xs(i + side), ys(float(n))) for i, n in enumerate(heights) for side in (0, 1)]
+def _steps(
+    heights: npt.NDArray[np.int64], edges: npt.NDArray[np.int64], xs: AxisScale, ys: AxisScale
+) -> list[XY]:
+    return [(xs(float(edges[i + side])), ys(float(n))) for i, n in enumerate(heights) for side in (0, 1)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
 
 import numpy as np
 
 from anabranch.core.errors import DataError
 from anabranch.core.model.metrics import ACCURACY
+from anabranch.reports.equal import AT, Against, equally_far
 from anabranch.reports.metrics import axis_of, heading, lacking, metric_names, units_of, value
 from anabranch.reports.page import (
     TRAFFIC,
@@ -28,7 +28,7 @@ from anabranch.reports.page import (
     time_axis,
 )
 from anabranch.reports.plots import Series, Span, line_chart, plot
-from anabranch.reports.result import Kind, Point, Result
+from anabranch.reports.result import Kind, Result
 from anabranch.reports.scales import Axis
 from anabranch.reports.settings import PLACES, SEED, changed
 from anabranch.reports.spreads import RunGroup, Spread, SpreadRow, compare, grouped
@@ -47,18 +47,16 @@ from anabranch.reports.text import (
 
 __all__ = ["Against", "compare", "compare_html", "comparison_svg", "mean_curve"]
 
-Against = Literal["time", "updates", "bytes"]
 Colours = Mapping[str, int]
 Curve = Sequence[tuple[float, float]]
-_AT: dict[Against, Callable[[Point], float]] = {
-    "time": lambda p: p.time_s,
-    "updates": lambda p: p.updates,
-    "bytes": lambda p: p.uplink_bytes + p.downlink_bytes,
-}
 _TITLES: dict[Against, str] = {"time": "time", "updates": "updates", "bytes": "traffic"}
 _CAPTION = (
     "Mean ± sample standard deviation over the seeds. Times and traffic to the target are over the runs "
     "that reached it."
+)
+_EQUAL = (
+    "What each had come to when the run that came least far had ended: of the last measurement that was not "
+    "later, mean ± sample standard deviation over the seeds."
 )
 _HOW_TO_READ = (
     "A line is the mean over the seeds, as far as all of them go; the band about it is from the least to the "
@@ -79,6 +77,7 @@ def compare_html(results: Iterable[Result]) -> str:
         body += _charts(groups, kind, colours)
         rows = [r for r in compare(runs) if (r.workload, r.kind) == (workload, kind)]
         body.append(card("Figures", _figures(rows, colours) + _common(groups), _CAPTION))
+        body += _equal(groups)
     return document("Comparison of runs", body)
 
 
@@ -97,10 +96,10 @@ def comparison_svg(results: Iterable[Result], against: Against = "time", metric:
     names = metric_names(runs)
     if metric and metric not in names:
         raise DataError(f"no run has measured {metric!r}: there is {', '.join(names) or 'nothing'}")
-    if against not in _AT:
-        raise DataError(f"a chart is against one of {', '.join(_AT)}, not {against!r}")
+    if against not in AT:
+        raise DataError(f"a chart is against one of {', '.join(AT)}, not {against!r}")
     name = metric or next(iter(names), ACCURACY)
-    x, ends = _axis(against, kind), [_AT[against](r.history[-1]) for r in runs if r.history]
+    x, ends = _axis(against, kind), [AT[against](r.history[-1]) for r in runs if r.history]
     if against == "bytes" and ends and max(ends) > 4 * min(ends):
         x = replace(x, log=True)
     lines = _series(groups, name, against, _colours(runs))
@@ -136,7 +135,7 @@ def _charts(groups: Sequence[RunGroup], kind: Kind, colours: Colours) -> list[st
 
 
 def _series(groups: Sequence[RunGroup], name: str, against: Against, colours: Colours) -> list[Series]:
-    at, lines = _AT[against], []
+    at, lines = AT[against], []
     for g in groups:
         colour = colours[g.label]
         curves = [[(at(p), v) for p in r.history if (v := value(p, name)) is not None] for r in g.runs]
@@ -197,6 +196,17 @@ def _figures(rows: Sequence[SpreadRow], colours: Colours) -> str:
     known = [(head, [cell(r) for r in rows]) for head, cell in columns]
     telling = [(head, cells) for head, cells in known if any(c != NOTHING for c in cells)]
     return table([head for head, _ in telling], zip(*(cells for _, cells in telling), strict=True))
+
+
+def _equal(groups: Sequence[RunGroup]) -> list[str]:
+    """Kinds side by side when all of them were equally far; nothing of one kind."""
+    found = equally_far(groups)
+    if not found:
+        return []
+    heads = ["strategy", *found]
+    cells = ([_metric_cell(row.metric, row.value) for row in rows] for rows in found.values())
+    lines = zip((safe(group.label) for group in groups), *cells, strict=True)
+    return [card("At equal time, work and traffic", table(heads, lines), _EQUAL)]
 
 
 def _metric_columns(rows: Sequence[SpreadRow]) -> list[Column]:

@@ -15,6 +15,7 @@ from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import RESULT_FILE, Result
 
 SEARCH_FILE = "search.json"
+CHECKPOINT = "checkpoint.sqlite"  # of a simulation that has not ended: it can go on
 LIVE_DATA = "server"  # the data directory of a demo's server
 MARKS = (RESULT_FILE, JOURNAL, EVENTS_FILE, SEARCH_FILE, LIVE_DATA)
 
@@ -27,9 +28,10 @@ def holds_run(folder: Path) -> bool:
 def need_free(folder: Path, option: str = "--out") -> None:
     """Raises `ConfigError` where a run lies in the folder already."""
     if holds_run(folder):
+        goes_on = ", go on with it by --resume (resume=True)" if (folder / CHECKPOINT).exists() else ""
         raise ConfigError(
             f"{folder} holds a run already, and runs are never overwritten: "
-            f"name another folder with {option}, or move that one away"
+            f"name another folder with {option}{goes_on}, or move that one away"
         )
 
 
@@ -49,8 +51,10 @@ def numbered(folder: Path) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def claimed(folder: Path, explicit: bool) -> Iterator[Path]:
+def claimed(folder: Path, explicit: bool, resume: bool = False) -> Iterator[Path]:
     """A folder of its own for a run: this one if it must be, else the first of its name that is free.
+
+    With `resume` it is this one, and may hold a run: whose, the caller finds out.
 
     It is made at once, so that two that begin together get two; and it goes if nothing is written into it.
     Raises `ConfigError` where an `explicit` folder holds a run.
@@ -60,8 +64,9 @@ def claimed(folder: Path, explicit: bool) -> Iterator[Path]:
         folder.parent.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:  # said of the folder that was asked for
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder)) from error
-    if explicit:
-        need_free(folder)
+    if explicit or resume:
+        if not resume:
+            need_free(folder)
         new = [folder, *new] if _made(folder) else new
     else:
         folder = next(f for f in numbered(folder) if _made(f))

@@ -1,4 +1,4 @@
-"""`report.html`: a run on one page, from its `Result` alone."""
+"""`report.html`: a run on one page, from its `Result`, and the river from its events."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.toml import setting_text
+from anabranch.core.errors import DataError
 from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.reports.charts import Bar, bar_chart, histogram
 from anabranch.reports.compression import compression_cards, saving
@@ -15,6 +16,7 @@ from anabranch.reports.devices import PARTS, devices_card
 from anabranch.reports.groups import fairness_card, group_cards
 from anabranch.reports.metrics import axis_of, heading, metric_names, metric_text, units_of, value
 from anabranch.reports.page import (
+    SCRIPTS,
     TRAFFIC,
     UPDATES,
     card,
@@ -34,6 +36,7 @@ from anabranch.reports.page import (
 )
 from anabranch.reports.plots import Series, plot
 from anabranch.reports.result import Point, Result
+from anabranch.reports.river import RIVER_SCRIPT, river_card, river_of
 from anabranch.reports.scales import Axis
 from anabranch.reports.settings import (
     PLACES,
@@ -56,21 +59,26 @@ from anabranch.reports.text import (
 REPORT_FILE = "report.html"
 
 
-def write_report(result: Result, folder: Path) -> Path:
-    """Writes `report.html` into the run folder."""
+def write_report(result: Result, folder: Path, run: Path | None = None) -> Path:
+    """Writes `report.html` into a folder; `run` is that of the run, where the page goes elsewhere."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / REPORT_FILE
-    path.write_text(report_html(result), encoding="utf-8")
+    try:
+        river = river_card(river_of(run or folder), result.kind)
+    except DataError as error:  # a page without this figure is better than none
+        river = river_card(None, result.kind, str(error))
+    path.write_text(report_html(result, river), encoding="utf-8")
     return path
 
 
-def report_html(result: Result) -> str:
-    """The whole page, self-contained."""
+def report_html(result: Result, river: str = "") -> str:
+    """The whole page, self-contained, with the card of its river."""
     title = f"{result.strategy} on {result.workload}"
     body = [
         header(title, _about(result)),
         _ended(result),
         tiles(_key_figures(result)),
+        river,
         grid([*_metric_cards(result), *group_cards(result)]),
         *fairness_card(result),
         grid(compression_cards(result)),
@@ -79,7 +87,7 @@ def report_html(result: Result) -> str:
         _config_card(result),
         _origin_card(result),
     ]
-    return document(f"{title}, seed {result.seed}", body)
+    return document(f"{title}, seed {result.seed}", body, (*SCRIPTS, RIVER_SCRIPT) if river else SCRIPTS)
 
 
 def _about(r: Result) -> str:

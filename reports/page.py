@@ -13,6 +13,13 @@ from anabranch.reports.text import BYTES, SECONDS, count_text, safe
 UPDATES = Axis("applied updates", whole=True)
 TRAFFIC = Axis("uplink + downlink", BYTES)
 
+SCRIPTS = ("hover.js", "plot.js")
+_BRAND = (
+    '<svg class="brand" viewBox="0 0 32 32" aria-hidden="true"><path class="brand-water" d="M0 16h32"/>'
+    '<path class="brand-stale" d="M2 16c7 0 5-10 12-10s6 10 14 10"/>'
+    '<path class="brand-fresh" d="M6 16c6 0 4 9 10 9s5-9 12-9"/></svg>'
+)
+
 # Whatever slips in, a browser with this policy fetches nothing.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 
@@ -22,8 +29,8 @@ def time_axis(kind: str) -> Axis:
     return Axis("virtual time" if kind == "simulated" else "time", SECONDS)
 
 
-def document(title: str, body: Iterable[str]) -> str:
-    """A whole page. The title is escaped; the body is HTML already."""
+def document(title: str, body: Iterable[str], scripts: Iterable[str] = SCRIPTS) -> str:
+    """A whole page. The title is escaped; the body is HTML already; `scripts` are files beside this one."""
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -39,7 +46,7 @@ def document(title: str, body: Iterable[str]) -> str:
 <main>
 {"".join(f"{part}{chr(10)}" for part in body)}</main>
 <script>
-{resource("hover.js")}{resource("plot.js")}</script>
+{"".join(map(resource, scripts))}</script>
 </body>
 </html>
 """
@@ -58,7 +65,7 @@ def standalone(svg: str) -> str:
 
 def header(title: str, subtitle: str) -> str:
     """The page's heading."""
-    return f"<header><h1>{safe(title)}</h1><p>{safe(subtitle)}</p></header>"
+    return f"<header>{_BRAND}<div><h1>{safe(title)}</h1><p>{safe(subtitle)}</p></div></header>"
 
 
 def tile(name: str, value: str, remark: str = "") -> str:
@@ -95,10 +102,10 @@ def columns(*sides: Iterable[str]) -> str:
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table that scrolls sideways where it must. Heads are escaped; cells are HTML already."""
-    heads = "".join(f"<th>{safe(h)}</th>" for h in head)
+    heads = "".join(f"<th>{safe(h)}</th>" if h else "<td></td>" for h in head)
     top = f"<thead><tr>{heads}</tr></thead>" if head else ""
     lines = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table>{top}<tbody>{lines}</tbody></table></div>'
+    return f'<div class="scroll" tabindex="0"><table>{top}<tbody>{lines}</tbody></table></div>'
 
 
 def legend_list(entries: Iterable[tuple[str, int]]) -> str:

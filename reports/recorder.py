@@ -38,6 +38,7 @@ from anabranch.reports.result import (
     measured_names,
 )
 from anabranch.reports.trackers import Trackers
+from anabranch.reports.tracking.run import Moment
 
 EVENTS_FILE = "events.jsonl"
 
@@ -154,7 +155,8 @@ class Recorder:
         for tally in (self._total, self._tally(client)):
             tally.downlink_bytes += payload_bytes
             tally.downlink_bytes_full += full_bytes or payload_bytes
-        self._emit(now, "downloaded", {"client": client, "bytes": payload_bytes})
+        full = {"full_bytes": full_bytes} if full_bytes not in (0, payload_bytes) else {}
+        self._emit(now, "downloaded", {"client": client, "bytes": payload_bytes, **full})
 
     def compressed(self, now: float, version: int, uplink: str, downlink: str, why: str = "") -> None:
         """What a task of this version travels by; only a change is kept."""
@@ -195,11 +197,13 @@ class Recorder:
         examples: int,
         raw_bytes: int = 0,
         metrics: Mapping[str, float] | None = None,
+        task: str = "",
+        codec: str = "",
     ) -> None:
         """An update was judged, and `version` is the model's after it. Raw it has `raw_bytes` (0: as many).
 
-        `metrics` are those of its training. Once for each update: a resend that gets its old receipt is a
-        `note`.
+        `metrics` are those of its training; its `task` and its `codec` are told where they are known. Once
+        for each update: a resend that gets its old receipt is a `note`.
         """
         rejected = decision.verdict is Verdict.REJECTED
         for tally in (self._total, self._tally(client)):
@@ -216,7 +220,7 @@ class Recorder:
             self._rejections[decision.reason.value or "unspecified"] += 1
         else:
             self._staleness[decision.staleness] += 1
-        row = {
+        row: dict[str, Any] = {
             "client": client,
             "version": version,
             "verdict": decision.verdict.value,
@@ -227,6 +231,11 @@ class Recorder:
             "uplink_bytes": uplink_bytes,
             "examples": examples,
         }
+        row |= {"raw_bytes": raw_bytes} if raw_bytes not in (0, uplink_bytes) else {}
+        row |= {"codec": codec} if codec else {}
+        row |= {"task": task} if task else {}
+        finite = {name: float(v) for name, v in (metrics or {}).items() if math.isfinite(v)}
+        row |= {"metrics": finite} if finite else {}
         self._emit(now, "decided", row)
 
     def trained(self, now: float, client: str, spec: ParamSpec, submodel: Submodel | None) -> None:
@@ -254,9 +263,9 @@ class Recorder:
         version whose publication was not recorded is dated by its first evaluation.
         """
         measured = {name: float(v) if math.isfinite(v) else None for name, v in metrics.items()}
-        self._marks.setdefault(version, self._mark(now))
+        mark = self._marks.setdefault(version, self._mark(now))
         self._measured[version] = measured
-        self.trackers.metrics(version, measured)
+        self.trackers.metrics(version, measured, Moment(version, *mark))
         self._emit(now, "evaluated", {"version": version, **measured})
 
     def note(self, now: float, kind: str, /, **data: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -56,6 +57,25 @@ def differing(configs: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
         and k != SEED
         and any(o.get(k, _MISSING) != known[0].get(k, _MISSING) for o in known)
     )
+
+
+def told_apart(there: Mapping[str, Any] | None, here: Mapping[str, Any]) -> list[str]:
+    """In words, what two configurations differ in, the seed too; nothing where only one is known.
+
+    Whoever trains is the same until it is settled who.
+    """
+    if there is None:
+        return []
+    known, mine = ({**_defaults(), **_keys(json.loads(json.dumps(one)))} for one in (there, here))
+    keys = [key for key in dict.fromkeys([*known, *mine]) if key not in PLACES]
+    found = [key for key in keys if known.get(key, _MISSING) != mine.get(key, _MISSING)]
+    if AUTO in (known[EXECUTOR], mine[EXECUTOR]) and EXECUTOR in found:
+        found.remove(EXECUTOR)
+    return [f"{key} is {_shown(known, key)} there and {_shown(mine, key)} here" for key in found]
+
+
+def _shown(found: Settings, key: str) -> str:
+    return setting_text(found[key]) if key in found else "not set"
 
 
 def all_settings(config: Mapping[str, Any]) -> Settings:

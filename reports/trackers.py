@@ -9,51 +9,25 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TextIO
 
-from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, members, name_of
 from anabranch.reports.result import Result
+from anabranch.reports.tracking.run import Moment, TrackedRun
 from anabranch.support.own_code import own_code, told
 
 log = logging.getLogger(__name__)
 METRICS_FILE = "metrics.jsonl"
 
 
-@dataclass(frozen=True)
-class TrackedRun:
-    """A run that begins, or that a server goes on with. `kind`: `simulated` or `live`.
-
-    `config` has passwords masked. `folder` is where the run leaves its files; None: nowhere.
-    """
-
-    name: str
-    strategy: str
-    workload: str
-    seed: int
-    kind: str
-    config: Mapping[str, Any]
-    folder: Path | None = None
-
-    @classmethod
-    def of(cls, config: Config, kind: str, folder: Path | None) -> TrackedRun:
-        """The run of a configuration."""
-        run = config.run
-        return cls(run.name, config.strategy.name, run.workload, run.seed, kind, config.to_json(), folder)
-
-    @classmethod
-    def of_result(cls, result: Result, folder: Path) -> TrackedRun:
-        """A run that has ended, of which this is left in `folder`."""
-        name = str(dict(result.config.get("run", {})).get("name", result.workload))
-        told = result.strategy, result.workload, result.seed, result.kind, result.config
-        return cls(name, *told, folder)
-
-
 class Tracker(Protocol):
-    """A class of one is made without arguments."""
+    """A class of one is made without arguments.
+
+    One that has `at(moment)` as well is told, before each `metrics`, how the run stood when the version
+    came: a `Moment`, with the time, the updates and the bytes that it may be drawn against.
+    """
 
     name: ClassVar[str]
 
@@ -101,9 +75,14 @@ def _check(found: Any) -> None:
         raise ConfigError("a tracker is a class, made without arguments")
 
 
-TRACKERS = PartKind(
-    "tracker", "trackers", ("run.trackers",), {JsonLines.name: JsonLines}, members(Tracker), _check
-)
+BUILT_IN: dict[str, Any] = {
+    JsonLines.name: JsonLines,
+    "tensorboard": "anabranch.reports.tracking.tensorboard:TensorBoard",
+    "mlflow": "anabranch.reports.tracking.mlflow:Mlflow",
+    "wandb": "anabranch.reports.tracking.wandb:WeightsAndBiases",
+    "prometheus": "anabranch.reports.tracking.prometheus:PrometheusRemote",
+}
+TRACKERS = PartKind("tracker", "trackers", ("run.trackers",), BUILT_IN, members(Tracker), _check)
 
 
 class Trackers:
@@ -121,9 +100,11 @@ class Trackers:
         """The run begins."""
         self._tell("start", lambda tracker: tracker.start(run))
 
-    def metrics(self, version: int, values: Mapping[str, float | None]) -> None:
-        """A version was measured."""
+    def metrics(self, version: int, values: Mapping[str, float | None], moment: Moment | None = None) -> None:
+        """A version was measured, which came at this moment."""
         finite = _finite(values)
+        if moment is not None:
+            self._tell("at", lambda tracker: _at(tracker, moment))
         self._tell("metrics", lambda tracker: tracker.metrics(version, finite))
 
     def finish(self, result: Mapping[str, Any]) -> None:
@@ -151,10 +132,18 @@ def tell_of(result: Result, folder: Path, names: Sequence[str]) -> None:
         with own_code(tracker, "start"):
             tracker.start(run)
         for point in result.history:
+            with own_code(tracker, "at"):
+                _at(tracker, Moment.of(point))
             with own_code(tracker, "metrics"):
                 tracker.metrics(point.version, _finite(point.measured))
         with own_code(tracker, "finish"):
             tracker.finish(result.to_json())
+
+
+def _at(tracker: Tracker, moment: Moment) -> None:
+    """Tell it of a moment, if it wants to know."""
+    if (at := getattr(tracker, "at", None)) is not None:
+        at(moment)
 
 
 def _finite(values: Mapping[str, float | None]) -> dict[str, float]:

@@ -58,9 +58,7 @@ def fetch(**fields: Any) -> devices.FetchModelRequest:
     return devices.FetchModelRequest(client_id=DEVICE, manifest_sha256=MANIFEST, codecs=["raw:1"], **fields)
 
 
-def push(
-    update_id: str, task_id: str, base: int, start: int = 0, stop: int = 16, **more: Any
-) -> list[Message]:
+def push(update_id: str, task_id: str, base: int, start: int = 0, stop: int = 16, **more: Any) -> list[Any]:
     """The messages of an update, with its bytes from `start` to `stop` in chunks of at most ten."""
     data = struct.pack("<4f", *DELTAS[update_id])
     header = devices.UpdateHeader(
@@ -89,6 +87,11 @@ def push(
         devices.PushUpdateRequest(header=header),
         *(devices.PushUpdateRequest(chunk=chunk) for chunk in chunks),
     ]
+
+
+def exchange(data: bytes = b"", **head: Any) -> devices.ExchangeRequest:
+    """A message of the other door."""
+    return devices.ExchangeRequest(head=devices.RequestHead(**head), data=data)
 
 
 def query(update_id: str) -> devices.QueryUploadRequest:
@@ -127,6 +130,8 @@ def steps() -> list[tuple[str, str, Sequence[Message]]]:
         ("AskTask", "the id of a task that is over", [ask("task-1")]),
         ("Heartbeat", "a task that is over: CANCEL", [heartbeat("task-1", 2.0)]),
         ("AskTask", "a task of version 1", [ask("task-2")]),
+        ("Exchange", "by the other door: answers that are known", _known()),
+        ("Exchange", "an error ends it", _failing()),
         ("FetchModel", "the newest version", [fetch()]),
         ("FetchModel", "no newer one than version 1", [fetch(newer_than=1)]),
         ("FetchModel", "a version that is not there", [fetch(version=9)]),
@@ -149,6 +154,24 @@ def steps() -> list[tuple[str, str, Sequence[Message]]]:
         ("Heartbeat", "the run has ended: FINISHED", [heartbeat("task-6", 0.0)]),
         ("FetchModel", "the last version", [fetch()]),
     ]
+
+
+def _known() -> list[Message]:
+    """The same ask again, a model, a push again in one message, and what else an exchange has."""
+    header, *chunks = push("update-1", "task-1", 0)
+    data = b"".join(chunk.chunk.data for chunk in chunks)
+    return [
+        exchange(ask=ask("task-2")),
+        exchange(fetch=fetch(version=1, offset=10)),
+        exchange(data, push=header.header),
+        exchange(query=query("update-1")),
+        exchange(heartbeat=heartbeat("task-1", 2.0)),
+    ]
+
+
+def _failing() -> list[Message]:
+    """A version that is not there, and a request that is not looked at any more."""
+    return [exchange(fetch=fetch(version=9)), exchange(query=query("update-1"))]
 
 
 def record(address: str) -> dict[str, Any]:

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Set up the virtual environment, and the Debian packages if they can be had. Called by `make setup`.
 #   VENV    where the virtual environment goes (.venv)
+#   EXTRA   what the environment is for: dev, or libraries (make libraries)
 #   TORCH   what to ask pip for; add "--index-url ..." to choose a build
 #   PYTHON  the interpreter to start from (any that is 3.11 or newer)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 VENV="${VENV:-.venv}"
+EXTRA="${EXTRA:-dev}"
 TORCH="${TORCH:-torch==2.13.0}"
 
 say() { printf '==> %s\n' "$*"; }
@@ -44,8 +46,8 @@ install_python_packages() {
   say "$TORCH"
   # shellcheck disable=SC2086  # TORCH may carry options
   "${pip[@]}" install --quiet --progress-bar off $TORCH
-  say "anabranch, editable, with the tools of its developers"
-  "${pip[@]}" install --quiet --progress-bar off --editable ".[dev]"
+  say "anabranch, editable, with its extra $EXTRA"
+  "${pip[@]}" install --quiet --progress-bar off --editable ".[$EXTRA]"
 }
 
 install_fashion_mnist() {
@@ -58,5 +60,5 @@ install_fashion_mnist() {
 
 make_venv
 install_python_packages
-install_fashion_mnist
+[ "$EXTRA" != dev ] || install_fashion_mnist
 say "ready: $("$VENV/bin/python" --version)"

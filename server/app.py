@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from anabranch.compress.broadcast import downlink_at
 from anabranch.core import events as ev
 from anabranch.core.clock import EventClock, Seconds
 from anabranch.core.config.goal import Goal
-from anabranch.core.config.tables import Config
+from anabranch.core.config.tables import Config, ServerTable
 from anabranch.core.effects import Effect
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.objections import tasks_of_use
@@ -34,14 +34,19 @@ from anabranch.core.snapshot import Snapshot
 from anabranch.host.build import Blueprint
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.reports.trackers import Trackers
+from anabranch.server.backup import check_restored
 from anabranch.server.calls import Calls
 from anabranch.server.chronicle import Chronicle, Standing
 from anabranch.server.clock import run_clock
+from anabranch.server.exposition import Exposition
 from anabranch.server.feed import Feed
+from anabranch.server.figures import RunFigures
 from anabranch.server.heap import bound_heap
 from anabranch.server.intake import Intake
 from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest, read_manifest
+from anabranch.server.metrics import Metrics
 from anabranch.server.models import Models
+from anabranch.server.notify import READY, STOPPING, beat_s, keep_alive, notify
 from anabranch.server.ports import Ports
 from anabranch.server.presence import Presence
 from anabranch.server.proofs import keep_authority
@@ -74,9 +79,14 @@ class ServerInfo:
     version: int
     replayed: int
     recovery_s: float
+    # For Prometheus; empty unless `server.metrics_address` names one.
+    metrics_address: str = ""
     # Where devices join, and the SHA-256 (hex) of the authority's certificate; empty without TLS.
     join_address: str = ""
     ca_sha256: str = ""
+
+
+Ready = Callable[[ServerInfo], None] | None
 
 
 @dataclass(frozen=True)
@@ -91,7 +101,7 @@ async def serve(
     config: Config,
     manifest: Manifest,
     *,
-    ready: Callable[[ServerInfo], None] | None = None,
+    ready: Ready = None,
     limits: Limits | None = None,
     stop: asyncio.Event | None = None,
     insecure: bool = False,
@@ -112,31 +122,22 @@ async def serve(
     Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
     the writer fail, the error that stopped it: `LeadershipLost` where another server took over.
     """
-    identity = _identity(config, insecure, wall)
+    identity = identity_of(config, insecure, wall)
     bound_heap()
     stop, limits = stop or asyncio.Event(), limits or config.limits
-    _stop_on_signals(stop)
+    stop_on_signals(stop)
     table = config.server
-    store = store or store_of(table, limits)
-    check_standby(table, store)
+    store = checked_store(table, limits, store)
     try:
-        async with Tenure(store) as tenure:
+        async with Tenure(store) as tenure, _exposed(table.metrics_address, ready) as (metrics, ready):
             begin = partial(recover, store, config, manifest, limits, wall)
             ports = StandbyPorts(config, limits, identity, insecure)
             turn = await await_turn(begin, config, ports, stop, waiting)
             if turn is not None:
                 config, recovered = turn
-                config = as_started(Config.from_json(recovered.info.config), config)
-                keep_manifest(kept_manifest(Path(table.data_dir)), manifest)
-                _keep_register(config, identity)
-                frozen = manifest.frozen
+                led = led_run(store, recovered, config, manifest, limits, identity, wall, metrics, tenure)
                 del manifest, begin  # the first weights are in the engine: no need to hold them twice
-                authority = None if identity is None else identity.authority
-                restored = read_restored(Path(table.data_dir), store, recovered.info, authority)
-                async with _live(store, recovered, config, frozen, limits, identity, wall) as run:
-                    run.restored = restored
-                    await run.writer.look_store(partial(_rate, run.models))
-                    tenure.watch(run.writer)
+                async with led as run:
                     await _serve(run, recovered, ready, (ended, reopened), stop, insecure)
     except AnabranchError as error:
         if (reason := await tenure.reason(error)) is error:
@@ -150,13 +151,67 @@ async def serve(
     return 0
 
 
+@asynccontextmanager
+async def _exposed(address: str, ready: Ready) -> AsyncIterator[tuple[Metrics, Ready]]:
+    """The metrics of this process, where Prometheus reads them if it does: while it stands by, too.
+
+    `ready` is given back, told of the address as well.
+    """
+    metrics = Metrics()
+    port = Exposition(metrics.registry, address) if address else None
+    shown = "" if port is None else port.address
+    try:
+        yield metrics, None if ready is None else lambda info: ready(replace(info, metrics_address=shown))
+    finally:
+        if port is not None:
+            await port.close()
+
+
+def checked_store(table: ServerTable, limits: Limits, given: Store | None = None) -> Store:
+    """Where the run is kept. Raises `ConfigError`, and `DataError` for data that are half put back."""
+    check_restored(Path(table.data_dir))
+    store = given or store_of(table, limits)
+    check_standby(table, store)
+    return store
+
+
+@asynccontextmanager
+async def led_run(
+    store: Store,
+    recovered: Recovered,
+    config: Config,
+    manifest: Manifest,
+    limits: Limits,
+    identity: ServerIdentity | None,
+    wall: Seconds,
+    metrics: Metrics,
+    tenure: Tenure,
+) -> AsyncIterator[LiveRun]:
+    """The run that was recovered, to be served as `config` says; whoever serves it opens the ports."""
+    config = as_started(Config.from_json(recovered.info.config), config)
+    folder = Path(config.server.data_dir)
+    keep_manifest(kept_manifest(folder), manifest)
+    _keep_register(config, identity)
+    frozen = manifest.frozen
+    del manifest
+    restored = read_restored(folder, store, recovered.info, None if identity is None else identity.authority)
+    async with _live(store, recovered, config, frozen, limits, identity, wall, metrics) as run:
+        run.restored = restored
+        await run.writer.look_store(partial(_rate, run.models))
+        tenure.watch(run.writer)
+        if recovered.said:
+            said = ev.SettingsChanged(run.writer.now(), recovered.said, recovered.said_by, at_start=True)
+            await run.writer.submit(said)
+        yield run
+
+
 def _rate(models: Models, store: Store) -> None:
     """What followers have reported of the versions that are still here."""
     for version in sorted(models.exact()):
         models.rate(version, store.metrics(version))
 
 
-def _identity(config: Config, insecure: bool, wall: Seconds) -> ServerIdentity | None:
+def identity_of(config: Config, insecure: bool, wall: Seconds) -> ServerIdentity | None:
     """What guards the ports, None where none needs it. Raises `ConfigError`."""
     folder = Path(config.identity.folder)
     addresses = (config.server.address, config.server.admin_address)
@@ -178,7 +233,7 @@ def _keep_register(config: Config, identity: ServerIdentity | None) -> None:
 async def _serve(
     run: LiveRun,
     recovered: Recovered,
-    ready: Callable[[ServerInfo], None] | None,
+    ready: Ready,
     over: tuple[Callable[[RunEnded], None] | None, Callable[[], None] | None],
     stop: asyncio.Event,
     insecure: bool,
@@ -187,23 +242,39 @@ async def _serve(
 
     `over`: who is told that the run has ended, and who that it goes on.
     """
-    if recovered.said:
-        said = ev.SettingsChanged(run.writer.now(), recovered.said, recovered.said_by, at_start=True)
-        await run.writer.submit(said)
     ports = Ports(run, insecure)
     await ports.open()
+    notify(READY, f"STATUS=serving {run.info.name} on {ports.address}")
     if ready is not None:
         ready(_info(ports, recovered, run))
-    ended, reopened = over
+    alive = asyncio.create_task(keep_alive(lambda: [run.writer], beat_s()))
+    try:
+        await until_over(run, stop, *over)
+        await _drain(run, ports)
+    finally:
+        alive.cancel()
+    check_done(run)
+
+
+async def until_over(
+    run: LiveRun,
+    stop: asyncio.Event,
+    ended: Callable[[RunEnded], None] | None,
+    reopened: Callable[[], None] | None,
+) -> None:
+    """Wait until it is time to stop, or the writer has; say when the run has ended, and when it goes on."""
     while not (stop.is_set() or run.writer.stopped.is_set()):
-        await _first(stop, run.writer.stopped, run.ended)
+        await first(stop, run.writer.stopped, run.ended)
         if run.ended.is_set():
             if ended is not None:
                 ended(RunEnded(run.writer.glance.finished, run.models.best is not None))
-            await _first(stop, run.writer.stopped, run.going_on)
+            await first(stop, run.writer.stopped, run.going_on)
             if reopened is not None and run.going_on.is_set():
                 reopened()
-    await _drain(run, ports)
+
+
+def check_done(run: LiveRun) -> None:
+    """Raises what has stopped the writer, and `ConfigError` for a register that was taken back meanwhile."""
     if run.identity is not None:
         check_register(Path(run.config.server.data_dir), run.identity.authority)
     if run.writer.failure is not None:
@@ -219,6 +290,7 @@ async def _live(
     limits: Limits,
     identity: ServerIdentity | None,
     wall: Seconds,
+    metrics: Metrics,
 ) -> AsyncIterator[LiveRun]:
     """The parts of the run, started; closed in the opposite order."""
     server, spec = config.server, recovered.engine.spec
@@ -226,13 +298,15 @@ async def _live(
     codec_at = downlink_at(recovered.engine.strategy, config.downlink.codec)
     models = Models(folder, spec, frozen, codec_at, Goal.of(config.run))
     clock = run_clock(recovered.last_now, wall)
-    writer = _writer(store, recovered, config, models, clock, limits)
+    writer = _writer(store, recovered, config, models, clock, limits, metrics)
     uploads, feed = Uploads(store.blobs, limits, server.upload_bytes_per_client), Feed()
     await uploads.find(tasks_of_use(recovered.engine))
     chronicle = Chronicle(lambda: writer.glance, clock.now())
 
     def listen(seq: int, now: float, effects: Sequence[Effect]) -> None:
         feed.tell(seq, now, effects)
+        metrics.tell(seq, now, effects)
+        run.moments.tell(seq, now, effects)
         chronicle.tell(seq, now, effects)
         uploads.hear(effects)
         run.hear(effects)
@@ -245,8 +319,10 @@ async def _live(
     run.calls = intake.calls
     run.presence = Presence(writer.glance.settings.lease_s)
     run.set_over(bool(writer.glance.finished))
+    metrics.figures = RunFigures(run)
     writer.start()
-    chores = [asyncio.create_task(chore) for chore in (_keep(chronicle, writer), _sweep(uploads, writer))]
+    works = (_keep(chronicle, writer), _sweep(uploads, writer))
+    chores = [asyncio.create_task(work) for work in works]
     tracking = asyncio.create_task(track(run, Trackers.of(config.run.trackers)))
     try:
         yield run
@@ -281,11 +357,19 @@ async def _sweep(uploads: Uploads, writer: Writer) -> None:
 
 
 def _writer(
-    store: Store, recovered: Recovered, config: Config, models: Models, clock: EventClock, limits: Limits
+    store: Store,
+    recovered: Recovered,
+    config: Config,
+    models: Models,
+    clock: EventClock,
+    limits: Limits,
+    metrics: Metrics,
 ) -> Writer:
     server, engine = config.server, recovered.engine
     place = (recovered.history, recovered.seq, recovered.saved)
-    writer = Writer(engine, store, models, clock, *place, every_of(config), limits, Keep.of(server.keep))
+    writer = Writer(
+        engine, store, models, clock, *place, every_of(config), limits, Keep.of(server.keep), metrics
+    )
     kept = kept_manifest(Path(server.data_dir))
 
     blueprint = Blueprint.of(config, engine.spec, limits)
@@ -304,14 +388,16 @@ def every_of(config: Config) -> Every:
 
 
 async def _drain(run: LiveRun, ports: Ports) -> None:
+    notify(STOPPING)
     run.draining = True
     run.feed.close()
+    run.streams.close()
     grace_s = run.config.server.drain_s if run.writer.failure is None else 0.0  # no call can succeed any more
     log.info("draining, at most %.0f s", grace_s)
     await ports.close(grace_s)
 
 
-async def _first(*events: asyncio.Event) -> None:
+async def first(*events: asyncio.Event) -> None:
     """Wait until one of the events is set."""
     waits = [asyncio.ensure_future(event.wait()) for event in events]
     await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -319,7 +405,8 @@ async def _first(*events: asyncio.Event) -> None:
         wait.cancel()
 
 
-def _stop_on_signals(stop: asyncio.Event) -> None:
+def stop_on_signals(stop: asyncio.Event) -> None:
+    """Have SIGTERM and SIGINT set it, where this is the main thread."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         try:

@@ -19,7 +19,7 @@ from anabranch.core.effects import Effect, Granted, Published
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import AnabranchError, StoreCorrupt, StoreFull
-from anabranch.core.journal import Record, to_record
+from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import digest
 from anabranch.core.model.updates import Receipt, Task
@@ -29,9 +29,11 @@ from anabranch.host.run import Run, Settlement
 from anabranch.server.failpoints import reach
 from anabranch.server.glance import Glance, Glances
 from anabranch.server.history import History
+from anabranch.server.metrics import Measure, Metrics
 from anabranch.server.models import DIGEST_BYTES_MAX, Models
 from anabranch.server.saving import Every, PendingSnapshot, SavedPoint, Saving, SnapshotFile
 from anabranch.server.store.base import DiskFailed, Entry, Projection, Store
+from anabranch.support.tracing import here, span_of
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +67,8 @@ class Call:
     effects: list[Effect] = field(default_factory=list)
     value: Any = None
     error: BaseException | None = None
+    queued_at: float = field(default_factory=time.perf_counter)
+    trace: Any = field(default_factory=here)  # the span that it came in, if its update is traced
 
     def take(self, found: Settlement) -> bool:
         """Note what the event comes to; whether that is for the log."""
@@ -95,7 +99,9 @@ class Books:
         history: History,
         limits: Limits = DEFAULT_LIMITS,
         keep: Keep = ALL,
+        metrics: Metrics | None = None,
     ) -> None:
+        self.metrics = metrics or Metrics()
         self.run = Run(engine, line := WaitingLine(limits), limits, self._stored)
         self.engine, self.line, self.glances = engine, line, Glances(engine)
         self.store, self.models, self.history = store, models, history
@@ -107,6 +113,7 @@ class Books:
 
     def commit(self, batch: Sequence[Call]) -> Glance:
         """Answer a batch; returns how the run stands then. Raises what no restart may ignore."""
+        began, began_ns = time.perf_counter(), time.time_ns()
         reach("batch_taken")
         self._name_snapshot()
         self.run.begin(call.event for call in batch if call.event is not None)
@@ -123,7 +130,13 @@ class Books:
         while self.line.sessions.news:
             log.warning(TWICE, self.line.sessions.news.pop())
         reach("answers_ready")
-        return self.glances.take()
+        glance = self.glances.take()
+        if logged:
+            self.metrics.batch_events.add(len(logged))
+            self.metrics.commit_s.add(time.perf_counter() - began)
+            for call in logged:
+                span_of("commit", call.trace, began_ns, events=len(logged))
+        return glance
 
     def project(self) -> None:
         """Write what the log implies, all of it."""
@@ -203,9 +216,10 @@ class Books:
             return
         before = self.seq
         for call, seq, entry in zip(calls, seqs, entries, strict=True):
-            self._apply(call, seq, entry.record)
+            self._apply(call, seq, entry)
         if self.seq > before:
-            self.store.acknowledge(self.history.mark(self.seq))
+            with _timed(self.metrics.fsync_s):
+                self.store.acknowledge(self.history.mark(self.seq))
         self.models.retain(self.engine.ledger.bases)
         self.models.retain_parts(self.engine.ledger.tasks)
         if calls[-1].event is not None:
@@ -224,20 +238,25 @@ class Books:
     def _append(self, entries: list[Entry]) -> list[int | None]:
         if not entries and not self._projections:
             return []
-        seqs = self.store.append(entries, self._projections)
+        with _timed(self.metrics.append_s):
+            seqs = self.store.append(entries, self._projections)
         self._projections = []
         return seqs
 
-    def _apply(self, call: Call, seq: int | None, record: Record) -> None:
+    def _apply(self, call: Call, seq: int | None, entry: Entry) -> None:
         assert call.event is not None
         if seq is None:  # in the log from long ago: the engine has forgotten it, the store has not
             assert isinstance(call.event, ev.UpdateArrived)
             call.take(self.run.repeat(call.event))
             return
         self.seq = call.seq = seq
+        began, began_ns = time.perf_counter(), time.time_ns()
         call.effects = self.run.apply(Settlement(call.event, call.effects))
+        if isinstance(call.event, ev.UpdateArrived):
+            self.metrics.fold_s.add(time.perf_counter() - began)
+            span_of("fold", call.trace, began_ns)
         reach("handled")
-        digests, links = {}, self.history.follow(record, call.effects)
+        digests, links = {}, self.history.follow(entry.line, call.effects)
         for effect in call.effects:
             if isinstance(effect, Granted):
                 self._keep(call.event, effect.task)
@@ -265,6 +284,14 @@ class Books:
         with _without_snapshot_if_full():
             self.begin_snapshot(now)
         self._name_snapshot()
+
+
+@contextmanager
+def _timed(measure: Measure) -> Iterator[None]:
+    """Inside is what takes the time. What fails is not measured."""
+    began = time.perf_counter()
+    yield
+    measure.add(time.perf_counter() - began)
 
 
 @contextmanager

@@ -88,24 +88,12 @@ class Feed:
 def _happening(seq: int, now: float, effect: Effect) -> Happening | None:
     match effect:
         case Granted(task=task, again=False):
-            data = {"task_id": task.task_id, "expires_at_s": task.expires_at}
+            data = {"task_id": task.task_id, "expires_at_s": task.expires_at, "uplink": task.uplink}
             return Happening(seq, now, "granted", task.client_id, task.base_version, data)
         case Refused(ask=ask, reason=reason, detail=detail):
             return Happening(seq, now, "refused", ask.client_id, 0, {"reason": reason, "detail": detail})
-        case Decided(client_id=client_id, receipt=receipt, examples=examples, duplicate=duplicate):
-            decision = receipt.decision
-            data = {
-                "update_id": receipt.update_id,
-                "task_id": receipt.task_id,
-                "verdict": decision.verdict,
-                "staleness": decision.staleness,
-                "weight": decision.weight,
-                "reason": decision.reason,
-                "detail": decision.detail,
-                "examples": examples,
-                "duplicate": duplicate,
-            }
-            return Happening(seq, now, "decided", client_id, receipt.version, data)
+        case Decided():
+            return _judged(seq, now, effect)
         case Published(version=version, update_ids=update_ids):
             return Happening(seq, now, "published", "", version, {"updates": len(update_ids)})
         case LeaseEnded(task=task, end=end):
@@ -115,6 +103,27 @@ def _happening(seq: int, now: float, effect: Effect) -> Happening | None:
             return Happening(seq, now, "finished", "", 0, {"why": why})
         case _:
             return _ordered(seq, now, effect)
+
+
+def _judged(seq: int, now: float, decided: Decided) -> Happening:
+    """What became of an update."""
+    receipt, payload = decided.receipt, decided.payload
+    decision = receipt.decision
+    data: dict[str, Any] = {
+        "update_id": receipt.update_id,
+        "task_id": receipt.task_id,
+        "verdict": decision.verdict,
+        "staleness": decision.staleness,
+        "weight": decision.weight,
+        "reason": decision.reason,
+        "detail": decision.detail,
+        "examples": decided.examples,
+        "duplicate": decided.duplicate,
+        "metrics": dict(decided.metrics),
+    }
+    if payload is not None:
+        data |= {"uplink_bytes": payload.size_bytes, "codec": payload.codec, "raw_bytes": decided.raw_bytes}
+    return Happening(seq, now, "decided", decided.client_id, receipt.version, data)
 
 
 def _ordered(seq: int, now: float, effect: Effect) -> Happening | None:

@@ -6,6 +6,7 @@ is in it: two looks at one of them agree, and it has all that whoever was answer
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
@@ -14,7 +15,7 @@ from anabranch.core.engine.changes import Changes
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import Counters, Touched
 from anabranch.core.engine.settings import EngineSettings
-from anabranch.core.model.updates import Capability, Receipt, Task
+from anabranch.core.model.updates import Capability, Receipt, Task, TaskState
 
 V = TypeVar("V")
 ABOVE_MIN = 64
@@ -57,7 +58,7 @@ class Layered(Generic[V]):
 class Glance:
     """How a run stands after a batch: never changes, so that any thread may read it.
 
-    `deadline`: when a tick is due, None for never.
+    `deadline`: when a tick is due, None for never. `clients_training`: those that have a live task.
     """
 
     strategy: str
@@ -67,6 +68,8 @@ class Glance:
     deadline: float | None
     counters: Counters
     clients_enrolled: int
+    clients_training: int
+    clients_quarantined: int
     live_tasks: int
     settings: EngineSettings
     changes: Changes
@@ -83,13 +86,18 @@ class Glances:
         ledger.touched = Touched()
         self._clients = Layered({c: record.capability for c, record in ledger.clients.items()})
         self._tasks, self._receipts = Layered(dict(ledger.tasks)), Layered(dict(ledger.receipts))
+        self._training = Counter(task.client_id for task in ledger.leased())
 
     def take(self) -> Glance:
         """How the run stands now."""
         engine, ledger = self._engine, self._engine.ledger
         touched, ledger.touched = ledger.touched or Touched(), Touched()
         self._clients = self._clients.changed({c: ledger.clients[c].capability for c in touched.clients})
-        self._tasks = self._tasks.changed({t: ledger.tasks.get(t) for t in touched.tasks})
+        tasks = {t: ledger.tasks.get(t) for t in touched.tasks}
+        for task_id, task in tasks.items():
+            self._count(self._tasks.get(task_id), -1)
+            self._count(task, +1)
+        self._tasks = self._tasks.changed(tasks)
         self._receipts = self._receipts.changed({u: ledger.receipts.get(u) for u in touched.updates})
         return Glance(
             strategy=engine.strategy.name,
@@ -99,6 +107,8 @@ class Glances:
             deadline=engine.next_deadline(),
             counters=replace(engine.counters),
             clients_enrolled=len(ledger.clients),
+            clients_training=len(self._training),
+            clients_quarantined=len(engine.guard.quarantined),
             live_tasks=ledger.live,
             settings=engine.settings,
             changes=engine.changes,
@@ -106,3 +116,11 @@ class Glances:
             tasks=self._tasks,
             receipts=self._receipts,
         )
+
+    def _count(self, task: Task | None, by: int) -> None:
+        """Keep count of each client's live tasks."""
+        if task is None or task.state is not TaskState.LEASED:
+            return
+        self._training[task.client_id] += by
+        if not self._training[task.client_id]:
+            del self._training[task.client_id]

@@ -37,6 +37,7 @@ from anabranch.protos.convert import (
     checked_id,
     submodel_from_proto,
 )
+from anabranch.protos.frames import Chunk
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.server.books import Answer
@@ -47,12 +48,14 @@ from anabranch.server.spool import UploadKey
 from anabranch.server.store.base import DiskFailed
 from anabranch.server.uploads import SLOWEST_BYTES_PER_S, Upload, Uploads
 from anabranch.server.writer import Writer
+from anabranch.support.tracing import span
 
 # Vectors decoded at a time, in bytes: what is received may be large, what is worked on is bounded.
 DECODED_BYTES_MAX = 64 * MIB
 # A whole upload may take this long, or as long as the slowest link that is still of use.
 WHOLE_UPLOAD_S_MIN = 60.0
-Requests = AsyncIterator[devices.PushUpdateRequest]
+# What comes of a push, by whichever door: its header, then its bytes; None for what is neither.
+Contents = AsyncIterator[devices.UpdateHeader | Chunk | None]
 
 
 @dataclass(frozen=True)
@@ -146,10 +149,26 @@ def read_ask(message: devices.AskTaskRequest, spec: ParamSpec, limits: Limits = 
     return Ask(client_id, task_id, holds, session, succeeds)
 
 
-def _chunk(request: devices.PushUpdateRequest) -> tuple[int, bytes]:
-    if not request.HasField("chunk"):
+class Pushed:
+    """The contents of a push that is a call of its own."""
+
+    def __init__(self, requests: AsyncIterator[devices.PushUpdateRequest]) -> None:
+        self._requests = requests
+
+    def __aiter__(self) -> Pushed:
+        return self
+
+    async def __anext__(self) -> devices.UpdateHeader | Chunk | None:
+        request = await anext(self._requests)
+        if request.HasField("header"):
+            return request.header
+        return Chunk(request.chunk.offset, request.chunk.data) if request.HasField("chunk") else None
+
+
+def _chunk(content: devices.UpdateHeader | Chunk | None) -> Chunk:
+    if not isinstance(content, Chunk):
         raise InvalidUpdate("after the header of a push come chunks only")
-    return request.chunk.offset, request.chunk.data
+    return content
 
 
 @contextmanager
@@ -173,32 +192,35 @@ class Intake:
         vector_bytes = max(1, self._raw_bytes(spec.size))
         self._decoding = asyncio.Semaphore(max(2, DECODED_BYTES_MAX // vector_bytes))
 
-    async def push(self, requests: Requests, caller: Caller) -> PushVerdict:
+    async def push(self, contents: Contents, caller: Caller) -> PushVerdict:
         """Receive an update and have it decided. Raises the errors of the tree.
 
         A caller with a certificate must have signed it: `InvalidSignature`, before a byte of it is taken.
         """
         try:
-            return await self._push(requests, caller)
+            verdict = await self._push(contents, caller)
         except DiskFailed as error:
             self.writer.give_up(error)
             raise
+        if verdict.duplicate:
+            self.writer.metrics.repeated()
+        return verdict
 
-    async def _push(self, requests: Requests, caller: Caller) -> PushVerdict:
+    async def _push(self, contents: Contents, caller: Caller) -> PushVerdict:
         with _in_time():
             async with asyncio.timeout(self._limits.upload_idle_s):
-                header = await self._header(requests, caller)
+                header = await self._header(contents, caller)
         who = header.update.client_id
         await self.calls.hold("PushUpdate", who)
-        with self.calls.heeding("PushUpdate", who):
-            return await self._pushed(header, requests, caller)
+        with self.calls.heeding("PushUpdate", who), span("receive", header.update.task_id, caller.trace):
+            return await self._pushed(header, contents, caller)
 
-    async def _pushed(self, header: Header, requests: Requests, caller: Caller) -> PushVerdict:
+    async def _pushed(self, header: Header, contents: Contents, caller: Caller) -> PushVerdict:
         with _in_time():
             async with asyncio.timeout(self._limits.upload_idle_s) as deadline:
                 if (known := await self._known(header)) is not None:
                     return replace(known, ask=header.ask)
-                upload = await self._receive(header, requests, deadline)
+                upload = await self._receive(header, contents, deadline)
         try:
             await caller.check_still()  # an upload may take long
             async with self._decoding:
@@ -222,14 +244,14 @@ class Intake:
             raise IdTaken(why)
         return PushVerdict(known, duplicate=True, seq=0)
 
-    async def _header(self, requests: Requests, caller: Caller) -> Header:
-        async for first in requests:
-            if not first.HasField("header"):
+    async def _header(self, contents: Contents, caller: Caller) -> Header:
+        async for first in contents:
+            if not isinstance(first, devices.UpdateHeader):
                 break
-            header = read_header(first.header, self.spec, self._limits)
+            header = read_header(first, self.spec, self._limits)
             caller.check_name(header.update.client_id)
             self.calls.take("PushUpdate", header.update.client_id, caller)
-            return replace(header, proof=self._proof(header, first.header.signature, caller))
+            return replace(header, proof=self._proof(header, first.signature, caller))
         raise InvalidUpdate("the first message of a push must be its header")
 
     def _proof(self, header: Header, signature: bytes, caller: Caller) -> ev.Proof | None:
@@ -257,7 +279,7 @@ class Intake:
         check_task(task, update.client_id, update.task_id, header.payload.codec)
         return None
 
-    async def _receive(self, header: Header, requests: Requests, deadline: asyncio.Timeout) -> Upload:
+    async def _receive(self, header: Header, contents: Contents, deadline: asyncio.Timeout) -> Upload:
         payload, clock = header.payload, self.uploads.now
         update = header.update
         key = UploadKey(update.client_id, update.task_id, update.update_id)
@@ -271,11 +293,9 @@ class Intake:
 
         upload.on_cut = cut
         try:
-            async for request in requests:
-                offset, data = _chunk(request)
-                del request  # it has a copy of the data, and the next one may be long in coming
-                await upload.add(offset, data)
-                del data
+            async for content in contents:
+                await upload.add(*_chunk(content))
+                del content  # the next one may be long in coming
                 deadline.reschedule(min(latest, clock() + self._limits.upload_idle_s))
         except BaseException:
             await self.uploads.done(upload)
@@ -286,6 +306,7 @@ class Intake:
 
     async def _decide(self, header: Header, upload: Upload) -> PushVerdict:
         await upload.complete()
+        self.writer.metrics.push_bytes.add(upload.size_bytes)
         reach("upload_whole")
         raw_bytes = self._raw_bytes(header.payload.values or self.spec.size)
         self.writer.coming += 1
@@ -304,7 +325,7 @@ class Intake:
         answer, asked = await self._submitted(event, checked, header.ask)
         decided = answered(event, answer.effects)
         if not decided.duplicate:
-            self.bytes_raw += raw_bytes
+            self.bytes_raw += decided.raw_bytes
         return PushVerdict(decided.receipt, decided.duplicate, answer.seq or 0, header.ask, asked)
 
     async def _head_of_base(self, submission: Submission) -> str | None:

@@ -8,7 +8,7 @@ import asyncio
 import heapq
 import json
 import logging
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 
 from safetensors.numpy import save
 
@@ -19,7 +19,7 @@ from anabranch.core.config.goal import Goal
 from anabranch.core.effects import Reopened, RolledBackTo, SettingsSet
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import ClientRecord
-from anabranch.core.errors import UnknownVersion
+from anabranch.core.errors import ConfigError, UnknownVersion
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.metrics import ACCURACY, MEASURED_MAX
 from anabranch.host.submission import checked_metrics
@@ -27,6 +27,7 @@ from anabranch.protos.convert import checked_id, manifest_to_proto
 from anabranch.protos.v1 import operators_pb2 as operators
 from anabranch.protos.v1.operators_pb2_grpc import OperatorsServicer
 from anabranch.server.feed import Happening
+from anabranch.server.figures import RunFigures
 from anabranch.server.gate import Caller, Gate
 from anabranch.server.glance import Glance
 from anabranch.server.models import ModelRequest
@@ -39,7 +40,9 @@ log = logging.getLogger(__name__)
 
 VERSIONS_MAX = 1000
 CLIENTS_MAX = 1000
+PAGE_MAX = 5000  # clients in a page by name
 WHY_CHARS_MAX = 200
+TAGS_MAX = 32  # of one client
 
 
 class Operators(OperatorsServicer):
@@ -91,11 +94,16 @@ class Operators(OperatorsServicer):
         request: operators.ListClientsRequest,
         caller: Caller,
     ) -> operators.ListClientsResponse:
-        """The clients, the most suspicious first."""
-        limit = min(request.limit or CLIENTS_MAX, CLIENTS_MAX)
-        found = await self.run.writer.look(lambda engine: _clients(engine, limit))
+        """The clients, the most suspicious first; or a page of them, in the order of their names."""
+        after = request.after if request.HasField("after") else None
+        most = CLIENTS_MAX if after is None else PAGE_MAX
+        limit = min(request.limit or most, most)
+        tags = await self.run.writer.look_store(lambda store: store.tags())
+        among = {c for c, its in tags.items() if request.tag in its} if request.tag else None
+        found = await self.run.writer.look(lambda engine: _clients(engine, limit, among, after))
         presence, now, version = self.run.presence, self.run.writer.now(), self.run.writer.glance.version
         for client in found:
+            client.tags.extend(tags.get(client.client_id, ()))
             client.last_seen_s = presence.seen_at(client.client_id)
             client.online = presence.is_online(client.client_id, now)
             if (behind := presence.behind(client.client_id, version)) is not None:
@@ -106,20 +114,59 @@ class Operators(OperatorsServicer):
     async def Quarantine(
         self, request: operators.QuarantineRequest, caller: Caller
     ) -> operators.QuarantineResponse:
-        """Bar a client."""
-        client_id = checked_id(request.client_id, "client_id", self.run.limits)
+        """Bar a client, or those of a tag."""
+        named = await self._meant(request.client_id, request.tag)
         why = request.why[:WHY_CHARS_MAX] or "by an operator"
-        await self.run.writer.submit(ev.Quarantined(self.run.writer.now(), client_id, why))
-        log.info("%s was quarantined by %s", client_id, caller)
-        return operators.QuarantineResponse()
+        for client_id in named:
+            await self.run.writer.submit(ev.Quarantined(self.run.writer.now(), client_id, why))
+            log.info("%s was quarantined by %s", client_id, caller)
+        return operators.QuarantineResponse(client_ids=named)
 
     @answers
     async def Release(self, request: operators.ReleaseRequest, caller: Caller) -> operators.ReleaseResponse:
-        """Let a client out of quarantine."""
-        client_id = checked_id(request.client_id, "client_id", self.run.limits)
-        answer = await self.run.writer.submit(ev.Released(self.run.writer.now(), client_id))
-        log.info("%s was released by %s", client_id, caller)
-        return operators.ReleaseResponse(released=bool(answer.effects))
+        """Let a client out of quarantine, or those of a tag."""
+        released = []
+        for client_id in await self._meant(request.client_id, request.tag):
+            answer = await self.run.writer.submit(ev.Released(self.run.writer.now(), client_id))
+            released += [client_id] if answer.effects else []
+            log.info("%s was released by %s", client_id, caller)
+        return operators.ReleaseResponse(released=bool(released), client_ids=released)
+
+    @answers
+    async def TagClients(
+        self, request: operators.TagClientsRequest, caller: Caller
+    ) -> operators.TagClientsResponse:
+        """Give clients notes, and take others away."""
+        limits = self.run.limits
+        named = sorted({checked_id(c, "client_id", limits) for c in request.client_ids})
+        add, remove = ([checked_id(t, "tag", limits) for t in tags] for tags in (request.add, request.remove))
+        if not 0 < len(named) <= CLIENTS_MAX:
+            raise ConfigError(f"{len(named)} clients are to be tagged: name 1 to {CLIENTS_MAX}")
+
+        def keep(store: Store) -> dict[str, tuple[str, ...]]:
+            before = store.tags()
+            after = {c: ({*before.get(c, ()), *add}) - {*remove} for c in named}
+            if full := [c for c in named if len(after[c]) > TAGS_MAX]:
+                raise ConfigError(f"{full[0]} would have {len(after[full[0]])} tags: {TAGS_MAX} at most")
+            if any(tuple(sorted(after[c])) != before.get(c, ()) for c in named):
+                store.tag(named, add, remove)
+            return store.tags()
+
+        found = await self.run.writer.look_store(keep)
+        if add or remove:
+            log.info("tags of %s: +%s -%s by %s", ",".join(named), ",".join(add), ",".join(remove), caller)
+        return operators.TagClientsResponse(tags={c: " ".join(found.get(c, ())) for c in named})
+
+    async def _meant(self, client_id: str, tag: str) -> list[str]:
+        """One client, or those that have a tag now. Raises `ConfigError` where nobody has it."""
+        if bool(client_id) and bool(tag):
+            raise ConfigError("name a client or a tag, not both")
+        if not tag:
+            return [checked_id(client_id, "client_id", self.run.limits)]
+        tags = await self.run.writer.look_store(lambda store: store.tags())
+        if not (found := [c for c, its in tags.items() if tag in its]):
+            raise ConfigError(f"no client has the tag {tag!r}: see `anabranch admin clients`")
+        return found
 
     @answers
     async def Rollback(
@@ -197,6 +244,13 @@ class Operators(OperatorsServicer):
         self.run.feed.add(Happening(self.run.writer.seq, now, "evaluated", "", version, metrics))
         await self._stop_at_target(known)
         return operators.ReportMetricsResponse()
+
+    @answers
+    async def GetMetrics(
+        self, request: operators.GetMetricsRequest, caller: Caller
+    ) -> operators.GetMetricsResponse:
+        """How the server itself does. Answered without the writer, which may be what is stuck."""
+        return RunFigures(self.run).to_proto()
 
     async def _stop_at_target(self, metrics: Mapping[str, float]) -> None:
         """The run ends where its own settings want it to: its budget is what it has used."""
@@ -281,10 +335,18 @@ def _version(row: VersionRow, held: bool) -> operators.Version:
     )
 
 
-def _clients(engine: Engine, limit: int) -> list[operators.Client]:
-    guard = engine.guard
+def _clients(
+    engine: Engine, limit: int, among: Collection[str] | None = None, after: str | None = None
+) -> list[operators.Client]:
+    """So many of them: the most suspicious, or the next `after` a name."""
+    guard, known = engine.guard, engine.ledger.clients.values()
+    clients = (
+        c for c in known if (among is None or c.client_id in among) and (after is None or c.client_id > after)
+    )
 
     def rank(client: ClientRecord) -> tuple[int, int, str]:
+        if after is not None:
+            return 0, 0, client.client_id
         return -guard.suspicion(client.client_id), -client.rejected, client.client_id
 
     return [
@@ -296,5 +358,5 @@ def _clients(engine: Engine, limit: int) -> list[operators.Client]:
             shortened=guard.shortened.get(c.client_id, 0),
             quarantined=guard.quarantined.get(c.client_id, ""),
         )
-        for c in heapq.nsmallest(limit, engine.ledger.clients.values(), rank)
+        for c in heapq.nsmallest(limit, clients, rank)
     ]

@@ -19,14 +19,19 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import PortInUse
 from anabranch.core.limits import KIB, Limits
 from anabranch.identity.certificates import Kind
-from anabranch.protos.v1 import operators_pb2
+from anabranch.protos.v1 import jobs_pb2, operators_pb2
 from anabranch.protos.v1.devices_pb2_grpc import add_DevicesServicer_to_server
 from anabranch.protos.v1.identity_pb2_grpc import add_JoiningServicer_to_server
+from anabranch.protos.v1.jobs_pb2_grpc import add_JobsServicer_to_server
 from anabranch.protos.v1.operators_pb2_grpc import add_OperatorsServicer_to_server
-from anabranch.server.gate import Gate
+from anabranch.server.counting import CountsCalls
+from anabranch.server.exchange import DevicesAndExchange, add_exchange
+from anabranch.server.gate import EVERYBODY, Gate, Scope
+from anabranch.server.job import HostedJob
+from anabranch.server.job_list import ListsJobs
 from anabranch.server.joining import Joining
+from anabranch.server.metrics import Metrics
 from anabranch.server.operators import Operators
-from anabranch.server.rpc import Devices
 from anabranch.server.run import LiveRun
 from anabranch.server.tls import ServerIdentity, join_address, uses_tls
 from anabranch.server.unreadable import ReadsRequests
@@ -39,6 +44,8 @@ LOOKAHEAD_BYTES = 64 * KIB  # of a stream that nobody reads
 OPERATORS_MAX = 100  # connections of the operators' port
 STRANGERS_MAX = 200  # of the port to join
 FILES_KEPT = 512 + OPERATORS_MAX + STRANGERS_MAX  # open files for all else: the database, payloads, models
+OPERATORS = (Kind.OPERATOR,)
+CALLERS = (Kind.DEVICE, Kind.OPERATOR)  # of the devices' port: an operator may look on (`Devices.FetchModel`)
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -104,14 +111,22 @@ class Ports:
 
     def __init__(self, run: LiveRun, insecure: bool = False) -> None:
         self._run = run
-        self._begin(run.config, run.limits, run.identity, insecure)
+        self._begin(run.config, run.limits, run.identity, insecure, run.writer.metrics)
 
-    def _begin(self, config: Config, limits: Limits, identity: ServerIdentity | None, insecure: bool) -> None:
+    def _begin(
+        self,
+        config: Config,
+        limits: Limits,
+        identity: ServerIdentity | None,
+        insecure: bool,
+        metrics: Metrics | None = None,
+    ) -> None:
         self._config, self._limits = config, limits
         self._identity, self._insecure = identity, insecure
         self.address = self.admin_address = self.join_address = ""
         self._health = health.aio.HealthServicer()
         self._servers: list[Any] = []
+        self._metrics = metrics
 
     async def open(self) -> None:
         """Take calls. Raises `PortInUse`."""
@@ -139,13 +154,18 @@ class Ports:
     async def _open(self, address: str, admin: bool) -> str:
         limits, identity = self._limits, self._guard(address)
         server = aio.server(
-            interceptors=[ReadsRequests()],
+            interceptors=self._interceptors(),
             options=options(limits, OPERATORS_MAX if admin else connections_within(limits.connections_max)),
             maximum_concurrent_rpcs=limits.rpcs_max,
         )
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         self._add_services(server, admin, identity)
         return await self._start(server, address, identity)
+
+    def _interceptors(self) -> list[aio.ServerInterceptor]:
+        """Of one port: they remember its handlers, which must never answer on another."""
+        counting = [] if self._metrics is None else [CountsCalls(self._metrics)]
+        return [*counting, ReadsRequests()]
 
     async def _open_to_join(self, identity: ServerIdentity) -> str:
         """For strangers: few calls at a time, and no connection for long."""
@@ -157,7 +177,7 @@ class Ports:
             "grpc.max_connection_age_grace_ms": age_ms // 2,
         }
         server = aio.server(
-            interceptors=[ReadsRequests()],
+            interceptors=self._interceptors(),
             options=list((dict(options(limits, STRANGERS_MAX)) | of_strangers).items()),
             maximum_concurrent_rpcs=limits.joins_at_once_max,
         )
@@ -181,18 +201,31 @@ class Ports:
         return f"{address.rpartition(':')[0]}:{port}"
 
     def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
+        gate = gate_of(identity, OPERATORS if admin else CALLERS)
+        jobs = ListsJobs(lambda: [HostedJob.only(self._run)], gate, admin, self._run.calls)
+        add_JobsServicer_to_server(jobs, server)
         if not admin:
-            kinds = (Kind.DEVICE, Kind.OPERATOR)  # an operator may look on: see `Devices.FetchModel`
-            add_DevicesServicer_to_server(Devices(self._run, _gate(identity, kinds)), server)
+            servicer = DevicesAndExchange(self._run, gate)
+            add_DevicesServicer_to_server(servicer, server)
+            add_exchange(servicer, server)
             return
-        add_OperatorsServicer_to_server(Operators(self._run, _gate(identity, [Kind.OPERATOR])), server)
-        names = [operators_pb2.DESCRIPTOR.services_by_name["Operators"].full_name]
-        reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+        add_OperatorsServicer_to_server(Operators(self._run, gate), server)
+        reflect(server)
 
     async def _tell_health(self, status: Any) -> None:
         for name in HEALTH_NAMES:
             await self._health.set(name, status)
 
 
-def _gate(identity: ServerIdentity | None, kinds: Collection[Kind]) -> Gate:
-    return Gate() if identity is None else Gate(identity.members, kinds)
+def reflect(server: Any) -> None:
+    """Let an operators' port tell what it serves."""
+    files = (operators_pb2.DESCRIPTOR, jobs_pb2.DESCRIPTOR)
+    names = [service.full_name for file in files for service in file.services_by_name.values()]
+    reflection.enable_server_reflection([*names, health.SERVICE_NAME, reflection.SERVICE_NAME], server)
+
+
+def gate_of(
+    identity: ServerIdentity | None, kinds: Collection[Kind], job: str | None = "", scope: Scope = EVERYBODY
+) -> Gate:
+    """Of a port with this identity, and of one of its runs: see `Gate`."""
+    return Gate(None if identity is None else identity.members, kinds, job, scope)

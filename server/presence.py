@@ -36,6 +36,11 @@ class Presence:
         """How many of these are."""
         return sum(client_id in clients and self.is_online(client_id, now) for client_id in self._seen_at)
 
+    def calling(self, now: float) -> int:
+        """How many call, whoever they are. From any thread."""
+        earliest = now - self.silence_s
+        return sum(at >= earliest for at in list(self._seen_at.values()))
+
     def behind(self, client_id: str, version: int) -> int | None:
         """By how many versions what it was given last is older; None if it was given none."""
         given = self._given.get(client_id)

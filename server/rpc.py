@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -35,19 +35,23 @@ from anabranch.protos.convert import (
     submodel_from_proto,
     task_to_proto,
 )
+from anabranch.protos.frames import Chunk
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import model_pb2 as model
 from anabranch.protos.v1.devices_pb2_grpc import DevicesServicer
-from anabranch.server.calls import USELESS_S, in_turn
+from anabranch.server.calls import USELESS_S, Calls, in_turn
 from anabranch.server.gate import Caller, Gate
-from anabranch.server.intake import PushVerdict, Requests, read_ask
+from anabranch.server.intake import Contents, Pushed, PushVerdict, read_ask
 from anabranch.server.models import ModelFile, ModelRequest
 from anabranch.server.rpc_errors import answers, streams
 from anabranch.server.run import LiveRun
+from anabranch.server.tls import ServerIdentity
 
 log = logging.getLogger(__name__)
 
 E = TypeVar("E", Granted, LeaseEnded, Refused)
+ModelChunk = tuple[devices.ModelHeader | None, Chunk]  # the header comes with the first
+NO_CHUNK = Chunk(0, b"")
 
 LINKS_MAX = 4096  # in one answer: 128 KiB
 WHY_CHARS_MAX = 200
@@ -122,6 +126,11 @@ class Devices(DevicesServicer):
         self, request: devices.FetchModelRequest, caller: Caller
     ) -> AsyncIterator[devices.FetchModelResponse]:
         """Stream a model from an offset on, to a device or an observer."""
+        async for header, chunk in self.model(request, caller):
+            yield devices.FetchModelResponse(header=header, offset=chunk.offset, data=bytes(chunk.data))
+
+    async def model(self, request: devices.FetchModelRequest, caller: Caller) -> AsyncIterator[ModelChunk]:
+        """The answer to a fetch, by whichever door."""
         caller.check_observer(request.client_id)
         self.calls.take("FetchModel", request.client_id, caller)
         check_manifest(request.manifest_sha256, self.run.spec)
@@ -142,7 +151,7 @@ class Devices(DevicesServicer):
         if not request.HasField("version") and request.HasField("newer_than"):
             header.not_modified = version <= request.newer_than
         if header.not_modified:
-            yield devices.FetchModelResponse(header=header)
+            yield header, NO_CHUNK
             return
         file = await self.run.models.get(wanted)
         header.part.CopyFrom(_part(file))
@@ -156,14 +165,20 @@ class Devices(DevicesServicer):
         sent = self.run.sent_to_observers if request.exact else self.run.sent_to_devices
         if not request.offset:
             sent.full_bytes += full_bytes(self.run.spec)
-        async for response in self._chunks(file, request.offset, header):
-            sent.bytes += len(response.data)
-            yield response
+        for header_or_not, chunk in self._chunks(file, request.offset, header):
+            sent.bytes += len(chunk.data)
+            yield header_or_not, chunk
 
     @answers
-    async def PushUpdate(self, requests: Requests, caller: Caller) -> devices.PushUpdateResponse:
+    async def PushUpdate(
+        self, requests: AsyncIterator[devices.PushUpdateRequest], caller: Caller
+    ) -> devices.PushUpdateResponse:
         """Receive an update; the answer leaves after it is durable."""
-        verdict = await self.run.intake.push(requests, caller)
+        return await self.verdict(Pushed(requests), caller)
+
+    async def verdict(self, contents: Contents, caller: Caller) -> devices.PushUpdateResponse:
+        """The answer to a push, by whichever door."""
+        verdict = await self.run.intake.push(contents, caller)
         response = _push_response(verdict)
         if verdict.ask is not None:
             response.next.CopyFrom(await self._answer_to(verdict.ask, verdict.asked))
@@ -231,12 +246,7 @@ class Devices(DevicesServicer):
         self, request: devices.RenewCertificateRequest, caller: Caller
     ) -> devices.RenewCertificateResponse:
         """A newer certificate for the device that calls."""
-        identity = self.run.identity
-        if identity is None or caller.peer is None:
-            raise ConfigError("nobody has a certificate on this port: there is none to renew")
-        self.calls.take("RenewCertificate", "", caller)
-        made = await identity.members.renew(caller.peer, request.signing_request, identity.life_s)
-        return devices.RenewCertificateResponse(certificate=certificate_der(made))
+        return await renewed(self.run.identity, self.calls, request, caller)
 
     # --- parts of answers --------------------------------------------------------------------
 
@@ -346,17 +356,29 @@ class Devices(DevicesServicer):
             self.run.models.keep(engine, wanted)
         return wanted, bool(engine.finished) and version == engine.version
 
-    async def _chunks(
-        self, file: ModelFile, offset: int, header: devices.ModelHeader
-    ) -> AsyncIterator[devices.FetchModelResponse]:
+    def _chunks(self, file: ModelFile, offset: int, header: devices.ModelHeader) -> Iterator[ModelChunk]:
         """The header with the first chunk, then the others."""
         first: devices.ModelHeader | None = header
         with file.open() as source:
             while data := os.pread(source.fileno(), self.run.limits.chunk_bytes_max, offset):
-                yield devices.FetchModelResponse(header=first, offset=offset, data=data)
+                yield first, Chunk(offset, data)
                 first, offset = None, offset + len(data)
         if first is not None:
-            yield devices.FetchModelResponse(header=first, offset=offset)
+            yield first, Chunk(offset, b"")
+
+
+async def renewed(
+    identity: ServerIdentity | None,
+    calls: Calls,
+    request: devices.RenewCertificateRequest,
+    caller: Caller,
+) -> devices.RenewCertificateResponse:
+    """A newer certificate for the device that calls. Raises `ConfigError` where nobody has one."""
+    if identity is None or caller.peer is None:
+        raise ConfigError("nobody has a certificate on this port: there is none to renew")
+    calls.take("RenewCertificate", "", caller)
+    made = await identity.members.renew(caller.peer, request.signing_request, identity.life_s)
+    return devices.RenewCertificateResponse(certificate=certificate_der(made))
 
 
 def _find(effects: Sequence[Effect], kind: type[E]) -> E | None:

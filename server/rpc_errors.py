@@ -33,6 +33,7 @@ class Guarded(Protocol):
 Servicer = TypeVar("Servicer", bound=Guarded)
 Request = TypeVar("Request")
 Response = TypeVar("Response")
+Method = Callable[[Any, Request, Caller], Awaitable[Response]]
 
 ERROR_KEY, RETRY_KEY = "anabranch-error", "retry-after-s"
 RETRY_WINDOW_S = (0.5, 2.0)  # for a retryable error that names no window
@@ -68,6 +69,12 @@ def answers(
     return handler
 
 
+def behind(handler: Callable[[Any, Request, Context], Awaitable[Response]]) -> Method[Request, Response]:
+    """The method that a handler answers by: for another door, which has seen to who calls."""
+    method: Method[Request, Response] = handler.__wrapped__  # type: ignore[attr-defined] # `functools.wraps`
+    return method
+
+
 def streams(
     method: Callable[[Servicer, Request, Caller], AsyncIterator[Response]],
 ) -> Callable[[Servicer, Request, Context], AsyncIterator[Response]]:
@@ -80,6 +87,23 @@ def streams(
             async for response in method(self, request, caller):
                 await caller.check_still()
                 yield response
+        except aio.AbortError:
+            raise
+        except Exception as error:  # noqa: BLE001 - the last line of defence of a call
+            await abort(context, error)
+
+    return handler
+
+
+def converses(
+    method: Callable[[Servicer, Context, Caller], Awaitable[None]],
+) -> Callable[[Servicer, object, Context], Awaitable[None]]:
+    """A handler that reads and writes by the context for itself, its errors turned into statuses."""
+
+    @functools.wraps(method)
+    async def handler(self: Servicer, requests: object, context: Context) -> None:  # noqa: ARG001
+        try:
+            await method(self, context, await self.gate.caller(context))
         except aio.AbortError:
             raise
         except Exception as error:  # noqa: BLE001 - the last line of defence of a call

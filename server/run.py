@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from anabranch.core.config.tables import Config, ServerTable
-from anabranch.core.effects import Effect, Finished, Reopened, SettingsSet
+from anabranch.core.effects import Effect, Finished, Published, Reopened, SettingsSet
 from anabranch.core.engine.settable import with_values
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec
@@ -15,12 +15,15 @@ from anabranch.server.calls import Calls
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
 from anabranch.server.models import Models
+from anabranch.server.moments import Moments
 from anabranch.server.presence import Presence
 from anabranch.server.restored import Restored
 from anabranch.server.store.base import RunInfo
+from anabranch.server.streams import Streams
 from anabranch.server.tls import ServerIdentity
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
+from anabranch.support.tracing import is_tracing, span_of_task
 
 
 @dataclass
@@ -59,6 +62,13 @@ class LiveRun:
     sent_to_devices: SentBytes = field(default_factory=SentBytes)
     sent_to_observers: SentBytes = field(default_factory=SentBytes)
 
+    def __post_init__(self) -> None:
+        self.moments = Moments(self.info.created_at, self._counts)
+        self.streams = Streams(self.limits.rpcs_max // 2)  # the rest is for calls
+
+    def _counts(self) -> tuple[int, int, int]:
+        return self.writer.glance.counters.applied, self.uploads.bytes_total, self.sent_to_devices.bytes
+
     @property
     def config(self) -> Config:
         """The settings in force."""
@@ -67,10 +77,19 @@ class LiveRun:
     def hear(self, effects: Sequence[Effect]) -> None:
         """Take note of what an event has come to."""
         for effect in effects:
+            if isinstance(effect, Published) and is_tracing():
+                self._trace(effect)
             if isinstance(effect, Finished | Reopened):
                 self.set_over(isinstance(effect, Finished))
             elif isinstance(effect, SettingsSet):
                 self.presence.silence_s = self.writer.glance.settings.lease_s
+
+    def _trace(self, published: Published) -> None:
+        """The version is the end of each update that is in it, however long ago that came."""
+        receipts = self.writer.glance.receipts
+        for update_id in published.update_ids:
+            if (receipt := receipts.get(update_id)) is not None:
+                span_of_task("publish", receipt.task_id, version=published.version)
 
     def set_over(self, over: bool) -> None:
         """The run has ended, or goes on."""

@@ -21,6 +21,7 @@ import grpc
 from anabranch.core.config.tables import Config, ServerTable
 from anabranch.core.errors import ConfigError, LeadershipLost, StoreError, StoreUnreachable, Unavailable
 from anabranch.core.limits import Limits
+from anabranch.server.notify import READY, notify
 from anabranch.server.ports import NOT_SERVING, Ports
 from anabranch.server.recovery import Recovered
 from anabranch.server.rpc_errors import abort
@@ -106,6 +107,7 @@ async def await_turn(
     table = replace(config.server, address=ports.address, admin_address=ports.admin_address)
     try:
         log.info("standing by: %s", why)
+        notify(READY, f"STATUS={why}")  # it does what it was started for
         if waiting is not None:
             waiting(why)
         while not stop.is_set():

@@ -6,7 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from anabranch.reports.trackers import TrackedRun, Trackers
+from anabranch.reports.trackers import Trackers
+from anabranch.reports.tracking.run import TrackedRun
 from anabranch.server.glance import Glance
 from anabranch.server.run import LiveRun
 
@@ -17,7 +18,8 @@ async def track(run: LiveRun, trackers: Trackers) -> None:
     await asyncio.to_thread(trackers.start, TrackedRun.of(run.given, "live", folder))
     async for happening in run.feed.follow(-1):  # from its beginning: starting them took a while
         if happening.kind == "evaluated":
-            await asyncio.to_thread(trackers.metrics, happening.version, happening.data)
+            moment = run.moments.of(happening.version, happening.at_s)
+            await asyncio.to_thread(trackers.metrics, happening.version, happening.data, moment)
     await asyncio.to_thread(trackers.finish, outcome(run.writer.glance))
 
 

@@ -7,6 +7,7 @@ traceback in the log: a stranger could fill the disk with them.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from inspect import iscoroutinefunction
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -45,7 +46,9 @@ def _reading(handler: Any, method: str) -> Any:
     if handler.request_streaming:  # the handler meets the error where it takes the next message
         return handler._replace(request_deserializer=read)
     if handler.response_streaming:
-        return handler._replace(request_deserializer=None, unary_stream=_stream(handler.unary_stream, read))
+        # gRPC's health service has one that writes its answers, and gives none back.
+        wrap: Any = _unary if iscoroutinefunction(handler.unary_stream) else _stream
+        return handler._replace(request_deserializer=None, unary_stream=wrap(handler.unary_stream, read))
     return handler._replace(request_deserializer=None, unary_unary=_unary(handler.unary_unary, read))
 
 

@@ -47,7 +47,7 @@ class Upload:
         self.inline = not self.is_large
         self.received: int | None = None  # None before the first chunk
         self._uploads = uploads
-        self._chunks: list[bytes] = []
+        self._chunks: list[Bytes] = []
         self._gathered = self._held = 0
         self._rest: Callable[[], None] | None = None  # the writing of the last bytes, with the sealing
         self._writing: asyncio.Future[None] | None = None
@@ -65,7 +65,7 @@ class Upload:
         now = self._uploads.now()
         return max(now - self._moved_at, now - self._opened_at - self._came / SLOWEST_BYTES_PER_S)
 
-    async def add(self, offset: int, chunk: bytes) -> None:
+    async def add(self, offset: int, chunk: Bytes) -> None:
         """Take a chunk. Raises `InvalidUpdate`, `TooLarge`, `StoreFull` and `Unavailable`."""
         if self._ended:
             raise Unavailable(f"upload {self.update_id} {self._ended}")
@@ -145,7 +145,7 @@ class Upload:
         with contextlib.suppress(AnabranchError):
             if self._keeps and self.part.wanted and self.received not in (None, self.size_bytes):
                 if self.inline:
-                    self._uploads.spool.keep(self.part, _joined(self._chunks) if self._chunks else b"")
+                    self._uploads.spool.keep(self.part, bytes(_joined(self._chunks)) if self._chunks else b"")
                 else:
                     await self._write()
             await self._written()
@@ -199,7 +199,7 @@ class Upload:
             await asyncio.shield(self._writing)
 
 
-def _joined(chunks: list[bytes]) -> bytes:
+def _joined(chunks: list[Bytes]) -> Bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
@@ -268,6 +268,11 @@ class Uploads:
     async def done(self, upload: Upload) -> None:
         """An upload has ended, one way or the other; a cancelled call too leaves its spool in order."""
         await asyncio.shield(self._end(upload))
+
+    @property
+    def open_count(self) -> int:
+        """Updates on their way."""
+        return len(self._open)
 
     async def received(self, client_id: str, update_id: str) -> int:
         """Bytes of a client's upload that are here: where to go on."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -27,6 +28,7 @@ from anabranch.host.rollback import Refolder
 from anabranch.server.books import Answer, Books, Call
 from anabranch.server.failpoints import reach
 from anabranch.server.history import History, head_at
+from anabranch.server.metrics import Metrics
 from anabranch.server.models import Models
 from anabranch.server.saving import Every, SavedPoint
 from anabranch.server.store.base import Store
@@ -64,10 +66,11 @@ class Writer:
         every: Every | None = None,
         limits: Limits = DEFAULT_LIMITS,
         keep: Keep = ALL,
+        metrics: Metrics | None = None,
     ) -> None:
-        self._books = Books(
-            engine, store, models, every or Every(), seq, saved or SavedPoint(), history, limits, keep
-        )
+        self.metrics = metrics or Metrics()
+        place = seq, saved or SavedPoint(), history
+        self._books = Books(engine, store, models, every or Every(), *place, limits, keep, self.metrics)
         self._clock, self._limits = clock, limits
         self._thread = ThreadPoolExecutor(1, "anabranch-writer")
         self._books.saving.executor = self._snapshots = ThreadPoolExecutor(1, "anabranch-snapshots")
@@ -100,6 +103,11 @@ class Writer:
     def run_twice(self) -> list[str]:
         """Clients that were lately seen to be run by two processes at a time; for `look` alone."""
         return self._books.line.sessions.twins(self.now())
+
+    @property
+    def queue_size(self) -> int:
+        """Events and looks that wait; from any thread."""
+        return self._queue.qsize()
 
     def fold_by(self, refold: Refolder) -> None:
         """How the states of rollbacks are made; without it there are none."""
@@ -221,7 +229,10 @@ class Writer:
         if self.failure is not None:
             self._fail(batch, self.failure)
             return
-        loop = asyncio.get_running_loop()
+        loop, now = asyncio.get_running_loop(), time.perf_counter()
+        for call in batch:
+            if call.event is not None:
+                self.metrics.queue_wait_s.add(now - call.queued_at)
         try:
             self.glance = await loop.run_in_executor(self._thread, self._books.commit, batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, nothing may be logged after it

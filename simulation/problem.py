@@ -17,6 +17,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.engine.buffers import DeviceBuffers
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import Tensors, Vector
+from anabranch.core.model.submodels import gathered
 from anabranch.core.model.updates import Task
 from anabranch.core.rng import seed_of
 from anabranch.simulation.attacks import Attack
@@ -147,7 +148,7 @@ class Problem:
     def start(self, job: Job) -> Vector:
         """What a job's training starts from: the version, or the part of its task; its own buffers."""
         submodel = smaller(job.task)
-        vector = job.vector if submodel is None else job.vector[submodel.indices]
+        vector = gathered(job.vector, submodel)
         return self._buffers.start(vector, submodel, job.own)
 
     def _train(self, job: Job, t: Training) -> TrainResult:

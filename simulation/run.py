@@ -20,16 +20,18 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
 from anabranch.host.log import Journal
-from anabranch.reports.folders import need_free
+from anabranch.reports.folders import has_ended, need_free
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
 from anabranch.reports.models import BEST, FINAL, Best, write_model
-from anabranch.reports.origin import reason
+from anabranch.reports.origin import reason, started_now
 from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import Result, Status
-from anabranch.reports.trackers import TrackedRun, Tracker, Trackers
+from anabranch.reports.trackers import Tracker, Trackers
+from anabranch.reports.tracking.run import TrackedRun
 from anabranch.simulation.attacks import hurried
-from anabranch.simulation.clock import VirtualClock
+from anabranch.simulation.checkpoint import Checkpoint, RunOrigin, check_same
+from anabranch.simulation.clock import Action, VirtualClock
 from anabranch.simulation.copies import Copies
 from anabranch.simulation.devices import Device
 from anabranch.simulation.disk import Disk
@@ -38,6 +40,8 @@ from anabranch.simulation.elastic_devices import ElasticDevice
 from anabranch.simulation.evaluation import Evaluator, Measured
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.executors.choice import chosen, make_executor, settled
+from anabranch.simulation.executors.names import EXECUTORS
+from anabranch.simulation.executors.recalling import RecallingExecutor
 from anabranch.simulation.faults import RIGHT, DeviceClock, Faults
 from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.interruption import Interruptions
@@ -83,6 +87,8 @@ def simulate(
     progress: Tell | None = None,
     trackers: Sequence[Tracker] = (),
     keep_payloads: bool = True,
+    checkpoint_s: float | None = None,
+    resume: bool = False,
 ) -> Result:
     """Run the configured fleet on a virtual clock, with real training.
 
@@ -93,6 +99,9 @@ def simulate(
     the same, except for those of the batched executor; the record names that one.
     `trackers` are told besides those of `[run]`. Without `keep_payloads` the folder has no updates,
     whatever `[run]` says; the digests are the same.
+    A run with `out` keeps what it needs to go on after a crash (`checkpoint.py`): every `checkpoint_s`
+    virtual seconds, or every minute of real time, and when it is interrupted; 0: never. With `resume` the one
+    in `out` goes on, and one that has ended is given back.
     `progress` is called at the start, at every evaluation, and every second or so of real time, between the
     events of the simulation.
 
@@ -100,12 +109,24 @@ def simulate(
     counts are what the wire would carry of models fetched whole and of updates that were decided: a
     resent or broken-off transfer, asks, acknowledgements and heartbeats are not counted.
     `client.device = "auto"` means the CPU here. Raises `ConfigError` without a budget to end the run, and
-    where `out` holds a run already.
+    where `out` holds a run already, or with `resume` one that is not this one.
     """
+    if resume and out is not None and has_ended(out):
+        check_same(out, config)
+        return Result.read(out)
     started = time.perf_counter()
     with open_simulation(
-        config, out, app, workers, progress, trackers=trackers, keep_payloads=keep_payloads
+        config,
+        out,
+        app,
+        workers,
+        progress,
+        trackers=Trackers.of(config.run.trackers, trackers),
+        keep_payloads=keep_payloads,
+        checkpoint_s=checkpoint_s,
+        resume=resume,
     ) as simulation:
+        started -= simulation.before_s
         try:
             with Interruptions() as interruptions:
                 simulation.world.whole = interruptions.whole
@@ -127,15 +148,18 @@ def open_simulation(
     workers: int = 0,
     progress: Tell | None = None,
     start: Tensors | None = None,
-    trackers: Sequence[Tracker] = (),
+    trackers: Trackers | None = None,
     keep_payloads: bool = True,
+    checkpoint_s: float | None = 0.0,
+    resume: bool = False,
 ) -> Iterator[Simulation]:
     """A run that is set up and has not begun; what it holds is released at the end. As `simulate`.
 
-    `start`: the first weights, in the place of the App's own.
+    `start`: the first weights, in the place of the App's own. `trackers`: None tells nobody of it, whomever
+    the configuration names, as where a run is repeated.
     """
     _need_budget(config)
-    if out is not None:
+    if out is not None and not resume:
         need_free(out)
     check_elastic(config)
     source = ProblemSource(config, app, start)
@@ -143,36 +167,59 @@ def open_simulation(
     executor_name = chosen(config, problem, workers)
     config = settled(config, executor_name)
     with ExitStack() as stack:
+        checkpoint = None
+        if out is not None and (resume or checkpoint_s != 0):
+            origin = RunOrigin.of(config, problem)
+            checkpoint = stack.enter_context(Checkpoint(out, origin, checkpoint_s, resume))
         if out is None:
             journal: JournalWriter | DigestJournal = DigestJournal(problem.spec, config)
         else:
             journal = stack.enter_context(
                 JournalWriter(out, problem.spec, problem.initial, config, keep_payloads)
             )
+        began = started_now() if checkpoint is None else checkpoint.origin.started_at
+        workload = config.run.workload if app is None else app.name
         recorder = stack.enter_context(
-            Recorder(
-                strategy=config.strategy.name,
-                workload=config.run.workload if app is None else app.name,
-                seed=config.run.seed,
-                goal=Goal.of(config.run),
-                config=config.to_json(),
-                kind="simulated",
-                events_path=None if out is None else out / EVENTS_FILE,
-                spec=problem.spec,
-                trackers=Trackers.of(config.run.trackers, trackers),
-            )
+            _recorder(config, problem, workload, out, trackers or Trackers(), began)
         )
         recorder.trackers.start(TrackedRun.of(config, "simulated", out))
         if problem.app.any_model:  # workers need not find out for themselves what the model is
             source = replace(source, start=problem.initial)
         executor = make_executor(executor_name, source, problem, workers)
         stack.callback(executor.close)
-        simulation = Simulation(config, problem, executor, journal, recorder, progress)
+        if checkpoint is not None:
+            executor = RecallingExecutor(executor, EXECUTORS.find(executor_name).exact, checkpoint)
+        simulation = Simulation(config, problem, executor, journal, recorder, progress, checkpoint)
         stack.callback(simulation.hasher.close)
         stack.callback(simulation.elastic.close)
         # What a run holds is large, and Python frees circles of objects late.
         stack.callback(simulation.clear)
+        if checkpoint is not None:
+            stack.callback(checkpoint.save)  # while the devices still hold their memories
         yield simulation
+
+
+def _recorder(
+    config: Config,
+    problem: Problem,
+    workload: str,
+    out: Path | None,
+    trackers: Trackers,
+    started_at: str,
+) -> Recorder:
+    """That of a run which began, or first began, at this moment."""
+    return Recorder(
+        strategy=config.strategy.name,
+        workload=workload,
+        seed=config.run.seed,
+        goal=Goal.of(config.run),
+        config=config.to_json(),
+        kind="simulated",
+        events_path=None if out is None else out / EVENTS_FILE,
+        spec=problem.spec,
+        started_at=started_at,
+        trackers=trackers,
+    )
 
 
 class Simulation:
@@ -186,9 +233,10 @@ class Simulation:
         journal: JournalWriter | DigestJournal,
         recorder: Recorder,
         progress: Tell | None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self._config, self._problem = config, problem
-        self._journal, self._recorder = journal, recorder
+        self._journal, self._recorder, self._checkpoint = journal, recorder, checkpoint
         self.executor = executor
         self.hasher = Hasher()
         self.elastic = ElasticTrainings(problem)
@@ -220,13 +268,18 @@ class Simulation:
         self.server = self._serve()
         self.devices = self._devices()
         teller = ProgressReporter(progress or (lambda _: None), self.clock, versions)
-        self.clock.beside = teller.beside
+        self.clock.beside = _beside(teller, checkpoint, self.clock)
         self.best: Best[Vector] = Best(Goal.of(config.run))
         self._evaluator = Evaluator(
             config.run, self.clock, versions, executor, recorder, self.best, teller.measured
         )
         self.world.observers.append(self._evaluator.observe)
         self.world.taken_back.append(self._evaluator.taken_back)
+
+    @property
+    def before_s(self) -> float:
+        """Real seconds that the run took before it was broken off."""
+        return 0.0 if self._checkpoint is None else self._checkpoint.wall_s
 
     @property
     def engine(self) -> Engine:
@@ -275,6 +328,8 @@ class Simulation:
             write_model(out / BEST, tensors, best.version, best.metrics)
         result.write(out)
         write_report(result, out)
+        if self._checkpoint is not None and result.status == "finished":
+            self._checkpoint.remove()
 
     def _time_is_up(self) -> str:
         if self.engine.finished:
@@ -368,6 +423,18 @@ class ProgressReporter:
         metrics = {} if measured is None else measured.metrics
         far = (self._clock.now, engine.version, counts.applied, counts.rejected)
         self._tell_whom(RunProgress(*far, metrics.get("accuracy"), metrics.get("loss"), evaluated, metrics))
+
+
+def _beside(teller: ProgressReporter, checkpoint: Checkpoint | None, clock: VirtualClock) -> Action:
+    """What is done after every event."""
+    if checkpoint is None:
+        return teller.beside
+
+    def beside() -> None:
+        teller.beside()
+        checkpoint.save_if_due(clock.now)
+
+    return beside
 
 
 def _need_budget(config: Config) -> None:

@@ -204,8 +204,8 @@ class World:
         done = self.host.take(message, lambda event: self._journal.append(to_record(event), payload))
         event, effects = done.event, done.effects
         arrived = message if isinstance(message, ev.UpdateArrived) else None
-        about = () if arrived is None else (arrived.payload, arrived.update.submodel)
-        self._teller.tell(self.clock.now, self.engine, effects, *about)
+        part = None if arrived is None else arrived.update.submodel
+        self._teller.tell(self.clock.now, self.engine, effects, part)
         for effect in effects:
             match effect:
                 case Published(version) if self.disk is not None:

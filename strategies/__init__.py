@@ -4,10 +4,12 @@ anabranch.strategies.Teasq(kept=0.05, bits=8)
 """
 
 from anabranch.strategies.asyncdrop import AsyncDrop
+from anabranch.strategies.delayed_nesterov import DelayedNesterov
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.fedprox import FedProx
+from anabranch.strategies.phased import Phased
 from anabranch.strategies.qafel import QAFeL
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.teasq import Teasq
@@ -15,10 +17,12 @@ from anabranch.strategies.teasq_drop import TeasqDrop
 
 __all__ = [
     "AsyncDrop",
+    "DelayedNesterov",
     "FedAsync",
     "FedAvg",
     "FedBuff",
     "FedProx",
+    "Phased",
     "QAFeL",
     "Teasq",
     "TeasqDrop",

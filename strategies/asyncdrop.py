@@ -1,5 +1,7 @@
 """AsyncDrop: every device trains a sub-model, which is mixed into the model at once.
 
+Experimental: in our own study it is no sooner than asynchronous FedAvg (docs/strategies.md).
+
 | symbol  | name         | meaning                                                              |
 |---------|--------------|----------------------------------------------------------------------|
 | W_t     | vector       | global model of version t                                            |
@@ -38,7 +40,7 @@ from anabranch.strategies.parameters import POSITIVE_FRACTION
 class AsyncDrop(MixingStrategy):
     """Mixes each update of a sub-model into the model, where it covers it.
 
-    Symbols and equations: see the module.
+    Experimental (docs/strategies.md). Symbols and equations: see the module.
     """
 
     name: ClassVar[str] = "asyncdrop"

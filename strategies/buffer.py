@@ -10,7 +10,8 @@
     w <- w + the optimiser's step for g
 
 With a rule of `robust/` g is what the rule makes of the rows weight_i Delta_i, which are kept one by one. A
-buffer that is applied before it is full is divided by the updates it has.
+buffer that is applied before it is full is divided by the updates it has. The optimiser is that of the
+parameter `outer` (`optimisers.py`), of a strategy that has it.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, State, Step
-from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.params import Indices, Vector, add_scaled
 from anabranch.core.model.updates import Update
+from anabranch.core.plain import LATER_KEY
 from anabranch.strategies.composition import GatheringStrategy
-from anabranch.strategies.optimisers import Optimiser, Sgd
-from anabranch.strategies.robust.rows import StoredRow
+from anabranch.strategies.optimisers import Optimiser, make_outer, stepped
+from anabranch.strategies.robust.rows import StoredRow, places_of, stored_part
 from anabranch.strategies.robust.rule import combine
 
 
 @dataclass(frozen=True)
 class BufferState:
-    """`buffer`: sum of weight_i Delta_i, shape (size,); `moment`: of an optimiser that has one.
+    """`buffer`: sum of weight_i Delta_i, shape (size,); `moment`, `second`, `decayed`: of the optimiser.
 
     With a rule `buffer` is empty, `rows` has the updates, and `memory` what the rule remembers.
     """
@@ -42,6 +44,8 @@ class BufferState:
     since: float | None = None
     rows: list[StoredRow] = field(default_factory=list)
     memory: Vector = field(default_factory=lambda: np.empty(0))
+    second: Vector | None = field(default=None, metadata=LATER_KEY)
+    decayed: Vector | None = field(default=None, metadata=LATER_KEY)
 
 
 class BufferStrategy(GatheringStrategy):
@@ -52,6 +56,10 @@ class BufferStrategy(GatheringStrategy):
 
     state_type: ClassVar[type[Any]] = BufferState
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.optimiser
+
     @property
     def buffer_size(self) -> int:
         """K: each update is applied at once."""
@@ -59,8 +67,8 @@ class BufferStrategy(GatheringStrategy):
 
     @property
     def optimiser(self) -> Optimiser:
-        """What step g is: g itself."""
-        return Sgd()
+        """What step g is: that of the parameter `outer`; g itself where there is none."""
+        return make_outer(getattr(self, "outer", {}))
 
     def init(self, vector: Vector) -> State:
         """An empty buffer."""
@@ -88,10 +96,16 @@ class BufferStrategy(GatheringStrategy):
         combined = combine(self.rule, rows, vector, state.memory)
         return combined.direction, 1, replace(state, memory=combined.memory)
 
+    def covered(self, state: State, context: Context) -> slice | Indices:
+        """The coordinates that g is of."""
+        covers = [places_of(stored_part(row.submodel, context.spec)) for row in state.rows]
+        parts = [at for at in covers if not isinstance(at, slice)]
+        return np.unique(np.concatenate(parts)) if parts and len(parts) == len(covers) else slice(None)
+
     def apply(self, state: State, vector: Vector, context: Context) -> Step:
         """The optimiser's step for g, and an empty buffer."""
         total, count, state = self.aggregate(state, vector, context)
-        state = self.optimiser.step(state, vector, total, count)
+        state = stepped(self.optimiser, state, vector, total, count, self.covered(state, context))
         return Step(self.emptied(state, context), vector)
 
     def emptied(self, state: State, context: Context) -> State:

@@ -30,10 +30,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, Step
-from anabranch.core.model.params import Delta, Indices, ParamSpec, Vector, add_scaled
+from anabranch.core.model.params import Delta, ParamSpec, Vector, add_scaled
+from anabranch.core.model.submodels import Submodel, gathered
 from anabranch.core.model.updates import Update
 from anabranch.strategies.composition import GatheringStrategy
-from anabranch.strategies.robust.rows import Row, stored_delta
+from anabranch.strategies.robust.rows import Row, places_of, stored_delta
 from anabranch.strategies.robust.rule import Combined, Rule, combine
 
 
@@ -47,9 +48,9 @@ class CacheEntry:
     examples: int
     delta: Delta
 
-    def covers(self, spec: ParamSpec | None) -> slice | Indices:
-        """The coordinates that it is of: all."""
-        return slice(None)
+    def part(self, spec: ParamSpec | None) -> Submodel | None:
+        """The part of the model that it is of: the whole."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -149,10 +150,10 @@ class CacheStrategy(GatheringStrategy):
         mean = sum(weights) / len(weights)
         rows = []
         for c, weight in zip(state.cache, weights, strict=True):
-            delta, where = c.delta, c.covers(context.spec)
+            delta, part = c.delta, c.part(context.spec)
             if self.needs_base:
-                moved = state.bases[str(c.base_version)][where] - vector[where]
+                moved = gathered(state.bases[str(c.base_version)], part) - gathered(vector, part)
                 add_scaled(moved, 1.0, delta)
                 delta = moved
-            rows.append(Row(delta, where, weight / mean))
+            rows.append(Row(delta, places_of(part), weight / mean))
         return combine(rule, rows, vector, state.memory)

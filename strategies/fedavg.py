@@ -7,8 +7,12 @@
 | -       | deadline_s        | a round ends with what has come after this long (0: never)     |
 | n_i     | update.examples   | examples of device i                                           |
 | Delta_i | update.delta      | w_i - w_t                                                      |
+| -       | outer             | what step the mean is: the mean itself, or a server optimiser's |
 
     w_{t+1} = w_t + sum_i n_i Delta_i / sum_i n_i
+
+With `outer` the sum is not the step, but what a server optimiser makes a step of (`optimisers.py`). With
+Nesterov's and many local steps that is DiLoCo (docs/strategies.md).
 
 With sub-models both sums are, for each coordinate, over the devices that cover it; one that nobody covers
 stays as it is. So `[submodel] name = "heterofl"` makes it HeteroFL's rule, and `"ist"` independent subnet
@@ -29,9 +33,8 @@ AISTATS 2017, algorithm 1.
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, ClassVar
 
@@ -39,9 +42,11 @@ import numpy as np
 
 from anabranch.core.config.tables import NO_KEY
 from anabranch.core.engine.strategy import Context, Plan, Refusal, Step
-from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.params import Indices, Vector
+from anabranch.core.model.submodels import add_to_part, part_blocks
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
-from anabranch.core.rng import rank
+from anabranch.core.plain import LATER_KEY
+from anabranch.core.rng import lowest
 from anabranch.strategies.buffer import BufferStrategy
 from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE
 from anabranch.strategies.robust.rows import StoredRow
@@ -55,7 +60,7 @@ class FedAvgState:
     `total` = sum_i n_i Delta_i, shape (size,). `covered` = sum_i n_i for each coordinate; empty as long as
     all updates are of the whole model. `cohort` may take part (None: anybody, round 0), `members` have got
     their task, `answered` have been counted. With a rule `total` is empty, `rows` has the updates, and
-    `memory` what the rule remembers.
+    `memory` what the rule remembers. `moment`, `second` and `decayed` are the optimiser's.
     """
 
     total: Vector
@@ -68,6 +73,9 @@ class FedAvgState:
     covered: Vector = field(default_factory=lambda: np.empty(0))
     rows: list[StoredRow] = field(default_factory=list)
     memory: Vector = field(default_factory=lambda: np.empty(0))
+    moment: Vector | None = field(default=None, metadata=LATER_KEY)
+    second: Vector | None = field(default=None, metadata=LATER_KEY)
+    decayed: Vector | None = field(default=None, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,7 @@ class FedAvg(BufferStrategy):
     clients_per_round: Annotated[int, AT_LEAST_ONE] = 10
     over_selection: Annotated[float, AT_LEAST_ONE] = 1.3
     deadline_s: Annotated[float, NOT_NEGATIVE] = 60.0
+    outer: Mapping[str, Any] = field(default_factory=dict)
     rule: Rule | None = field(default=None, metadata=NO_KEY)
 
     @property
@@ -137,7 +146,7 @@ class FedAvg(BufferStrategy):
         answered = [*state.answered, update.client_id]
         if self.rule is not None:
             return replace(state, answered=answered, rows=[*state.rows, StoredRow.of(update, 1.0)])
-        add_scaled(state.total, weight, update.delta, update.where)
+        add_to_part(state.total, weight, update.delta, update.submodel)
         covered = self._covered(state, update)
         return replace(state, examples=state.examples + update.examples, answered=answered, covered=covered)
 
@@ -156,6 +165,12 @@ class FedAvg(BufferStrategy):
             return state.total, state.examples, state
         mean = np.divide(state.total, state.covered, out=state.total, where=state.covered > 0)
         return mean.astype(vector.dtype, copy=False), 1, state
+
+    def covered(self, state: FedAvgState, context: Context) -> slice | Indices:
+        """The coordinates that the mean is of."""
+        if self.rule is not None or not state.covered.size or state.covered.all():
+            return super().covered(state, context)
+        return np.flatnonzero(state.covered)
 
     def emptied(self, state: FedAvgState, context: Context) -> FedAvgState:
         """The next round: its cohort is drawn."""
@@ -193,15 +208,15 @@ class FedAvg(BufferStrategy):
         if update.submodel is None and not state.covered.size:
             return state.covered
         covered = state.covered if state.covered.size else np.full(state.total.size, float(state.examples))
-        covered[update.where] += update.examples
+        for block in part_blocks(update.submodel, covered.size):
+            block.put(block.take(covered) + update.examples, covered)
         return covered
 
     def _deadline(self, context: Context) -> float | None:
         return context.now + self.deadline_s if self.deadline_s else None
 
     def _draw(self, context: Context, round_: int, draw: int, but: list[str]) -> list[str]:
-        known = set(context.clients).difference(but)
-        drawn = heapq.nsmallest(
-            self.selected_per_draw, known, key=lambda c: rank(context.seed, "cohort", round_, draw, c)
-        )
+        left_out = set(but)
+        known = [c for c in context.clients if c not in left_out] if but else list(context.clients)
+        drawn = lowest(context.seed, "cohort", round_, draw, of=known, count=self.selected_per_draw)
         return sorted(drawn)

@@ -8,6 +8,7 @@
 | s       | staleness   | staleness function                                     |
 | Delta_i | update.delta| w_i - w_base of device i                               |
 | m       | state.moment| running direction of the server                        |
+| -       | outer       | another server optimiser, in their place               |
 
     g = (1/K) sum_i s(tau_i) Delta_i
     m <- beta m + g
@@ -15,7 +16,7 @@
 
 Composed of a buffer (`buffer.py`), weights by staleness, and SGD with momentum. Concurrency is apart from
 K: `[server] concurrency`. A device gets its next task at once. With `flush_s` an old buffer is applied
-although it is not full.
+although it is not full. `outer` has other server optimisers, and the parameters of those (`optimisers.py`).
 
 Source: Nguyen et al., "Federated learning with buffered asynchronous aggregation", AISTATS 2022;
 the rule was checked against published code, s = 1/sqrt(1 + tau) is recalled.
@@ -28,8 +29,9 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from anabranch.core.config.tables import NO_KEY
+from anabranch.core.errors import ConfigError
 from anabranch.strategies.buffer import BufferStrategy
-from anabranch.strategies.optimisers import Momentum, Optimiser
+from anabranch.strategies.optimisers import Momentum, Optimiser, make_outer
 from anabranch.strategies.parameters import AT_LEAST_ONE, LESS_THAN_ONE, NOT_NEGATIVE, POSITIVE
 from anabranch.strategies.robust.rule import Rule
 
@@ -48,9 +50,18 @@ class FedBuff(BufferStrategy):
     momentum: Annotated[float, LESS_THAN_ONE] = 0.0
     flush_s: Annotated[float, NOT_NEGATIVE] = 0.0
     staleness: Mapping[str, Any] = field(default_factory=lambda: {"name": "polynomial", "a": 0.5})
+    outer: Mapping[str, Any] = field(default_factory=dict)
     rule: Rule | None = field(default=None, metadata=NO_KEY)
 
     @property
     def optimiser(self) -> Optimiser:
-        """By eta_g and beta."""
-        return Momentum(self.server_lr, self.momentum)
+        """By eta_g and beta, or by `outer`."""
+        if not self.outer:
+            return Momentum(self.server_lr, self.momentum)
+        for key, inside in (("momentum", "momentum"), ("server_lr", "lr")):
+            if getattr(self, key) != getattr(FedBuff, key):
+                raise ConfigError(
+                    f"strategy.{key} and strategy.outer are both set: "
+                    f"leave {key} out, and write {inside} into outer"
+                )
+        return make_outer(self.outer)

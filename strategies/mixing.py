@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from anabranch.core.engine.strategy import Context, State, Step
-from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.params import SparseVector, Vector, add_scaled
+from anabranch.core.model.submodels import add_to_part
 from anabranch.core.model.updates import Update
 from anabranch.strategies.composition import ComposedStrategy
 
@@ -44,8 +45,19 @@ class MixingStrategy(ComposedStrategy):
     def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
         """Mix, publish."""
         assert context.base is not None, "mixing needs w_base"
-        at = update.where
-        vector[at] *= vector.dtype.type(1.0 - weight)
-        add_scaled(vector, weight, context.base[at], at)
-        add_scaled(vector, weight, update.delta, at)
+        kept = vector.dtype.type(1.0 - weight)
+        if update.submodel is None:
+            vector *= kept
+            add_scaled(vector, weight, context.base)
+            add_scaled(vector, weight, update.delta)
+            return Step(state, vector)
+        for block in update.submodel.blocks():
+            values = block.take(vector)
+            values *= kept
+            add_scaled(values, weight, block.take(context.base))
+            if not isinstance(update.delta, SparseVector):
+                add_scaled(values, weight, update.delta[block.at])
+            block.put(values, vector)
+        if isinstance(update.delta, SparseVector):
+            add_to_part(vector, weight, update.delta, update.submodel)
         return Step(state, vector)

@@ -1,14 +1,42 @@
-"""Server optimisers: what step of the model the mean of a buffer or of a round is."""
+"""Server optimisers: what step of the model the mean of a buffer or of a round is.
+
+| symbol | name       | meaning                                                      |
+|--------|------------|--------------------------------------------------------------|
+| D      | total/count| the mean of the updates, or what a robust rule makes of them |
+| lr     | lr         | learning rate of the server                                  |
+| mu     | momentum   | how much of the last direction stays                         |
+| b2     | beta2      | how much of the mean square stays                            |
+| m, v   | moment,    | direction and mean square, zeros at first                    |
+|        | second     |                                                              |
+
+    sgd       w <- w + lr D
+    momentum  m <- mu m + D;  w <- w + lr m
+    nesterov  m <- mu m + D;  w <- w + lr (D + mu m)
+    adam      m <- mu m + (1 - mu) D;  v <- b2 v + (1 - b2) D^2
+              w <- w + lr m / (1 - mu^t) / (sqrt(v / (1 - b2^t)) + eps)
+
+Where updates are of parts of the model, a coordinate that none of them covers stays as it is, and so do its
+m, v and t: they are of each coordinate, and no direction fades that nobody has looked at.
+
+Source: Reddi et al., "Adaptive federated optimization", ICLR 2021, for optimisers at the server; Nesterov's
+is that of `torch.optim.SGD(nesterov=True)` on -D, as DiLoCo's published code has it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, Protocol
 
 import numpy as np
 
+from anabranch.core.config.tables import build
 from anabranch.core.engine.strategy import State
-from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.params import Indices, Vector, add_scaled
+from anabranch.strategies.parameters import LESS_THAN_ONE, POSITIVE, check_parameters
+
+OUTER = "strategy.outer"
 
 
 class Optimiser(Protocol):
@@ -18,7 +46,7 @@ class Optimiser(Protocol):
     """
 
     def init(self, vector: Vector) -> dict[str, Any]:
-        """Its fields of the state before the first step."""
+        """Its fields of the state before the first step. Of an array the last axis is of coordinates."""
         ...
 
     def step(self, state: State, vector: Vector, total: Vector, count: float) -> State:
@@ -31,9 +59,9 @@ class Optimiser(Protocol):
 
 @dataclass(frozen=True)
 class Sgd:
-    """w <- w + rate g."""
+    """w <- w + lr D."""
 
-    rate: float = 1.0
+    lr: Annotated[float, POSITIVE] = 1.0
 
     def init(self, vector: Vector) -> dict[str, Any]:
         """Nothing."""
@@ -41,15 +69,15 @@ class Sgd:
 
     def step(self, state: State, vector: Vector, total: Vector, count: float) -> State:
         """The step, in place."""
-        add_scaled(vector, self.rate / count, total)
+        add_scaled(vector, self.lr / count, total)
         return state
 
 
 @dataclass(frozen=True)
 class Momentum(Sgd):
-    """m <- momentum m + g, w <- w + rate m, where m is `moment`, empty without momentum."""
+    """m <- momentum m + D, w <- w + lr m, where m is `moment`, empty without momentum."""
 
-    momentum: float = 0.0
+    momentum: Annotated[float, LESS_THAN_ONE] = 0.9
 
     def init(self, vector: Vector) -> dict[str, Any]:
         """No direction yet."""
@@ -61,4 +89,93 @@ class Momentum(Sgd):
             return super().step(state, vector, total, count)
         np.multiply(state.moment, vector.dtype.type(self.momentum), out=state.moment)
         add_scaled(state.moment, 1.0 / count, total)
+        return self.along(state, vector, total, count)
+
+    def along(self, state: State, vector: Vector, total: Vector, count: float) -> State:
+        """The model moved along the new direction."""
         return super().step(state, vector, state.moment, 1.0)
+
+
+@dataclass(frozen=True)
+class Nesterov(Momentum):
+    """m <- momentum m + D, w <- w + lr (D + momentum m): a step that looks ahead."""
+
+    def along(self, state: State, vector: Vector, total: Vector, count: float) -> State:
+        """The model moved along the new direction, as it will be after the next step."""
+        add_scaled(vector, self.lr / count, total)
+        add_scaled(vector, self.lr * self.momentum, state.moment)
+        return state
+
+
+@dataclass(frozen=True)
+class Adam(Sgd):
+    """Each coordinate by its own mean and mean square, `moment` and `second`.
+
+    `decayed`: mu^t and b2^t, float64, shape (2, 1); (2, size) where some coordinates have had fewer steps. As
+    products, since powers come out in other bits on other machines.
+    """
+
+    momentum: Annotated[float, LESS_THAN_ONE] = 0.9
+    beta2: Annotated[float, LESS_THAN_ONE] = 0.99
+    eps: Annotated[float, POSITIVE] = 1e-8
+
+    def init(self, vector: Vector) -> dict[str, Any]:
+        """No step yet."""
+        return {
+            "moment": np.zeros_like(vector),
+            "second": np.zeros_like(vector),
+            "decayed": np.ones((2, 1)),
+        }
+
+    def step(self, state: State, vector: Vector, total: Vector, count: float) -> State:
+        """The step, in place."""
+        kind, decays = vector.dtype.type, np.array([[self.momentum], [self.beta2]])
+        np.multiply(state.decayed, decays, out=state.decayed)
+        np.multiply(state.moment, kind(self.momentum), out=state.moment)
+        add_scaled(state.moment, (1.0 - self.momentum) / count, total)
+        np.multiply(state.second, kind(self.beta2), out=state.second)
+        add_scaled(state.second, (1.0 - self.beta2) / count**2, np.square(total))
+        grown = (1.0 - state.decayed).astype(vector.dtype)
+        length = np.sqrt(state.second / grown[1])
+        length += kind(self.eps)
+        add_scaled(vector, self.lr, state.moment / grown[0] / length)
+        return state
+
+
+OPTIMISERS: dict[str, type[Sgd]] = {"sgd": Sgd, "momentum": Momentum, "nesterov": Nesterov, "adam": Adam}
+
+
+def make_outer(params: Mapping[str, Any]) -> Optimiser:
+    """The optimiser of a table such as `{name = "nesterov", lr = 0.7}`; of an empty one plain SGD.
+
+    Raises `ConfigError`, naming the key.
+    """
+    values = dict(params)
+    name = values.pop("name", "" if values else "sgd")
+    if name not in OPTIMISERS:
+        raise ConfigError(f"{OUTER}.name must be one of {', '.join(OPTIMISERS)}, not {name!r}")
+    optimiser = build(OPTIMISERS[name], values, OUTER)
+    check_parameters(optimiser, OUTER)
+    return optimiser
+
+
+def stepped(
+    optimiser: Optimiser, state: State, vector: Vector, total: Vector, count: float, at: slice | Indices
+) -> State:
+    """An optimiser's step on the coordinates `at`: of the others vector and state stay as they are."""
+    remembered = [name for name, value in optimiser.init(vector).items() if getattr(value, "size", 0)]
+    if isinstance(at, slice) or not remembered:
+        return optimiser.step(state, vector, total, count)
+    whole = {name: _of_every(getattr(state, name), vector.size) for name in remembered}
+    part = vector[at]
+    own = replace(state, **{name: array[..., at] for name, array in whole.items()})
+    own = optimiser.step(own, part, total[at], count)
+    vector[at] = part
+    for name, array in whole.items():
+        array[..., at] = getattr(own, name)
+    return replace(own, **whole)
+
+
+def _of_every(array: Vector, size: int) -> Vector:
+    """One that has a value of each coordinate, where it had one of all."""
+    return array if array.shape[-1] == size else np.broadcast_to(array, (*array.shape[:-1], size)).copy()

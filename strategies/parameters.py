@@ -30,10 +30,10 @@ def one_of(choices: Collection[Any]) -> Range:
     return Range(f"be one of {', '.join(map(str, choices))}", lambda x: x in choices)
 
 
-def check_parameters(strategy: Any) -> None:
+def check_parameters(part: Any, table: str = "strategy") -> None:
     """Raises `ConfigError` for the first value out of its range, naming the key."""
-    for key, hint in get_type_hints(type(strategy), include_extras=True).items():
+    for key, hint in get_type_hints(type(part), include_extras=True).items():
         for range_ in getattr(hint, "__metadata__", ()):
-            value = getattr(strategy, key)
+            value = getattr(part, key)
             if isinstance(range_, Range) and not range_.holds(value):
-                raise ConfigError(f"strategy.{key} must {range_.must}, not {value!r}")
+                raise ConfigError(f"{table}.{key} must {range_.must}, not {value!r}")

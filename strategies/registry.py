@@ -12,18 +12,37 @@ from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, is_data, members
 from anabranch.strategies.asyncdrop import AsyncDrop
+from anabranch.strategies.delayed_nesterov import DelayedNesterov
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.fedprox import FedProx
+from anabranch.strategies.phased import Phased
 from anabranch.strategies.qafel import QAFeL
 from anabranch.strategies.robust.registry import make_rule
+from anabranch.strategies.robust.rule import Rule
 from anabranch.strategies.teasq import Teasq
 from anabranch.strategies.teasq_drop import TeasqDrop
 
+OUTER_KEY = "outer"  # of strategies with a server optimiser
+
 BUILT_IN: dict[str, type[Any]] = {
-    c.name: c for c in (AsyncDrop, FedAsync, FedAvg, FedBuff, FedProx, QAFeL, Teasq, TeasqDrop)
+    c.name: c
+    for c in (
+        *(AsyncDrop, DelayedNesterov, FedAsync, FedAvg, FedBuff, FedProx, Phased, QAFeL, Teasq, TeasqDrop),
+    )
 }
+
+
+def doubt(strategy: Strategy) -> str:
+    """What its user should know of a strategy that is as they want it; empty: nothing."""
+    momentum = getattr(getattr(strategy, "optimiser", None), "momentum", 0.0)
+    if isinstance(strategy, FedBuff) and strategy.buffer_size == 1 and momentum > 0:
+        return (
+            f"strategy {strategy.name!r} with buffer_size = 1 and momentum = {momentum:g}: momentum of stale "
+            "updates costs accuracy; leave it off, gather more updates, or take 'delayed_nesterov'"
+        )
+    return ""
 
 
 def _check(found: Any) -> None:
@@ -33,12 +52,14 @@ def _check(found: Any) -> None:
         )
 
 
-STRATEGIES = PartKind("strategy", "strategies", ("strategy.name",), BUILT_IN, members(Strategy), _check)
+NAMED_IN = ("strategy.name", "strategy.phases.strategy")
+STRATEGIES = PartKind("strategy", "strategies", NAMED_IN, BUILT_IN, members(Strategy), _check)
 
 
 def strategy_of(config: Config) -> Strategy:
     """The strategy of a configuration. Raises `ConfigError`."""
-    return make_strategy(config.strategy.name, config.strategy.params, config.robust)
+    strategy = make_strategy(config.strategy.name, config.strategy.params, config.robust)
+    return strategy.within(config) if isinstance(strategy, Phased) else strategy
 
 
 def make_strategy(name: str, params: Mapping[str, Any], robust: RobustTable | None = None) -> Strategy:
@@ -47,13 +68,21 @@ def make_strategy(name: str, params: Mapping[str, Any], robust: RobustTable | No
     Raises `ConfigError`, naming the nearest name or key, or where the strategy gathers no buffer.
     """
     cls = STRATEGIES.find(name)
-    strategy: Any = build(cls, params, "strategy")
-    rule = None if robust is None else make_rule(robust)
+    if OUTER_KEY in params and OUTER_KEY not in {f.name for f in fields(cls)}:
+        raise ConfigError(
+            f"strategy.{OUTER_KEY}: {name!r} takes no step along a mean of updates that a server optimiser "
+            "could make: leave it out, or take a strategy that does, such as 'fedbuff' or 'fedavg'"
+        )
+    return with_rule(build(cls, params, "strategy"), None if robust is None else make_rule(robust))
+
+
+def with_rule(strategy: Any, rule: Rule | None) -> Strategy:
+    """A strategy with this rule in the place of its mean. Raises `ConfigError` where it gathers no buffer."""
     if rule is not None:
-        if "rule" not in {f.name for f in fields(cls)}:
+        if "rule" not in {f.name for f in fields(strategy)}:
             raise ConfigError(
-                f"robust.rule is {rule.name!r}, but strategy {name!r} gathers no buffer that takes one: "
-                "set it to 'none', or take a strategy that does, such as 'fedbuff'"
+                f"robust.rule is {rule.name!r}, but strategy {strategy.name!r} gathers no buffer that takes "
+                "one: set it to 'none', or take a strategy that does, such as 'fedbuff'"
             )
         strategy = replace(strategy, rule=rule)
     made: Strategy = strategy

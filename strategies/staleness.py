@@ -77,7 +77,8 @@ def _check(found: Any) -> None:
         raise ConfigError("a staleness function is a dataclass of its parameters with __call__(self, tau)")
 
 
-STALENESS = PartKind("staleness function", "staleness", ("strategy.staleness.name",), FUNCTIONS, (), _check)
+NAMED_IN = ("strategy.staleness.name", "strategy.phases.staleness.name")
+STALENESS = PartKind("staleness function", "staleness", NAMED_IN, FUNCTIONS, (), _check)
 
 
 def make_staleness(params: Mapping[str, Any]) -> StalenessFunction:

@@ -1,5 +1,7 @@
 """TEASQ on sub-models: this project's own combination of TEASQ-Fed and AsyncDrop.
 
+Experimental: in our own study it is no sooner than asynchronous FedAvg (docs/strategies.md).
+
 | symbol  | name                | meaning                                                       |
 |---------|---------------------|---------------------------------------------------------------|
 | B_j     |                     | the updates in the cache whose sub-model covers coordinate j  |
@@ -30,11 +32,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, Step
-from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
-from anabranch.core.model.submodels import SubmodelJson, submodel_json
+from anabranch.core.model.params import Delta, ParamSpec, SparseVector, Vector
+from anabranch.core.model.submodels import Submodel, SubmodelJson, gathered, part_blocks, submodel_json
 from anabranch.core.model.updates import Update
 from anabranch.strategies.cache import CacheEntry, CacheState
-from anabranch.strategies.robust.rows import covered_by
+from anabranch.strategies.robust.rows import stored_part
 from anabranch.strategies.teasq import Teasq
 
 
@@ -44,9 +46,9 @@ class CachePartEntry(CacheEntry):
 
     submodel: SubmodelJson | None
 
-    def covers(self, spec: ParamSpec | None) -> slice | Indices:
-        """The coordinates of its sub-model."""
-        return covered_by(self.submodel, spec)
+    def part(self, spec: ParamSpec | None) -> Submodel | None:
+        """Its sub-model."""
+        return stored_part(self.submodel, spec)
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class TeasqDropState(CacheState):
 class TeasqDrop(Teasq):
     """TEASQ, whose devices train sub-models: each coordinate is averaged over those that cover it.
 
-    Symbols and equations: see the module.
+    Experimental (docs/strategies.md). Symbols and equations: see the module.
     """
 
     name: ClassVar[str] = "teasq_drop"
@@ -74,37 +76,40 @@ class TeasqDrop(Teasq):
 
     def apply(self, state: CacheState, vector: Vector, context: Context) -> Step:
         """Each coordinate by the updates that cover it."""
-        covers = [c.covers(context.spec) for c in state.cache]
-        if all(isinstance(at, slice) for at in covers):  # of the whole model
+        parts = [c.part(context.spec) for c in state.cache]
+        if all(part is None for part in parts):
             return super().apply(state, vector, context)
         shares = self.shares(state, context)
-        total, pull = self._pulls(state, shares, covers, vector, context)
+        total, pull = self._pulls(state, shares, parts, vector, context)
         if self.rule is not None:
             combined = self.combined(self.rule, state, vector, context)
             vector += pull * total * combined.direction
             return Step(replace(self.emptied(state), memory=combined.memory), vector)
         if self.mixing:
             vector *= 1 - pull * total
-        for share, at, c in zip(shares, covers, state.cache, strict=True):
+        for share, part, c in zip(shares, parts, state.cache, strict=True):
             if self.mixing:
-                vector[at] += pull[at] * vector.dtype.type(share) * state.bases[str(c.base_version)][at]
-            _add(vector, at, pull, share, c.delta)
+                base = state.bases[str(c.base_version)]
+                _add(vector, part, pull, share, gathered(base, part))
+            _add(vector, part, pull, share, c.delta)
         return Step(self.emptied(state), vector)
 
     def _pulls(
         self,
         state: CacheState,
         shares: Sequence[float],
-        covers: Sequence[slice | Indices],
+        parts: Sequence[Submodel | None],
         vector: Vector,
         context: Context,
     ) -> tuple[Vector, Vector]:
         """For each coordinate the sum of s_c n_c over B_j, and eta S(tau_j) over it; 0 without updates."""
         total, ages, count = (np.zeros_like(vector) for _ in range(3))
-        for share, at, c in zip(shares, covers, state.cache, strict=True):
-            total[at] += vector.dtype.type(share)
-            ages[at] += context.version - c.base_version
-            count[at] += 1
+        for share, part, c in zip(shares, parts, state.cache, strict=True):
+            age, weight = context.version - c.base_version, vector.dtype.type(share)
+            for block in part_blocks(part, vector.size):
+                block.put(block.take(total) + weight, total)
+                block.put(block.take(ages) + age, ages)
+                block.put(block.take(count) + 1, count)
         np.divide(ages, count, out=ages, where=count > 0)
         pull = (self.mixing or self.server_lr) * (ages + 1) ** -self.a  # S, of a whole vector of ages
         np.divide(pull, total, out=pull, where=count > 0)
@@ -112,11 +117,12 @@ class TeasqDrop(Teasq):
         return total, pull.astype(vector.dtype, copy=False)
 
 
-def _add(vector: Vector, at: slice | Indices, pull: Vector, scale: float, delta: Delta) -> None:
-    """vector_j += scale pull_j delta_j on the coordinates `at`; a sparse delta costs its own length only."""
+def _add(vector: Vector, part: Submodel | None, pull: Vector, scale: float, delta: Delta) -> None:
+    """vector_j += scale pull_j delta_j on what a part covers; a sparse delta costs its own length only."""
     factor = vector.dtype.type(scale)
     if isinstance(delta, SparseVector):
-        places = delta.indices if isinstance(at, slice) else at[delta.indices]
+        places = delta.indices if part is None else part.places(delta.indices)
         vector[places] += pull[places] * factor * delta.values
-    else:
-        vector[at] += pull[at] * factor * delta
+        return
+    for block in part_blocks(part, vector.size):
+        block.put(block.take(vector) + block.take(pull) * factor * delta[block.at], vector)

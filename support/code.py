@@ -6,11 +6,15 @@ came from another machine never gets here (tests/security/test_foreign_code.py).
 
 from __future__ import annotations
 
+import ast
 import difflib
+import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
-from collections.abc import Iterable
+import textwrap
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,6 +24,8 @@ from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.parts import PartKind, is_code
 from anabranch.core.rng import seed_of
 from anabranch.support.own_code import told
+
+DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 
 def let_in(config: Config, kinds: Iterable[PartKind]) -> None:
@@ -52,6 +58,40 @@ def distrusted(what: str, key: str, place: str) -> ConfigError:
         f"{what} has {key} = {place!r}, which is code: "
         "look at it, then say --load-code (in Python load_code=True) to run it"
     )
+
+
+def source_digests(config: Config, kinds: Iterable[PartKind], app: Any) -> dict[str, str]:
+    """Of the code that a run names, and of its App: place -> a digest that no layout and no comment changes.
+
+    It is of the file that has the part, not of what that imports. Empty where there is no source to read.
+    """
+    named = [(kind, place) for kind in kinds for _, place in kind.named_in(config) if is_code(place)]
+    parts = {place: kind.find(place) for kind, place in named}
+    parts[config.run.workload] = getattr(app, "adapted", app)
+    return {place: _source_digest(part) for place, part in parts.items()}
+
+
+def _source_digest(part: Any) -> str:
+    is_code_itself = inspect.isclass(part) or inspect.isroutine(part) or inspect.ismodule(part)
+    try:
+        body = _definitions(part if is_code_itself else type(part))
+    except (OSError, TypeError, SyntaxError):
+        return ""
+    return hashlib.sha256("\n".join(map(ast.dump, body)).encode()).hexdigest()
+
+
+def _definitions(target: Any) -> Sequence[ast.stmt]:
+    """What the target's file has; of a program that was started itself, and of a notebook, the definitions.
+
+    Raises `OSError` and `TypeError` where there is none.
+    """
+    module = inspect.getmodule(target)
+    if file := getattr(module, "__file__", None):
+        body = ast.parse(Path(file).read_text(encoding="utf-8")).body
+        whole = module is None or module.__name__ != "__main__"
+        return [node for node in body if whole or isinstance(node, DEFINITIONS)]
+    own = [f for f in vars(target).values() if inspect.isfunction(f)] if inspect.isclass(target) else [target]
+    return [node for f in own for node in ast.parse(textwrap.dedent(inspect.getsource(f))).body]
 
 
 def load(place: str) -> Any:

@@ -290,6 +290,14 @@ class StoreConformance:
         store.add_metrics(2, {}, 23.0)
         assert [dict(v.metrics) for v in store.versions()] == [{"accuracy": 0.5, "loss": 2.0}, {}]
 
+    def test_tags_of_clients_are_kept(self, store: Store) -> None:
+        store.tag(["c2", "c1"], ["eu", "a"], [])
+        store.tag(["c2", "c3"], ["eu", "b"], ["a"])
+        store.tag([], ["eu"], ["eu"])
+        assert store.tags() == {"c1": ("a", "eu"), "c2": ("b", "eu"), "c3": ("b", "eu")}
+        store.tag(["c3"], [], ["b", "eu", "other"])
+        assert list(store.tags()) == ["c1", "c2"]
+
     def test_a_snapshot_comes_back_with_what_is_after_it(self, store: Store) -> None:
         entries = [asked(f"t{i}") for i in range(5)]
         store.append(entries)

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from anabranch.core.parts import PartKind
-from anabranch.reports.trackers import TRACKERS, TrackedRun, Tracker
+from anabranch.reports.trackers import TRACKERS, Tracker
+from anabranch.reports.tracking.run import TrackedRun
 from anabranch.testing.kind import check_of_kind
 
 

@@ -122,7 +122,7 @@ class BatchedTraining:
         pair = [replace(training, plan=plan), replace(training, plan=plan, examples=part)]
         try:
             stacked = self.train(pair, frozen)
-        except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        except (RuntimeError, TypeError, ValueError, AttributeError, LookupError) as error:
             return f"torch cannot stack it: {str(error).splitlines()[0]}"
         for t, result in zip(pair, stacked, strict=True):
             alone = self._trainer.train(t.vector, frozen, t.examples, t.plan, t.seed, t.submodel)

@@ -71,7 +71,7 @@ class Objective:
 
         if self.loss is None:
             self.check_labels(y)
-            found: Any = torch.nn.functional.cross_entropy(output, y)
+            found: Any = torch.nn.functional.cross_entropy(self._scores(output), y)
         else:
             found = self.loss(output, _like(output, y))
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
@@ -86,7 +86,7 @@ class Objective:
         """
         from torch.nn import functional
 
-        count = rows_of(y)
+        count, output = rows_of(y), self._scores(output)
         if self.loss is None and getattr(y, "ndim", 0) == 1 and not y.is_floating_point():
             sums = {
                 "accuracy": float(int((output.argmax(1) == y).sum())),
@@ -99,6 +99,10 @@ class Objective:
                 hits = int(((output.argmax(1) == y) & counted).sum())
                 sums["accuracy"] = hits / max(1, int(counted.sum())) * count
         return sums | {name: value * count for name, value in self._own_metrics(output, y).items()}, count
+
+    def _scores(self, output: Any) -> Any:
+        """What the cross entropy is of, and metrics with it: `logits` of models of Hugging Face's."""
+        return output if self.loss is not None else getattr(output, "logits", output)
 
     def check_labels(self, y: Any) -> None:
         """Raises `AppError` where the cross entropy has no use for the labels."""

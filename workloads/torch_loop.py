@@ -193,7 +193,7 @@ def sgd(
     runtime = runtime or _runtime_of(model)
     params = [p for p in model.parameters() if p.requires_grad]
     optimizer = objective.make_optimizer(params, plan)
-    pull = _proximal_pull(params, plan.proximal_mu) if plan.proximal_mu else None
+    pull = proximal_pull(params, plan.proximal_mu) if plan.proximal_mu else None
     total, steps = import_torch().zeros((), device=runtime.device), 0  # read at the end: a GPU would wait
     model.train()
     with runtime.seeded(seed):
@@ -248,7 +248,7 @@ def _form(batch: Any) -> str:
     return f"{tuple(batch.shape)} {batch.dtype}".replace("torch.", "")
 
 
-def _proximal_pull(params: list[torch.nn.Parameter], mu: float) -> Callable[[], None]:
+def proximal_pull(params: list[torch.nn.Parameter], mu: float) -> Callable[[], None]:
     """Adds the gradient of (mu/2) ||w - w_start||^2, mu (w - w_start): FedProx, Li et al. 2020, eq. 2."""
     start = [p.detach().clone() for p in params]
 

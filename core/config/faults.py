@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import NormalDist
 
+from anabranch.core.plain import LATER_KEY
 from anabranch.core.rng import rank
 
 LOGNORMAL_SIGMA = 1.0
 PARETO_SHAPE = 2.0  # the lightest tail without a variance
 RANK_STEP = 2.0**-53  # of `rank`, which is never 1
-
-LATER_KEY = {"later": True}  # the metadata of a key that `Config.to_json` leaves out where it says nothing
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from anabranch.core.retention import Keep
 Tables = Mapping[str, Any]  # by name, as the fields of `Config`
 
 TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
+BY_STREAM, BY_CALLS = "stream", "calls"  # client.connection, beside AUTO
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
@@ -25,6 +26,7 @@ CHOICES = {
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "identity.tls": ("auto", "always"),
     "client.push": (TASK, OVERLAP, ELASTIC),
+    "client.connection": (AUTO, BY_STREAM, BY_CALLS),
     "client.push_when": ("interval", "continuous", "change", "advised"),
     "client.merge": ("delta", "paper-interpolation"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from cattrs import Converter
 from cattrs.gen import override
 
-from anabranch.core.config.faults import LATER_KEY, FaultsTable
+from anabranch.core.config.faults import FaultsTable
 from anabranch.core.config.flower import FlowerTable
 from anabranch.core.config.goal import NO_TARGET
 from anabranch.core.config.model import ModelTable
@@ -28,7 +28,7 @@ from anabranch.core.engine.robust import RobustTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import UPLOAD_BYTES_PER_CLIENT, Limits
 from anabranch.core.model.chains import AUTO
-from anabranch.core.plain import FieldError, finite, from_plain, make_converter, real, written
+from anabranch.core.plain import LATER_KEY, FieldError, finite, from_plain, make_converter, real, written
 
 T = TypeVar("T")
 
@@ -163,11 +163,14 @@ class ServerTable:
     whose task is `upload_now_versions` behind is advised to push what it has (0: never). Its updates on their
     way, and what has come of those that were cut, are `upload_bytes_per_client` at most. A `standby` waits
     while another server leads the run, and takes over from one that is silent for `leader_lease_s`.
+    On `metrics_address` Prometheus reads how it does (empty: nobody does).
     `keep`: how much of the log is kept, see `retention.py`; what goes is put into `archive`, if that is set.
+    `data_dir` holds `disk_bytes_max` at most (0: as much as the disk), or nothing more is taken.
     """
 
     address: str = "127.0.0.1:7070"
     admin_address: str = "127.0.0.1:7071"
+    metrics_address: str = field(default="", metadata=LATER_KEY)
     database: str = field(default="", repr=False, metadata=SECRET)
     data_dir: str = "anabranch-data"
     concurrency: int = 0
@@ -186,6 +189,7 @@ class ServerTable:
     snapshot_every_events: int = 5000
     keep: str = "all"
     archive: str = field(default="", metadata=LATER_KEY)
+    disk_bytes_max: int = field(default=0, metadata=LATER_KEY)
     drain_s: float = 20.0
     standby: bool = False
     leader_lease_s: float = 10.0
@@ -210,6 +214,9 @@ class IdentityTable:
 class ClientTable:
     """`[client]`: local training, and how the agent behaves.
 
+    `connection`: `stream` has a device's requests go over one stream, `calls` as a call each; `auto` is the
+    stream, and calls wherever it does not get through.
+
     `push`: `task` sends a result before the next task is asked for, `overlap` while it is trained; with
     `elastic` devices train on, and the keys after it say when they push and how they merge.
     """
@@ -224,6 +231,7 @@ class ClientTable:
     device: str = "auto"
     retry_base_s: float = 0.5
     retry_cap_s: float = 60.0
+    connection: str = field(default=AUTO, metadata=LATER_KEY)
     push: str = TASK
     push_when: str = "continuous"
     push_steps: int = 10

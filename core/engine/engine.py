@@ -181,7 +181,10 @@ class Engine:
         named = update.client_id, event.payload.sha256
         receipt = Receipt(update.update_id, update.task_id, self.version, step.decision, *named)
         effects += self._settle(task, receipt, event)
-        decided = Decided(update.client_id, receipt, update.examples, metrics=update.metrics)
+        values = event.payload.values or self.spec.size
+        raw_bytes = values * self.spec.vector_dtype.itemsize
+        said = update.examples, False, update.metrics
+        decided = Decided(update.client_id, receipt, *said, event.payload, raw_bytes)
         return [decided, *effects, *self._after(effects, event.now)]
 
     def _step(self, event: ev.UpdateArrived, task: Task | None, context: Context) -> Step:
@@ -350,8 +353,9 @@ class Engine:
     def _context(self, now: float, update: Update | None = None) -> Context:
         staleness = 0 if update is None else self.version - update.base_version
         clients = self.ledger.client_ids
+        live, slowness = self.ledger.live, self.ledger.slowness
         return Context(
-            now, self.version, self.settings.seed, clients, self.ledger.live, staleness, spec=self.spec
+            now, self.version, self.settings.seed, clients, live, staleness, None, self.spec, slowness
         )
 
     def _donated(self, base: Vector | None = None) -> Vector:
@@ -388,7 +392,7 @@ class Engine:
     def _after(self, effects: list[Effect], now: float) -> list[Effect]:
         """What follows an update or a tick: stragglers of a round that ended, a used-up budget."""
         more: list[Effect] = []
-        if self.strategy.synchronous and any(isinstance(e, Published) for e in effects):
+        if self.strategy.is_synchronous(self.state) and any(isinstance(e, Published) for e in effects):
             for task in [t for t in self.ledger.tasks.values() if t.base_version < self.version]:
                 more += self._lose(task, LeaseEnd.CANCELLED, now)
         return more if self.finished else [*more, *self._ended()]

@@ -9,7 +9,7 @@ from anabranch.core.effects import Conflicting, Decided
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import Ledger
 from anabranch.core.engine.settings import EngineSettings
-from anabranch.core.engine.strategy import Context, Strategy, rejected
+from anabranch.core.engine.strategy import Context, State, Strategy, rejected
 from anabranch.core.model.updates import Decision, Reason, Receipt, Task, Update
 
 
@@ -17,6 +17,7 @@ class ObjectionView(Protocol):
     """What the engine has on record."""
 
     strategy: Strategy
+    state: State
     settings: EngineSettings
     ledger: Ledger
     guard: Guard
@@ -87,6 +88,7 @@ def _no_task(update: Update, task: Task | None, books: ObjectionView) -> tuple[R
         return Reason.QUARANTINED, books.guard.quarantined[update.client_id]
     if (used := books.ledger.receipt_of_task(update.task_id)) is not None:
         return Reason.DUPLICATE_TASK, f"task {update.task_id!r} was answered by update {used.update_id!r}"
-    if task is None and books.strategy.synchronous and update.base_version < books.version:
+    in_rounds = books.strategy.is_synchronous(books.state)
+    if task is None and in_rounds and update.base_version < books.version:
         return Reason.ROUND_OVER, f"round {update.base_version} is over, this is round {books.version}"
     return Reason.UNKNOWN_TASK, f"client {update.client_id!r} holds no task {update.task_id!r}"

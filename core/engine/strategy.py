@@ -16,7 +16,7 @@ Laws, checked for every strategy by `tests/conformance/test_strategies.py`:
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -32,7 +32,8 @@ class Context:
     """What the engine knows at the time of a call. `base` is w_base where the strategy needs it.
 
     `clients` are the enrolled ones, in their order, as they are during the call. `spec` is the model's; it
-    is never None in a run.
+    is never None in a run. `slowness` is a client's place among those whose speed is known, 0 the fastest,
+    1 the slowest; None of others.
     """
 
     now: float
@@ -43,6 +44,7 @@ class Context:
     staleness: int = 0
     base: Vector | None = None
     spec: ParamSpec | None = None
+    slowness: Callable[[str], float | None] = lambda _: None
 
 
 @dataclass(frozen=True)
@@ -81,14 +83,31 @@ class Step:
 class Strategy(Protocol):
     """One paper's rules. One that mixes models needs the base: w_base of every live task is kept.
 
+    `synchronous`: it works in rounds, at some time at least; `is_synchronous` says whether it does now.
     `submodel` names the planner of its tasks where `[submodel] name` leaves that to the strategy.
     """
 
     name: ClassVar[str]
-    state_type: ClassVar[type[Any]]
-    synchronous: ClassVar[bool]
-    supports_submodels: ClassVar[bool]
-    submodel: ClassVar[str]
+
+    @property
+    def state_type(self) -> type[Any]:
+        """What its states are: a dataclass."""
+        ...
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether there are rounds, so that no rollback can fold its updates anew."""
+        ...
+
+    @property
+    def supports_submodels(self) -> bool:
+        """Whether updates may be of parts of the model."""
+        ...
+
+    @property
+    def submodel(self) -> str:
+        """The planner of its tasks, where `[submodel] name` leaves that to us."""
+        ...
 
     @property
     def needs_base(self) -> bool:
@@ -98,6 +117,10 @@ class Strategy(Protocol):
     @property
     def clip(self) -> float:
         """To how many median lengths a longer update is cut, where `[robust] clip` leaves that to us."""
+        ...
+
+    def is_synchronous(self, state: State) -> bool:
+        """Whether a new version ends every task of an older one."""
         ...
 
     def init(self, vector: Vector) -> State:
@@ -164,6 +187,10 @@ class AsyncStrategy:
     def clip(self) -> float:
         """Never."""
         return 0.0
+
+    def is_synchronous(self, state: State) -> bool:
+        """All the time, or never."""
+        return self.synchronous
 
     def admit(self, state: State, ask: Ask, context: Context) -> Refusal | None:
         """Admit: the engine's concurrency cap is the only limit."""

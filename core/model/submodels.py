@@ -3,23 +3,36 @@
 `UnitMap` keeps some units of each group (`units.py`) and everything that is in no group: a smaller model of
 the same kind, whose tensors a device can build and train. `Coordinates` is any set of coordinates: it can be
 aggregated, but only be trained as a whole model of which the rest is not sent.
+
+Values go from the vector to the part and back by `blocks`: all coordinates of a large model at once are eight
+bytes each, and slow to make.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.model.params import Indices, ParamSpec, TensorSpec
+from anabranch.core.model.blocks import BLOCK, Along, PartBlock, flat_places, tensor_blocks
+from anabranch.core.model.params import (
+    Delta,
+    Indices,
+    ParamSpec,
+    SparseVector,
+    TensorSpec,
+    Vector,
+    add_scaled,
+)
 from anabranch.core.model.units import places
 
 Kept = tuple[tuple[int, ...], ...]
+_NOTHING: Indices = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,6 +45,16 @@ class Coordinates:
     def size(self) -> int:
         """How many coordinates."""
         return int(self.indices.size)
+
+    def blocks(self) -> Iterator[PartBlock]:
+        """All covered coordinates, in order."""
+        for start in range(0, self.size, BLOCK):
+            at = slice(start, min(start + BLOCK, self.size))
+            yield PartBlock(at, slice(None), 1, self.indices[at])
+
+    def places(self, at: Indices) -> Indices:
+        """Where the vector has these of the covered coordinates."""
+        return self.indices[at]
 
     def check(self, spec: ParamSpec) -> None:
         """Raises `InvalidUpdate` unless the indices are sorted, unique and in range."""
@@ -67,13 +90,53 @@ class UnitMap:
 
     @property
     def indices(self) -> Indices:
-        """The covered coordinates of the vector, increasing, shape (size,); not to be written to."""
+        """The covered coordinates of the vector, increasing, shape (size,); not to be written to.
+
+        They are eight bytes each and slow to make: for looks, not for what is done for each update.
+        """
         return _coordinates(self.spec, self.kept)
 
     @cached_property
     def size(self) -> int:
         """How many coordinates."""
         return self.small.size
+
+    def blocks(self) -> Iterator[PartBlock]:
+        """All covered coordinates, in order."""
+        cut, start = _cut(self.spec, self.kept), 0
+        for t in self.spec.tensors:
+            if t.aggregated:
+                for block in tensor_blocks(_along(cut, t), t.shape, self.spec.slices[t.name], start):
+                    start = block.at.stop
+                    yield block
+
+    def covered(self, names: Collection[str]) -> tuple[Indices, Indices]:
+        """What is covered of some tensors: where the part has it, and where the vector; increasing."""
+        cut, at, places = _cut(self.spec, self.kept), [_NOTHING], [_NOTHING]
+        for t in self.spec.tensors:
+            if t.aggregated and t.name in names:
+                places.append(self.spec.slices[t.name].start + flat_places(_along(cut, t), t.shape))
+                within = self.small.slices[t.name]
+                at.append(np.arange(within.start, within.stop))
+        return np.concatenate(at), np.concatenate(places)
+
+    def places(self, at: Indices) -> Indices:
+        """Where the vector has these of the covered coordinates."""
+        cut, found = _cut(self.spec, self.kept), np.empty(at.size, np.int64)
+        shapes = {t.name: t for t in self.spec.tensors}
+        starts = np.array([where.start for where in self.small.slices.values()])
+        owner = np.searchsorted(starts, at, side="right") - 1
+        for n, name in enumerate(self.small.slices):
+            inside = np.flatnonzero(owner == n)
+            if inside.size:
+                tensor, rest, step = shapes[name], at[inside] - starts[n], 1
+                place = np.full(inside.size, self.spec.slices[name].start)
+                for kept, length in reversed(list(zip(_along(cut, tensor), tensor.shape, strict=True))):
+                    rest, digit = np.divmod(rest, length if kept is None else kept.size)
+                    place += step * (digit if kept is None else kept[digit])
+                    step *= length
+                found[inside] = place
+        return found
 
     @cached_property
     def small(self) -> ParamSpec:
@@ -184,6 +247,10 @@ def _cut(spec: ParamSpec, kept: Kept) -> Cut:
     }
 
 
+def _along(cut: Cut, tensor: TensorSpec) -> Along:
+    return [cut.get((tensor.name, axis)) for axis in range(len(tensor.shape))]
+
+
 def _length(cut: Cut, name: str, axis: int, whole: int) -> int:
     found = cut.get((name, axis))
     return whole if found is None else int(found.size)
@@ -191,16 +258,55 @@ def _length(cut: Cut, name: str, axis: int, whole: int) -> int:
 
 @lru_cache(maxsize=4)  # eight bytes a coordinate
 def _coordinates(spec: ParamSpec, kept: Kept) -> Indices:
-    cut, parts = _cut(spec, kept), []
-    for t in spec.tensors:
-        if not t.aggregated:
-            continue
-        flat = np.zeros(1, np.int64)
-        for axis, length in enumerate(t.shape):
-            along = cut.get((t.name, axis))
-            along = np.arange(length, dtype=np.int64) if along is None else along
-            flat = (flat[:, None] * length + along).reshape(-1)
-        parts.append(spec.slices[t.name].start + flat)
-    found = np.concatenate(parts)
+    cut = _cut(spec, kept)
+    found = np.concatenate(
+        [
+            spec.slices[t.name].start + flat_places(_along(cut, t), t.shape)
+            for t in spec.tensors
+            if t.aggregated
+        ]
+    )
     found.flags.writeable = False
     return found
+
+
+def part_blocks(submodel: Submodel | None, size: int) -> Iterator[PartBlock]:
+    """What a sub-model covers of `size` coordinates; all without one."""
+    if submodel is not None:
+        yield from submodel.blocks()
+        return
+    for start in range(0, size, BLOCK):
+        at = slice(start, min(start + BLOCK, size))
+        yield PartBlock(at, at, 1, None)
+
+
+def gathered(vector: Vector, submodel: Submodel | None) -> Vector:
+    """What a sub-model covers of a vector, a copy; of the whole model the vector itself."""
+    if submodel is None:
+        return vector
+    out = np.empty(submodel.size, vector.dtype)
+    for block in submodel.blocks():
+        out[block.at] = block.take(vector)
+    return out
+
+
+def scatter(values: Vector, vector: Vector, submodel: Submodel | None) -> None:
+    """Write what a sub-model covers of a vector; the whole of it without one."""
+    if submodel is None:
+        vector[:] = values
+        return
+    for block in submodel.blocks():
+        block.put(values[block.at], vector)
+
+
+def add_to_part(out: Vector, scale: float, x: Delta, submodel: Submodel | None) -> None:
+    """`out += scale * x` in place, on what a sub-model covers; x has a value for each of its coordinates."""
+    if submodel is None:
+        add_scaled(out, scale, x)
+    elif isinstance(x, SparseVector):
+        out[submodel.places(x.indices)] += out.dtype.type(scale) * x.values
+    else:
+        for block in submodel.blocks():
+            values = block.take(out)
+            add_scaled(values, scale, x[block.at])
+            block.put(values, out)

@@ -222,6 +222,6 @@ def _bad_values(spec: ParamSpec, x: Delta, submodel: Submodel | None, abs_max: f
     with np.errstate(invalid="ignore"):
         bad = np.flatnonzero(~(np.abs(delta) <= abs_max))
     first = int(x.indices[bad[0]]) if isinstance(x, SparseVector) else int(bad[0])
-    first = first if submodel is None else int(submodel.indices[first])
+    first = first if submodel is None else int(submodel.places(np.array([first]))[0])
     what = "are not finite" if not np.isfinite(delta[bad]).all() else f"are over {abs_max:g}"
     return f"delta has {bad.size} values that {what}, the first in tensor {spec.name_at(first)!r}"

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from anabranch.reports.trackers import TrackedRun
+from anabranch.reports.tracking.run import TrackedRun
 
 
 class Csv:

@@ -943,3 +943,157 @@ class GetLinksResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetLinksResponse: _TypeAlias = GetLinksResponse  # noqa: Y015
+
+@_typing.final
+class RequestHead(_message.Message):
+    """What a request of an exchange says. The next one comes after the answer to this."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASK_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
+    PUSH_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    DROP_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """Of a push: where `ExchangeRequest.data` lies in its payload, and whether messages with more of it follow."""
+    more: _builtins.bool
+    traceparent: _builtins.str
+    """The span that it is of, as W3C writes it; empty where nothing is traced."""
+    @_builtins.property
+    def ask(self) -> Global___AskTaskRequest: ...
+    @_builtins.property
+    def fetch(self) -> Global___FetchModelRequest: ...
+    @_builtins.property
+    def push(self) -> Global___UpdateHeader: ...
+    @_builtins.property
+    def query(self) -> Global___QueryUploadRequest: ...
+    @_builtins.property
+    def heartbeat(self) -> Global___HeartbeatRequest: ...
+    @_builtins.property
+    def drop(self) -> Global___DropTaskRequest: ...
+    def __init__(
+        self,
+        *,
+        ask: Global___AskTaskRequest | None = ...,
+        fetch: Global___FetchModelRequest | None = ...,
+        push: Global___UpdateHeader | None = ...,
+        query: Global___QueryUploadRequest | None = ...,
+        heartbeat: Global___HeartbeatRequest | None = ...,
+        drop: Global___DropTaskRequest | None = ...,
+        offset: _builtins.int = ...,
+        more: _builtins.bool = ...,
+        traceparent: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "drop", b"drop", "fetch", b"fetch", "heartbeat", b"heartbeat", "push", b"push", "query", b"query", "request", b"request"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ask", b"ask", "drop", b"drop", "fetch", b"fetch", "heartbeat", b"heartbeat", "more", b"more", "offset", b"offset", "push", b"push", "query", b"query", "request", b"request", "traceparent", b"traceparent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_request: _TypeAlias = _typing.Literal["ask", "fetch", "push", "query", "heartbeat", "drop"]  # noqa: Y015
+    _WhichOneofArgType_request: _TypeAlias = _typing.Literal["request", b"request"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_request) -> _WhichOneofReturnType_request | None: ...
+
+Global___RequestHead: _TypeAlias = RequestHead  # noqa: Y015
+
+@_typing.final
+class ExchangeRequest(_message.Message):
+    """The head comes first, then the bytes: so both can be read without a copy."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEAD_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    @_builtins.property
+    def head(self) -> Global___RequestHead: ...
+    def __init__(
+        self,
+        *,
+        head: Global___RequestHead | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "head", b"head"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeRequest: _TypeAlias = ExchangeRequest  # noqa: Y015
+
+@_typing.final
+class ResponseHead(_message.Message):
+    """The answer, of the same name as its request. An error ends the exchange."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ASK_FIELD_NUMBER: _builtins.int
+    FETCH_FIELD_NUMBER: _builtins.int
+    PUSH_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_FIELD_NUMBER: _builtins.int
+    DROP_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """Of a model: where `ExchangeResponse.data` lies in its payload, and whether messages with more of it follow."""
+    more: _builtins.bool
+    @_builtins.property
+    def ask(self) -> Global___AskTaskResponse: ...
+    @_builtins.property
+    def fetch(self) -> Global___ModelHeader: ...
+    @_builtins.property
+    def push(self) -> Global___PushUpdateResponse: ...
+    @_builtins.property
+    def query(self) -> Global___QueryUploadResponse: ...
+    @_builtins.property
+    def heartbeat(self) -> Global___HeartbeatResponse: ...
+    @_builtins.property
+    def drop(self) -> Global___DropTaskResponse: ...
+    def __init__(
+        self,
+        *,
+        ask: Global___AskTaskResponse | None = ...,
+        fetch: Global___ModelHeader | None = ...,
+        push: Global___PushUpdateResponse | None = ...,
+        query: Global___QueryUploadResponse | None = ...,
+        heartbeat: Global___HeartbeatResponse | None = ...,
+        drop: Global___DropTaskResponse | None = ...,
+        offset: _builtins.int = ...,
+        more: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ask", b"ask", "drop", b"drop", "fetch", b"fetch", "heartbeat", b"heartbeat", "push", b"push", "query", b"query"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "ask", b"ask", "drop", b"drop", "fetch", b"fetch", "heartbeat", b"heartbeat", "more", b"more", "offset", b"offset", "push", b"push", "query", b"query"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["ask", "fetch", "push", "query", "heartbeat", "drop"]  # noqa: Y015
+    _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
+
+Global___ResponseHead: _TypeAlias = ResponseHead  # noqa: Y015
+
+@_typing.final
+class ExchangeResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    HEAD_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    @_builtins.property
+    def head(self) -> Global___ResponseHead: ...
+    def __init__(
+        self,
+        *,
+        head: Global___ResponseHead | None = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["head", b"head"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "head", b"head"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExchangeResponse: _TypeAlias = ExchangeResponse  # noqa: Y015

@@ -79,6 +79,11 @@ class DevicesStub:
                 request_serializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateRequest.SerializeToString,
                 response_deserializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateResponse.FromString,
                 _registered_method=True)
+        self.Exchange = channel.stream_stream(
+                '/anabranch.v1.Devices/Exchange',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.ExchangeRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.ExchangeResponse.FromString,
+                _registered_method=True)
 
 
 class DevicesServicer:
@@ -147,6 +152,14 @@ class DevicesServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Exchange(self, request_iterator, context):
+        """The requests of six of these calls and their answers, one after the other, for as long as there are some:
+        docs/protocol.md, "The exchange".
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DevicesServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -194,6 +207,11 @@ def add_DevicesServicer_to_server(servicer, server):
                     servicer.RenewCertificate,
                     request_deserializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateRequest.FromString,
                     response_serializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateResponse.SerializeToString,
+            ),
+            'Exchange': grpc.stream_stream_rpc_method_handler(
+                    servicer.Exchange,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.ExchangeRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_devices__pb2.ExchangeResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -439,6 +457,33 @@ class Devices:
             '/anabranch.v1.Devices/RenewCertificate',
             anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateRequest.SerializeToString,
             anabranch_dot_protos_dot_v1_dot_devices__pb2.RenewCertificateResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Exchange(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/anabranch.v1.Devices/Exchange',
+            anabranch_dot_protos_dot_v1_dot_devices__pb2.ExchangeRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_devices__pb2.ExchangeResponse.FromString,
             options,
             channel_credentials,
             insecure,

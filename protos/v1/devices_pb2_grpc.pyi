@@ -49,6 +49,10 @@ class DevicesStub:
     """How the history went on after a version."""
     RenewCertificate: _grpc.UnaryUnaryMultiCallable[_devices_pb2.RenewCertificateRequest, _devices_pb2.RenewCertificateResponse]
     """A new certificate in the place of the one that this connection has shown."""
+    Exchange: _grpc.StreamStreamMultiCallable[_devices_pb2.ExchangeRequest, _devices_pb2.ExchangeResponse]
+    """The requests of six of these calls and their answers, one after the other, for as long as there are some:
+    docs/protocol.md, "The exchange".
+    """
 
 @_typing.type_check_only
 class DevicesAsyncStub(DevicesStub):
@@ -71,6 +75,10 @@ class DevicesAsyncStub(DevicesStub):
     """How the history went on after a version."""
     RenewCertificate: _aio.UnaryUnaryMultiCallable[_devices_pb2.RenewCertificateRequest, _devices_pb2.RenewCertificateResponse]  # type: ignore[assignment]
     """A new certificate in the place of the one that this connection has shown."""
+    Exchange: _aio.StreamStreamMultiCallable[_devices_pb2.ExchangeRequest, _devices_pb2.ExchangeResponse]  # type: ignore[assignment]
+    """The requests of six of these calls and their answers, one after the other, for as long as there are some:
+    docs/protocol.md, "The exchange".
+    """
 
 class DevicesServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -144,5 +152,15 @@ class DevicesServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_devices_pb2.RenewCertificateResponse, _abc.Awaitable[_devices_pb2.RenewCertificateResponse]]:
         """A new certificate in the place of the one that this connection has shown."""
+
+    @_abc_1.abstractmethod
+    def Exchange(
+        self,
+        request_iterator: _MaybeAsyncIterator[_devices_pb2.ExchangeRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_devices_pb2.ExchangeResponse], _abc.AsyncIterator[_devices_pb2.ExchangeResponse]]:
+        """The requests of six of these calls and their answers, one after the other, for as long as there are some:
+        docs/protocol.md, "The exchange".
+        """
 
 def add_DevicesServicer_to_server(servicer: DevicesServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

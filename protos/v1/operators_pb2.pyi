@@ -428,18 +428,28 @@ class ListClientsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     LIMIT_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
+    AFTER_FIELD_NUMBER: _builtins.int
     limit: _builtins.int
-    """At most so many, those with most flaws and shortened updates first; 0 for 1000."""
+    """At most so many, those with most flaws and shortened updates first; 0 for 1000. With `after` 0 is for 5000."""
+    tag: _builtins.str
+    """Only those with this tag."""
+    after: _builtins.str
+    """A page in the order of their names: those after this one, from the first with an empty one."""
     def __init__(
         self,
         *,
         limit: _builtins.int = ...,
+        tag: _builtins.str = ...,
+        after: _builtins.str | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["limit", b"limit"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_after", b"_after", "after", b"after", "limit", b"limit", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__after: _TypeAlias = _typing.Literal["after"]  # noqa: Y015
+    _WhichOneofArgType__after: _TypeAlias = _typing.Literal["_after", b"_after"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__after) -> _WhichOneofReturnType__after | None: ...
 
 Global___ListClientsRequest: _TypeAlias = ListClientsRequest  # noqa: Y015
 
@@ -456,6 +466,7 @@ class Client(_message.Message):
     LAST_SEEN_S_FIELD_NUMBER: _builtins.int
     ONLINE_FIELD_NUMBER: _builtins.int
     VERSIONS_BEHIND_FIELD_NUMBER: _builtins.int
+    TAGS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     updates_taken: _builtins.int
     updates_rejected: _builtins.int
@@ -469,6 +480,10 @@ class Client(_message.Message):
     online: _builtins.bool
     versions_behind: _builtins.int
     """Of what it was given last; unset: nothing since the server started."""
+    @_builtins.property
+    def tags(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In order."""
+
     def __init__(
         self,
         *,
@@ -481,10 +496,11 @@ class Client(_message.Message):
         last_seen_s: _builtins.float = ...,
         online: _builtins.bool = ...,
         versions_behind: _builtins.int | None = ...,
+        tags: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind", "versions_behind", b"versions_behind"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind", "client_id", b"client_id", "flaws", b"flaws", "last_seen_s", b"last_seen_s", "online", b"online", "quarantined", b"quarantined", "shortened", b"shortened", "updates_rejected", b"updates_rejected", "updates_taken", b"updates_taken", "versions_behind", b"versions_behind"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind", "client_id", b"client_id", "flaws", b"flaws", "last_seen_s", b"last_seen_s", "online", b"online", "quarantined", b"quarantined", "shortened", b"shortened", "tags", b"tags", "updates_rejected", b"updates_rejected", "updates_taken", b"updates_taken", "versions_behind", b"versions_behind"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__versions_behind: _TypeAlias = _typing.Literal["versions_behind"]  # noqa: Y015
     _WhichOneofArgType__versions_behind: _TypeAlias = _typing.Literal["_versions_behind", b"_versions_behind"]  # noqa: Y015
@@ -513,23 +529,98 @@ class ListClientsResponse(_message.Message):
 Global___ListClientsResponse: _TypeAlias = ListClientsResponse  # noqa: Y015
 
 @_typing.final
+class TagClientsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_IDS_FIELD_NUMBER: _builtins.int
+    ADD_FIELD_NUMBER: _builtins.int
+    REMOVE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def client_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def add(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def remove(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    def __init__(
+        self,
+        *,
+        client_ids: _abc.Iterable[_builtins.str] | None = ...,
+        add: _abc.Iterable[_builtins.str] | None = ...,
+        remove: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["add", b"add", "client_ids", b"client_ids", "remove", b"remove"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TagClientsRequest: _TypeAlias = TagClientsRequest  # noqa: Y015
+
+@_typing.final
+class TagClientsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class TagsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    TAGS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tags(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Their tags now, by client, with a space between."""
+
+    def __init__(
+        self,
+        *,
+        tags: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tags", b"tags"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___TagClientsResponse: _TypeAlias = TagClientsResponse  # noqa: Y015
+
+@_typing.final
 class QuarantineRequest(_message.Message):
+    """One client, or those that have a tag at this moment."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     WHY_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     why: _builtins.str
     """Told to the client."""
+    tag: _builtins.str
     def __init__(
         self,
         *,
         client_id: _builtins.str = ...,
         why: _builtins.str = ...,
+        tag: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "tag", b"tag", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -539,12 +630,19 @@ Global___QuarantineRequest: _TypeAlias = QuarantineRequest  # noqa: Y015
 class QuarantineResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CLIENT_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def client_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Who was meant."""
+
     def __init__(
         self,
+        *,
+        client_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -552,18 +650,23 @@ Global___QuarantineResponse: _TypeAlias = QuarantineResponse  # noqa: Y015
 
 @_typing.final
 class ReleaseRequest(_message.Message):
+    """One client, or those that have a tag at this moment."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     CLIENT_ID_FIELD_NUMBER: _builtins.int
+    TAG_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
+    tag: _builtins.str
     def __init__(
         self,
         *,
         client_id: _builtins.str = ...,
+        tag: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "tag", b"tag"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -574,16 +677,22 @@ class ReleaseResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RELEASED_FIELD_NUMBER: _builtins.int
+    CLIENT_IDS_FIELD_NUMBER: _builtins.int
     released: _builtins.bool
-    """Whether the client was in quarantine."""
+    """Whether anybody was in quarantine."""
+    @_builtins.property
+    def client_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Who was."""
+
     def __init__(
         self,
         *,
         released: _builtins.bool = ...,
+        client_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["released", b"released"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_ids", b"client_ids", "released", b"released"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -813,3 +922,134 @@ class ReportMetricsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportMetricsResponse: _TypeAlias = ReportMetricsResponse  # noqa: Y015
+
+@_typing.final
+class GetMetricsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMetricsRequest: _TypeAlias = GetMetricsRequest  # noqa: Y015
+
+@_typing.final
+class Percentiles(_message.Message):
+    """Of the newest 1,000 values; `count`: of all since the server started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    COUNT_FIELD_NUMBER: _builtins.int
+    P50_FIELD_NUMBER: _builtins.int
+    P90_FIELD_NUMBER: _builtins.int
+    P99_FIELD_NUMBER: _builtins.int
+    count: _builtins.int
+    p50: _builtins.float
+    p90: _builtins.float
+    p99: _builtins.float
+    def __init__(
+        self,
+        *,
+        count: _builtins.int = ...,
+        p50: _builtins.float = ...,
+        p90: _builtins.float = ...,
+        p99: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "p50", b"p50", "p90", b"p90", "p99", b"p99"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Percentiles: _TypeAlias = Percentiles  # noqa: Y015
+
+@_typing.final
+class GetMetricsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: _builtins.int
+    QUEUE_MAX_FIELD_NUMBER: _builtins.int
+    QUEUE_WAIT_S_FIELD_NUMBER: _builtins.int
+    COMMIT_S_FIELD_NUMBER: _builtins.int
+    APPEND_S_FIELD_NUMBER: _builtins.int
+    FSYNC_S_FIELD_NUMBER: _builtins.int
+    FOLD_S_FIELD_NUMBER: _builtins.int
+    BATCH_EVENTS_FIELD_NUMBER: _builtins.int
+    PUSH_BYTES_FIELD_NUMBER: _builtins.int
+    STALENESS_FIELD_NUMBER: _builtins.int
+    CALLS_SHED_FIELD_NUMBER: _builtins.int
+    ASKS_REFUSED_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    DISK_FREE_BYTES_FIELD_NUMBER: _builtins.int
+    LEADER_FIELD_NUMBER: _builtins.int
+    LOG_SEQ_FIELD_NUMBER: _builtins.int
+    CLIENTS_TRAINING_FIELD_NUMBER: _builtins.int
+    UPLOADS_OPEN_FIELD_NUMBER: _builtins.int
+    UPTIME_S_FIELD_NUMBER: _builtins.int
+    queue: _builtins.int
+    """Events and looks that wait for the writer, and from how many on calls are told to come again."""
+    queue_max: _builtins.int
+    calls_shed: _builtins.int
+    """Since the server started: calls that were told to come again later, asks that got no task."""
+    asks_refused: _builtins.int
+    memory_bytes: _builtins.int
+    disk_free_bytes: _builtins.int
+    leader: _builtins.str
+    """Whose answer this is: host:process. One that stands by refuses the call."""
+    log_seq: _builtins.int
+    clients_training: _builtins.int
+    uploads_open: _builtins.int
+    uptime_s: _builtins.float
+    @_builtins.property
+    def queue_wait_s(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def commit_s(self) -> Global___Percentiles:
+        """A batch in the writer's thread; its transaction of the log; the fsync of its mark; one update in the engine."""
+
+    @_builtins.property
+    def append_s(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def fsync_s(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def fold_s(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def batch_events(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def push_bytes(self) -> Global___Percentiles: ...
+    @_builtins.property
+    def staleness(self) -> Global___Percentiles: ...
+    def __init__(
+        self,
+        *,
+        queue: _builtins.int = ...,
+        queue_max: _builtins.int = ...,
+        queue_wait_s: Global___Percentiles | None = ...,
+        commit_s: Global___Percentiles | None = ...,
+        append_s: Global___Percentiles | None = ...,
+        fsync_s: Global___Percentiles | None = ...,
+        fold_s: Global___Percentiles | None = ...,
+        batch_events: Global___Percentiles | None = ...,
+        push_bytes: Global___Percentiles | None = ...,
+        staleness: Global___Percentiles | None = ...,
+        calls_shed: _builtins.int = ...,
+        asks_refused: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        disk_free_bytes: _builtins.int = ...,
+        leader: _builtins.str = ...,
+        log_seq: _builtins.int = ...,
+        clients_training: _builtins.int = ...,
+        uploads_open: _builtins.int = ...,
+        uptime_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["append_s", b"append_s", "batch_events", b"batch_events", "commit_s", b"commit_s", "fold_s", b"fold_s", "fsync_s", b"fsync_s", "push_bytes", b"push_bytes", "queue_wait_s", b"queue_wait_s", "staleness", b"staleness"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["append_s", b"append_s", "asks_refused", b"asks_refused", "batch_events", b"batch_events", "calls_shed", b"calls_shed", "clients_training", b"clients_training", "commit_s", b"commit_s", "disk_free_bytes", b"disk_free_bytes", "fold_s", b"fold_s", "fsync_s", b"fsync_s", "leader", b"leader", "log_seq", b"log_seq", "memory_bytes", b"memory_bytes", "push_bytes", b"push_bytes", "queue", b"queue", "queue_max", b"queue_max", "queue_wait_s", b"queue_wait_s", "staleness", b"staleness", "uploads_open", b"uploads_open", "uptime_s", b"uptime_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetMetricsResponse: _TypeAlias = GetMetricsResponse  # noqa: Y015

@@ -59,6 +59,11 @@ class OperatorsStub:
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsRequest.SerializeToString,
                 response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsResponse.FromString,
                 _registered_method=True)
+        self.TagClients = channel.unary_unary(
+                '/anabranch.v1.Operators/TagClients',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.TagClientsRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.TagClientsResponse.FromString,
+                _registered_method=True)
         self.Quarantine = channel.unary_unary(
                 '/anabranch.v1.Operators/Quarantine',
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.QuarantineRequest.SerializeToString,
@@ -94,6 +99,11 @@ class OperatorsStub:
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ReportMetricsRequest.SerializeToString,
                 response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ReportMetricsResponse.FromString,
                 _registered_method=True)
+        self.GetMetrics = channel.unary_unary(
+                '/anabranch.v1.Operators/GetMetrics',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.GetMetricsRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.GetMetricsResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorsServicer:
@@ -125,15 +135,22 @@ class OperatorsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListClients(self, request, context):
-        """No tasks for this client, and no updates of it, until Release; its tasks end.
-        Every client with what is known against it.
+        """Every client with what is known against it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TagClients(self, request, context):
+        """Notes of operators on clients, by which they are found again; they decide nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Quarantine(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """No tasks for a client, or for all of a tag, and no updates of it, until Release; its tasks end.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -179,6 +196,13 @@ class OperatorsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetMetrics(self, request, context):
+        """How the server itself does: its queue, its disk, its memory.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -206,6 +230,11 @@ def add_OperatorsServicer_to_server(servicer, server):
                     servicer.ListClients,
                     request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsRequest.FromString,
                     response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsResponse.SerializeToString,
+            ),
+            'TagClients': grpc.unary_unary_rpc_method_handler(
+                    servicer.TagClients,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.TagClientsRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.TagClientsResponse.SerializeToString,
             ),
             'Quarantine': grpc.unary_unary_rpc_method_handler(
                     servicer.Quarantine,
@@ -241,6 +270,11 @@ def add_OperatorsServicer_to_server(servicer, server):
                     servicer.ReportMetrics,
                     request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ReportMetricsRequest.FromString,
                     response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.ReportMetricsResponse.SerializeToString,
+            ),
+            'GetMetrics': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetMetrics,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.GetMetricsRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.GetMetricsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -378,6 +412,33 @@ class Operators:
             '/anabranch.v1.Operators/ListClients',
             anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsRequest.SerializeToString,
             anabranch_dot_protos_dot_v1_dot_operators__pb2.ListClientsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TagClients(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.Operators/TagClients',
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.TagClientsRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.TagClientsResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -567,6 +628,33 @@ class Operators:
             '/anabranch.v1.Operators/ReportMetrics',
             anabranch_dot_protos_dot_v1_dot_operators__pb2.ReportMetricsRequest.SerializeToString,
             anabranch_dot_protos_dot_v1_dot_operators__pb2.ReportMetricsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetMetrics(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.Operators/GetMetrics',
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.GetMetricsRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.GetMetricsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -37,10 +37,11 @@ class OperatorsStub:
     """No tasks go out until Resume; updates are still taken."""
     Resume: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ResumeRequest, _operators_pb2.ResumeResponse]
     ListClients: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ListClientsRequest, _operators_pb2.ListClientsResponse]
-    """No tasks for this client, and no updates of it, until Release; its tasks end.
-    Every client with what is known against it.
-    """
+    """Every client with what is known against it."""
+    TagClients: _grpc.UnaryUnaryMultiCallable[_operators_pb2.TagClientsRequest, _operators_pb2.TagClientsResponse]
+    """Notes of operators on clients, by which they are found again; they decide nothing."""
     Quarantine: _grpc.UnaryUnaryMultiCallable[_operators_pb2.QuarantineRequest, _operators_pb2.QuarantineResponse]
+    """No tasks for a client, or for all of a tag, and no updates of it, until Release; its tasks end."""
     Release: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]
     Rollback: _grpc.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]
     """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
@@ -52,6 +53,8 @@ class OperatorsStub:
     """What happens, as it happens, from a cursor on."""
     ReportMetrics: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ReportMetricsRequest, _operators_pb2.ReportMetricsResponse]
     """Metrics of a version, from a follower such as `anabranch evaluate`."""
+    GetMetrics: _grpc.UnaryUnaryMultiCallable[_operators_pb2.GetMetricsRequest, _operators_pb2.GetMetricsResponse]
+    """How the server itself does: its queue, its disk, its memory."""
 
 @_typing.type_check_only
 class OperatorsAsyncStub(OperatorsStub):
@@ -62,10 +65,11 @@ class OperatorsAsyncStub(OperatorsStub):
     """No tasks go out until Resume; updates are still taken."""
     Resume: _aio.UnaryUnaryMultiCallable[_operators_pb2.ResumeRequest, _operators_pb2.ResumeResponse]  # type: ignore[assignment]
     ListClients: _aio.UnaryUnaryMultiCallable[_operators_pb2.ListClientsRequest, _operators_pb2.ListClientsResponse]  # type: ignore[assignment]
-    """No tasks for this client, and no updates of it, until Release; its tasks end.
-    Every client with what is known against it.
-    """
+    """Every client with what is known against it."""
+    TagClients: _aio.UnaryUnaryMultiCallable[_operators_pb2.TagClientsRequest, _operators_pb2.TagClientsResponse]  # type: ignore[assignment]
+    """Notes of operators on clients, by which they are found again; they decide nothing."""
     Quarantine: _aio.UnaryUnaryMultiCallable[_operators_pb2.QuarantineRequest, _operators_pb2.QuarantineResponse]  # type: ignore[assignment]
+    """No tasks for a client, or for all of a tag, and no updates of it, until Release; its tasks end."""
     Release: _aio.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]  # type: ignore[assignment]
     Rollback: _aio.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]  # type: ignore[assignment]
     """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
@@ -77,6 +81,8 @@ class OperatorsAsyncStub(OperatorsStub):
     """What happens, as it happens, from a cursor on."""
     ReportMetrics: _aio.UnaryUnaryMultiCallable[_operators_pb2.ReportMetricsRequest, _operators_pb2.ReportMetricsResponse]  # type: ignore[assignment]
     """Metrics of a version, from a follower such as `anabranch evaluate`."""
+    GetMetrics: _aio.UnaryUnaryMultiCallable[_operators_pb2.GetMetricsRequest, _operators_pb2.GetMetricsResponse]  # type: ignore[assignment]
+    """How the server itself does: its queue, its disk, its memory."""
 
 class OperatorsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -114,16 +120,23 @@ class OperatorsServicer(metaclass=_abc_1.ABCMeta):
         request: _operators_pb2.ListClientsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_operators_pb2.ListClientsResponse, _abc.Awaitable[_operators_pb2.ListClientsResponse]]:
-        """No tasks for this client, and no updates of it, until Release; its tasks end.
-        Every client with what is known against it.
-        """
+        """Every client with what is known against it."""
+
+    @_abc_1.abstractmethod
+    def TagClients(
+        self,
+        request: _operators_pb2.TagClientsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operators_pb2.TagClientsResponse, _abc.Awaitable[_operators_pb2.TagClientsResponse]]:
+        """Notes of operators on clients, by which they are found again; they decide nothing."""
 
     @_abc_1.abstractmethod
     def Quarantine(
         self,
         request: _operators_pb2.QuarantineRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_operators_pb2.QuarantineResponse, _abc.Awaitable[_operators_pb2.QuarantineResponse]]: ...
+    ) -> _typing.Union[_operators_pb2.QuarantineResponse, _abc.Awaitable[_operators_pb2.QuarantineResponse]]:
+        """No tasks for a client, or for all of a tag, and no updates of it, until Release; its tasks end."""
 
     @_abc_1.abstractmethod
     def Release(
@@ -171,5 +184,13 @@ class OperatorsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operators_pb2.ReportMetricsResponse, _abc.Awaitable[_operators_pb2.ReportMetricsResponse]]:
         """Metrics of a version, from a follower such as `anabranch evaluate`."""
+
+    @_abc_1.abstractmethod
+    def GetMetrics(
+        self,
+        request: _operators_pb2.GetMetricsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operators_pb2.GetMetricsResponse, _abc.Awaitable[_operators_pb2.GetMetricsResponse]]:
+        """How the server itself does: its queue, its disk, its memory."""
 
 def add_OperatorsServicer_to_server(servicer: OperatorsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

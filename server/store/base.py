@@ -32,12 +32,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from anabranch.core.effects import Effect
 from anabranch.core.errors import StoreError, StoreLocked
 from anabranch.core.events import Payload
-from anabranch.core.journal import Record
+from anabranch.core.journal import Record, line
 from anabranch.core.model.updates import Receipt
 from anabranch.core.retention import ALL, Keep
 from anabranch.core.snapshot import Snapshot
@@ -69,10 +70,18 @@ class RunInfo:
 
 @dataclass(frozen=True)
 class Entry:
-    """An event to append. `inline` has the payload of a small update; a large one is a blob already."""
+    """An event to append. `inline` has the payload of a small update; a large one is a blob already.
+
+    The line is made once, for the log and for the chain of versions: the record is not written to any more.
+    """
 
     record: Record
     inline: bytes | None = None
+
+    @cached_property
+    def line(self) -> str:
+        """The record's canonical line."""
+        return line(self.record)
 
 
 @dataclass(frozen=True)
@@ -272,6 +281,14 @@ class Store(Log, Protocol):
 
     def add_metrics(self, version: int, metrics: Mapping[str, float], at: float) -> None:
         """Metrics of a version; a later value of a name replaces the earlier."""
+        ...
+
+    def tags(self) -> dict[str, tuple[str, ...]]:
+        """The operators' notes on clients, by which they are found again: those that have any, in order."""
+        ...
+
+    def tag(self, client_ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> None:
+        """Give clients notes, and take others away. They are no events: nothing is decided by them."""
         ...
 
     def problems(self, after: int = 0) -> list[str]:

@@ -35,10 +35,12 @@ def open_store(
     limits: Limits = DEFAULT_LIMITS,
     lease_s: float = LEASE_S,
     archive: Path | None = None,
+    disk_bytes_max: int = 0,
 ) -> Store:
     """The store of `server.database`; it reads only until `start`. Raises `ConfigError`.
 
     `lease_s`: `server.leader_lease_s`. `archive`: where to goes what `server.keep` does not ask for.
+    `disk_bytes_max`: how much `data_dir` may hold, 0 for no bound.
     """
     if database == "memory":
         return MemoryStore(limits)
@@ -47,13 +49,14 @@ def open_store(
     if name in STORES.names() or is_code(name):
         opened: Store = STORES.find(name).of(database, data_dir, limits, lease_s)
         return opened
-    return SqlStore(_url(database, data_dir), data_dir, limits, lease_s, archive)
+    return SqlStore(_url(database, data_dir), data_dir, limits, lease_s, archive, disk_bytes_max)
 
 
 def store_of(table: ServerTable, limits: Limits = DEFAULT_LIMITS) -> Store:
     """The store of a server's settings. Raises `ConfigError`."""
     archive = Path(table.archive) if table.archive else None
-    return open_store(table.database, Path(table.data_dir), limits, table.leader_lease_s, archive)
+    given = (table.database, Path(table.data_dir), limits, table.leader_lease_s, archive)
+    return open_store(*given, table.disk_bytes_max)
 
 
 def open_data(database: str, data_dir: Path, archive: Path | None = None) -> Store:

@@ -14,6 +14,7 @@ from anabranch.identity.files import tighten, tighten_tree
 from anabranch.server.store.base import DiskFailed
 
 _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+LOCK = "lock"  # in a folder: whoever has it locked owns the folder
 MISPLACED = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 
 
@@ -104,7 +105,7 @@ class FolderLock:
     """One process at a time owns a folder. The kernel lets go of the lock when the process dies."""
 
     def __init__(self, folder: Path) -> None:
-        path = folder / "lock"
+        path = folder / LOCK
         with disk_errors("locking the data directory"):
             self._descriptor = open_file(path, os.O_RDWR | os.O_CREAT)
             tighten(path)

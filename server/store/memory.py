@@ -16,7 +16,7 @@ from safetensors.numpy import load, save
 from anabranch.core.effects import Decided, Published
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
 from anabranch.core.events import Payload
-from anabranch.core.journal import Record, line
+from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.updates import Receipt
@@ -158,6 +158,7 @@ class _Books:
     receipts: dict[str, Receipt] = field(default_factory=dict)
     versions: dict[int, VersionRow] = field(default_factory=dict)
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    tags: dict[str, set[str]] = field(default_factory=dict)
     snapshots: list[_Kept] = field(default_factory=list)
     rows: _Rows = field(default_factory=_Rows)
 
@@ -221,7 +222,7 @@ class MemoryStore:
             books.updates[update_id] = entry.record
             if entry.inline is not None:
                 self.blobs.payloads[entry.record["payload"]["sha256"]] = entry.inline
-        books.lines.append(line(entry.record))
+        books.lines.append(entry.line)
         return books.last
 
     def _check_blob(self, entry: Entry) -> None:
@@ -371,6 +372,16 @@ class MemoryStore:
         """Metrics of a version; a later value replaces the earlier. Values not finite are left out."""
         mine = self.books.metrics.setdefault(version, {})
         mine |= {row["name"]: row["value"] for row in metric_rows(version, metrics, at)}
+
+    def tags(self) -> dict[str, tuple[str, ...]]:
+        """The operators' notes on clients."""
+        return {client_id: tuple(sorted(its)) for client_id, its in sorted(self.books.tags.items()) if its}
+
+    def tag(self, client_ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> None:
+        """Give clients notes, and take others away."""
+        for client_id in client_ids:
+            its = self.books.tags.get(client_id, set())
+            self.books.tags[client_id] = (its | set(add)) - set(remove)
 
     def problems(self, after: int = 0) -> list[str]:  # noqa: ARG002
         """Every broken invariant that a look at the books can tell, in words."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, bindparam, select
 
 from anabranch.server.store.base import Entry
 from anabranch.server.store.rows import update_id_of
 from anabranch.server.store.schema import updates
+
+_LOGGED = select(updates.c.update_id).where(updates.c.update_id.in_(bindparam("ids", expanding=True)))
 
 
 def numbered(connection: Connection, entries: Sequence[Entry], last_seq: int) -> list[int | None]:
@@ -16,8 +18,7 @@ def numbered(connection: Connection, entries: Sequence[Entry], last_seq: int) ->
     ids = [i for e in entries if (i := update_id_of(e)) is not None]
     known: set[str] = set()
     if ids:
-        logged = select(updates.c.update_id).where(updates.c.update_id.in_(ids))
-        known.update(connection.scalars(logged))
+        known.update(connection.scalars(_LOGGED, {"ids": ids}))
     seqs: list[int | None] = []
     seq = last_seq
     for entry in entries:

@@ -7,6 +7,7 @@ so are their effects.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 from sqlalchemy import Connection, Table, bindparam, update
@@ -55,16 +56,20 @@ def upsert(
     """Insert rows; where the primary key is there, replace these columns (None: all of them)."""
     if not rows:
         return
-    insert: Any = sqlite_insert if connection.dialect.name == "sqlite" else postgresql_insert
+    keys = {column.name for column in table.primary_key}
+    names = tuple(n for n in rows[0] if n not in keys) if replaced is None else tuple(replaced)
+    connection.execute(_upserting(connection.dialect.name, table, names), list(rows))
+
+
+@cache  # to make one takes as long as to execute a dozen
+def _upserting(dialect: str, table: Table, replaced: tuple[str, ...]) -> Any:
+    """The statement that inserts a row, or replaces these columns of the one that is there."""
+    statement: Any = (sqlite_insert if dialect == "sqlite" else postgresql_insert)(table)
     keys = [column.name for column in table.primary_key]
-    names = [n for n in rows[0] if n not in keys] if replaced is None else replaced
-    statement = insert(table)
-    if names:
-        new = {name: statement.excluded[name] for name in names}
-        statement = statement.on_conflict_do_update(index_elements=keys, set_=new)
-    else:
-        statement = statement.on_conflict_do_nothing(index_elements=keys)
-    connection.execute(statement, list(rows))
+    if not replaced:
+        return statement.on_conflict_do_nothing(index_elements=keys)
+    new = {name: statement.excluded[name] for name in replaced}
+    return statement.on_conflict_do_update(index_elements=keys, set_=new)
 
 
 def write_projections(connection: Connection, projections: Sequence[Projection]) -> None:

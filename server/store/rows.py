@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from anabranch.core.errors import ManifestMismatch
-from anabranch.core.journal import Record, line
+from anabranch.core.journal import Record
 from anabranch.core.model.updates import Decision, Reason, Receipt, Verdict
 from anabranch.server.store.base import Entry, RunInfo
 from anabranch.server.store.packs import PackPlace
@@ -32,14 +32,15 @@ def update_id_of(entry: Entry) -> str | None:
     return entry.record["update_id"] if entry.record["kind"] == "update" else None
 
 
-def event_row(seq: int, record: Record) -> Row:
+def event_row(seq: int, entry: Entry) -> Row:
     """A row of `events`."""
+    record = entry.record
     return {
         "seq": seq,
         "at": record["now"],
         "kind": record["kind"],
         "client_id": record.get("client_id"),
-        "record": line(record),
+        "record": entry.line,
     }
 
 

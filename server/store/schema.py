@@ -198,6 +198,14 @@ metrics = Table(
     Column("at", Double, nullable=False),
 )
 
+# Notes of operators, by which clients are found again. They decide nothing, so no event has them.
+tags = Table(
+    "tags",
+    metadata,
+    Column("client_id", Text, primary_key=True),
+    Column("tag", Text, primary_key=True),
+)
+
 # One row. Who leads has its epoch: the key, so that a commit of its (which locks the key) and a takeover
 # (which changes it) wait for each other. Times are the database's own. PostgreSQL only.
 leader = Table(

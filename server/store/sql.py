@@ -44,13 +44,16 @@ from anabranch.server.store.numbering import numbered
 from anabranch.server.store.packs import PackPlace, Packs, read_payload
 from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert, write_projections
+from anabranch.server.store.quota import Quota
 from anabranch.server.store.schema import clients, events, runs, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
+from anabranch.server.store.tags import read_tags, write_tags
 from anabranch.server.store.versions import read_links, read_metrics, read_versions
 
 ROW_BYTES_MAX = 64 * KIB  # larger payloads go into a pack beside SQLite: a database writes them twice
 BEGINS_LATE = "does not begin with its first event (server.keep): restore a backup"
 PAGE = 500  # events read at a time
+_INSERT_EVENTS, _INSERT_UPDATES = insert(events), insert(updates)
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +62,7 @@ class SqlStore:
     """`Store` of base.py. `data_dir` has the lock, uploads on their way, and beside SQLite all large files.
 
     `archive`: the folder for what the log drops, None: it is lost. `lease_s`: see `Store.lease_s`; for
-    PostgreSQL, where servers may share the database and nothing else.
+    PostgreSQL, where servers may share the database and nothing else. `disk_bytes_max`: of `data_dir`.
     """
 
     def __init__(
@@ -69,7 +72,9 @@ class SqlStore:
         limits: Limits = DEFAULT_LIMITS,
         lease_s: float = 10.0,
         archive: Path | None = None,
+        disk_bytes_max: int = 0,
     ) -> None:
+        self._quota = Quota(data_dir, disk_bytes_max)
         self._database = base = Database(url, lease_s)
         self._data_dir, self._limits, self.archive_folder = data_dir, limits, archive
         self._archive: Archive | None = None
@@ -189,6 +194,7 @@ class SqlStore:
     def append(self, entries: Sequence[Entry], projections: Sequence[Projection] = ()) -> list[int | None]:
         """Make events durable, and write the projections of earlier ones, in one transaction."""
         check_space(self._data_dir, self._limits.free_disk_bytes_min)
+        self._quota.check()
         with self._database.writing() as connection:
             write_projections(connection, projections)
             reach("projections_written")
@@ -202,12 +208,12 @@ class SqlStore:
     def _insert(self, connection: Connection, numbered: Sequence[tuple[int, Entry]]) -> None:
         if not numbered:
             return
-        connection.execute(insert(events), [rows.event_row(seq, e.record) for seq, e in numbered])
+        connection.execute(_INSERT_EVENTS, [rows.event_row(seq, e) for seq, e in numbered])
         if arrived := [(seq, e) for seq, e in numbered if rows.update_id_of(e) is not None]:
             self._check_blobs([entry for _, entry in arrived])
             places = self._pack(arrived)
             found = [rows.update_row(seq, e, places.get(seq)) for seq, e in arrived]
-            connection.execute(insert(updates), found)
+            connection.execute(_INSERT_UPDATES, found)
         enrolled = [rows.client_row(e.record) for _, e in numbered if e.record["kind"] == "enrolled"]
         upsert(connection, clients, enrolled, replaced=("capability", "seen_at"))
 
@@ -309,6 +315,16 @@ class SqlStore:
         """Metrics of a version; a later value replaces the earlier. Values not finite are left out."""
         with self._database.writing() as connection:
             upsert(connection, schema.metrics, rows.metric_rows(version, metrics, at))
+
+    def tags(self) -> dict[str, tuple[str, ...]]:
+        """The operators' notes on clients."""
+        with self._reading() as connection:
+            return read_tags(connection)
+
+    def tag(self, client_ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> None:
+        """Give clients notes, and take others away."""
+        with self._database.writing() as connection:
+            write_tags(connection, client_ids, add, remove)
 
     def problems(self, after: int = 0) -> list[str]:
         """Every broken invariant of the stored data, in words; payloads only of later updates. Reads only."""

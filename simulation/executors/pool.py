@@ -1,12 +1,16 @@
 """Worker processes: spawned, each with what it trains or with why it could not be made, and deaf to Ctrl-C.
 
 Ctrl-C reaches every process of a terminal. The one that runs the simulation ends the others, so these leave
-it alone: a signal that is blocked where a process is started stays blocked in it.
+it alone: a signal that is blocked where a process is started stays blocked in it. They end with that one too
+where it is killed.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import signal
+import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -67,7 +71,7 @@ def worker_pool(
     They are spawned, so a script that calls this must guard its own start. The first one is started here, the
     others with the first work that finds no idle one.
     """
-    pool = ProcessPoolExecutor(workers, DeafContext(), open_source, (source,))
+    pool = ProcessPoolExecutor(workers, DeafContext(), _begin, (open_source, source))
     try:
         pool.submit(_nothing)
     except Exception as error:
@@ -77,6 +81,19 @@ def worker_pool(
             "and keep in it only what can be pickled; or train with --workers 0"
         ) from error
     return pool
+
+
+def _begin(open_source: Callable[[ProblemSource], None], source: ProblemSource) -> None:
+    threading.Thread(target=_end_with_parent, name="anabranch-parent", daemon=True).start()
+    open_source(source)
+
+
+def _end_with_parent() -> None:
+    """Killed, it cannot end its workers, which would wait for work for ever."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a worker was spawned"
+    parent.join()
+    os._exit(1)
 
 
 def _nothing() -> None:

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
         SpeedShards,
     )
     from anabranch.api.joining import JoinedFederation, JoinedTask, join
+    from anabranch.api.lightning_callback import LightningCallback as LightningCallback
     from anabranch.api.live import Server
     from anabranch.api.objects import configure
     from anabranch.api.records import Records
     from anabranch.api.run import Run, open_run
     from anabranch.api.simulating import StopRun, simulate
     from anabranch.api.sweeping import Sweep, sweep
+    from anabranch.api.transformers_callback import TransformersCallback as TransformersCallback
     from anabranch.api.until import Until
     from anabranch.core.config.faults import FaultsTable as Faults
     from anabranch.core.config.tables import ClientTable as Training
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from anabranch.core.errors import AnabranchError
     from anabranch.simulation.run import RunProgress
     from anabranch.workloads.app import App, Examples, Shard
+    from anabranch.workloads.dataset_app import app
 
 __version__ = "0.1.0"
 
@@ -78,6 +81,7 @@ __all__ = [
     "Until",
     "Update",
     "aggregate",
+    "app",
     "codecs",
     "compare",
     "configure",
@@ -112,6 +116,10 @@ _HOMES = {
     "anabranch.core.errors": ("AnabranchError",),
     "anabranch.simulation.run": ("RunProgress",),
     "anabranch.workloads.app": ("App", "Examples", "Shard"),
+    "anabranch.workloads.dataset_app": ("app",),
+    # These stand on libraries of others, which not everybody has: so they are not in `__all__`.
+    "anabranch.api.lightning_callback": ("LightningCallback",),
+    "anabranch.api.transformers_callback": ("TransformersCallback",),
 }
 # Tables of settings, which are the objects themselves, by shorter names.
 _TABLES = {
@@ -130,7 +138,14 @@ def __getattr__(name: str) -> Any:
     home, attribute = _TABLES.get(name) or (next((h for h, its in _HOMES.items() if name in its), ""), name)
     if not home:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(home), attribute)
+    try:
+        found = globals()[name] = getattr(import_module(home), attribute)
+    except ModuleNotFoundError as error:
+        from anabranch.core.config.extras import how_to_install
+
+        if command := how_to_install(error.name):
+            error.add_note(f"anabranch.{name} needs it: {command}")
+        raise
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ from anabranch.host.build import WHOLE, Blueprint
 from anabranch.host.parts import ENGINE_PARTS
 from anabranch.host.run import NoLine, Run
 from anabranch.strategies.fedavg import FedAvg
+from anabranch.strategies.phased import Phased
 from anabranch.strategies.teasq import Teasq
 from anabranch.support.code import let_in
 
@@ -107,9 +108,22 @@ def _for_all(strategy: Strategy, updates: Sequence[Update]) -> Strategy:
         clients = len({u.client for u in updates})
         over = max(strategy.over_selection, clients / strategy.clients_per_round)
         return replace(strategy, over_selection=over)
+    if isinstance(strategy, Phased):
+        opened = [_opened(part, updates) for part in strategy.parts]
+        tables: list[Mapping[str, Any]] = [
+            {**table, **own} for table, own in zip(strategy.phases, opened, strict=True)
+        ]
+        return replace(strategy, phases=tables)
     if isinstance(strategy, Teasq):
         return replace(strategy, concurrency_fraction=float(max(1, len(updates))))
     return strategy
+
+
+def _opened(part: Any, updates: Sequence[Update]) -> dict[str, Any]:
+    """The parameters of a phase's strategy that let everybody take part."""
+    opened: Any = _for_all(part, updates)
+    names = [f.name for f in fields(part)]
+    return {name: getattr(opened, name) for name in names if getattr(opened, name) != getattr(part, name)}
 
 
 class _Driver:

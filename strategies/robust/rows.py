@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
-from anabranch.core.model.submodels import SubmodelJson, submodel_from_json, submodel_json
+from anabranch.core.model.submodels import Submodel, SubmodelJson, submodel_from_json, submodel_json
 from anabranch.core.model.updates import Update
 
 Floats = npt.NDArray[np.float64]
@@ -40,7 +40,7 @@ class StoredRow:
 
     def row(self, spec: ParamSpec | None = None) -> Row:
         """As a rule takes it; `spec` is the model's, where updates are of parts of it."""
-        return Row(self.delta, covered_by(self.submodel, spec), self.scale)
+        return Row(self.delta, places_of(stored_part(self.submodel, spec)), self.scale)
 
 
 def stored_delta(delta: Delta) -> Delta:
@@ -48,14 +48,17 @@ def stored_delta(delta: Delta) -> Delta:
     return delta if isinstance(delta, SparseVector) else np.array(delta)
 
 
-def covered_by(submodel: SubmodelJson | None, spec: ParamSpec | None) -> slice | Indices:
-    """The coordinates that a stored sub-model covers, increasing."""
+def stored_part(submodel: SubmodelJson | None, spec: ParamSpec | None) -> Submodel | None:
+    """The sub-model that is stored so; None: the whole model."""
     if submodel is None:
-        return slice(None)
+        return None
     assert spec is not None, "sub-models are those of a model"
-    found = submodel_from_json(submodel, spec)
-    assert found is not None, "it is not the whole model"
-    return found.indices
+    return submodel_from_json(submodel, spec)
+
+
+def places_of(submodel: Submodel | None) -> slice | Indices:
+    """The coordinates that a sub-model covers, increasing."""
+    return slice(None) if submodel is None else submodel.indices
 
 
 @dataclass(frozen=True, eq=False)

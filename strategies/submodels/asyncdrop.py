@@ -26,15 +26,18 @@ tensors of more than one dimension, and start = r int(n / 8) for speed rank r of
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
+from weakref import ReferenceType, ref
 
 import numpy as np
 
 from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant
 from anabranch.core.model.params import ParamSpec, Vector
-from anabranch.core.model.units import Member, UnitGroup
+from anabranch.core.model.units import Member
 from anabranch.core.rng import rank, stream
 from anabranch.strategies.submodels.planner import CoverageState, GroupPlanner, Units, dropped_count
 
@@ -77,6 +80,7 @@ class HeteroWindows(GroupPlanner):
     def __init__(self, spec: ParamSpec, drop: float, coverage_versions: int = 0) -> None:
         super().__init__(spec, coverage_versions)
         self.drop = drop
+        self._newest: Descending | None = None
 
     @classmethod
     def of(cls, spec: ParamSpec, table: SubmodelTable, seed: int) -> Self:
@@ -90,24 +94,69 @@ class HeteroWindows(GroupPlanner):
     def kept(self, state: HeteroState, vector: Vector, applicant: Applicant) -> list[Units]:
         """All but the window of each group."""
         q = rank(applicant.seed, "slowness") if applicant.slowness is None else applicant.slowness
-        change = np.abs(vector - state.first)
         found = []
-        for group in self.spec.groups:
-            d = dropped_count(group.size, self.drop)
-            tie = stream(0, "ties", group.name, applicant.version).permutation(group.size)
-            descending = np.lexsort((tie, -scores(self.spec, group, change)))
-            start = round(q * (group.size - d))
+        for descending in self._descending(state, vector, applicant.version):
+            d = dropped_count(descending.size, self.drop)
+            start = round(q * (descending.size - d))
             found.append(np.delete(descending, slice(start, start + d)))
         return found
 
+    def _descending(self, state: HeteroState, vector: Vector, version: int) -> list[Units]:
+        """The units of each group, the most changed first: the same for all who ask for one version."""
+        if self._newest is None or not self._newest.is_of(state, vector, version):
+            self._newest = Descending.of(self.spec, state, vector, version)
+        return self._newest.units
 
-def scores(spec: ParamSpec, group: UnitGroup, change: Vector) -> Vector:
-    """V of every unit of a group, float64 (group.size,), of the changes abs(W_t - W_0), (spec.size,)."""
+
+@dataclass(frozen=True, eq=False)
+class Descending:
+    """The units of each group by their scores, the highest first, and what these are of.
+
+    The vectors are held weakly: a version may be gone long before somebody asks again.
+    """
+
+    version: int
+    vector: ReferenceType[Vector]
+    first: ReferenceType[Vector]
+    units: list[Units]
+
+    @classmethod
+    def of(cls, spec: ParamSpec, state: HeteroState, vector: Vector, version: int) -> Self:
+        """Of one version."""
+        units = []
+        for group, v in zip(spec.groups, scores(spec, vector, state.first), strict=True):
+            tie = stream(0, "ties", group.name, version).permutation(group.size)
+            units.append(np.lexsort((tie, -v)))
+        return cls(version, ref(vector), ref(state.first), units)
+
+    def is_of(self, state: HeteroState, vector: Vector, version: int) -> bool:
+        """Whether they hold: nobody writes to a vector but to make another version of it."""
+        return self.version == version and self.vector() is vector and self.first() is state.first
+
+
+def scores(spec: ParamSpec, vector: Vector, first: Vector) -> list[Vector]:
+    """V of every unit, for each group float64 (group.size,), of W_t and W_0, both (spec.size,)."""
     shapes = {t.name: t.shape for t in spec.tensors}
-    weights = [m for m in group.members if len(shapes[m.tensor]) > 1]
-    total = np.zeros(group.size, np.float64)
-    for m in weights or group.members:
-        total += _along(change[spec.slices[m.tensor]], shapes[m.tensor], m, group.size)
+    counted = [[m for m in g.members if len(shapes[m.tensor]) > 1] or g.members for g in spec.groups]
+    through: dict[str, list[tuple[Member, int]]] = {}
+    for group, members in zip(spec.groups, counted, strict=True):
+        for m in members:
+            through.setdefault(m.tensor, []).append((m, group.size))
+    largest = max((math.prod(shapes[name]) for name in through), default=0)
+    parts, memory = {}, np.empty(largest, vector.dtype)
+    for name, members_here in through.items():  # each tensor's changes are made once, in the same memory
+        where = spec.slices[name]
+        change = memory[: where.stop - where.start]
+        np.abs(np.subtract(vector[where], first[where], out=change), out=change)
+        parts.update({m: _along(change, shapes[name], m, size) for m, size in members_here})
+    return [_sum([parts[m] for m in members]) for members in counted]
+
+
+def _sum(parts: Sequence[Vector]) -> Vector:
+    """From the first to the last: another order has other bits."""
+    total = np.zeros_like(parts[0])
+    for part in parts:
+        total += part
     return total
 
 

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-import json
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from commands import anabranch
+from commands import anabranch, killable
 
 import anabranch as ab
 from anabranch.core.errors import AppError, ConfigError, ManifestMismatch
+from scripts import EXAMPLES, changed, losses
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
 LONG_S = 600.0
 
 
@@ -113,21 +107,6 @@ def test_what_is_wrong_is_said() -> None:
             next(iter(ab.join(server, 3, id="c")))
 
 
-@contextmanager
-def served(folder: Path, *options: object) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A server process of a model's folder; it is killed at the end."""
-    command = [sys.executable, "-m", "anabranch.cli.main", "server", "--json", *map(str, options)]
-    with (
-        (folder / "log").open("ab") as log,
-        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=log) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            yield json.loads(process.stdout.readline())["address"], process
-        finally:
-            process.kill()
-
-
 def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
     made = anabranch(tmp_path, "init", EXAMPLES / "plain_torch.py:make_model")
     assert made.returncode == 0, made.stderr
@@ -137,7 +116,7 @@ def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
         torch.nn.Sequential(torch.nn.Linear(64, 32), torch.nn.ReLU(), torch.nn.Linear(32, 10)),
         [],
     )
-    with served(tmp_path, *options, "--address", "127.0.0.1:0") as (address, first):
+    with killable(tmp_path, *options, "--address", "127.0.0.1:0") as (address, first):
         fed = ab.join(address, model, id="script-0", state_dir=tmp_path / "device")
         tasks = iter(fed)
         for _ in range(3):
@@ -147,7 +126,7 @@ def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
         first.send_signal(signal.SIGKILL)
         first.wait(LONG_S)
         fed.push(examples=5)  # nobody hears it
-    with served(tmp_path, *options, "--address", address):
+    with killable(tmp_path, *options, "--address", address):
         for task in tasks:
             versions.append(task.version)
             fed.push(examples=5)
@@ -157,21 +136,10 @@ def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_the_script_of_the_examples_is_the_plain_one_with_five_lines_changed(tmp_path: Path) -> None:
-    plain, joined = (
-        (EXAMPLES / name).read_text().splitlines() for name in ("plain_torch.py", "joined_torch.py")
-    )
-    changed = [
-        line
-        for line in difflib.unified_diff(plain, joined, n=0)
-        if line.startswith("+") and line[1:].strip() and not line.startswith(("+++", '+"""'))
-    ]
-    assert len(changed) == 5, changed
+    assert len(lines := changed("plain_torch.py", "joined_torch.py")) == 5, lines
     with ab.Server(
         EXAMPLES / "plain_torch.py:make_model", strategy="fedasync", until=ab.Until(updates=4)
     ) as server:
-        command = [sys.executable, str(EXAMPLES / "joined_torch.py"), server.address]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
-        assert done.returncode == 0, done.stderr
-        losses = [float(line.rpartition(" ")[2]) for line in done.stdout.splitlines()]
-        assert len(losses) == 4
-        assert losses[-1] < losses[0]
+        said = losses("joined_torch.py", server.address, tmp_path)
+    assert len(said) == 4
+    assert said[-1] < said[0]

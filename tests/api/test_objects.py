@@ -39,8 +39,21 @@ def changes() -> Iterator[tuple[str, str, Any]]:
             value = getattr(plain, f.name)
             if f.metadata == NO_KEY or isinstance(value, str):
                 continue
-            if isinstance(value, dict):
+            if f.name == "phases":
+                yield (
+                    name,
+                    f.name,
+                    [
+                        {"strategy": "fedprox", "until_versions": 3},
+                        {"strategy": "fedbuff", "buffer_size": 4},
+                    ],
+                )
+            elif f.name == "outer":
+                yield name, f.name, {"name": "nesterov", "lr": 0.5}
+            elif isinstance(value, dict):
                 yield name, f.name, {"name": "hinge", "a": 2.0, "b": 3.0}
+            elif f.name == "c":
+                yield name, f.name, 0.125
             elif f.name.endswith("bits"):
                 yield name, f.name, 8 if value == 4 else 4
             elif isinstance(value, int):
@@ -220,7 +233,7 @@ def test_what_is_wrong_is_said_with_the_fix(arguments: dict[str, Any], said: str
 
 
 def test_whatever_takes_the_objects_of_a_run_takes_those_of_simulate() -> None:
-    own = {"source", "callbacks", "progress", "out", "workers"}
+    own = {"source", "callbacks", "progress", "out", "workers", "checkpoint_s", "resume"}
     assert list(RunObjects.__annotations__) == [n for n in signature(ab.simulate).parameters if n not in own]
 
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 import anabranch as ab
-from anabranch.api.progress import LiveBar, RunBar, TimeLeft, share_done
+from anabranch.api.progress import LiveBar, RunBar, TimeLeft, UpdateRate, share_done
 from anabranch.core.config.tables import RunTable
 
 
@@ -43,10 +43,18 @@ def test_the_time_left_is_as_the_time_so_far() -> None:
     assert left.after(0.8) == pytest.approx(2.0)
 
 
+def test_the_rate_is_of_what_was_seen() -> None:
+    moments = iter([100.0, 104.0, 110.0])
+    rate = UpdateRate(lambda: next(moments))
+    assert [rate.text(updates) for updates in (1000, 1010, 1200)] == ["", "2.50 updates/s", "20.0 updates/s"]
+
+
 def test_a_bar_shows_per_cent_and_what_counts() -> None:
     screen = io.StringIO()
     with LiveBar(console=Console(file=screen, force_terminal=True, width=100)) as bar:
-        RunBar(RunTable(updates_max=40), bar)(at(updates=10))
+        told = RunBar(RunTable(updates_max=40), bar)
+        told(at(updates=9))
+        told(at(updates=10))
         bar._bar.refresh()
     assert "25%" in screen.getvalue()
-    assert "accuracy 25.00 %" in screen.getvalue()
+    assert "updates/s, accuracy 25.00 %" in screen.getvalue()

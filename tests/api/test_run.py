@@ -126,8 +126,8 @@ def test_its_curves_are_a_figure(run: ab.Run, tmp_path: Path) -> None:
     drawing = ET.parse(figure.save(tmp_path / "loss.svg")).getroot()
     assert drawing.get("aria-label") == "loss against applied updates"
     assert 'src="data:image/svg+xml;base64,' in figure._repr_html_()
-    with pytest.raises(ConfigError, match=r"end the name with \.svg"):
-        figure.save(tmp_path / "loss.png")
+    with pytest.raises(ConfigError, match=r"end the name with \.svg or \.png"):
+        figure.save(tmp_path / "loss.pdf")
     with pytest.raises(DataError, match=r"no run has measured 'f1': there is accuracy, loss"):
         run.plot("f1")
     with pytest.raises(DataError, match="against one of time, updates, bytes"):

@@ -127,6 +127,17 @@ def test_a_tracker_is_a_callback() -> None:
         small(callbacks=["jsonl"])
 
 
+def test_a_run_that_is_simulated_anew_for_its_replay_is_told_to_nobody(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = small(out=tmp_path / "run", settings={"run.trackers": ["jsonl"], "run.keep_payloads": False})
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert len(lines) == len(run.history)
+    run.replay()
+    assert caplog.messages == []  # a tracker without a folder would be complained of
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() == lines
+
+
 def test_what_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
 

@@ -16,6 +16,11 @@ BIN = Path(sys.executable).parent
 VIOLATIONS = {
     "a layer above": ("core/above", "import anabranch.strategies", "core.above -> anabranch.strategies"),
     "a sibling": ("server/sibling", "import anabranch.client", "server.sibling -> anabranch.client"),
+    "a driver beside the cockpit": (
+        "cockpit/sibling",
+        "import anabranch.client",
+        "cockpit.sibling -> anabranch.client",
+    ),
     "a framework": ("strategies/framework", "import torch", "strategies.framework -> torch"),
     "a clock": ("compress/clock", "import time", "compress.clock -> time"),
     "a driver under the host": ("host/under", "import anabranch.server", "host.under -> anabranch.server"),

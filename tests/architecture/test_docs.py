@@ -1,4 +1,4 @@
-"""The documents say what the code does: tables of docs/ against the code, the README's example run."""
+"""The documents say what the code does: their tables against the code, the example of docs/strategies.md."""
 
 from __future__ import annotations
 
@@ -73,8 +73,9 @@ def test_every_call_is_described(service: Any) -> None:
     assert all(f"`{method.name}`" in PROTOCOL for method in service.methods)
 
 
-def test_the_readmes_example() -> None:
-    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)[0]
+def test_the_strategies_example() -> None:
+    page = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
+    code = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
     *statements, expected = code.strip().splitlines()
     command = [sys.executable, "-c", "\n".join(statements)]
     said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout.split()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
+
+# Extras whose tests are in tests/libraries, and in no other environment.
+LIBRARIES = ("transformers", "lightning", "tensorboard", "mlflow", "wandb", "prometheus", "tracing")
 
 
 def _packages_in_tree(package_dirs: dict[str, Path]) -> set[str]:
@@ -56,6 +60,7 @@ def test_data_files_are_in_package_data(
     for name, folder in package_dirs.items():
         packed = {path for pattern in globs.get(name, []) for path in folder.glob(pattern)}
         data = {path for path in _unlinked_files(folder) if path.suffix != ".py"}
+        data = {path for path in data if "front" not in path.relative_to(folder).parts}  # built into `static`
         assert sorted(str(path.relative_to(root)) for path in data - packed) == []
 
 
@@ -63,6 +68,14 @@ def test_all_is_the_sum_of_the_extras(pyproject: dict[str, Any]) -> None:
     extras = pyproject["project"]["optional-dependencies"]
     (everything,) = extras["all"]
     named = everything.removeprefix("anabranch[").removesuffix("]").split(",")
-    # Ray is large, and for clusters.
-    assert set(named) == set(extras) - {"all", "dev", "ray"}
+    # Ray is large, and for clusters; those of LIBRARIES are larger still; the site is for readers.
+    assert set(named) == set(extras) - {"all", "dev", "docs", "ray", "libraries", *LIBRARIES}
     assert "anabranch[all,ray]" in extras["dev"]
+
+
+def test_large_libraries_are_in_an_environment_of_their_own(pyproject: dict[str, Any]) -> None:
+    extras = pyproject["project"]["optional-dependencies"]
+    everything = next(need for need in extras["libraries"] if need.startswith("anabranch["))
+    assert set(everything.removeprefix("anabranch[").removesuffix("]").split(",")) > set(LIBRARIES)
+    large = {re.split(r"[\[>=<]", need)[0] for name in LIBRARIES for need in extras[name]}
+    assert not [need for need in extras["dev"] if re.split(r"[\[>=<]", need)[0] in large]

@@ -23,6 +23,9 @@ from anabranch.core.errors import (
     ReplayMismatch,
     Unavailable,
 )
+from anabranch.reports.equal import AFTER, AT, at_equal
+from anabranch.reports.metrics import metric_text
+from anabranch.reports.result import Result
 from anabranch.server.manifest import INITIAL
 
 
@@ -116,6 +119,12 @@ def test_report_and_compare(run: Path, config: Path, tmp_path: Path) -> None:
     assert "fedasync" in page.read_text()
     shown = anabranch("compare", run, other, "--out", page)
     assert "fedasync" in shown.stdout
+    assert "when the run that came least far had ended" in shown.stdout
+    for against in AT:
+        for row in at_equal([Result.read(run), Result.read(other)], against):
+            assert row.value is not None
+            assert metric_text(row.metric, row.value.mean).split()[0] in shown.stdout
+            assert AFTER[row.against](row.at).split()[0] in shown.stdout
 
 
 def test_config_show_names_the_source(config: Path) -> None:

@@ -131,10 +131,12 @@ OPERATORS: dict[str, Call] = {
     "admin pause": lambda p, _: p.operator,
     "admin resume": lambda p, _: p.operator,
     "admin clients": lambda p, _: ["--limit", 5, *p.operator],
+    "admin tag": lambda p, _: ["device-1", "--add", "eu", *p.operator],
     "admin quarantine": lambda p, _: ["device-9", "--why", "a test", *p.operator],
     "admin release": lambda p, _: ["device-9", *p.operator],
     "admin rollback": lambda p, _: ["--to", 2, "--without", "device-1", *p.operator],
     "admin set": lambda p, _: ["server.lease_s=50", "run.rejections_max=90", *p.operator],
+    "admin jobs list": lambda p, _: p.operator,
     "admin export": lambda p, _: ["out.safetensors", *p.operator],
     "admin watch": lambda p, _: ["--after", 1, *p.operator],
 }
@@ -148,34 +150,64 @@ OTHERS: dict[str, Call] = {
     "admin ca show": lambda p, _: ["--folder", p.ca],
     "admin ca restored": lambda p, cwd: ["--folder", shutil.copytree(p.ca, cwd / "copy")],
     "admin enrol": lambda p, _: ["device-5", "--folder", p.ca],
+    "admin invitations": lambda p, _: ["--folder", p.ca, "--withdraw", enrolled(p)],
     "admin operator": lambda p, _: ["bob", "--folder", p.ca],
     "admin revoke": lambda p, cwd: [enrolled(p), "--folder", p.ca],
     "admin members": lambda p, _: ["--folder", p.ca],
     "admin attest-restore": lambda p, cwd: [
         *("--folder", p.ca, "--data-dir", shutil.copytree(p.folder / "stopped", cwd / "data")),
     ],
+    "admin backup": lambda p, _: ["backup", "--data-dir", p.folder / "data"],
+    "admin restore": lambda p, cwd: [backed_up(p, cwd), "--data-dir", "new", "--folder", p.ca],
+    "admin jobs add": lambda p, _: ["wards", p.folder / "run.toml", "--model", p.folder / "model"],
+    "admin jobs stop": lambda p, cwd: [with_job(p, cwd), "--folder", "jobs"],
+    "admin jobs start": lambda p, cwd: [with_job(p, cwd), "--folder", "jobs"],
     "config show": lambda p, _: [p.folder / "run.toml"],
     "demo": lambda p, _: ["--workload", "synthetic", "--clients", 1, "--set", "run.updates_max=4"],
     "check": lambda p, _: ["synthetic"],
     "init": lambda p, _: ["synthetic"],
+    "new": lambda p, _: ["mine"],
     "simulate": lambda p, _: [p.folder / "run.toml", *SMALL, "--out", "run"],
     "search": lambda p, _: [p.folder / "run.toml", "--updates", 4, "--warm-up-updates", 4, "--out", "found"],
     "compare": lambda p, _: [p.folder / "run", "--out", "compare.html"],
     "report": lambda p, cwd: [shutil.copytree(p.folder / "run", cwd / "run")],
     "replay": lambda p, _: [p.folder / "run"],
     "verify": lambda p, _: [p.folder / "stopped"],
+    "ui": lambda p, _: [p.folder / "run", "--listen", "127.0.0.1:0"],
     "flower pack": lambda p, cwd: [flower_app(cwd), "--out", "packed", "--set", "run.updates_max=4"],
     "server": lambda p, _: [
         *("--model", p.folder / "model", "--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0"),
     ],
 }
 COMMANDS = {**OPERATORS, **SERVERS, **OTHERS}
-ENDLESS = ("server", "admin watch")  # until they are told to stop
+ENDLESS = ("server", "ui", "admin watch")  # until they are told to stop
 # One for each module of commands, and for each that imports more when it runs.
 STARTED = (
-    *("admin attest-restore", "admin status", "check", "flower pack", "replay", "report", "search", "verify"),
+    *(
+        "admin backup",
+        "admin restore",
+        "admin status",
+        "check",
+        "flower pack",
+        "replay",
+        "report",
+        "search",
+        "verify",
+    ),
 )
 APART = ("client", "demo")  # in a process of their own: they handle signals, and start others
+
+
+def backed_up(at: Place, cwd: Path) -> Path:
+    """A backup of a server's data."""
+    answer(anabranch(at.folder, "admin", "backup", cwd / "copy", "--data-dir", "stopped", "--json"))
+    return cwd / "copy"
+
+
+def with_job(at: Place, cwd: Path) -> str:
+    """The name of a job, in a folder `jobs`."""
+    given = ("wards", "--model", at.folder / "model", "--folder", cwd / "jobs")
+    return str(answer(anabranch(cwd, "admin", "jobs", "add", *given, "--json"))["job"])
 
 
 def enrolled(at: Place) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from commands import anabranch
 
 # The first look for a module sends the signal, then the command runs on as it does.
 DURING_IMPORT = """
@@ -84,3 +87,57 @@ def test_while_devices_train(workers: str, says: str, tmp_path: Path) -> None:
     printed = interrupted(None, "simulate", *settings, "--workers", workers, cwd=tmp_path)
     assert says in printed
     assert "Traceback" not in printed
+
+
+LONG = """
+[run]
+workload = "mine.py:App"
+updates_max = 12
+evaluate_every_versions = 1
+[fleet]
+clients = 2
+[strategy]
+name = "fedasync"
+"""
+
+
+# In its fourth training.
+COUNTING = "        self.done = getattr(self, 'done', 0) + 1\n        if self.done < 4:\n            return\n"
+LATER = APP.replace("        try:\n", COUNTING + "        try:\n")
+
+
+def digests_of(printed: str) -> tuple[str, str]:
+    result = json.loads(printed.splitlines()[-1])
+    return result["journal_sha256"], result["model_sha256"]
+
+
+def test_a_run_says_how_it_goes_on_and_does(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LATER)
+    (tmp_path / "run.toml").write_text(LONG)
+    printed = interrupted(None, "simulate", "run.toml", "--out", "runs/it", cwd=tmp_path)
+    said = next(line.strip() for line in printed.splitlines() if "--resume" in line)
+    assert said == "anabranch simulate run.toml --out runs/it --resume"
+    refused = anabranch(tmp_path, "simulate", "run.toml", "--out", "runs/it")
+    assert (refused.returncode, "go on with it by --resume" in refused.stderr) == (2, True), refused.stderr
+    other = anabranch(tmp_path, *shlex.split(said)[1:], "--set", "client.epochs=3")
+    assert (other.returncode, "client.epochs is 1 there and 3 here" in other.stderr) == (2, True), (
+        other.stderr
+    )
+    assert "interrupted" not in other.stdout
+    went_on = anabranch(tmp_path, *shlex.split(said)[1:], "--json")
+    whole = anabranch(tmp_path, "simulate", "run.toml", "--out", "runs/whole", "--json")
+    assert (went_on.returncode, whole.returncode) == (0, 0), went_on.stderr + whole.stderr
+    assert digests_of(went_on.stdout) == digests_of(whole.stdout)
+    again = anabranch(tmp_path, *shlex.split(said)[1:], "--json")
+    assert digests_of(again.stdout) == digests_of(whole.stdout), "one that has ended is told again"
+
+
+def test_an_app_that_was_changed_meanwhile_does_not_go_on(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(LATER)
+    (tmp_path / "run.toml").write_text(LONG)
+    interrupted(None, "simulate", "run.toml", "--out", "it", cwd=tmp_path)
+    (tmp_path / "mine.py").write_text(LATER.replace('model["w"] += 1', 'model["w"] += 2'))
+    refused = anabranch(tmp_path, "simulate", "run.toml", "--out", "it", "--resume")
+    assert (refused.returncode, "the code of mine.py:App has changed" in refused.stderr) == (2, True)
+    (tmp_path / "mine.py").write_text("# A comment is no change.\n" + LATER)
+    assert anabranch(tmp_path, "simulate", "run.toml", "--out", "it", "--resume").returncode == 0

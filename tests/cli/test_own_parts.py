@@ -79,8 +79,8 @@ def test_a_tracker_is_told_of_a_run_that_has_ended(here: Path) -> None:
     failed = anabranch(here, "report", "run", "--tracker", "failing.py:Csv")
     assert failed.returncode == OUTCOMES[AppError].exit_code
     assert "Csv.metrics (failing.py:" in failed.stderr
-    unknown = anabranch(here, "report", "run", "--tracker", "wandb")
-    assert "run.trackers must be one of jsonl" in unknown.stderr
+    unknown = anabranch(here, "report", "run", "--tracker", "nobody")
+    assert "run.trackers must be one of jsonl, tensorboard, mlflow, wandb, prometheus" in unknown.stderr
 
 
 def test_by_entry_point_in_a_simulation_that_replays_without_a_word(

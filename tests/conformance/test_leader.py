@@ -66,6 +66,7 @@ WRITES: dict[str, Callable[[SqlStore], object]] = {
     "what came of events": lambda store: store.append([], []),
     "a snapshot": lambda store: store.save_snapshot(snapshot(1), 1, 5.0),
     "metrics": lambda store: store.add_metrics(1, {"loss": 1.0}, 5.0),
+    "tags": lambda store: store.tag(["c1"], ["eu"], []),
 }
 
 

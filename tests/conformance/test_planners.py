@@ -119,14 +119,30 @@ def test_a_device_of_unknown_speed_draws_its_window() -> None:
     assert len(parts) > 6
 
 
+def test_asks_for_one_version_share_its_scores_and_another_model_of_its_number_has_its_own() -> None:
+    vectors = list(np.random.default_rng(2).standard_normal((3, 64)).astype(np.float32))
+    of = planner("hetero", line(64), coverage_versions=0)
+    state = of.init(np.zeros(64, np.float32))
+    for number, which in [(1, 0), (1, 0), (1, 1), (1, 0), (2, 2)]:
+        vector = vectors[which]
+        alone = planner("hetero", line(64), coverage_versions=0)
+        expected = alone.plan(alone.init(np.zeros(64, np.float32)), vector, applicant(0, number, 0.4))[1]
+        assert of.plan(state, vector, applicant(0, number, 0.4))[1] == expected
+    vectors[2] *= vectors[0]  # the next version in the memory of the last
+    alone = planner("hetero", line(64), coverage_versions=0)
+    expected = alone.plan(alone.init(np.zeros(64, np.float32)), vectors[2], applicant(0, 3, 0.4))[1]
+    assert of.plan(state, vectors[2], applicant(0, 3, 0.4))[1] == expected
+
+
 def test_a_score_is_the_sum_of_the_changes_of_a_unit_s_weights() -> None:
     change = np.abs(np.random.default_rng(1).standard_normal(SPEC.size)).astype(np.float32)
+    hidden_scores, cell_scores = scores(SPEC, 1 + change, np.ones_like(change))
     arrays = SPEC.unflatten(change)
     hidden = arrays["hidden.weight"].sum(axis=1) + arrays["out.weight"].reshape(2, 8, 2).sum(axis=(0, 2))
-    np.testing.assert_allclose(scores(SPEC, SPEC.groups[0], change), hidden, rtol=1e-6)
+    np.testing.assert_allclose(hidden_scores, hidden, rtol=1e-6)
     w = arrays["lstm.weight_hh"]
     cells = w.reshape(4, 3, 3).sum(axis=(0, 2)) + w.sum(axis=0)
-    np.testing.assert_allclose(scores(SPEC, SPEC.groups[1], change), cells, rtol=1e-6)
+    np.testing.assert_allclose(cell_scores, cells, rtol=1e-6)
 
 
 def test_widths_go_by_speed_and_the_first_units_are_kept() -> None:

@@ -302,9 +302,11 @@ def test_payloads_in_files_and_packs_go_too(tmp_path: Path) -> None:
     desk.drop()
 
 
+LONG = (pytest.mark.prove, pytest.mark.timeout(3600))
+
+
 @pytest.mark.parametrize(
-    "updates",
-    [300, pytest.param(10_000, marks=pytest.mark.prove), pytest.param(100_000, marks=pytest.mark.prove)],
+    "updates", [300, pytest.param(10_000, marks=LONG), pytest.param(100_000, marks=LONG)]
 )
 def test_disk_and_restart_are_flat(tmp_path: Path, updates: int) -> None:
     """Rows, bytes and the events of a restart are those of the retention, whatever came before."""

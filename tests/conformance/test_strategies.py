@@ -12,10 +12,19 @@ from anabranch.strategies.registry import BUILT_IN, make_strategy
 from anabranch.testing import StrategyConformance
 
 Variant = tuple[str, dict[str, Any]] | tuple[str, dict[str, Any], RobustTable]
+PHASES: list[dict[str, Any]] = [
+    {"strategy": "fedavg", "clients_per_round": 2, "until_updates": 5},
+    {"strategy": "fedbuff", "buffer_size": 2},
+]
 VARIANTS: list[Variant] = [
     *((name, {}) for name in BUILT_IN),
     ("fedbuff", {"buffer_size": 2, "momentum": 0.9, "flush_s": 3.0}),
+    ("fedbuff", {"buffer_size": 2, "outer": {"name": "nesterov", "lr": 0.7}}),
     ("fedavg", {"clients_per_round": 2}),
+    ("fedavg", {"clients_per_round": 1, "outer": {"name": "adam", "lr": 0.1}}),
+    ("delayed_nesterov", {"buffer_size": 3, "c": 0.25}),
+    ("phased", {"phases": PHASES}),
+    ("phased", {"phases": [{**PHASES[1], "until_versions": 12}, {"strategy": "fedasync"}]}),
     ("fedprox", {"clients_per_round": 1, "over_selection": 2.0}),
     ("teasq", {"cache_size": 3, "flush_s": 3.0, "staleness_max": 4}),
     ("teasq", {"mode": "paper", "cache_size": 2}),
@@ -23,6 +32,8 @@ VARIANTS: list[Variant] = [
     ("teasq_drop", {"mode": "paper", "cache_size": 2}),
     ("fedbuff", {"buffer_size": 3, "momentum": 0.9}, RobustTable(rule="median")),
     ("fedavg", {"clients_per_round": 3}, RobustTable(rule="krum")),
+    ("phased", {"phases": PHASES}, RobustTable(rule="median")),
+    ("fedprox", {"clients_per_round": 3, "outer": {"name": "momentum"}}, RobustTable(rule="median")),
     ("teasq", {"cache_size": 3, "mode": "paper"}, RobustTable(rule="centred_clipping")),
     ("teasq_drop", {"cache_size": 3, "flush_s": 3.0}, RobustTable(rule="geometric_median")),
     ("teasq_drop", {"cache_size": 4, "mode": "paper"}, RobustTable(rule="multi_krum")),

@@ -1,4 +1,4 @@
-"""One suite for every transport: in-process, wrapped, and gRPC against the real server."""
+"""One suite for every transport: in-process, wrapped, and gRPC against the real server by both doors."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from anabranch.testing.transport import SETTINGS, Connect
 
 @pytest.mark.usefixtures("patient")
 class TestTransports(TransportConformance):
-    @pytest.fixture(params=["in process", "wrapped", "grpc"])
+    @pytest.fixture(params=["in process", "wrapped", "calls", "stream"])
     def connect(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Connect]:
         """How a device gets a transport to a new run."""
         settings = config(**SETTINGS)
-        if request.param == "grpc":
+        if request.param in ("calls", "stream"):
             opened: list[GrpcTransport] = []
             with live_server(tmp_path, first_weights(), settings) as info:
 
                 def over_grpc(client_id: str) -> Transport:
-                    opened.append(GrpcTransport(info.address, client_id))
+                    opened.append(GrpcTransport(info.address, client_id, connection=request.param))
                     return opened[-1]
 
                 yield over_grpc

@@ -107,3 +107,13 @@ def test_who_is_there_and_how_far_behind(tmp_path: Path, manifest: Manifest) -> 
         rows = client.clients()
         assert {(row.online, row.last_seen_s, row.versions_behind) for row in rows} == {(False, None, None)}
         assert (client.status().clients_online, client.status().clients) == (0, 2)
+
+
+def test_all_clients_come_page_by_page(tmp_path: Path, manifest: Manifest) -> None:
+    names = ["ant", "bee", "cat", "dog", "eel"]
+    with Served(server_config(tmp_path / "data"), manifest) as served, operator(served) as client:
+        for name in reversed(names):
+            served.device(name).task()
+        pages = [[c.client_id for c in page] for page in client.pages_of_clients(limit=2)]
+        assert pages == [["ant", "bee"], ["cat", "dog"], ["eel"]]
+        assert [[c.client_id for c in page] for page in client.pages_of_clients()] == [names]

@@ -20,6 +20,8 @@ from anabranch.compress.registry import make_codec
 from anabranch.core.model.params import digest
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1 import operators_pb2 as operators
+from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
+from anabranch.protos.v1.operators_pb2_grpc import OperatorsStub
 from anabranch.server.export import export_run
 from anabranch.server.manifest import Manifest
 from anabranch.server.verify import verify
@@ -227,6 +229,9 @@ def test_health_and_reflection(served: Served) -> None:
         for name in ("", "liveness", "aggregator"):
             answer = stub.Check(health_pb2.HealthCheckRequest(service=name))
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
+            watch = stub.Watch(health_pb2.HealthCheckRequest(service=name), timeout=CALL_S)
+            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+            watch.cancel()
     ask = reflection_pb2.ServerReflectionRequest(list_services="")
     reflection: Any = reflection_pb2_grpc.ServerReflectionStub
     listed = next(reflection(served.channel(admin=True)).ServerReflectionInfo(iter([ask])))
@@ -235,6 +240,22 @@ def test_health_and_reflection(served: Served) -> None:
     with pytest.raises(grpc.RpcError) as refused:
         next(reflection(served.channel()).ServerReflectionInfo(iter([ask])))
     assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
+
+
+def test_a_port_answers_its_own_calls_alone_whatever_was_called_on_the_other(
+    tmp_path: Path, manifest: Manifest
+) -> None:
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+        served.device().work()
+        served.operator().GetStatus(operators.GetStatusRequest(), timeout=600)
+        of_others: list[tuple[Any, Any]] = [
+            (OperatorsStub(served.channel()).GetStatus, operators.GetStatusRequest()),
+            (DevicesStub(served.channel(admin=True)).AskTask, devices.AskTaskRequest()),
+        ]
+        for call, request in of_others:
+            with pytest.raises(grpc.RpcError) as refused:
+                call(request, timeout=600)
+            assert refused.value.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])

@@ -5,6 +5,7 @@ The walks are data: what they type and how it ends is read from them here, and d
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -65,10 +66,13 @@ def _words(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple
 
 
 def _called(text: str) -> Iterator[list[str]]:
-    """The arguments of each `anabranch` in a line."""
-    for part in re.split(r"&&|\|\||;|\||\$\(", text):
-        if "anabranch " in part:
-            yield shlex.split(part.partition("anabranch ")[2], comments=True)
+    """The arguments of each `anabranch` in a line of the shell."""
+    lexer = shlex.shlex(text, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    for ends, words in itertools.groupby(lexer, lambda word: set(word) <= set(lexer.punctuation_chars)):
+        arguments = [] if ends else list(itertools.dropwhile(lambda word: word != "anabranch", words))
+        if arguments:
+            yield arguments[1:]
 
 
 def _named(arguments: list[str], root: click.Group) -> tuple[tuple[str, ...], click.Command]:

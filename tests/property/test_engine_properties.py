@@ -22,9 +22,18 @@ from anabranch.core.snapshot import Snapshot, restore, state_digest, take_snapsh
 from anabranch.strategies.registry import make_strategy
 
 SPEC = ParamSpec.of({"w": np.zeros(3, np.float32), "n": np.zeros((), np.int64)})
-STRATEGIES = [
+PHASES: list[dict[str, Any]] = [
+    {"strategy": "fedavg", "clients_per_round": 2, "deadline_s": 4.0, "until_updates": 2},
+    {"strategy": "fedbuff", "buffer_size": 2, "flush_s": 3.0, "until_versions": 3},
+    {"strategy": "fedasync"},
+]
+STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("fedbuff", {"buffer_size": 2, "flush_s": 3.0}),
     ("fedbuff", {"buffer_size": 1, "momentum": 0.5}),
+    ("fedbuff", {"buffer_size": 2, "outer": {"name": "nesterov", "lr": 0.5}}),
+    ("fedavg", {"clients_per_round": 2, "deadline_s": 4.0, "outer": {"name": "adam", "lr": 0.1}}),
+    ("delayed_nesterov", {"buffer_size": 2, "c": 0.25}),
+    ("phased", {"phases": PHASES}),
     ("fedasync", {}),
     ("fedavg", {"clients_per_round": 2, "deadline_s": 4.0}),
     ("fedprox", {"clients_per_round": 1, "over_selection": 2.0}),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from anabranch.reports.charts import Bar, bar_chart, binned, histogram, ranked_area
 from anabranch.reports.scales import Axis
+from anabranch.reports.svg import LEFT, RIGHT, WIDTH
 from anabranch.reports.text import (
     BYTES,
     PERCENT,
@@ -93,6 +94,16 @@ def test_a_ranked_area_of_a_thousand_devices() -> None:
     assert len(areas) == 2
     numbers = [float(n) for d in areas for n in re.findall(r"[\d.]+", d)]
     assert all(math.isfinite(n) and n >= 0 for n in numbers)
+
+
+def test_a_ranked_area_of_many_has_as_many_steps_as_a_screen_shows() -> None:
+    bars = [Bar(f"d{i}", (100_000 - i,)) for i in range(100_000)]
+    drawn = ranked_area(bars, (("applied", 0),), Axis("devices"), Axis("updates"))
+    assert len(drawn) < 100_000
+    [area] = [p.get("d") or "" for p in parse(drawn).iter(f"{SVG}path") if "area" in (p.get("class") or "")]
+    ends = [tuple(map(float, each)) for each in re.findall(r"([\d.]+)[ ,]([\d.]+)", area)]
+    assert min(x for x, _ in ends) == pytest.approx(LEFT, abs=0.1)
+    assert max(x for x, _ in ends) == pytest.approx(WIDTH - RIGHT, abs=0.1)
 
 
 def test_hostile_names_stay_text() -> None:

@@ -236,3 +236,25 @@ def test_papers_take_no_certificate_of_another(authority: Authority, tmp_path: P
 def test_the_key_to_join_with_is_made_once(tmp_path: Path) -> None:
     first, again = joining_key(tmp_path / "a"), joining_key(tmp_path / "a")
     assert first.private_numbers() == again.private_numbers()
+
+
+def test_many_are_invited_at_once_or_none(authority: Authority) -> None:
+    names = [f"device-{n}" for n in range(200)]
+    tokens = authority.invite_all(names, DAY_S)
+    assert [i.name for i in authority.invitations()] == sorted(names)
+    assert [authority.admit(token, request(), DAY_S)[0] for token in tokens[:2]] == names[:2]
+    with pytest.raises(InvalidUpdate, match="name"):
+        authority.invite_all(["good", "no good"], DAY_S)
+    assert len(authority.invitations()) == 198
+
+
+def test_an_open_invitation_is_withdrawn_and_a_member_stays(authority: Authority) -> None:
+    first, second = authority.invite_all(["device-1", "device-1"], DAY_S)
+    listed = authority.invitations()
+    name, made = authority.admit(first, request(), DAY_S)
+    assert authority.withdraw(listed) == 1  # the other was used meanwhile
+    assert authority.invitations() == []
+    authority.check(peer_of(certificate_der(made)))
+    with pytest.raises(NotAuthenticated, match="revoked"):
+        authority.admit(second, request(), DAY_S)
+    assert name == "device-1"

@@ -38,7 +38,7 @@ buffer_size = 1
 SECRETS = [(t, f.name) for t, table in TABLES.items() for f in fields(table) if f.metadata == SECRET]
 SOUNDS_SECRET = re.compile(r"pass|secret|token|key|credential|database|dsn|url|address|path")
 # Settings that sound as if they held a secret, and cannot: `host:port`, which is checked.
-NO_SECRET = {"server.address", "server.admin_address", "identity.join_address"}
+NO_SECRET = {"server.address", "server.admin_address", "server.metrics_address", "identity.join_address"}
 HOMES = {"server.database": "postgresql://user:{}@127.0.0.1/runs"}  # what other settings cannot be
 
 

@@ -19,11 +19,15 @@ from anabranch.server.tls import ServerIdentity
 CALLERS, HANDSHAKES = 32, 5_000
 
 
-def knock(port: int) -> None:
-    """One handshake, as a stranger makes it. Raises `OSError` if nobody answers."""
-    context = ssl.create_default_context()
+def _stranger() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # the default one reads every authority of the system
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
+    return context
+
+
+def knock(port: int, context: ssl.SSLContext) -> None:
+    """One handshake, as a stranger makes it. Raises `OSError` if nobody answers."""
     with socket.create_connection(("127.0.0.1", port)) as line, context.wrap_socket(line):
         pass
 
@@ -34,8 +38,9 @@ def test_handshakes_at_the_same_time_do_not_end_the_server(tmp_path: Path) -> No
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
         assert server.stdout is not None
         port = int(server.stdout.readline())
+        stranger = _stranger()
         with ThreadPoolExecutor(CALLERS) as callers:
-            knocks = [callers.submit(knock, port) for _ in range(HANDSHAKES)]
+            knocks = [callers.submit(knock, port, stranger) for _ in range(HANDSHAKES)]
         ended = server.poll()
         server.kill()
     assert ended is None

@@ -11,6 +11,7 @@ import grpc
 import numpy as np
 import pytest
 from guarded import Federation, federation
+from streams import stream
 from wire import CALL_S, chunks, requests
 
 from anabranch.core.errors import NotAuthenticated
@@ -71,3 +72,23 @@ def test_an_upload_under_way_is_not_taken_of_a_revoked_device(guarded: Federatio
     assert status.status().updates_applied == 0
     assert again.send(task, data, "update-1").decision.verdict == "published"
     assert np.frombuffer(again.fetch()[1], np.float32).tolist() == [3.0] * 8
+
+
+def test_an_open_exchange_of_a_revoked_device_is_answered_no_more(guarded: Federation) -> None:
+    device, other = (guarded.device(guarded.joined(name)) for name in ("device-1", "device-2"))
+    device.enrol()
+    task, data = device.task(), np.full(8, 3.0, np.float32).tobytes()
+    header = device.header(task, data, "update-1")
+    beat = devices.HeartbeatRequest(client_id="device-1", task_id=task.task_id)
+    with stream(device.channel) as idle, stream(device.channel) as busy, stream(other.channel) as posing:
+        idle.say(heartbeat=beat)
+        idle.hear()
+        busy.say(data[:8], push=header, more=True)
+        posing.say(heartbeat=beat)
+        assert posing.over() == ("PERMISSION_DENIED", "NotPermitted")
+        guarded.authority.revoke("device-1")
+        idle.say(heartbeat=beat)
+        busy.say(data[8:], offset=8)
+        assert [idle.over(), busy.over()] == [("UNAUTHENTICATED", "NotAuthenticated")] * 2
+    status = guarded.operators(guarded.operator()).status()
+    assert status.version == 0

@@ -70,6 +70,20 @@ def serving(cwd: Path, *arguments: object) -> Iterator[dict[str, Any]]:
             assert process.wait(600) == 0, log.read_text()
 
 
+@contextmanager
+def killable(cwd: Path, *arguments: object) -> Iterator[tuple[str, Process]]:
+    """A server process that is killed at the end, if not before: its address, and itself."""
+    with (
+        (cwd / "server.log").open("ab") as log,
+        Process(COMMAND, "server", "--json", *arguments, cwd=cwd, stdout=PIPE, stderr=log) as process,
+    ):
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["address"], process
+        finally:
+            process.kill()
+
+
 def command_line() -> click.Group:
     """The command line, with every command loaded."""
     group = typer.main.get_command(app)

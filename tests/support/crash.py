@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from crash_writer import VALUES, Applied, Writer
+from crash_writer import VALUES, Applied, StreamWriter, Writer
 from server_process import NotServing, Plan, ServerProcess
 
 from anabranch.core.journal import Record
@@ -52,7 +52,8 @@ def run(folder: Path, plan: Plan) -> Outcome:
     server, outcome = ServerProcess(folder, plan), Outcome()
     server.start()
     shares = [len(range(n, plan.updates, plan.writers)) for n in range(plan.writers)]
-    writers = [Writer(n, share, server.address, spec, plan.seed) for n, share in enumerate(shares)]
+    kind = StreamWriter if plan.stream else Writer
+    writers = [kind(n, share, server.address, spec, plan.seed) for n, share in enumerate(shares)]
     for writer in writers:
         writer.start()
     try:

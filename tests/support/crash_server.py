@@ -50,6 +50,17 @@ CLOCK = "clock"  # another, with the seconds by which the machine's clock is wro
 COMPRESSED: Tables = {"uplink": {"codec": "ef(0.9)|topk(1)|gaps|zstd"}, "downlink": {"codec": "log(1,64)"}}
 UNITS: Tables = {"strategy": {"name": "asyncdrop"}, "submodel": {"name": "hetero", "coverage_versions": 10}}
 
+ROUND = {
+    "strategy": "fedavg",
+    "clients_per_round": 2,
+    "over_selection": 1.5,
+    "until_updates": 2,
+    "deadline_s": 0.0,
+}
+PHASES: Tables = {
+    "strategy": {"name": "phased", "phases": [ROUND, {"strategy": "fedbuff", "buffer_size": 2}]}
+}
+
 
 class AcknowledgesEarly(SqlStore):
     """Says that events are durable some commits too early."""
@@ -113,7 +124,7 @@ def main(model: str, data_dir: str, database: str, address: str, inline: str, *w
         vars(os).update(fsync=lambda descriptor: None, fdatasync=lambda descriptor: None)
     if "standby" in words:
         server |= {"standby": True, "leader_lease_s": LEASE_S}
-    wanted = {"compressed": COMPRESSED, "units": UNITS}
+    wanted = {"compressed": COMPRESSED, "units": UNITS, "phases": PHASES}
     tables: Tables = {name: table for word in wanted if word in words for name, table in wanted[word].items()}
     config = server_config(Path(data_dir), server=server, **tables)
     store = open_store(database, Path(data_dir), limits, config.server.leader_lease_s)

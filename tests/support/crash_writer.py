@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 import grpc
 import numpy as np
+from streams import StreamDevice
 from wire import QUICK, Device
 
 from anabranch.compress.downloads import apply_download
@@ -164,3 +165,17 @@ class Writer(threading.Thread):
 
     def _id(self) -> str:
         return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+
+
+class StreamWriter(Writer):
+    """One whose requests go over a stream."""
+
+    @contextmanager
+    def device(self) -> Iterator[Device]:
+        """How it speaks to the server."""
+        with grpc.insecure_channel(self._address, options=QUICK) as channel:
+            device = StreamDevice(channel, self._spec, self._client_id, STAGES)
+            try:
+                yield device
+            finally:
+                device.close()

@@ -82,19 +82,19 @@ RUNS: dict[str, Tables] = {
 }
 
 
-def config_of(name: str) -> Config:
-    """The settings of a server."""
+def config_of(name: str, tables: Tables | None = None) -> Config:
+    """The settings of a server: those of its name, or others."""
     base = {"server": {"lease_s": 15.0, "lease_min_s": 5.0, "snapshot_every_versions": 0}}
     every = {"server": {"snapshot_every_updates": 0, "snapshot_every_events": 0}}
-    return merge([("base", base), ("every", every), ("name", SERVERS[name])])
+    return merge([("base", base), ("every", every), ("name", SERVERS[name] if tables is None else tables)])
 
 
 class Life:
     """A server without a network over a data folder; to open it again is to recover."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, tables: Tables | None = None) -> None:
         self.folder = folder
-        self.store, config = open_store("", folder, LIMITS), config_of(name)
+        self.store, config = open_store("", folder, LIMITS), config_of(name, tables)
         manifest = Manifest("test", SPEC, tensors())
         self.found = recover(self.store, config, manifest, LIMITS, wall=lambda: 1_000_000.0)
         keep_manifest(kept_manifest(folder), manifest)

@@ -80,7 +80,8 @@ class Bench:
             submodel=more.pop("submodel", None),
             local_steps=more.pop("local_steps", 0),
         )
-        return self.do(ev.UpdateArrived(now, update, ev.Payload("00" * 32, 4 * update.delta.size), flaw))
+        payload = more.pop("payload", None) or ev.Payload("00" * 32, 4 * update.delta.size)
+        return self.do(ev.UpdateArrived(now, update, payload, flaw))
 
     def tick(self, now: float) -> list[Any]:
         """Let time pass."""

@@ -104,7 +104,8 @@ class Process:
     def send_signal(self, number: int) -> None:
         """Unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has ended since
+                os.kill(self.pid, number)
 
     def terminate(self) -> None:
         """SIGTERM."""
@@ -120,10 +121,13 @@ class Process:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:  # nobody is left who would stop it
+            self.kill()
+        # Before the streams: to close one that a thread reads waits for that thread, and no signal ends it.
+        self.wait()
         for stream in (self.stdout, self.stderr):
             if stream is not None:
                 stream.close()
-        self.wait()
 
 
 def run(*words: object, cwd: Path | None = None, **more: Any) -> subprocess.CompletedProcess[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import importlib.util
 import os
 import shutil
@@ -17,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psycopg
+from as_nobody import NOBODY
 
 INSTALL = "this test needs PostgreSQL: pip install pgserver, or apt-get install postgresql"
 START_S = 600.0
-NOBODY = 65534  # PostgreSQL refuses to run as root
-PR_SET_PDEATHSIG = 1
+AS_NOBODY = Path(__file__).with_name("as_nobody.py")  # PostgreSQL refuses to run as root
 
 
 @contextmanager
@@ -31,7 +30,7 @@ def cluster() -> Iterator[str]:
     # Not under pytest's folder: a socket's path has 107 bytes at most, and another user must get there.
     folder = Path(tempfile.mkdtemp(prefix="anabranch-pg-"))
     try:
-        if _user() is not None:
+        if os.geteuid() == 0:
             shutil.chown(folder, NOBODY, NOBODY)
         _initialise(programs, folder)
         server = _start(programs, folder)
@@ -77,21 +76,17 @@ def find_programs() -> Path:
 
 def _runs(program: Path) -> bool:
     """Whether it starts as the user it will run as: the wheel may lie where only root may look."""
-    try:
-        return subprocess.run([program, "--version"], user=_user(), capture_output=True).returncode == 0
-    except OSError:
-        return False
+    return subprocess.run(_as_nobody(program, "--version"), capture_output=True).returncode == 0
 
 
-def _user() -> int | None:
-    return NOBODY if os.geteuid() == 0 else None
+def _as_nobody(program: Path, *arguments: str | Path) -> list[str | Path]:
+    return [sys.executable, AS_NOBODY, program, *arguments]
 
 
 def _initialise(programs: Path, folder: Path) -> None:
     options = ["-U", "postgres", "-E", "UTF8", "--locale=C", "--auth=trust", "--no-sync"]
     made = subprocess.run(
-        [programs / "initdb", "-D", folder / "data", *options],
-        user=_user(),
+        _as_nobody(programs / "initdb", "-D", folder / "data", *options),
         cwd=folder,
         capture_output=True,
         text=True,
@@ -105,19 +100,13 @@ def _start(programs: Path, folder: Path) -> subprocess.Popen[bytes]:
     settings = {"listen_addresses": "", "unix_socket_directories": str(folder), "fsync": "off"}
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(
-            [programs / "postgres", "-D", folder / "data", *(f"--{k}={v}" for k, v in settings.items())],
-            user=_user(),
+            _as_nobody(
+                programs / "postgres", "-D", folder / "data", *(f"--{k}={v}" for k, v in settings.items())
+            ),
             cwd=folder,
             stdout=log,
             stderr=log,
-            preexec_fn=_end_with_parent,  # noqa: PLW1509 - no threads are left in the way here
         )
-
-
-def _end_with_parent() -> None:
-    """Ask the kernel to stop the cluster should the tests be killed."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGINT)
 
 
 def _wait_until_ready(server: subprocess.Popen[bytes], address: str, log: Path) -> None:

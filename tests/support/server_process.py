@@ -37,7 +37,9 @@ class Plan:
     broken: bool = False
     compressed: bool = False
     units: bool = False
+    phases: bool = False
     standby: bool = False
+    stream: bool = False  # devices speak over streams
     flaw: str = ""  # "normal" or "unsynced": see crash_server.py
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
     failpoints: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ class ServerProcess:
             *["broken"][: plan.broken],
             *["compressed"][: plan.compressed],
             *["units"][: plan.units],
+            *["phases"][: plan.phases],
             *["standby"][: plan.standby],
             *[plan.flaw][: bool(plan.flaw)],
             *([json.dumps(dict(limits))] if limits else []),

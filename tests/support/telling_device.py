@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -39,13 +40,15 @@ def told(life: Process) -> list[dict[str, Any]]:
 def main(options: str, die_at: str = "", count: str = "0") -> None:
     """Work until it is told to end."""
     given, heard = json.loads(options), Counter[str]()
+    telling = threading.Lock()  # it trains and pushes at once: what it dies at is the last that it tells
 
     def tell(kind: str, **data: Any) -> None:
-        heard[kind] += 1
-        sys.stdout.write(json.dumps({"kind": kind, **data}) + "\n")
-        sys.stdout.flush()
-        if kind == die_at and heard[kind] == int(count):
-            os.kill(os.getpid(), signal.SIGKILL)
+        with telling:
+            heard[kind] += 1
+            sys.stdout.write(json.dumps({"kind": kind, **data}) + "\n")
+            sys.stdout.flush()
+            if kind == die_at and heard[kind] == int(count):
+                os.kill(os.getpid(), signal.SIGKILL)
 
     state_dir, shard = Path(given.pop("state_dir")), given.pop("shard", None)
     known = ClientOptions(**given, state_dir=state_dir, shard=shard and tuple(shard))

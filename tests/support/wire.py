@@ -71,7 +71,8 @@ class Device:
         client_id: str = "device-1",
         codecs: tuple[str, ...] = (),
     ) -> None:
-        self.stub, self.spec, self.client_id, self.codecs = DevicesStub(channel), spec, client_id, codecs
+        self.channel, self.stub = channel, DevicesStub(channel)
+        self.spec, self.client_id, self.codecs = spec, client_id, codecs
         self.manifest_sha256 = bytes.fromhex(spec.layout_hash)
 
     def enrol(self) -> devices.EnrolResponse:
@@ -85,12 +86,15 @@ class Device:
 
     def ask(self, task_id: str = "") -> devices.AskTaskResponse:
         """Apply for a task."""
-        request = devices.AskTaskRequest(
+        return self.stub.AskTask(self.asked(task_id), timeout=CALL_S)
+
+    def asked(self, task_id: str = "") -> devices.AskTaskRequest:
+        """The application for a task, under a new id unless it is given."""
+        return devices.AskTaskRequest(
             client_id=self.client_id,
             task_id=task_id or str(uuid.uuid4()),
             manifest_sha256=self.manifest_sha256,
         )
-        return self.stub.AskTask(request, timeout=CALL_S)
 
     def task(self) -> devices.Task:
         """A task, which the server must grant."""

@@ -74,6 +74,26 @@ def test_what_a_device_keeps_is_not_added_again(strategy: str, client: dict[str,
         Blueprint.of(table, SPEC)
 
 
+@pytest.mark.parametrize(
+    ("params", "doubtful"),
+    [
+        ({"buffer_size": 1, "momentum": 0.5}, True),
+        ({"buffer_size": 1, "outer": {"name": "adam", "momentum": 0.7}}, True),
+        ({"buffer_size": 1, "outer": {"name": "nesterov", "momentum": 0.0}}, False),
+        ({"buffer_size": 1}, False),
+        ({"buffer_size": 2, "momentum": 0.9}, False),
+    ],
+)
+def test_momentum_of_one_update_at_a_time_is_warned_of_once(
+    params: dict[str, Any], doubtful: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(2):
+        Blueprint.of(merge([("test", {"strategy": {"name": "fedbuff", **params}})]), SPEC)
+    told = [r.message for r in caplog.records]
+    assert len(told) == doubtful
+    assert all("buffer_size = 1" in line and "'delayed_nesterov'" in line for line in told)
+
+
 def test_a_device_is_told_its_own_tables_and_no_others() -> None:
     url = "postgresql://me:secret@host/db"
     tables: dict[str, Any] = {

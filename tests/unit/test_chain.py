@@ -12,6 +12,7 @@ from anabranch.core.effects import Finished, Published
 from anabranch.core.journal import Record
 from anabranch.host.chain import HEADS_KEPT, HashChain, Mark, is_base, is_of_other_base
 from anabranch.identity.heads import follow_links
+from anabranch.server.store.base import Entry
 
 ORIGIN, FIRST = "0a" * 32, "0b" * 32
 PUBLISHED = Published(1, np.zeros(1, np.float32), ())
@@ -48,6 +49,15 @@ def test_a_head_stands_for_all_events_up_to_its_version() -> None:
     assert second.head == follow_links(FIRST, bytes.fromhex(first.link + second.link))
     assert made.version == 5
     assert [made.head_of(v) for v in (2, 3, 4, 5, 6)] == [None, FIRST, first.head, second.head, None]
+
+
+def test_an_event_and_its_line_are_one_link() -> None:
+    made, other, entry = chain(), chain(), Entry({**record(1), "why": "Größe \ud800", "at": [1e16, -0.0]})
+    made.add(entry.record)
+    other.add(entry.line)
+    assert made.mark(1) == other.mark(1)
+    assert entry.line is entry.line
+    assert made.follow(record(2), [PUBLISHED]) == other.follow(Entry(record(2)).line, [PUBLISHED])
 
 
 def test_an_event_publishes_the_versions_among_its_effects() -> None:

@@ -18,7 +18,7 @@ from anabranch.strategies.buffer import BufferState, BufferStrategy
 from anabranch.strategies.cache import CacheStrategy
 from anabranch.strategies.fedavg import FedAvg, FedAvgState
 from anabranch.strategies.mixing import MixingStrategy
-from anabranch.strategies.optimisers import Momentum, Optimiser, Sgd
+from anabranch.strategies.optimisers import Adam, Momentum, Nesterov, Optimiser, Sgd
 from anabranch.strategies.parameters import NOT_NEGATIVE, POSITIVE, Range, check_parameters, one_of
 from anabranch.strategies.robust.coordinatewise import Median
 from anabranch.strategies.robust.rule import Rule
@@ -267,8 +267,11 @@ def test_rounds_take_an_optimiser_too() -> None:
     [
         (Sgd(), [11.0, 9.0, 13.0]),
         (Sgd(0.5), [10.5, 9.5, 11.5]),
-        (Momentum(1.0), [11.0, 9.0, 13.0]),
+        (Momentum(1.0, 0.0), [11.0, 9.0, 13.0]),
         (Momentum(0.7, 0.9), [10.7, 9.93, 12.037]),
+        (Nesterov(0.7, 0.9), [11.33, 9.237, 13.9333]),
+        (Nesterov(1.0, 0.0), [11.0, 9.0, 13.0]),
+        (Adam(0.1), [10.1, 10.063439, 10.105270]),
     ],
 )
 def test_the_steps_of_an_optimiser(optimiser: Optimiser, expected: list[float]) -> None:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from broadcasting import SPEC, WIDE, Run, motion, tensors
 
+from anabranch.compress import delta_log
+from anabranch.compress import grid as grid_module
 from anabranch.compress.delta_log import DeltaLog, DeltaLogState, apply, moved
 from anabranch.compress.grid import LEVEL_MAX, Grid, Message, message_bytes_max, read_message, write_message
 from anabranch.compress.layout import MAIN, SMALL, Layout
@@ -137,6 +139,19 @@ def test_replay_squash_and_any_order_give_the_same_bits() -> None:
                 p = apply(p, entries[i].data, LAYOUT)
             assert bits(p) == expected
         assert bits(apply(states[b].replica, log.squash(newest, 32, b), LAYOUT)) == expected
+
+
+@pytest.mark.parametrize("elements", [1, 7, 100])
+def test_blocks_change_nothing(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    scales = np.array([1.0, 1e-3, 30.0, 0.0], np.float32)
+    moves = [scale * move for move, scale in zip(motion(4), scales, strict=True)]
+    whole, _ = history(DeltaLog(SPEC), moves)
+    for module in (delta_log, grid_module):
+        monkeypatch.setattr(module, "BLOCK", elements)
+    pieces, _ = history(DeltaLog(SPEC), moves)
+    for one, other in zip(whole, pieces, strict=True):
+        assert bits(one.replica) == bits(other.replica)
+        assert [e.tobytes() for e in one.entries] == [e.tobytes() for e in other.entries]
 
 
 def test_old_replicas_come_back_by_subtracting_whoever_asks() -> None:

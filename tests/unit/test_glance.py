@@ -54,8 +54,9 @@ def test_a_glance_has_all_that_the_engine_has_and_none_changes() -> None:
     bench.do(ev.Quarantined(99.0, "c", "enough"))
     taken.append((shown.take(), seen(bench)))
     names = {f"{client}{turn}" for client in "abc" for turn in range(8)}
-    for glance, (version, counters, clients, tasks, receipts) in taken:
+    for glance, (version, counters, barred, holders, clients, tasks, receipts) in taken:
         assert (glance.version, repr(glance.counters)) == (version, counters)
+        assert (glance.clients_quarantined, glance.clients_training) == (barred, holders)
         assert {c: glance.clients.get(c) for c in "abc" if c in glance.clients} == clients
         assert {t: glance.tasks.get(t) for t in names if t in glance.tasks} == tasks
         updates = {f"update-of-{name}" for name in names}
@@ -66,7 +67,8 @@ def seen(bench: Bench) -> tuple[object, ...]:
     engine = bench.engine
     clients = {c: record.capability for c, record in engine.ledger.clients.items()}
     books = dict(engine.ledger.tasks), dict(engine.ledger.receipts)
-    return engine.version, repr(engine.counters), clients, *books
+    counts = len(engine.guard.quarantined), len(engine.ledger.holders)
+    return engine.version, repr(engine.counters), *counts, clients, *books
 
 
 def test_the_writer_shows_what_its_batch_has_come_to(tmp_path: Path) -> None:

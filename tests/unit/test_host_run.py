@@ -90,8 +90,9 @@ def test_a_message_by_itself_is_logged_before_it_is_applied() -> None:
     done = desk.run.take(desk.arrived("u-1"), lambda _: versions.append(desk.engine.version))
     assert (versions, desk.engine.version) == ([0], 1)
     assert isinstance(done.event, ev.UpdateArrived)
-    again = desk.run.take(desk.arrived("u-1"), lambda _: versions.append(-1))
-    assert (again.event, versions, desk.run.duplicates) == (None, [0], 1)
+    for times in (1, 2):
+        again = desk.run.take(desk.arrived("u-1"), lambda _: versions.append(-1))
+        assert (again.event, versions, desk.run.duplicates) == (None, [0], times)
     with pytest.raises(IdTaken, match="an id is used once"):
         desk.run.take(desk.arrived("u-1", sha256="11" * 32))
 

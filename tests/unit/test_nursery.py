@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,19 @@ def test_what_is_stopped_is_waited_for_and_what_ends_says_how(tmp_path: Path) ->
         assert process.poll() == -signal.SIGKILL
         with pytest.raises(ProcessLookupError):
             os.kill(process.pid, 0)
+
+
+def test_a_test_that_fails_stops_what_it_started_and_reads(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import signal; print('here', flush=True); signal.pause()")
+    process = Process(tmp_path / "program.py", stdout=PIPE)
+
+    def fail() -> None:
+        with process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "here\n"
+            threading.Thread(target=process.stdout.read, daemon=True).start()
+            raise AssertionError
+
+    with pytest.raises(AssertionError):
+        fail()
+    assert process.returncode == -signal.SIGKILL

@@ -29,6 +29,7 @@ from anabranch.reports.recorder import EVENTS_FILE, Recorder
 from anabranch.reports.result import ClientShare, Result
 
 ABLE = Capability(codecs=STAGES)
+FIVE = Payload("", 5)
 
 
 class Told:
@@ -73,12 +74,12 @@ def test_an_update_from_its_task_to_its_version(recorder: Recorder) -> None:
     assert told.tell(1.0, run.ask("a", "t-1")) == [
         {"time_s": 1.0, "kind": "granted", "client": "a", "task": "t-1", "version": 0}
     ]
-    effects = run.push("a", "t-1", examples=3)
-    decided, published = told.tell(2.0, effects, Payload("", 5))
+    effects = run.push("a", "t-1", examples=3, payload=FIVE)
+    decided, published = told.tell(2.0, effects)
     row = {"client": "a", "version": 1, "verdict": "published", "uplink_bytes": 5, "examples": 3}
     assert {**decided, **row, "time_s": 2.0, "kind": "decided"} == decided
     assert published == {"time_s": 2.0, "kind": "published", "version": 1}
-    again = told.tell(3.0, run.push("a", "t-1", examples=3), Payload("", 5))
+    again = told.tell(3.0, run.push("a", "t-1", examples=3))
     assert again == [{"time_s": 3.0, "kind": "resent", "client": "a", "update": "update-of-t-1"}]
     found = told.result()
     assert found.clients == {"a": ClientShare(1, 0, 3, 0.0, 5, 0)}, "what came again is not counted again"
@@ -91,7 +92,7 @@ def test_the_bytes_of_a_part_of_the_model_are_compared_with_those_of_that_part_r
     run = bench()
     told = Told(run.engine, recorder)
     run.ask("a", "t-1")
-    told.tell(2.0, run.push("a", "t-1"), Payload("", 5, "int8", 3))
+    told.tell(2.0, run.push("a", "t-1", payload=Payload("", 5, "int8", 3)))
     assert told.result().uplink_bytes_raw == 3 * 4
 
 
@@ -134,7 +135,7 @@ def test_leases_settings_and_the_end(recorder: Recorder) -> None:
     (ended,) = [e for e in run.ask("a", "t-3", now=63.0) if isinstance(e, LeaseEnded)]
     assert told.tell(63.0, [ended])[0]["end"] == "superseded"
     why = "the run ended at version 1, its budget"
-    assert told.tell(64.0, run.push("a", "t-3", now=64.0), Payload("", 5))[-1] == {
+    assert told.tell(64.0, run.push("a", "t-3", now=64.0))[-1] == {
         "time_s": 64.0,
         "kind": "finished",
         "why": why,
@@ -154,7 +155,7 @@ def test_a_run_that_is_given_up_says_so(recorder: Recorder) -> None:
     run = bench(rejections_max=1)
     told = Told(run.engine, recorder)
     run.ask("a", "t-1")
-    told.tell(2.0, run.push("a", "t-1", flaw="no numbers"), Payload("", 5))
+    told.tell(2.0, run.push("a", "t-1", flaw="no numbers"))
     assert told.result().given_up == told.result().why != ""
 
 
@@ -171,14 +172,14 @@ def test_what_was_trained_is_told_where_devices_train_parts(recorder: Recorder) 
     delta = np.ones(part.size, np.float32)
     update = Update("u-1", "t-1", "a", 0, 1, delta, part)
     payload = Payload("00" * 32, 9, values=part.size)
-    lines = told.tell(1.0, engine.handle(ev.UpdateArrived(1.0, update, payload)), payload, part)
+    lines = told.tell(1.0, engine.handle(ev.UpdateArrived(1.0, update, payload)), part)
     assert [line["kind"] for line in lines] == ["decided", "trained", "published"]
     assert lines[1]["kept"] == [len(units) for units in part.kept]
     assert told.result().uplink_bytes_raw == 4 * part.size
     flawed = replace(update, update_id="u-2", task_id="t-2", client_id="b")
     engine.handle(ev.TaskAsked(1.0, Ask("b", "t-2")))
     effects = engine.handle(ev.UpdateArrived(2.0, flawed, payload, "no numbers"))
-    lines = told.tell(2.0, effects, payload, part)
+    lines = told.tell(2.0, effects, part)
     assert [line["kind"] for line in lines] == ["decided"], "nothing of it was taken"
 
 
@@ -188,5 +189,5 @@ def test_a_run_of_whole_models_trains_no_parts(recorder: Recorder) -> None:
     effects = run.push("a", "t-1")
     assert [type(e) for e in effects] == [Decided, Published]
     told = Told(run.engine, recorder)
-    assert [line["kind"] for line in told.tell(1.0, effects, Payload("", 5))] == ["decided", "published"]
+    assert [line["kind"] for line in told.tell(1.0, effects)] == ["decided", "published"]
     assert told.result().coverage == ()

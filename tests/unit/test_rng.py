@@ -8,7 +8,7 @@ import uuid
 import numpy as np
 import pytest
 
-from anabranch.core.rng import rank, seed_of, stream, unique_id
+from anabranch.core.rng import lowest, rank, seed_of, stream, unique_id
 
 NAMES: list[tuple[str | int, ...]] = [
     ("task", "a", 0),
@@ -55,6 +55,15 @@ def test_a_rank_is_uniform_and_a_seed_has_63_bits() -> None:
     seeds = [seed_of(3, n) for n in range(400)]
     assert 2**62 < max(seeds) < 2**63
     assert {bit for bit in range(63) if any(seed >> bit & 1 for seed in seeds)} == set(range(63))
+
+
+@pytest.mark.parametrize("count", [0, 1, 13, 299, 300, 301])
+def test_the_lowest_are_those_of_the_lowest_ranks(count: int) -> None:
+    texts = [f"device-{n}" for n in range(298)] + ["", "ünï\x1fstr:x"]
+    ranks = {text: rank(7, "cohort", 5, 0, text) for text in texts}
+    expected = sorted(texts, key=ranks.__getitem__)[:count]
+    assert sorted(lowest(7, "cohort", 5, 0, of=texts, count=count)) == sorted(expected)
+    assert sorted(lowest(8, "cohort", 5, 0, of=texts, count=2)) != sorted(expected[:2])
 
 
 def test_an_id_is_a_uuid_of_version_8() -> None:

@@ -13,10 +13,14 @@ from hypothesis import strategies as st
 
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
-from anabranch.core.model.params import ParamSpec
+from anabranch.core.model import blocks, submodels
+from anabranch.core.model.params import ParamSpec, SparseVector
 from anabranch.core.model.submodels import (
     Coordinates,
     UnitMap,
+    add_to_part,
+    gathered,
+    scatter,
     submodel_from_json,
     unit_map,
     unit_map_of_bits,
@@ -71,6 +75,38 @@ def test_gather_after_scatter_is_the_identity_and_the_rest_stays(kept: UnitMap) 
     assert np.array_equal(after[outside], vector[outside])
     kept.check(SPEC)
     Coordinates(kept.indices).check(SPEC)  # increasing, unique and in range
+
+
+@given(maps(), st.integers(1, 9), st.randoms(use_true_random=False))
+def test_blocks_do_what_the_coordinates_do(kept: UnitMap, elements: int, random: Any) -> None:
+    for part in (kept, Coordinates(kept.indices)):
+        with pytest.MonkeyPatch.context() as patch:  # many blocks of a small model
+            patch.setattr(blocks, "BLOCK", elements)
+            patch.setattr(submodels, "BLOCK", elements)
+            vector, x = SPEC.flatten(tensors()), np.linspace(-1, 3, kept.size, dtype=np.float32)
+            assert np.array_equal(gathered(vector, part), vector[kept.indices])
+            found, expected = vector.copy(), vector.copy()
+            add_to_part(found, 0.3, x, part)
+            expected[kept.indices] += np.float32(0.3) * x
+            assert found.tobytes() == expected.tobytes()
+            at = np.array(random.sample(range(kept.size), kept.size // 2), np.int64)
+            assert np.array_equal(part.places(at), kept.indices[at])
+            add_to_part(found, 0.7, SparseVector(at, x[at], kept.size), part)
+            expected[kept.indices[at]] += np.float32(0.7) * x[at]
+            assert found.tobytes() == expected.tobytes()
+            scatter(x, found, part)
+            expected[kept.indices] = x
+            assert found.tobytes() == expected.tobytes()
+
+
+@given(maps(), st.sets(st.sampled_from(sorted(FLOATS))))
+def test_what_a_map_covers_of_some_tensors(kept: UnitMap, names: set[str]) -> None:
+    inside = np.zeros(SPEC.size, np.bool_)
+    for name in names:
+        inside[SPEC.slices[name]] = True
+    at, places = kept.covered(names)
+    assert np.array_equal(at, np.flatnonzero(inside[kept.indices]))
+    assert np.array_equal(places, kept.indices[at])
 
 
 def test_the_union_of_complementary_maps_is_the_whole_model() -> None:

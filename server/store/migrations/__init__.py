@@ -6,6 +6,7 @@ whether it leads to the tables of `schema.py`.
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from alembic import command
@@ -15,6 +16,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
 from anabranch.core.errors import StoreNewer
+
+_alone = threading.Lock()  # Alembic keeps the migration of the moment in module globals: jobs start at a time
 
 
 def current_revision(connection: Connection) -> str | None:
@@ -39,14 +42,16 @@ def upgrade(connection: Connection, to: str = "head") -> None:
     current_revision(connection)
     config = _config()
     config.attributes["connection"] = connection
-    command.upgrade(config, to)
+    with _alone:
+        command.upgrade(config, to)
 
 
 def downgrade(connection: Connection, to: str) -> None:
     """Go back to an earlier revision, or to `base`, within the caller's transaction."""
     config = _config()
     config.attributes["connection"] = connection
-    command.downgrade(config, to)
+    with _alone:
+        command.downgrade(config, to)
 
 
 def _config() -> Config:

@@ -12,8 +12,10 @@ from anabranch.api.figures import Figure, curves
 from anabranch.api.records import Records
 from anabranch.api.run import Run
 from anabranch.core.config.tables import NO_KEY
-from anabranch.core.errors import DataError
+from anabranch.core.errors import ConfigError, DataError
 from anabranch.reports.compare import Against, compare_html
+from anabranch.reports.equal import at_equal
+from anabranch.reports.latex import comparison_latex
 from anabranch.reports.result import Result
 from anabranch.reports.spreads import Spread, SpreadRow
 from anabranch.reports.spreads import compare as spreads_of
@@ -47,10 +49,39 @@ class Comparison:
         """
         return curves(self.results, against, metric)
 
+    def equal(self, against: Against = "time", at: float | None = None) -> Records:
+        """What each kind of run had come to after so many seconds, updates or bytes: a row each.
+
+        Without `at` they are those of the run that came least far, so that all were as far.
+        """
+        return Records(
+            {
+                "workload": row.workload,
+                "label": row.label,
+                against: row.at,
+                **_columns(row.metric, row.value),
+            }
+            for row in at_equal(self.results, against, at)
+        )
+
     def save(self, path: str | Path) -> Path:
-        """Write the page of all of it, which opens offline."""
+        """Write what the name ends with.
+
+        A page that opens offline (.html), `rows` (.csv), a table of LaTeX (.tex), or the figure of what
+        counts (.svg, .png). Raises `ConfigError` for another kind of file.
+        """
         where = Path(path)
-        where.write_text(compare_html(self.results), encoding="utf-8")
+        match where.suffix:
+            case ".html":
+                where.write_text(compare_html(self.results), encoding="utf-8")
+            case ".csv":
+                self.rows.to_csv(where)
+            case ".tex":
+                where.write_text(comparison_latex(self.results), encoding="utf-8")
+            case ".svg" | ".png":
+                self.plot().save(where)
+            case _:
+                raise ConfigError(f"{where}: end the name with .html, .csv, .tex, .svg or .png")
         return where
 
     def _repr_html_(self) -> str:

@@ -23,6 +23,7 @@ from anabranch.workloads.app import App, load_app
 from anabranch.workloads.calls import join_run, settings_of
 
 PREFIX = "ANABRANCH_"
+BROUGHT = "settings.json"  # beside a model: what its App brings along
 WHOLE = "strategy="  # the source of a strategy that is whole, whatever the layers below say of it
 UPDATES = 200  # of a run whose end nobody has set
 UPDATES_TO_TARGET = 10_000  # the same, where the target is its end
@@ -45,7 +46,7 @@ def load_config(
     """
     layers = [*presets]
     if path is not None:
-        layers.append((str(path), read_settings(Path(path))))
+        layers.append((str(path), one_run(read_settings(Path(path)), path)))
     layers += _environment(os.environ)
     layers += flags
     for text in overrides:
@@ -58,6 +59,16 @@ def load_config(
         make_uplink(config.uplink.codec)
     check_downlink(config.downlink.codec)
     return config
+
+
+def model_presets(model: Path, app: str) -> list[Layer]:
+    """Of a run of a model: it bears the App's name, and has the settings that the App brings along.
+
+    `model`: the folder that `anabranch init` wrote. Raises `ConfigError`.
+    """
+    file, run = model / BROUGHT, {"name": run_name(app), "workload": app}
+    brought = [(str(file), read_settings(file))] if file.is_file() else []
+    return [(str(model), {"run": run}), *brought]
 
 
 def load_run(
@@ -132,6 +143,15 @@ def read_settings(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
+
+
+def one_run(tables: dict[str, Any], path: Path | str) -> dict[str, Any]:
+    """The same tables. Raises `ConfigError` where they are of many runs."""
+    if "sweep" in tables:
+        raise ConfigError(
+            f"{path} has [sweep], which is many runs, for `anabranch simulate` and sweep(): take it out"
+        )
+    return tables
 
 
 def _environment(environ: Mapping[str, str]) -> list[Layer]:

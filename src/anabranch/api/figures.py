@@ -9,6 +9,7 @@ from pathlib import Path
 
 from anabranch.core.errors import ConfigError
 from anabranch.reports.compare import Against, comparison_svg
+from anabranch.reports.drawings import png
 from anabranch.reports.result import Result
 
 WIDTH_PX = 520
@@ -22,11 +23,18 @@ class Figure:
     title: str = ""
 
     def save(self, path: str | Path) -> Path:
-        """Write it as an SVG file. Raises `ConfigError` for another kind of file."""
+        """Write it as an .svg, or as a .png of its light colours.
+
+        Raises `ConfigError` for another kind of file, and for a PNG without resvg.
+        """
         where = Path(path)
-        if where.suffix != ".svg":
-            raise ConfigError(f"{where}: a figure is written as SVG: end the name with .svg")
-        where.write_text(self.svg, encoding="utf-8")
+        match where.suffix:
+            case ".svg":
+                where.write_text(self.svg, encoding="utf-8")
+            case ".png":
+                where.write_bytes(png(self.svg))
+            case _:
+                raise ConfigError(f"{where}: a figure is an SVG or a PNG: end the name with .svg or .png")
         return where
 
     def _repr_html_(self) -> str:

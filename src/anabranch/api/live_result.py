@@ -17,7 +17,6 @@ from anabranch.compress.model import full_bytes
 from anabranch.core.config.goal import Goal
 from anabranch.core.effects import Granted
 from anabranch.core.engine.engine import Engine
-from anabranch.core.events import Payload
 from anabranch.core.journal import Record
 from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
 from anabranch.core.model.submodels import Submodel, UnitMap, submodel_from_json
@@ -76,7 +75,7 @@ def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) 
         for _, record, effects in replay:
             now = float(record["now"])
             start = now if start is None else start
-            teller.tell(now - start, engine, effects, *_sent(record, spec))
+            teller.tell(now - start, engine, effects, _part(record, spec))
             for effect in effects:
                 if isinstance(effect, Granted) and not effect.again:
                     downloads.tell(now - start, effect.task, record["holds_version"])
@@ -140,8 +139,6 @@ class _Downloads:
         self._recorder.downloaded(now, task.client_id, len(make().data), self._full_bytes)
 
 
-def _sent(record: Record, spec: ParamSpec) -> tuple[Payload, Submodel | None] | tuple[()]:
-    """Of an update its payload and its part."""
-    if "payload" not in record:
-        return ()
-    return Payload(**record["payload"]), submodel_from_json(record["submodel"], spec)
+def _part(record: Record, spec: ParamSpec) -> Submodel | None:
+    """Of an update its part of the model."""
+    return submodel_from_json(record["submodel"], spec) if "payload" in record else None

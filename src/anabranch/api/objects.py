@@ -29,9 +29,17 @@ class AnyModel(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class FileTables:
+    """What a file of settings says, once somebody has read it."""
+
+    path: Path
+    tables: Mapping[str, Any]
+
+
 # An App by its name, its class or itself; a file of settings, or a configuration; or a model alone (a torch
 # module, arrays by name, or a function that makes either), which is all that a server needs.
-Source = str | Path | Config | App | type[Any] | Callable[[], Any] | dict[str, Any] | AnyModel
+Source = str | Path | FileTables | Config | App | type[Any] | Callable[[], Any] | dict[str, Any] | AnyModel
 Settings = Mapping[str, Any]  # `table.key` -> value
 
 
@@ -103,6 +111,8 @@ def app_source(source: Any) -> tuple[App, str]:
 
 def _begun(source: Source) -> tuple[Path | None, list[Layer], list[Layer], App | None]:
     """What a source says: the file, the layers below all others, those above it, and the App itself."""
+    if isinstance(source, FileTables):
+        return None, [(str(source.path), source.tables)], [], None
     if isinstance(source, Config):
         return None, [], [("config", whole_tables(source))], None
     if isinstance(source, str | Path):

@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import RunTable
 from anabranch.reports.metrics import metric_text
-from anabranch.reports.text import duration_text
+from anabranch.reports.text import duration_text, number_text
 from anabranch.simulation.run import RunProgress
 
 
@@ -39,6 +39,20 @@ class TimeLeft:
     def after(self, share: float) -> float | None:
         """With this share done; None as long as nothing is."""
         return (self._now() - self._began) * (1.0 - share) / share if share > 0 else None
+
+
+class UpdateRate:
+    """Updates a real second, since the first look: a run that goes on had those of before it already."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._first: tuple[float, int] | None = None
+
+    def text(self, updates: int) -> str:
+        """With so many updates by now: `12.3 updates/s`; empty as long as there is none to count."""
+        at = self._now()
+        began, before = self._first = self._first or (at, updates)
+        return f"{number_text((updates - before) / (at - began))} updates/s" if at > began else ""
 
 
 class LiveBar:
@@ -87,13 +101,14 @@ def _notebook_page() -> Callable[[str], None] | None:
 
 
 class RunBar:
-    """A bar of one run, as a callback: how much of its budget is used, and what counts."""
+    """A bar of one run, as a callback: how much of its budget is used, how fast, and what counts."""
 
     def __init__(self, run: RunTable, bar: LiveBar) -> None:
-        self._run, self._goal, self._bar = run, Goal.of(run), bar
+        self._run, self._goal, self._bar, self._rate = run, Goal.of(run), bar, UpdateRate()
 
     def __call__(self, progress: RunProgress) -> None:
         """Show it."""
         goal, value = self._goal.among(progress.metrics), self._goal.value(progress.metrics)
         told = "" if value is None else f"{goal.metric} {metric_text(goal.metric, value)}"
-        self._bar.show(share_done(self._run, progress), told)
+        parts = (self._rate.text(progress.updates), told)
+        self._bar.show(share_done(self._run, progress), ", ".join(part for part in parts if part))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
@@ -54,6 +55,8 @@ def simulate(
     progress: bool = False,
     out: str | Path | None = None,
     workers: int = 0,
+    checkpoint_s: float | None = None,
+    resume: bool = False,
 ) -> Run:
     """Simulate a fleet: the engine and the devices of a live run, with real training, on a virtual clock.
 
@@ -76,6 +79,10 @@ def simulate(
         progress: Show a bar with the time left, on standard error.
         out: The folder for what the run leaves, which must hold none; None: a temporary one.
         workers: Processes that train; 0: this one. Their App must come from a file.
+        checkpoint_s: With `out`, keep what the run needs to go on every so many virtual seconds; None: every
+            minute of real time, and when it is interrupted; 0: never.
+        resume: Go on with the run in `out`, to the bit, if it is one of the same arguments that was broken
+            off; give it back if it has ended, begin if there is none.
 
     Raises `ConfigError`, `AppError` and `DataError`, each with the fix. What a callback raises comes out.
     """
@@ -97,7 +104,9 @@ def simulate(
     folder = None if out is None else Path(out)
     with LiveBar() if progress else nullcontext() as bar:
         heard = [*callbacks] if bar is None else [*callbacks, RunBar(plan.config.run, bar)]
-        run = run_simulation(plan.config, folder, plan.app, workers, heard)
+        run = run_simulation(
+            plan.config, folder, plan.app, workers, heard, checkpoint_s=checkpoint_s, resume=resume
+        )
     if why := run.result.given_up:
         log.warning("%s on %s was given up: %s", run.result.strategy, run.result.workload, why)
     return run
@@ -110,19 +119,25 @@ def run_simulation(
     workers: int = 0,
     callbacks: Iterable[Callback] = (),
     keep_payloads: bool = True,
+    checkpoint_s: float | None = None,
+    resume: bool = False,
 ) -> Run:
     """Simulate what a configuration says; `out` and the rest are as for `simulate`. Raises as it does.
 
     Without `keep_payloads`, and in a temporary folder, the run replays by simulation alone.
     """
     tellers, trackers = _parted(callbacks)
+    if out is None and (resume or checkpoint_s):
+        raise ConfigError("resume= and checkpoint_s= are of a run that keeps its folder: name it, out='...'")
+    if checkpoint_s is not None and not 0 <= checkpoint_s < math.inf:
+        raise ConfigError(f"checkpoint_s={checkpoint_s!r}: give virtual seconds, or 0 for none")
 
     def tell(progress: RunProgress) -> None:
         for teller in tellers:
             teller(progress)
 
     temporary = TemporaryFolder() if out is None else None
-    with temporary or claimed(out or Path(), explicit=True) as folder:
+    with temporary or claimed(out or Path(), explicit=True, resume=resume) as folder:
         try:
             result = simulate_config(
                 config,
@@ -132,6 +147,8 @@ def run_simulation(
                 tell,
                 trackers=trackers,
                 keep_payloads=keep_payloads and not temporary,
+                checkpoint_s=0.0 if temporary else checkpoint_s,
+                resume=resume,
             )
         except StopRun:
             result = Result.read(folder)

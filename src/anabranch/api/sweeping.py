@@ -6,39 +6,42 @@ Seeds are paired: each choice is run from the same ones, so that what is compare
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
-import shutil
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Unpack
 
 from anabranch.api.comparing import Comparison, compare
+from anabranch.api.configuration import is_config
 from anabranch.api.figures import Figure
-from anabranch.api.objects import RunObjects, RunPlan, Source, plan_run
-from anabranch.api.progress import LiveBar
+from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
+from anabranch.api.progress import LiveBar, share_done
 from anabranch.api.records import Records
 from anabranch.api.run import Run
-from anabranch.api.simulating import run_simulation
+from anabranch.api.simulating import Callback, run_simulation
+from anabranch.api.studies import OptunaStudy, Space, StudySweep, is_study
+from anabranch.api.sweep_file import Choice, SweepTable, combinations, read_sweep
 from anabranch.api.temporary import TemporaryFolder
-from anabranch.core.config.tables import Config
+from anabranch.core.config.tables import Config, RunTable
 from anabranch.core.errors import ConfigError
 from anabranch.reports.compare import Against
 from anabranch.reports.folders import has_ended
 from anabranch.reports.result import Result
+from anabranch.simulation.run import RunProgress
 from anabranch.workloads.app import App
 
 SEEDS = 5
+TRIALS = 20
 ARGUMENTS = frozenset(RunObjects.__annotations__) - {"seed", "settings"}
 DIGEST_CHARS = 10
 
-Choice = Mapping[str, Any]
+Grid = Mapping[str, Sequence[Any]] | Sequence[Choice]
 
 
 @dataclass(frozen=True)
@@ -99,51 +102,111 @@ class Sweep:
 
 def sweep(
     source: Source,
-    grid: Mapping[str, Sequence[Any]],
+    grid: Grid | OptunaStudy | None = None,
     *,
-    seeds: int | Iterable[int] = SEEDS,
+    space: Space | None = None,
+    trials: int = TRIALS,
+    seeds: int | Iterable[int] | None = None,
     out: str | Path | None = None,
-    parallel: int = 1,
+    parallel: int | None = None,
     progress: bool = True,
     **objects: Unpack[RunObjects],
 ) -> Sweep:
     """Simulate every combination of a grid, each from the same seeds.
 
     Args:
-        source: As for `simulate`.
+        source: As for `simulate`; a file of settings may have a grid, seeds and parallel runs in `[sweep]`.
         grid: For each of its arguments (`strategy`, `fleet`, `uplink`, ...), or each setting
-            (`"table.key"`), the values to try.
-        seeds: So many, from 0, or these.
+            (`"table.key"`), the values to try. Or a list of choices, each a dict of such names. Or an
+            Optuna study, which chooses in `space` until it has so many `trials`.
+        space: For a study: names of a grid with a distribution of Optuna each, or a function that asks its
+            trial (`trial.suggest_float(...)`) and returns a choice.
+        trials: How many choices the study is to have in all, those of before among them.
+        seeds: So many, from 0, or these; None: five.
         out: A folder; each run has one of its own in it, named after its strategy, all of its settings
-            and its seed. What has ended there already is not run again: a sweep that was interrupted goes
-            on. (Of an App whose code has changed it would have to be.) None: in temporary folders.
+            and its seed. What has ended there already is not run again, what was broken off goes on: so does
+            a sweep. (Of an App whose code has changed all would have to be.) None: in temporary folders.
         parallel: Processes that simulate, a run at a time each. Apps and strategies then come from files.
         progress: Show a bar with the time left, on standard error.
         objects: The other arguments of `simulate`, `settings` among them, for all runs alike.
 
     Raises `ConfigError` before anything is run, and what `simulate` raises.
     """
-    chosen = _combinations(grid)
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not numbers:
-        raise ConfigError("sweep(seeds=...): give at least one seed")
+    source, said = _swept(source)
+    if is_study(grid):
+        study: Any = grid
+        if parallel not in (None, 1):
+            raise ConfigError("sweep(study, parallel=...): start the program several times, with one storage")
+        return _studied(source, study, space, trials, numbers_of(seeds), out, progress, objects)
+    chosen = said.choices if grid is None else _choices(grid)
+    numbers = numbers_of(said.seeds if seeds is None else seeds)
+    parallel = (said.parallel or 1) if parallel is None else parallel
     if parallel < 1:
         raise ConfigError(f"sweep(parallel={parallel!r}): give at least 1 process")
     plans = [(choice, seed, _planned(source, choice, seed, objects)) for choice in chosen for seed in numbers]
-    if said := plans[0][2].said:
-        warnings.warn(f"{said} each: until=Until(updates=...) says otherwise", stacklevel=2)
-    temporary = TemporaryFolder("anabranch-sweep-") if out is None else None
-    folder = temporary.path if temporary else Path(out or "")
-    jobs = [
-        SweepJob(plan.config, plan.app, folder / _name(plan.config), out is not None) for *_, plan in plans
-    ]
+    if told := plans[0][2].said:
+        warnings.warn(f"{told} each: until=Until(updates=...) says otherwise", stacklevel=2)
+    folder = SweepFolder(out)
+    jobs = [folder.job(plan) for *_, plan in plans]
     with LiveBar(progress) as bar:
         _carry_out(jobs, parallel, bar)
-    cells = []
-    for (choice, seed, plan), job in zip(plans, jobs, strict=True):
-        run = Run(job.folder, Result.read(job.folder), plan.app, trusted=True, holds=temporary)
-        cells.append(SweptRun(choice, seed, run))
+    cells = [SweptRun(choice, seed, folder.run(plan)) for choice, seed, plan in plans]
     return Sweep(tuple(cells))
+
+
+def _studied(
+    source: Source,
+    study: OptunaStudy,
+    space: Space | None,
+    trials: int,
+    seeds: Sequence[int],
+    out: str | Path | None,
+    progress: bool,
+    objects: RunObjects,
+) -> Sweep:
+    """The sweep whose choices a study makes."""
+    if space is None:
+        raise ConfigError("sweep(study, space=...): say what to choose, a dict of Optuna's distributions")
+    if not callable(space):
+        _check_names(space)
+    folder = SweepFolder(out)
+
+    def simulate(choice: Choice, seed: int, tell: Callable[[RunTable, RunProgress], None]) -> Result:
+        _check_names(choice)
+        plan = _planned(source, choice, seed, objects)
+        carry_out(folder.job(plan), [partial(tell, plan.config.run)])
+        return Result.read(folder.job(plan).folder)
+
+    with LiveBar(progress) as bar:
+        carried = StudySweep(study, space, trials, seeds, simulate, bar)
+        carried.run()
+    plans = [
+        (choice, seed, _planned(source, choice, seed, objects))
+        for choice in carried.choices
+        for seed in seeds
+    ]
+    there = [
+        cell for cell in plans if has_ended(folder.job(cell[2]).folder)
+    ]  # of others the study alone knows
+    return Sweep(tuple(SweptRun(choice, seed, folder.run(plan)) for choice, seed, plan in there))
+
+
+class SweepFolder:
+    """Where the runs of a sweep go; None: where they last as long as somebody has one."""
+
+    def __init__(self, out: str | Path | None) -> None:
+        self._temporary = TemporaryFolder("anabranch-sweep-") if out is None else None
+        self._path = self._temporary.path if self._temporary else Path(out or "")
+
+    def job(self, plan: RunPlan) -> SweepJob:
+        """What is to be there of a plan in the end."""
+        kept = self._temporary is None
+        return SweepJob(plan.config, plan.app, self._path / _name(plan.config), kept)
+
+    def run(self, plan: RunPlan) -> Run:
+        """What is there of it."""
+        folder = self.job(plan).folder
+        return Run(folder, Result.read(folder), plan.app, trusted=True, holds=self._temporary)
 
 
 @dataclass(frozen=True)
@@ -156,24 +219,34 @@ class SweepJob:
     keep_payloads: bool = True
 
 
-def carry_out(job: SweepJob) -> None:
-    """Have the run in its folder, unless it is there. What an interrupted sweep has left there goes."""
+def carry_out(job: SweepJob, callbacks: Iterable[Callback] = ()) -> None:
+    """Have the run in its folder, unless it is there. One that was broken off goes on."""
     if has_ended(job.folder):
         return
-    if job.folder.exists():
-        shutil.rmtree(job.folder)
-    run_simulation(job.config, job.folder, job.app, keep_payloads=job.keep_payloads)
+    kept = None if job.keep_payloads else 0.0  # nobody comes back to a temporary folder
+    run_simulation(
+        job.config,
+        job.folder,
+        job.app,
+        callbacks=callbacks,
+        keep_payloads=job.keep_payloads,
+        checkpoint_s=kept,
+        resume=True,
+    )
 
 
 def _carry_out(jobs: Sequence[SweepJob], parallel: int, bar: LiveBar) -> None:
-    def show(done: int) -> None:
-        bar.show(done / len(jobs), f"{done} of {len(jobs)} runs")
+    def show(done: int, share: float = 0.0) -> None:
+        bar.show((done + share) / len(jobs), f"{done} of {len(jobs)} runs")
+
+    def show_run(done: int, run: RunTable, progress: RunProgress) -> None:
+        show(done, share_done(run, progress))
 
     show(0)
     if parallel == 1:
-        for done, job in enumerate(jobs, 1):
-            carry_out(job)
-            show(done)
+        for done, job in enumerate(jobs):
+            carry_out(job, [partial(show_run, done, job.config.run)])
+            show(done + 1)
         return
     main = sys.modules["__main__"]
     if any(type(job.app).__module__ == "__main__" for job in jobs) and not hasattr(main, "__file__"):
@@ -193,16 +266,44 @@ def _carry_out(jobs: Sequence[SweepJob], parallel: int, bar: LiveBar) -> None:
             raise
 
 
-def _combinations(grid: Mapping[str, Sequence[Any]]) -> list[Choice]:
+def numbers_of(seeds: int | Iterable[int] | None) -> list[int]:
+    """The seeds that were asked for. Raises `ConfigError`."""
+    wanted = SEEDS if seeds is None else seeds
+    numbers = list(range(wanted)) if isinstance(wanted, int) else list(wanted)
+    if not numbers:
+        raise ConfigError("sweep(seeds=...): give at least one seed")
+    return numbers
+
+
+def _swept(source: Source) -> tuple[Source, SweepTable]:
+    """The source without its `[sweep]`, and what that says."""
+    if not (isinstance(source, str | Path) and is_config(str(source))):
+        return source, SweepTable()
+    tables, found = read_sweep(Path(source))
+    return (source, SweepTable()) if found is None else (FileTables(Path(source), tables), found)
+
+
+def _choices(grid: Any) -> Sequence[Choice]:
+    if not isinstance(grid, Mapping):
+        if not grid or not all(isinstance(choice, Mapping) for choice in grid):
+            raise ConfigError("sweep(grid=...): give a dict of lists, or a list of choices, each a dict")
+        for choice in grid:
+            _check_names(choice)
+        return list(grid)
+    _check_names(grid)
     for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Iterable) or not list(values):
+            raise ConfigError(f"sweep(grid={{{name!r}: {values!r}}}): give a list of values")
+    return combinations(grid)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
         if name not in ARGUMENTS and "." not in name:
             raise ConfigError(
                 f"sweep(grid={{{name!r}: ...}}): name one of {', '.join(sorted(ARGUMENTS))}, or a setting, "
                 "'table.key'"
             )
-        if isinstance(values, str) or not isinstance(values, Iterable) or not list(values):
-            raise ConfigError(f"sweep(grid={{{name!r}: {values!r}}}): give a list of values")
-    return [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
 
 
 def _planned(source: Source, choice: Choice, seed: int, objects: RunObjects) -> RunPlan:

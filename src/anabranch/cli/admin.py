@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from anabranch.api.configuration import load_config, shown
-from anabranch.cli.members import ca_app, enrol, members, operator, revoke
+from anabranch.cli.jobs import jobs_app
+from anabranch.cli.members import ca_app, enrol, invitations, members, operator, revoke
 from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
 from anabranch.cli.output import Output
-from anabranch.cli.restoring import attest_restore
+from anabranch.cli.restoring import attest_restore, backup, restore
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import parse_override
 from anabranch.core.config.toml import setting_text
@@ -31,9 +32,13 @@ admin_app = typer.Typer(
     help="Look after a running server, through its operators' port.", no_args_is_help=True
 )
 
-for command in (enrol, operator, revoke, members, attest_restore):
+OneClient = Annotated[str, typer.Argument(help="The client's id.", metavar="[CLIENT]")]
+OfTag = Annotated[str, typer.Option("--tag", help="All that have this tag now.", metavar="TAG")]
+
+for command in (enrol, invitations, operator, revoke, members, backup, restore, attest_restore):
     admin_app.command()(command)
 admin_app.add_typer(ca_app, name="ca")
+admin_app.add_typer(jobs_app, name="jobs")
 
 
 @config_app.command("show")
@@ -126,9 +131,10 @@ def clients(
     server: OperatorClient,
     output: Output,
     limit: Annotated[int, typer.Option(help="At most so many; 0 for 1000.", min=0)] = 0,
+    tag: Annotated[str, typer.Option(help="Only those with this tag.")] = "",
 ) -> None:
     """List the clients, those with most against them first."""
-    rows = server.clients(limit)
+    rows = server.clients(limit, tag)
     for row in rows:
         output.event("client", "", **row.to_json())
     columns = ["client", "taken", "rejected", "flaws", "shortened", "quarantine", "last seen", "behind"]
@@ -140,7 +146,32 @@ def clients(
         ]
         for row in rows
     ]
+    if any(row.tags for row in rows):
+        columns.append("tags")
+        cells = [[*line, " ".join(row.tags)] for line, row in zip(cells, rows, strict=True)]
     output.table("", columns, cells)
+
+
+@admin_app.command()
+@operates
+def tag(
+    server: OperatorClient,
+    output: Output,
+    clients: Annotated[list[str], typer.Argument(help="The clients' ids.", metavar="CLIENT...")],
+    add: Annotated[
+        list[str] | None, typer.Option("--add", help="A tag to give them; may be repeated.", metavar="TAG")
+    ] = None,
+    remove: Annotated[
+        list[str] | None, typer.Option("--remove", help="One to take away; may be repeated.", metavar="TAG")
+    ] = None,
+) -> None:
+    """Give clients tags, take some away, or say which they have: by a tag they are found again.
+
+    A tag is a note of operators, kept with the run; the server decides nothing by it.
+    """
+    found = server.tag(clients, add or (), remove or ())
+    for client, tags in found.items():
+        output.event("tagged", f"{client}: {' '.join(tags) or 'no tags'}", client=client, tags=tags)
 
 
 @admin_app.command()
@@ -148,25 +179,29 @@ def clients(
 def quarantine(
     server: OperatorClient,
     output: Output,
-    client: Annotated[str, typer.Argument(help="The client's id.", metavar="CLIENT")],
+    client: OneClient = "",
     why: Annotated[str, typer.Option(help="Told to the client.")] = "",
+    tag: OfTag = "",
 ) -> None:
-    """Give a client no more tasks and take no more of its updates."""
-    server.quarantine(client, why)
-    output.result({"client": client, "quarantined": True}, f"{client} is in quarantine")
+    """Give a client, or all of a tag, no more tasks and take no more of its updates."""
+    _check_one(client, tag)
+    for name in server.quarantine(client, why, tag):
+        output.event("quarantined", f"{name} is in quarantine", client=name, quarantined=True)
 
 
 @admin_app.command()
 @operates
-def release(
-    server: OperatorClient,
-    output: Output,
-    client: Annotated[str, typer.Argument(help="The client's id.", metavar="CLIENT")],
-) -> None:
-    """Let a client out of quarantine."""
-    released = server.release(client)
-    said = f"{client} is out of quarantine" if released else f"{client} was not in quarantine"
-    output.result({"client": client, "released": released}, said)
+def release(server: OperatorClient, output: Output, client: OneClient = "", tag: OfTag = "") -> None:
+    """Let a client, or all of a tag, out of quarantine."""
+    _check_one(client, tag)
+    released, who = server.release(client, tag), client or f"whoever is tagged {tag}"
+    said = f"{who} is out of quarantine" if released else f"{who} was not in quarantine"
+    output.result({"client": client, "tag": tag, "released": released}, said)
+
+
+def _check_one(client: str, tag: str) -> None:
+    if bool(client) == bool(tag):
+        raise ConfigError("name one CLIENT, or all that have a tag with --tag TAG")
 
 
 @admin_app.command()

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from anabranch.api.configuration import load_config
+from anabranch.api.configuration import BROUGHT, load_config
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, writing
 from anabranch.cli.output import Output
 from anabranch.core.model.params import ParamSpec
@@ -22,7 +22,6 @@ AppName = Annotated[
 DataPath = Annotated[str, typer.Option("--data-path", help="Where the App finds its data.")]
 
 MODEL_FOLDER = Path("anabranch-model")
-SETTINGS = "settings.json"  # in it: what the App brings along
 BECOMES = {
     "average": "averaged",
     "latest": "those of the newest update",
@@ -71,7 +70,7 @@ def init(
     with writing(out):
         write_manifest(out, app, first, spec.groups, spec.buffers)
         if brought:
-            (out / SETTINGS).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
+            (out / BROUGHT).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
     _tell_model(Output(as_json), out, app, spec, trainer.whole_because, settings.model.buffers)
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from anabranch.cli.next_steps import resume_command
 from anabranch.cli.options import summary
 from anabranch.cli.output import Output
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import DataError
 from anabranch.core.model.chains import AUTO
-from anabranch.reports.folders import holds_run
+from anabranch.reports.folders import CHECKPOINT, holds_run
 from anabranch.reports.result import RESULT_FILE, Result
 from anabranch.reports.settings import differing
 
@@ -32,16 +34,24 @@ def where_it_goes(output: Output, settings: Config, wanted: Path, folder: Path) 
         what = f"a run with {what}" if known.status == "finished" else f"an interrupted run with {what}"
     except DataError:
         what = "a run that was not finished" if holds_run(wanted) else "something else"
-    output.say(f"{wanted} has {what}: this one goes to {folder}")
+    goes_on = " (--resume goes on with it)" if (wanted / CHECKPOINT).is_file() else ""
+    output.say(f"{wanted} has {what}{goes_on}: this one goes to {folder}")
 
 
 @contextlib.contextmanager
 def say_what_is_left(output: Output, folder: Path) -> Iterator[None]:
     """Of a run that does not come to its end: what is in its folder."""
+    before = _written_at(folder / RESULT_FILE)
     try:
         yield
     except BaseException:
-        if (folder / RESULT_FILE).is_file():
+        if _written_at(folder / RESULT_FILE) != before:
             result = Result.read(folder)
             output.result(result.to_json(), f"interrupted: {summary(result, folder)}")
+            if (folder / CHECKPOINT).is_file():
+                output.say(f"it can go on:\n  {resume_command(sys.argv, folder)}")
         raise
+
+
+def _written_at(path: Path) -> int:
+    return path.stat().st_mtime_ns if path.is_file() else 0

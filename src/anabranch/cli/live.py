@@ -9,12 +9,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
-from anabranch.api.configuration import Layer, load_config, read_settings, run_name
-from anabranch.cli.initialise import MODEL_FOLDER, SETTINGS, AppName, DataPath
+from anabranch.api.configuration import load_config, model_presets
+from anabranch.cli.initialise import MODEL_FOLDER, AppName, DataPath
+from anabranch.cli.jobs import (
+    EveryJob,
+    JobsFolder,
+    Papers,
+    bell_of,
+    check_folder_options,
+    serve_folder,
+    serve_server,
+)
 from anabranch.cli.logs import LogLevel, set_up_logging
 from anabranch.cli.next_steps import once_stopped, while_served, with_commands, with_state
 from anabranch.cli.options import (
@@ -31,6 +40,7 @@ from anabranch.cli.options import (
 from anabranch.cli.output import Output, json_line
 from anabranch.cli.parts import Parts, admit_parts
 from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Versions, option_layers
+from anabranch.cli.starter import UntilEof
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, FolderMissing
 from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
@@ -40,7 +50,9 @@ from anabranch.reports.metrics import metric_text
 from anabranch.reports.text import count_text
 
 if TYPE_CHECKING:
+    from anabranch.api.cockpit_process import CockpitProcess
     from anabranch.client.outbox import OutboxBounds
+    from anabranch.client.run import ClientOptions
     from anabranch.client.summary import AgentSummary
     from anabranch.server.app import RunEnded, ServerInfo
 
@@ -51,6 +63,21 @@ ServerAddress = Annotated[
         help="The server's address, or those of a leader and its standby.",
         metavar="HOST:PORT[,...]",
     ),
+]
+InsecurePorts = Annotated[
+    bool, typer.Option("--insecure", help="Serve other hosts without encryption or authentication.")
+]
+Standby = Annotated[
+    bool | None, typer.Option("--standby", help="Wait while another server leads the run, then take over.")
+]
+Ui = Annotated[
+    str,
+    typer.Option(
+        "--ui", help="Show the run in a browser, for example on 127.0.0.1:7080.", metavar="HOST:PORT"
+    ),
+]
+UiIdentity = Annotated[
+    Path | None, typer.Option("--ui-identity", help="The operator's papers that --ui goes by.", metavar="DIR")
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 
@@ -113,43 +140,48 @@ def server(
     seed: Seed = None,
     address: Annotated[str | None, typer.Option(help="Override server.address.")] = None,
     admin_address: Annotated[str | None, typer.Option(help="Override server.admin_address.")] = None,
-    data_dir: Annotated[str | None, typer.Option(help="Override server.data_dir.")] = None,
-    database: Annotated[str | None, typer.Option(help="Override server.database.")] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Serve other hosts without encryption or authentication.")
-    ] = False,
-    standby: Annotated[
-        bool | None,
-        typer.Option("--standby", help="Wait while another server leads the run, then take over."),
+    metrics: Annotated[
+        str | None,
+        typer.Option(help="Let Prometheus read metrics here.", metavar="HOST:PORT"),
     ] = None,
+    data_dir: Annotated[str | None, typer.Option(help="Override server.data_dir.")] = None,
+    jobs: JobsFolder = None,
+    database: Annotated[str | None, typer.Option(help="Override server.database.")] = None,
+    insecure: InsecurePorts = False,
+    standby: Standby = None,
+    cockpit: Ui = "",
+    cockpit_identity: UiIdentity = None,
     overrides: Overrides = None,
     log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
     """Serve a federation until its budget is used up and an operator stops it (SIGTERM drains).
 
-    With --flower the model is that of the app's ServerApp, unless --model is there already.
+    With --flower the model is that of the app's ServerApp, unless --model is there already. With --jobs every
+    job of a folder is served, each with its own settings, model and data: CONFIG says where they are served.
     """
     from anabranch.server.app import serve
     from anabranch.server.manifest import read_manifest
 
-    set_up_logging(as_json, log_level)
-    flags = option_layers(strategy=strategy, updates=updates, versions=versions, clients=clients, seed=seed)
-    flags += option_layers(address=address, admin_address=admin_address)
-    flags += option_layers(data_dir=data_dir, database=database, standby=standby)
+    set_up_logging(as_json, log_level, service="anabranch-server")
+    of_run = option_layers(strategy=strategy, updates=updates, versions=versions, clients=clients, seed=seed)
+    of_run += option_layers(data_dir=data_dir, database=database, standby=standby)
+    flags = of_run + option_layers(address=address, admin_address=admin_address, metrics=metrics)
+    if jobs is not None:
+        check_folder_options([name for name, _ in of_run], cockpit=cockpit, flower=flower)
+        serve_folder(jobs, load_config(config, overrides or (), flags=flags), insecure, Output(as_json))
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
         _init_once(model, flower, overrides or ())
     manifest = read_manifest(_there(model))
-    settings = load_config(config, overrides or (), presets=_presets(model, manifest.app), flags=flags)
-    output = Output(as_json)
+    settings = load_config(config, overrides or (), presets=model_presets(model, manifest.app), flags=flags)
+    _check_model(model, manifest.app, flower)
 
-    if flower is not None and _folder_name(manifest.app) != flower.resolve().name:
-        raise ConfigError(f"{model} is a model of {manifest.app}, not of {flower}: name another --model DIR")
-
-    voice = _ServerVoice(output, settings, insecure)
+    voice = _ServerVoice(Output(as_json), settings, insecure)
+    voice.cockpit = _cockpit(cockpit, cockpit_identity, settings, insecure, as_json)
     told = partial(serve, waiting=voice.waiting, ended=voice.ended, reopened=voice.reopened)
-    code = asyncio.run(told(settings, manifest, ready=voice.ready, insecure=insecure))
+    with voice:
+        code = asyncio.run(told(settings, manifest, ready=voice.ready, insecure=insecure))
     voice.drained()
     raise typer.Exit(code)
 
@@ -169,6 +201,8 @@ def client(
     step_time_s: StepTime = 0.0,
     threads: Threads = 0,
     tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
+    jobs: EveryJob = False,
+    identity: Papers = None,
     token: Token = "",
     token_file: TokenFile = None,
     ca_sha256: CaSha256 = "",
@@ -176,18 +210,23 @@ def client(
     insecure: Insecure = False,
     outbox_results: OutboxResults = OUTBOX_ENTRIES_MAX,
     outbox_mib: OutboxMib = OUTBOX_BYTES_MAX // MIB,
+    until_eof: UntilEof = False,
     log_level: LogLevel = "info",
     as_json: AsJson = False,
 ) -> None:
     """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM.
 
-    Several devices on one machine need a name each: --id device-0, --id device-1 and so on.
+    Several devices on one machine need a name each: --id device-0, --id device-1 and so on. With --jobs it
+    goes from one job of its server to the next, and waits for more; each has a process of its own.
     """
-    from anabranch.client.run import ClientOptions, run_client
+    from anabranch.client.run import ClientOptions
     from anabranch.client.state import state_dir_of
 
-    set_up_logging(as_json, log_level)
+    set_up_logging(as_json, log_level, service="anabranch-client")
     output = Output(as_json)
+    trains: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
+    joins: dict[str, Any] = {"token": _token(token, token_file), "ca_sha256": ca_sha256, "join": join}
+    more: dict[str, Any] = {"step_time_s": step_time_s, "tasks_max": tasks_max, "identity": identity}
     options = ClientOptions(
         app=app_spec(app, flower),
         server=server_address,
@@ -196,19 +235,13 @@ def client(
         state_dir=state_dir or state_dir_of(client_id),
         data_path=data_path,
         options=dict(parse_setting(text) for text in app_options or ()),
-        device=device,
-        precision=precision,
-        step_time_s=step_time_s,
-        threads=threads,
-        tasks_max=tasks_max,
-        token=_token(token, token_file),
-        ca_sha256=ca_sha256,
-        join=join,
+        **trains,
+        **joins,
+        **more,
         insecure=insecure,
         outbox=_outbox(outbox_results, outbox_mib),
     )
-    admit_parts(parts or ())
-    _say_goodbye(output, run_client(options, _teller(output)), options.state_dir)
+    _work(options, parts or (), output, log_level if jobs else "", until_eof)
 
 
 def evaluate(
@@ -272,15 +305,27 @@ class _ServerVoice:
     insecure: bool
     admin_address: str = ""
     over: bool = False
+    cockpit: CockpitProcess | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.cockpit is not None:
+            self.cockpit.close()
 
     def ready(self, info: ServerInfo) -> None:
         self.admin_address = info.admin_address
         text = (
             f"serving {visible(self.settings.run.name)} on {info.address}, operators on {info.admin_address}"
         )
+        if info.metrics_address:
+            text += f", metrics on http://{info.metrics_address}/metrics"
         if info.join_address:
             text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
         self.output.event("serving", text, **asdict(info))
+        if self.cockpit is not None:
+            self.cockpit.start(info.admin_address)
 
     def waiting(self, why: str) -> None:
         self.output.event("standby", f"standing by: {why}", why=why)
@@ -304,6 +349,24 @@ class _ServerVoice:
             self.output.event("drained", text, next=commands)
 
 
+def _cockpit(
+    listen: str, identity: Path | None, settings: Config, insecure: bool, as_json: bool
+) -> CockpitProcess | None:
+    """The server's cockpit, not started yet, if there is to be one. Raises `ConfigError`."""
+    if not listen:
+        return None
+    from anabranch.api.cockpit_process import CockpitProcess
+    from anabranch.client.operator import operator_wallet
+    from anabranch.server.tls import uses_tls
+
+    if uses_tls(settings.server.admin_address, settings, insecure) and operator_wallet(identity) is None:
+        raise ConfigError(
+            "--ui speaks to the operators' port, which is guarded: name an operator's papers by --ui-identity"
+            " DIR (`anabranch admin operator NAME --out DIR` makes them)"
+        )
+    return CockpitProcess(listen, identity, insecure, as_json)
+
+
 def _measured_text(metrics: Mapping[str, float]) -> str:
     """The accuracy and the loss first, where the App has them."""
     names = sorted(metrics, key=lambda name: (name != ACCURACY, name != LOSS))
@@ -314,6 +377,20 @@ def _outbox(results: int, mib: int) -> OutboxBounds:
     from anabranch.client.outbox import OutboxBounds
 
     return OutboxBounds(results, mib * MIB)
+
+
+def _work(
+    options: ClientOptions, parts: Sequence[str], output: Output, jobs_log_level: str, until_eof: bool
+) -> None:
+    """Work for one run, to its end; or for every job of the server, whose devices log from that level on."""
+    from anabranch.client.run import run_client
+
+    if jobs_log_level:
+        serve_server(options, parts, output, jobs_log_level)
+        return
+    admit_parts(parts)
+    done = run_client(options, _teller(output), bell=bell_of(until_eof))
+    _say_goodbye(output, done, options.state_dir)
 
 
 def _say_goodbye(output: Output, done: AgentSummary, state_dir: Path) -> None:
@@ -366,6 +443,12 @@ def _init_once(model: Path, flower: Path, overrides: Sequence[str]) -> None:
         raise AppError(f"the model of {flower} could not be made: see above")
 
 
+def _check_model(model: Path, app: str, flower: Path | None) -> None:
+    """Raises `ConfigError` for a model of another app than the Flower app that was named."""
+    if flower is not None and _folder_name(app) != flower.resolve().name:
+        raise ConfigError(f"{model} is a model of {app}, not of {flower}: name another --model DIR")
+
+
 def _folder_name(app: str) -> str:
     """That of the Flower app which an App's name stands for; of a relative one too."""
     return Path(app.removeprefix("flower:")).resolve().name
@@ -376,13 +459,6 @@ def _there(model: Path) -> Path:
     if not model.is_dir():
         raise FolderMissing(f"{model} is not there: write it with `anabranch init APP --out {model}`")
     return model
-
-
-def _presets(model: Path, app: str) -> list[Layer]:
-    """The run bears the App's name, and has the settings that the App brings along. Raises `ConfigError`."""
-    file, run = model / SETTINGS, {"name": run_name(app), "workload": app}
-    brought = [(str(file), read_settings(file))] if file.is_file() else []
-    return [(str(model), {"run": run}), *brought]
 
 
 def _shown(value: Any) -> str:

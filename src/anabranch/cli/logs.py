@@ -19,6 +19,8 @@ from anabranch.cli.output import json_line
 from anabranch.core.config.secrets import masked_text
 from anabranch.core.errors import ConfigError
 from anabranch.core.text import LAYOUT, visible
+from anabranch.support.job import JOB
+from anabranch.support.tracing import begin_tracing, trace_id
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -28,10 +30,16 @@ LogLevel = Annotated[
 
 
 class _Lines(logging.Formatter):
-    """Plain lines."""
+    """Plain lines, with the job that they are of if there are several."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """The line without a traceback."""
+        if job := JOB.get():
+            record.message = f"job {job}: {record.message}"
+        return super().formatMessage(record)
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802, ARG002
         """When it was, here: `2026-03-01T14:05:09.123+01:00`."""
@@ -47,6 +55,10 @@ class _JsonLines(_Lines):
         if record.exc_text:
             text += "\n" + record.exc_text
         line = {"at": self.formatTime(record), "level": record.levelname, "text": text}
+        if (job := JOB.get()) != "":
+            line["job"] = job
+        if (trace := trace_id()) != "":
+            line["trace_id"] = trace
         return json_line({**line, **getattr(record, "fields", {})}).rstrip()
 
 
@@ -58,8 +70,13 @@ def _mask_secrets(record: logging.LogRecord) -> bool:
     return True
 
 
-def set_up_logging(as_json: bool, level: str = "info") -> None:
-    """Log from this level on: in colour on a terminal, else plain or JSON. Raises `ConfigError`."""
+def set_up_logging(as_json: bool, level: str = "info", service: str = "") -> None:
+    """Log from this level on: in colour on a terminal, else plain or JSON. Raises `ConfigError`.
+
+    A `service` of this name is traced as well, if the environment wants that.
+    """
+    if service:
+        begin_tracing(service)
     if level.lower() not in LEVELS:
         raise ConfigError(f"--log-level must be one of {', '.join(LEVELS)}, not {level!r}")
     handler: logging.Handler = logging.StreamHandler()

@@ -1,10 +1,15 @@
-"""Commands for whoever keeps the authority: `admin ca init`, `enrol`, `operator`, `revoke`, `members`.
+"""Commands for whoever keeps the authority: `admin ca`, `enrol`, `invitations`, `operator`, `revoke` ...
 
 They work on the authority's folder, beside a running server or without one.
 """
 
 from __future__ import annotations
 
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -16,6 +21,7 @@ from anabranch.core.config.tables import IdentityTable
 from anabranch.core.errors import ConfigError
 from anabranch.identity.authority import DAY_S, Authority
 from anabranch.identity.certificates import new_key, time_text
+from anabranch.identity.files import write_private
 from anabranch.identity.wallet import Wallet, read_wallet
 
 ca_app = typer.Typer(help="The federation's own certificate authority.", no_args_is_help=True)
@@ -28,6 +34,7 @@ Folder = Annotated[
 ]
 Name = Annotated[str, typer.Argument(help="1 to 64 letters, digits, '.', '_', '-'.", metavar="NAME")]
 FOLDER = Path(IdentityTable.folder)
+COLUMNS = ("name", "token", "ca_sha256", "expires_at_s")
 
 
 @ca_app.command("init")
@@ -61,23 +68,136 @@ def ca_restored(folder: Folder = FOLDER, as_json: AsJson = False) -> None:
     Output(as_json).result({"folder": str(folder)}, text)
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """What some devices are handed, each its own."""
+
+    names: Sequence[str]
+    tokens: Sequence[str]
+    ca_sha256: str
+    until: float
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """By `COLUMNS`."""
+        return [
+            (name, token, self.ca_sha256, f"{self.until:.0f}")
+            for name, token in zip(self.names, self.tokens, strict=True)
+        ]
+
+
 def enrol(
-    name: Name,
+    name: Annotated[
+        str, typer.Argument(help="1 to 64 letters, digits, '.', '_', '-'.", metavar="[NAME]")
+    ] = "",
+    count: Annotated[
+        int | None, typer.Option(help="So many devices: NAME-0, NAME-1 and so on.", min=1, max=100_000)
+    ] = None,
+    names: Annotated[
+        Path | None,
+        typer.Option(
+            "--names",
+            help="The names, from the first column of a CSV file or the one called name.",
+            metavar="FILE",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Write the tokens to this CSV file, and not here.", metavar="FILE"),
+    ] = None,
     folder: Folder = FOLDER,
-    valid_s: Annotated[float, typer.Option(help="How long the token is good for, seconds.", min=1.0)] = DAY_S,
+    valid_s: Annotated[float, typer.Option(help="How long a token is good for, seconds.", min=1.0)] = DAY_S,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token with which one device joins once, under this name.
+    """Make a token with which one device joins once, under this name; or one for each of many.
 
     Who has the token is that device: hand it over as you would a password.
     """
+    wanted = _names(name, count, names)
+    if out is not None and out.exists():
+        raise ConfigError(f"{out} is there already: it may hold tokens, name another file")
     with Authority.open(folder) as authority:
-        token, sha256, until = authority.invite(name, valid_s), authority.sha256, authority.now() + valid_s
-    Output(as_json).result(
-        {"name": name, "token": token, "ca_sha256": sha256, "expires_at_s": until},
-        f"a token for {name}, good once and until {time_text(until)}; on the device:\n"
-        f"  anabranch client APP --server HOST:7070 --token {token} --ca-sha256 {sha256}",
-    )
+        until = authority.now() + valid_s
+        made = Tokens(wanted, authority.invite_all(wanted, valid_s), authority.sha256, until)
+    _hand_over(Output(as_json), made, out, alone=count is None and names is None)
+
+
+def _names(name: str, count: int | None, file: Path | None) -> list[str]:
+    """Who is to be let in. Raises `ConfigError` unless it was said in one way."""
+    if bool(name) == (file is not None) or (count is not None and file is not None):
+        raise ConfigError("say who: NAME, NAME with --count N, or --names FILE")
+    if file is None:
+        return [name] if count is None else [f"{name}-{number}" for number in range(count)]
+    try:
+        rows = [row for row in csv.reader(io.StringIO(file.read_text("utf-8-sig"))) if any(row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"--names {file}: it cannot be read as CSV ({error})") from error
+    head = [cell.strip().lower() for cell in rows[0]] if rows else []
+    column = head.index("name") if "name" in head else 0
+    found = [row[column].strip() if column < len(row) else "" for row in rows["name" in head :]]
+    if not found:
+        raise ConfigError(f"--names {file}: there is no name in it")
+    if twice := [one for one, times in Counter(found).items() if times > 1]:
+        raise ConfigError(f"--names {file}: {twice[0]!r} is there twice")
+    return found
+
+
+def _hand_over(output: Output, made: Tokens, out: Path | None, alone: bool) -> None:
+    """Tokens go to a file for their owner alone, or to whoever typed the command."""
+    text, sha256 = f"until {time_text(made.until)}", made.ca_sha256
+    told = {"ca_sha256": sha256, "expires_at_s": made.until}
+    if out is not None:
+        file = io.StringIO()
+        csv.writer(file, lineterminator="\n").writerows([COLUMNS, *made.rows()])
+        write_private(out, file.getvalue().encode(), replace=False)
+        said = f"{out}: {len(made.names)} tokens, each good once and {text}; on the device that has one:"
+        output.result(
+            {"file": str(out), "invitations": len(made.names), **told},
+            f"{said}\n  anabranch client APP --server HOST:7070 --token-file FILE --ca-sha256 {sha256}",
+        )
+    elif alone:
+        (name,), (token,) = made.names, made.tokens
+        output.result(
+            {"name": name, "token": token, **told},
+            f"a token for {name}, good once and {text}; on the device:\n"
+            f"  anabranch client APP --server HOST:7070 --token {token} --ca-sha256 {sha256}",
+        )
+    else:
+        for name, token in zip(made.names, made.tokens, strict=True):
+            output.event("invitation", f"{name},{token}", name=name, token=token, **told)
+
+
+def invitations(
+    withdraw: Annotated[
+        list[str] | None,
+        typer.Option("--withdraw", help="Let the open tokens of this name count no more; may be repeated."),
+    ] = None,
+    expired: Annotated[
+        bool, typer.Option("--withdraw-expired", help="Strike those that have expired off the list.")
+    ] = False,
+    everyone: Annotated[bool, typer.Option("--withdraw-all", help="Withdraw all of them.")] = False,
+    folder: Folder = FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """List the tokens that nobody has used yet, or withdraw some.
+
+    A device that has joined stays: that is `anabranch admin revoke`.
+    """
+    output = Output(as_json)
+    with Authority.open(folder) as authority:
+        found, now = authority.invitations(), authority.now()
+        if withdraw or expired or everyone:
+            if unknown := set(withdraw or ()) - {i.name for i in found}:
+                raise ConfigError(f"{min(unknown)!r} has no open token: see `anabranch admin invitations`")
+            named, old = set(withdraw or ()), now if expired else 0.0
+            gone = [i for i in found if everyone or i.name in named or i.expires_at <= old]
+            count = authority.withdraw(gone)
+            output.result({"withdrawn": count}, f"withdrawn: {count}")
+            return
+    states = ["expired" if i.expires_at <= now else "open" for i in found]
+    for i, state in zip(found, states, strict=True):
+        output.event("invitation", "", name=i.name, state=state, expires_at_s=i.expires_at)
+    cells = [[i.name, state, time_text(i.expires_at)] for i, state in zip(found, states, strict=True)]
+    output.table("", ["name", "token", "until"], cells)
 
 
 def operator(

@@ -74,6 +74,13 @@ def with_state(folder: Path, ended: bool) -> str:
     )
 
 
+def resume_command(words: Sequence[str], folder: Path) -> str:
+    """The command line that goes on with a run, of the one that it was started with."""
+    given = list(words[1:])
+    more = [] if any(word.partition("=")[0] == "--out" for word in given) else ["--out", str(folder)]
+    return _line(*given, *more, *([] if "--resume" in given else ["--resume"]))
+
+
 def _reached(address: str) -> str:
     """Where a port on this machine is called, of one that may listen on every address."""
     host, port = host_and_port(address)

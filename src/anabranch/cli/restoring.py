@@ -1,8 +1,14 @@
-"""`anabranch admin attest-restore`: what an operator says after a server's data came back from a backup."""
+"""A server's data copied and put back: `anabranch admin backup`, `restore` and `attest-restore`.
+
+They run on the server's machine: the data are files, and hold the updates of devices, which no operator's
+certificate gives away.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -10,20 +16,103 @@ import typer
 
 from anabranch.cli.members import FOLDER, Folder
 from anabranch.cli.options import AsJson
-from anabranch.cli.output import Output
+from anabranch.cli.output import Output, Ticker
+from anabranch.cli.parts import LoadCode, admit_data
 from anabranch.core.config.tables import ServerTable
 from anabranch.identity.authority import Authority
+from anabranch.identity.certificates import time_text
+from anabranch.reports.text import bytes_text
+
+DataDir = Annotated[
+    Path,
+    typer.Option(
+        "--data-dir",
+        envvar="ANABRANCH_SERVER_DATA_DIR",
+        help="The server's data directory.",
+        metavar="DIR",
+    ),
+]
+Unsigned = Annotated[
+    bool, typer.Option("--insecure", help="For a federation without an authority: nothing is signed.")
+]
+Unproved = Annotated[
+    bool, typer.Option("--unproved", help="Without a replay: `anabranch verify` can do it later.")
+]
+DATA_DIR = Path(ServerTable.data_dir)
+
+
+def backup(
+    to: Annotated[Path, typer.Argument(help="A folder that is not there yet.", metavar="TO")],
+    data_dir: DataDir = DATA_DIR,
+    unproved: Unproved = False,
+    load_code: LoadCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Copy a server's data while it serves, and prove the copy, as `anabranch verify` does.
+
+    All that was acknowledged before it began is in it. The authority's folder is no part of the data.
+    """
+    from anabranch.server.backup import back_up, check_source
+
+    output = Output(as_json)
+    check_source(data_dir)
+    if not unproved:
+        admit_data(data_dir, "", load_code)
+    with Ticker(output) as ticker:
+        made = back_up(data_dir, to, not unproved, shown_by(ticker))
+    sound = "" if unproved else ", sound"
+    output.result(
+        {"folder": str(to), **asdict(made)},
+        f"{to}: version {made.version}, {made.events} events, {bytes_text(made.size_bytes)}{sound}; "
+        f"put it back with:\n  anabranch admin restore {to} --data-dir DIR",
+    )
+
+
+def restore(
+    source: Annotated[Path, typer.Argument(help="What `admin backup` has made.", metavar="FROM")],
+    data_dir: DataDir = DATA_DIR,
+    folder: Folder = FOLDER,
+    insecure: Unsigned = False,
+    unproved: Unproved = False,
+    load_code: LoadCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a data directory of a backup, and say by the authority's key that the run goes on from there.
+
+    Nothing is overwritten. Devices that have seen later versions discard what they have of those, and go on.
+    """
+    from anabranch.server.backup import put_back, read_backup
+
+    output = Output(as_json)
+    found = read_backup(source)
+    if not unproved:
+        admit_data(source, "", load_code)
+    with ExitStack() as stack:
+        authority = None if insecure else stack.enter_context(Authority.open(folder))
+        ticker = stack.enter_context(Ticker(output))
+        _, word = put_back(source, data_dir, authority, not unproved, shown_by(ticker))
+    output.result(
+        {"data_dir": str(data_dir), **asdict(found), "head": word.head},
+        f"{data_dir}: run {found.run_id} as of {time_text(found.taken_at)}, version {found.version}; "
+        "start its server again, with the same settings and this --data-dir",
+    )
+
+
+def shown_by(ticker: Ticker) -> Callable[[str, int, int], None]:
+    """How far a copy is, as a line."""
+
+    def show(doing: str, done: int, total: int) -> None:
+        share = f": {bytes_text(done)} of {bytes_text(total)} ({100 * done // total} %)" if total else ""
+        ticker.show(f"{doing}{share}", doing=doing, bytes=done, bytes_total=total)
+
+    return show
 
 
 def attest_restore(
-    data_dir: Annotated[Path, typer.Option(help="The server's data directory.", metavar="DIR")] = Path(
-        ServerTable.data_dir
-    ),
+    data_dir: DataDir = DATA_DIR,
     database: Annotated[str, typer.Option(help="The database URL, where it is not SQLite.")] = "",
     folder: Folder = FOLDER,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="For a federation without an authority: nothing is signed.")
-    ] = False,
+    insecure: Unsigned = False,
     as_json: AsJson = False,
 ) -> None:
     """Say, by the authority's key, that a run goes on from a backup; then start its server again.

@@ -53,6 +53,7 @@ SETTINGS = {
     "ray_address": "ray.address",
     "address": "server.address",
     "admin_address": "server.admin_address",
+    "metrics": "server.metrics_address",
     "data_dir": "server.data_dir",
     "database": "server.database",
     "standby": "server.standby",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -21,12 +21,13 @@ from anabranch.core.errors import DataError, FolderMissing, StoreCorrupt
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.identity.certificates import time_text
+from anabranch.reports.equal import equally_far
 from anabranch.reports.folders import claimed
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.metrics import metric_text
 from anabranch.reports.result import DEVICES, GROUPS, RESULT_FILE, Result
-from anabranch.reports.spreads import Spread, SpreadRow, over
+from anabranch.reports.spreads import Spread, SpreadRow, grouped, over
 from anabranch.reports.text import NOTHING, bytes_text, duration_text
 from anabranch.reports.trackers import tell_of
 
@@ -35,22 +36,29 @@ METRICS_MAX = 4  # the page has them all
 
 def compare(
     folders: Annotated[list[Path], typer.Argument(help="Folders of runs.", metavar="RUN...")],
-    out: Annotated[Path, typer.Option("--out", help="The page to write.", metavar="FILE")] = Path(
-        "compare.html"
-    ),
+    out: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--out",
+            help="What to write: a page (.html), a table (.csv, .tex), a figure (.svg, .png). Repeatable;"
+            " compare.html if not given.",
+            metavar="FILE",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Put runs side by side: a table, and a page with their curves over each other."""
-    tell_comparison(Output(as_json), compare_runs(folders), out)
+    tell_comparison(Output(as_json), compare_runs(folders), *(out or [Path("compare.html")]))
 
 
-def tell_comparison(output: Output, found: Comparison, out: Path) -> None:
-    """Write the page, and show the table of it."""
+def tell_comparison(output: Output, found: Comparison, *out: Path) -> None:
+    """Write these files, and show the table of it."""
     for said in found.left_out:
         output.warn(f"left out: {said}")
     rows = found.spreads
-    found.save(out)
-    output.result({"page": str(out), "rows": [asdict(r) for r in rows]})
+    for path in out:
+        found.save(path)
+    output.result({"page": str(out[0]), "files": [*map(str, out)], "rows": [asdict(r) for r in rows]})
     workloads = {r.workload for r in rows}
     one = f"{workloads.pop()}: " if len(workloads) == 1 else ""
     judged = dict.fromkeys(r.metric for r in rows if r.metric != AUTO)
@@ -68,7 +76,19 @@ def tell_comparison(output: Output, found: Comparison, out: Path) -> None:
     told = [(name, cells) for name, cells in columns if any(cell != NOTHING for cell in cells)]
     lines = [list(line) for line in zip(*(cells for _, cells in told), strict=True)]
     output.table(f"{one}mean ± standard deviation over seeds", [name for name, _ in told], lines)
-    output.say(f"page: {out}")
+    _tell_equal(output, found.results)
+    output.say(f"page: {out[0]}" if len(out) == 1 else f"written: {', '.join(map(str, out))}")
+
+
+def _tell_equal(output: Output, results: Sequence[Result]) -> None:
+    """What each kind had come to when the run that came least far had ended, by each way to measure that."""
+    for (workload, kind), groups in grouped(results).items():
+        if not (found := equally_far(groups)):
+            continue
+        cells = ([_cell(r.value, partial(metric_text, r.metric)) for r in rows] for rows in found.values())
+        lines = [list(line) for line in zip((g.label for g in groups), *cells, strict=True)]
+        output.say(f"{workload}, {kind}, when the run that came least far had ended:")
+        output.table("", ["strategy", *found], lines)
 
 
 def report(
@@ -92,7 +112,7 @@ def report(
     admit_trackers(trackers)
     if (folder / RESULT_FILE).is_file():
         result = Result.read(folder)
-        page = write_report(result, out or folder)
+        page = write_report(result, out or folder, run=folder)
         tell_of(result, folder, trackers)
         output.result({"page": str(page)}, f"report: {page}")
         return

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
-from anabranch.api.configuration import load_run, with_end
-from anabranch.api.progress import TimeLeft, share_done
+from anabranch.api.configuration import Layer, load_run, with_end
+from anabranch.api.progress import TimeLeft, UpdateRate, share_done
 from anabranch.api.run import Run
 from anabranch.api.simulating import run_simulation
-from anabranch.api.sweeping import sweep
+from anabranch.api.sweep_file import SweepTable, read_sweep
+from anabranch.api.sweeping import numbers_of, sweep
 from anabranch.cli.left import say_what_is_left, where_it_goes
 from anabranch.cli.next_steps import with_commands, with_run
 from anabranch.cli.options import (
@@ -64,8 +65,21 @@ Seeds = Annotated[
     str | None,
     typer.Option(help="A run for each seed, side by side; again goes on.", metavar="0..4|1,3,7"),
 ]
+CheckpointSeconds = Annotated[
+    float | None,
+    typer.Option(
+        help="Keep what the run needs to go on every so many virtual seconds; otherwise every minute of real"
+        " time, and on Ctrl-C; 0: never.",
+        min=0.0,
+    ),
+]
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help="Go on with the run that was broken off there, to the same digests."),
+]
 Parallel = Annotated[
-    int, typer.Option(help="Of the runs of --seeds so many at a time, each in a process.", min=1)
+    int | None,
+    typer.Option(help="Of the runs of --seeds or [sweep] so many at a time, each in a process.", min=1),
 ]
 
 
@@ -86,57 +100,102 @@ def simulate(
     workers: Workers = 0,
     ray_address: RayAddress = None,
     seeds: Seeds = None,
-    parallel: Parallel = 1,
+    parallel: Parallel = None,
+    checkpoint_s: CheckpointSeconds = None,
+    resume: Resume = False,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a fleet: the same engine and devices as live, on a virtual clock.
 
-    Of an App the settings are the defaults and what the options and --set say; where nothing sets an end, it
-    comes after 200 updates. The same configuration gives the same digests, whatever the number of workers.
-    Those of the batched executor are its own.
+    A file's [sweep] is many runs, side by side. Of an App the settings are the defaults and what the options
+    and --set say; where nothing sets an end, it comes after 200 updates. The same configuration gives the
+    same digests, whatever the number of workers. Those of the batched executor are its own.
     """
     output = Output(as_json)
-    config, presets, chosen = run_source(source, flower)
+    presets, chosen, swept, of_app = _begun(source, flower)
     chosen += option_layers(strategy=strategy, updates=updates, versions=versions, seconds=seconds)
     chosen += option_layers(clients=clients, seed=seed, target=target, metric=metric, mode=mode)
     chosen += option_layers(executor="ray" if ray_address else executor, ray_address=ray_address)
-    settings = load_run(config, overrides or (), presets, chosen)
-    of_app = presets and config is None  # a file of settings says itself when its run ends
+    settings = load_run(None, overrides or (), presets, chosen)
     settings, said = with_end(settings) if of_app else (settings, "")
     if said:
         output.say(f"{said}: --updates, --versions or --seconds say otherwise")
-    if seeds is not None:
-        if seed is not None or workers:
-            raise ConfigError("--seeds goes with neither --seed nor --workers: it has --parallel")
-        _simulate_seeds(output, settings, parse_seeds(seeds), out, parallel)
+    if seeds is not None or swept is not None:
+        _check_many(seed is not None or workers > 0, resume or checkpoint_s is not None)
+        _simulate_all(output, settings, _with_options(swept or SweepTable(), seeds, parallel), out)
         return
     wanted = out or run_folder(settings.run.name, settings.strategy.name, settings.run.seed)
-    with writing(wanted), claimed(wanted, explicit=out is not None) as folder:
+    keeping = Keeping(checkpoint_s, resume)
+    with writing(wanted), claimed(wanted, explicit=out is not None, resume=resume) as folder:
         where_it_goes(output, settings, wanted, folder)
         with say_what_is_left(output, folder):
-            result = _run(output, settings, folder, workers).result
+            result = _run(output, settings, folder, workers, keeping).result
     steps = with_run(folder, names_code(settings))
     output.result(result.to_json(), with_commands(f"{summary(result, folder)}\nnext:", steps))
     if result.given_up:
         raise Diverged(result.given_up)
 
 
-def _simulate_seeds(
-    output: Output, settings: Config, seeds: Sequence[int], out: Path | None, parallel: int
-) -> None:
-    """A run for each seed in a folder of its own, and all of them side by side."""
-    folder = out or run_folder(settings.run.name, settings.strategy.name, "seeds")
-    output.say(f"{len(seeds)} runs in {folder}; what has ended there is not run again")
+class Begun(NamedTuple):
+    """What APP|CONFIG stands for: layers of settings, and the runs of a file's `[sweep]`."""
+
+    presets: list[Layer]
+    chosen: list[Layer]
+    swept: SweepTable | None
+    of_app: bool  # a file of settings says itself when its run ends
+
+
+def _begun(source: str, flower: Path | None) -> Begun:
+    config, presets, chosen = run_source(source, flower)
+    if config is None:
+        return Begun(presets, chosen, None, bool(presets))
+    tables, swept = read_sweep(config)
+    return Begun([*presets, (str(config), tables)], chosen, swept, of_app=False)
+
+
+def _check_many(as_one: bool, going_on: bool) -> None:
+    """Raises `ConfigError` where many runs are told what only one can be told."""
+    if as_one:
+        raise ConfigError("many runs go with neither --seed nor --workers: say --seeds and --parallel")
+    if going_on:
+        raise ConfigError("many runs go on by themselves: leave --resume and --checkpoint-s out")
+
+
+def _with_options(said: SweepTable, seeds: str | None, parallel: int | None) -> SweepTable:
+    numbers = said.seeds if seeds is None else parse_seeds(seeds)
+    return replace(said, seeds=numbers_of(numbers), parallel=parallel or said.parallel or 1)
+
+
+def _simulate_all(output: Output, settings: Config, wanted: SweepTable, out: Path | None) -> None:
+    """A run for each choice and seed in a folder of its own, and all of them side by side."""
+    seeds = wanted.seeds or ()
+    name = "sweep" if len(wanted.choices) > 1 else "seeds"
+    folder = out or run_folder(settings.run.name, settings.strategy.name, name)
+    output.say(f"{len(wanted.choices) * len(seeds)} runs in {folder}; what has ended there is not run again")
     with writing(folder):
-        found = sweep(settings, {}, seeds=seeds, out=folder, parallel=parallel, progress=not output.as_json)
+        found = sweep(
+            settings,
+            wanted.choices,
+            seeds=seeds,
+            out=folder,
+            parallel=wanted.parallel,
+            progress=not output.as_json,
+        )
     tell_comparison(output, found.comparison, folder / "compare.html")
     if why := next((run.result.given_up for run in found.runs if run.result.given_up), ""):
         raise Diverged(why)
 
 
-def _run(output: Output, settings: Config, folder: Path, workers: int) -> Run:
-    goal, left = Goal.of(settings.run), TimeLeft()
+class Keeping(NamedTuple):
+    """What a run keeps to go on, and whether it is one that does."""
+
+    checkpoint_s: float | None
+    resume: bool
+
+
+def _run(output: Output, settings: Config, folder: Path, workers: int, keeping: Keeping) -> Run:
+    goal, left, rate = Goal.of(settings.run), TimeLeft(), UpdateRate()
     with Ticker(output) as ticker:
 
         def show(p: RunProgress) -> None:
@@ -144,18 +203,19 @@ def _run(output: Output, settings: Config, folder: Path, workers: int) -> Run:
             named = {} if goal.metric == AUTO else {goal.metric: goal.value(p.metrics)}
             figures = {"accuracy": p.accuracy, "loss": p.loss} | named
             share = share_done(settings.run, p)
-            words = _in_words(p, goal) + _left_text(share, left.after(share))
+            words = _in_words(p, goal) + _left_text(share, left.after(share), rate.text(p.updates))
             ticker.show(words, **counts, rejected=p.rejected, share=share, **figures)
 
         devices = settings.fleet.clients
         ticker.show(f"getting {count_text(devices)} device{'s'[: devices > 1]} ready")
-        return run_simulation(settings, folder, workers=workers, callbacks=[show])
+        return run_simulation(settings, folder, workers=workers, callbacks=[show], **keeping._asdict())
 
 
-def _left_text(share: float, left_s: float | None) -> str:
+def _left_text(share: float, left_s: float | None, rate: str) -> str:
     if left_s is None:
-        return ""
-    return f" ({100 * share:.0f} %" + (f", {duration_text(left_s)} left)" if share < 1 else ")")
+        return f" ({rate})" if rate else ""
+    left = f"{duration_text(left_s)} left" if share < 1 else ""
+    return f" ({', '.join(part for part in (f'{100 * share:.0f} %', rate, left) if part)})"
 
 
 def _in_words(p: RunProgress, goal: Goal) -> str:

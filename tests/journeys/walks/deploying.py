@@ -14,6 +14,7 @@ name = "fedbuff"
 buffer_size = 2
 """
 PAPERS = "--admin 127.0.0.1:7071 --identity alice"
+OF_A_WARD = {"ward-3": f"ward-3 {PAPERS}"}
 REACHED = {"run.toml": "run.toml --admin-address 0.0.0.0:7071"}
 GUARDED_SERVER = "anabranch server run.toml --model model --address"
 GUARDED_DEVICE = "anabranch client digits --server HOST:7070 --token"
@@ -25,6 +26,8 @@ FIVE_COMMANDS = Walk(
     steps=(
         Write("run.toml", RUN),
         Left("docker ", DOCKER),
+        Left("helm ", "tests/integration/test_chart.py renders it; no cluster is here"),
+        Left("kubectl ", "no cluster is here"),
         Left("HARDENED=", DOCKER),
         Left("anabranch evaluate digits --server 127.0.0.1:7070 --once", DOCKER),
         types("anabranch init digits", says="anabranch server"),
@@ -41,10 +44,19 @@ FIVE_COMMANDS = Walk(
         also(f"anabranch admin status {PAPERS}", says="1 clients"),
         also("anabranch evaluate digits --server 127.0.0.1:7070 --identity alice --once", says="accuracy"),
         also("anabranch health 127.0.0.1:7070 --identity alice", says="serving"),
+        types("anabranch admin enrol ward", says="40 tokens"),
+        types("anabranch admin invitations", says="ward-39"),
+        types("anabranch admin tag", fills=OF_A_WARD, says="device-1: ward-3"),
+        types("anabranch admin clients --tag", fills=OF_A_WARD, says="device-1"),
+        types("anabranch admin quarantine --tag", fills=OF_A_WARD, says="device-1 is in quarantine"),
+        types("anabranch admin release --tag", fills=OF_A_WARD, says="out of quarantine"),
+        types("anabranch admin backup", says="sound"),
         types("anabranch admin revoke device-1"),
         End(GUARDED_DEVICE, ends=50, says="revoked"),
         End(GUARDED_SERVER, by=SIGINT, says="drained"),
         also("anabranch verify anabranch-data --ca-sha256 {ca}", says="sound"),
+        types("anabranch admin restore", says="start its server again"),
+        also("anabranch verify restored --ca-sha256 {ca}", says="sound"),
     ),
 )
 

@@ -2,6 +2,7 @@
 
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "base": ("pip install anabranch",),
+    "figures": ('pip install "anabranch[png]"',),
     "server": ('pip install "anabranch[server]"',),
     "server-and-protoc": ('pip install "anabranch[server]"', "pip install grpcio-tools==1.81.1"),
     # One after the other into one environment, as somebody comes to need them.
@@ -14,5 +15,6 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
         'pip install "anabranch[ray]"',
         'pip install "anabranch[client,server,workloads,flower]"',
         'pip install "flwr[simulation]"',
+        'pip install "anabranch[client,server,workloads,testing]"',
     ),
 }

@@ -1,8 +1,8 @@
-"""An operator's year, on a guarded loopback: join, look, rotate, back up, restore, revoke."""
+"""An operator's year, on a guarded loopback: join, look, rotate, back up, restore; and a bad night."""
 
 from signal import SIGINT
 
-from walking import End, Wait, Walk, Write, also, also_starts
+from walking import End, Wait, Walk, Write, also, also_starts, types
 
 RUN = """
 [run]
@@ -97,4 +97,44 @@ YEAR = Walk(
     ),
 )
 
-WALKS = (YEAR,)
+PLAIN = """
+[run]
+workload = "synthetic"
+[strategy]
+name = "fedbuff"
+buffer_size = 1
+[client]
+steps = 10
+"""
+
+WRONG = Walk(
+    "three in the morning",
+    page="docs/when-something-is-wrong.md",
+    needs="server",
+    fills={"BACKUP": "saved"},
+    steps=(
+        Write("run.toml", PLAIN),
+        also("anabranch init synthetic --out model"),
+        also("anabranch admin ca init"),
+        also_starts(SERVER, until="serving"),
+        also("anabranch client synthetic --id device-1 --tasks-max 3", says="3 updates answered"),
+        types("anabranch health", says="serving"),
+        types("anabranch admin status", says="version 3"),
+        types("anabranch admin clients", says="device-1"),
+        types("anabranch admin quarantine device-1", says="in quarantine"),
+        types("anabranch admin versions", says="sha256"),
+        types("anabranch admin rollback", says="without 2 updates"),
+        types("anabranch admin enrol device-1", says="--token"),
+        types("anabranch admin revoke device-1", says="revoked"),
+        types("anabranch admin backup", says="sound"),
+        End(SERVER, by=SIGINT, says="drained"),
+        types("anabranch verify", says="sound"),
+        types("mv anabranch-data"),
+        types("anabranch admin restore", says="start its server again"),
+        also_starts(SERVER, name="again", until="serving"),
+        also("anabranch admin status", says="version 4"),
+        End("again", by=SIGINT, says="drained"),
+    ),
+)
+
+WALKS = (YEAR, WRONG)

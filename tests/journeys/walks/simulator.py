@@ -1,6 +1,8 @@
 """docs/simulator.md: Ray on one machine, and ten thousand devices where the page has a million."""
 
-from walking import Left, Walk, types
+from signal import SIGINT
+
+from walking import End, Left, Walk, also, starts, types
 
 # A million devices take minutes of a core that nobody else uses, which no walk can count on.
 SMALLER = {
@@ -8,6 +10,20 @@ SMALLER = {
     "server.concurrency=10000": "server.concurrency=100",
     "run.updates_max=20000": "run.updates_max=2000",
 }
+
+LONG = "anabranch simulate examples/wine.toml --out runs/long"
+
+PAUSED = Walk(
+    "a run that is paused",
+    page="docs/simulator.md",
+    copies=("examples",),
+    steps=(
+        starts(LONG, until="getting 10 devices ready"),
+        End(LONG, by=SIGINT, ends=130),
+        also(f"{LONG} --resume", says="accuracy"),
+        also(f"{LONG} --resume", says="accuracy"),
+    ),
+)
 
 LARGE = Walk(
     "large fleets",
@@ -21,4 +37,4 @@ LARGE = Walk(
     ),
 )
 
-WALKS = (LARGE,)
+WALKS = (LARGE, PAUSED)

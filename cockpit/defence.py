@@ -1,0 +1,56 @@
+"""The defence: what was rejected and why, whom the rule has cut, and who is in quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from anabranch.reports.picture.columns import plain
+from anabranch.reports.picture.picture import Picture
+
+BINS = 120
+ROWS_MAX = 1000
+
+
+def defence(picture: Picture, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Rejections by reason, in all and along the run; devices with something against them."""
+    devices, reasons = picture.devices, picture.threads.reasons
+    numbers, times = picture.rejected["reason"], picture.rejected["time"]
+    counts = {reasons[n]: int((numbers == n).sum()) for n in np.unique(numbers).tolist()}
+    end = max(picture.now_s, 1e-9)
+    edges = np.linspace(0.0, end, BINS + 1)
+    by_reason = {
+        name: np.histogram(times[numbers == reasons.number(name)], edges)[0].tolist() for name in counts
+    }
+    suspects = sorted(devices.flaws.items(), key=lambda item: (-sum(item[1]), devices.names[item[0]]))
+    rule = dict(config.get("robust", {})).get("rule", "")
+    return {
+        "rejected": counts,
+        "series": {"time": plain((edges[:-1] + edges[1:]) / 2), "by_reason": by_reason},
+        "clipped": sum(shortened for _, shortened in devices.flaws.values()),
+        "quarantined": [
+            {"client": devices.names[row], "why": why, "at_s": at}
+            for row, (why, at) in sorted(devices.quarantined.items(), key=lambda item: item[1][1])
+        ],
+        "flaws": [
+            {"client": devices.names[row], "flaws": flaws, "shortened": shortened}
+            for row, (flaws, shortened) in suspects[:ROWS_MAX]
+        ],
+        "rule": rule,
+        "scores": scores(picture),
+    }
+
+
+def scores(picture: Picture) -> list[dict[str, Any]]:
+    """The share of each device's updates that were rejected, the largest first; of those with any."""
+    columns = picture.devices.columns
+    rejected, taken = columns["rejected"], columns["updates"]
+    rows = np.flatnonzero(rejected > 0)
+    shares = rejected[rows] / (rejected[rows] + taken[rows])
+    order = np.argsort(-shares, kind="stable")[:ROWS_MAX]
+    return [
+        {"client": picture.devices.names[row], "score": score}
+        for row, score in zip(rows[order].tolist(), shares[order].tolist(), strict=True)
+    ]

@@ -1,0 +1,155 @@
+// One state per run: its head, and the news of its stream. Whatever page is open, one line to the server carries it.
+
+import { useEffect, useReducer, useRef, useState } from "preact/hooks";
+import { get, Refused, runPath, type Head, type News, type NewsRecord, type Query } from "./api";
+
+export type Line = "none" | "opening" | "open" | "lost";
+
+const RETRY_S = 3;
+const HEAD_EVERY_S = 10;
+
+export class Run {
+  head: Head | null = null;
+  error: Refused | null = null;
+  line: Line = "none";
+  lostAt = 0;
+  newsAt = 0; // performance.now() of the newest news
+  private readonly listeners = new Set<() => void>();
+  private readonly readers = new Set<(records: NewsRecord[], dropped: number) => void>();
+  private source: EventSource | null = null;
+  private timer = 0;
+  private headAt = 0;
+  private users = 0;
+
+  constructor(readonly id: string) {}
+
+  use(listener: () => void): () => void {
+    this.listeners.add(listener);
+    if (this.users++ === 0) void this.load();
+    return () => {
+      this.listeners.delete(listener);
+      if (--this.users === 0) this.close();
+    };
+  }
+
+  /** Every record of the stream, as it comes; how many were left out before them. */
+  read(reader: (records: NewsRecord[], dropped: number) => void): () => void {
+    this.readers.add(reader);
+    return () => void this.readers.delete(reader);
+  }
+
+  /** Does it go on, so that figures change? */
+  get goesOn(): boolean {
+    return this.head?.state === "running" || this.head?.state === "paused";
+  }
+
+  async load(): Promise<void> {
+    clearTimeout(this.timer);
+    this.headAt = performance.now();
+    try {
+      this.head = await get<Head>(runPath(this.id));
+      this.error = null;
+    } catch (error) {
+      this.error = error as Refused;
+      if (this.error.status === 0 && this.users) this.timer = window.setTimeout(() => void this.load(), RETRY_S * 1000);
+    }
+    if (this.goesOn && !this.source && this.users) this.open();
+    this.told();
+  }
+
+  private open(): void {
+    const source = new EventSource(runPath(this.id, "/stream"));
+    this.source = source;
+    this.line = "opening";
+    source.onopen = () => {
+      this.line = "open";
+      this.told();
+    };
+    source.addEventListener("news", (event) => this.news(JSON.parse((event as MessageEvent<string>).data) as News));
+    source.addEventListener("ended", () => {
+      this.close();
+      void this.load();
+    });
+    source.onerror = () => this.lost(source);
+  }
+
+  private news(news: News): void {
+    this.line = "open";
+    this.newsAt = performance.now();
+    if (this.head) {
+      const { now_s, version, counters, state } = news;
+      Object.assign(this.head, { now_s, version, state, counters: { ...this.head.counters, ...counters }, updates: counters.applied });
+    }
+    for (const reader of this.readers) reader(news.records, news.dropped);
+    const changed = news.records.some((r) => r.kind === "evaluated" || r.kind === "settings_changed");
+    if (this.newsAt - this.headAt > (changed ? 1 : HEAD_EVERY_S) * 1000) void this.load();
+    this.told();
+  }
+
+  // A browser tries again by itself, unless it was refused: then it is done here.
+  private lost(source: EventSource): void {
+    if (this.line !== "lost") this.lostAt = Date.now();
+    this.line = "lost";
+    if (source.readyState === EventSource.CLOSED) {
+      this.source = null;
+      clearTimeout(this.timer);
+      this.timer = window.setTimeout(() => void this.load(), RETRY_S * 1000);
+    }
+    this.told();
+  }
+
+  private close(): void {
+    clearTimeout(this.timer);
+    this.source?.close();
+    this.source = null;
+    this.line = "none";
+  }
+
+  private told(): void {
+    for (const listener of this.listeners) listener();
+  }
+}
+
+const runs = new Map<string, Run>();
+
+export function useRun(id: string): Run {
+  const [, again] = useReducer((n: number) => n + 1, 0);
+  const run = runs.get(id) ?? new Run(id);
+  runs.set(id, run);
+  useEffect(() => run.use(() => again(0)), [run]);
+  return run;
+}
+
+export interface Asked<T> {
+  data: T | null;
+  error: Refused | null;
+  again: () => void;
+}
+
+/** An answer of the server, asked for again every `every_s` seconds (0: never); the last one stays until the next is there. */
+export function useAsked<T>(path: string, query: Query = {}, every_s = 0): Asked<T> {
+  const [answer, set] = useState<{ data: T | null; error: Refused | null; path: string }>({ data: null, error: null, path });
+  const [round, again] = useReducer((n: number) => n + 1, 0);
+  const key = JSON.stringify([path, query]);
+  const asking = useRef<AbortController | null>(null);
+  useEffect(() => {
+    const ask = async (): Promise<void> => {
+      asking.current?.abort();
+      const control = new AbortController();
+      asking.current = control;
+      try {
+        const data = await get<T>(path, query, control.signal);
+        if (!control.signal.aborted) set({ data, error: null, path });
+      } catch (error) {
+        if (!control.signal.aborted && error instanceof Refused) set((was) => ({ data: was.path === path ? was.data : null, error, path }));
+      }
+    };
+    void ask();
+    const timer = every_s ? window.setInterval(() => document.hidden || void ask(), every_s * 1000) : 0;
+    return () => {
+      clearInterval(timer);
+      asking.current?.abort();
+    };
+  }, [key, every_s, round]);
+  return { data: answer.path === path ? answer.data : null, error: answer.error, again: () => again(0) };
+}

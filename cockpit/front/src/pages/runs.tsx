@@ -1,0 +1,93 @@
+// Every run that the server of this page knows.
+
+import { useEffect, useState } from "preact/hooks";
+import type { RunRow, Session, Unreadable } from "../api";
+import { useAsked } from "../live";
+import { Answer, Empty, State } from "../parts";
+import { link } from "../router";
+import { countText, judged, metricText, momentText, titleOf } from "../text";
+
+const EVERY_S = 5;
+const COMPARED_MAX = 8;
+
+export function Runs({ session }: { session: Session }) {
+  const asked = useAsked<{ runs: (RunRow | Unreadable)[] }>("api/runs", {}, EVERY_S);
+  useEffect(() => {
+    const only = asked.data?.runs.length === 1 && session.runs === 1 ? asked.data.runs[0] : undefined;
+    if (only) location.replace(link("run", only.id, "river"));
+  }, [asked.data]);
+  return (
+    <>
+      <h1>Runs</h1>
+      <Answer of={asked} what="the runs">
+        {({ runs }) => (runs.length ? <Rows runs={runs} /> : <Empty>There is no run here yet. <code>anabranch simulate digits --out runs/first</code> makes one; this page finds it.</Empty>)}
+      </Answer>
+    </>
+  );
+}
+
+function Rows({ runs: all }: { runs: (RunRow | Unreadable)[] }) {
+  const runs = all.filter((run): run is RunRow => run.state !== "unreadable");
+  const unread = all.filter((run): run is Unreadable => run.state === "unreadable");
+  const [chosen, choose] = useState<string[]>([]);
+  const toggle = (id: string): void => choose(chosen.includes(id) ? chosen.filter((each) => each !== id) : [...chosen, id].slice(-COMPARED_MAX));
+  return (
+    <>
+      {runs.length > 1 && (
+        <p class="compare-bar">
+          {chosen.length > 1 ? (
+            <a class="button" href={`${link("compare")}?runs=${chosen.map(encodeURIComponent).join(",")}`}>
+              Put {chosen.length} runs side by side
+            </a>
+          ) : (
+            <span class="soft">Choose two runs or more to put them side by side.</span>
+          )}
+        </p>
+      )}
+      <ul class="runs">
+        {runs.map((run) => (
+          <li key={run.id} class="card run">
+            <div class="run-head">
+              {runs.length > 1 && <input type="checkbox" checked={chosen.includes(run.id)} onChange={() => toggle(run.id)} aria-label={`Compare ${titleOf(run)}`} />}
+              <h2>
+                <a href={link("run", run.id, "river")}>{titleOf(run)}</a>
+              </h2>
+              <State of={run.state} />
+            </div>
+            <p class="soft">
+              {[run.strategy && `${run.strategy} on ${run.workload}`, run.kind === "flower" ? "Flower" : run.kind, run.seed === null ? "" : `seed ${run.seed}`].filter(Boolean).join(", ")}
+              
+            </p>
+            <dl class="run-figures">
+              <div>
+                <dt>best {judged(run.metric)}</dt>
+                <dd>{metricText(run.metric ?? "", run.best)}</dd>
+              </div>
+              <div>
+                <dt>versions</dt>
+                <dd>{countText(run.version)}</dd>
+              </div>
+              <div>
+                <dt>updates</dt>
+                <dd>{countText(run.updates)}</dd>
+              </div>
+              <div>
+                <dt>started</dt>
+                <dd class="small">{momentText(run.started_at)}</dd>
+              </div>
+            </dl>
+          </li>
+        ))}
+        {unread.map((run) => (
+          <li key={run.id} class="card run">
+            <div class="run-head">
+              <h2>{run.name || run.id}</h2>
+              <State of="unreadable" />
+            </div>
+            <p class="soft">{run.why}</p>
+          </li>
+        ))}
+      </ul>
+    </>
+  );
+}

@@ -1,0 +1,73 @@
+"""The stream of a run: what happened since the last message, a few times a second, as server-sent events."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from anabranch.cockpit.runs import ShownRun, counters
+from anabranch.core.errors import AnabranchError
+
+EVERY_S = 0.25
+ALIVE_S = 15.0  # a comment goes out where nothing happens, so that nobody in between hangs up
+RECORDS_MAX = 200
+CALL_AGAIN_MS = 1000
+
+
+class News:
+    """Streams of runs. A cursor is of this process, as the happenings are counted in it."""
+
+    def __init__(self, closing: Callable[[], bool]) -> None:
+        self._closing, self._epoch = closing, secrets.token_hex(4)
+
+    async def stream(self, run: ShownRun, last_id: str) -> AsyncIterator[str]:
+        """The messages of a run, from a cursor on; from now on where it is none of ours."""
+        cursor, said, silent_s = self._place(last_id, run.picture.happened), "", 0.0
+        yield f"retry: {CALL_AGAIN_MS}\n\n"
+        while not self._closing():
+            over = run.over
+            state = await asyncio.to_thread(_state, run)
+            if state != said or run.picture.happened > cursor:
+                cursor, message = await asyncio.to_thread(self._message, run, cursor, state)
+                yield message
+                said, silent_s = state, 0.0
+            elif over:
+                yield f"event: ended\nid: {self._epoch}-{cursor}\ndata: {{}}\n\n"
+                return
+            elif silent_s >= ALIVE_S:
+                yield ": still here\n\n"
+                silent_s = 0.0
+            await asyncio.sleep(EVERY_S)
+            silent_s += EVERY_S
+
+    def _place(self, last_id: str, newest: int) -> int:
+        epoch, _, number = last_id.partition("-")
+        if epoch != self._epoch or not (number.isascii() and number.isdecimal()):
+            return newest
+        return min(int(number), newest)
+
+    def _message(self, run: ShownRun, cursor: int, state: str) -> tuple[int, str]:
+        picture = run.picture
+        with picture.lock:
+            records, dropped = picture.since(cursor, RECORDS_MAX)
+            cursor = picture.happened
+            data: dict[str, Any] = {
+                "now_s": picture.now_s,
+                "version": picture.version,
+                "counters": counters(run),
+                "state": state,
+                "records": [happening.to_json() for happening in records],
+                "dropped": dropped,
+            }
+        return cursor, f"event: news\nid: {self._epoch}-{cursor}\ndata: {json.dumps(data)}\n\n"
+
+
+def _state(run: ShownRun) -> str:
+    try:
+        state = run.source.head().state
+    except AnabranchError:
+        return "interrupted"
+    return "finished" if state == "running" and run.picture.finished else state

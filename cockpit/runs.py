@@ -1,0 +1,207 @@
+"""The runs that the cockpit shows: each has a source, and a picture once somebody looks at it."""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from typing import Any
+
+from anabranch.cockpit.source import Head, Listing, Source
+from anabranch.core.config.goal import Goal
+from anabranch.core.config.tables import Config
+from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing
+from anabranch.reports.picture.picture import Picture
+
+log = logging.getLogger(__name__)
+
+OPEN_MAX = 6  # pictures at a time: one of a million events takes some hundred MB
+LIST_S = 2.0  # so old the list of runs may be
+CAUGHT_UP_S = 60.0  # a request waits for so long until what there is has been read
+COUNTERS = ("applied", "rejected", "duplicate", "tasks", "leases_lost", "up", "down", "up_raw", "down_full")
+
+
+class ShownRun:
+    """One run: who tells of it, and what was told so far."""
+
+    def __init__(self, run_id: str, source: Source) -> None:
+        self.id, self.source, self.picture = run_id, source, Picture()
+        self.looked_at = time.monotonic()
+        self.over = False  # nothing more is told
+        self._failure: AnabranchError | None = None
+        self._stop, self._caught_up = threading.Event(), threading.Event()
+        self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its picture is being made, or is."""
+        return self._thread is not None
+
+    def open(self) -> Picture:
+        """Its picture, of all that there is now. Raises what the source raises."""
+        self.looked_at = time.monotonic()
+        with self._starting:
+            if self._thread is None:
+                name = f"anabranch-cockpit-{self.id}"
+                self._thread = threading.Thread(target=self._follow, name=name, daemon=True)
+                self._thread.start()
+        self._caught_up.wait(CAUGHT_UP_S)
+        if self._failure is not None:
+            raise self._failure
+        return self.picture
+
+    def close(self) -> None:
+        """Forget its picture."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._thread, self.picture, self.over, self._failure = None, Picture(), False, None
+        self._stop, self._caught_up = threading.Event(), threading.Event()
+
+    def _follow(self) -> None:
+        try:
+            self.source.follow(self.picture, self._stop, self._caught_up.set)
+        except AnabranchError as error:
+            log.warning("%s cannot be followed: %s", self.id, error)
+            self._failure = error
+        finally:
+            self.over = True
+            self._caught_up.set()
+
+
+class Runs:
+    """All that are shown, by their ids. `single`: there is one, and it is all that was asked for."""
+
+    def __init__(self, listing: Listing, single: bool) -> None:
+        self._listing, self.single = listing, single
+        self._lock = threading.Lock()
+        self._runs: dict[str, ShownRun] = {}
+        self._ids: dict[str, str] = {}  # of a source's own name
+        self._listed_at = -LIST_S
+
+    def all(self) -> list[ShownRun]:
+        """Those that there are now."""
+        with self._lock:
+            if time.monotonic() - self._listed_at >= LIST_S:
+                found = {self._id(source.name): source for source in self._listing()}
+                for run_id, source in found.items():
+                    self._runs.setdefault(run_id, ShownRun(run_id, source))
+                for gone in self._runs.keys() - found.keys():
+                    del self._runs[gone]
+                self._listed_at = time.monotonic()
+            return list(self._runs.values())
+
+    def get(self, run_id: str) -> ShownRun:
+        """One of them, by its id and nothing else. Raises `FolderMissing`."""
+        found = next((run for run in self.all() if run.id == run_id), None)
+        if found is None:
+            raise FolderMissing(f"no run {run_id!r} here: /api/runs lists them")
+        self._make_room(found)
+        return found
+
+    def _make_room(self, wanted: ShownRun) -> None:
+        """Of many pictures the one goes that nobody has looked at for longest."""
+        if wanted.is_open:
+            return
+        with self._lock:
+            opened = sorted((r for r in self._runs.values() if r.is_open), key=lambda r: r.looked_at)
+            for run in opened[: max(len(opened) - OPEN_MAX + 1, 0)]:
+                run.close()
+
+    def _id(self, name: str) -> str:
+        """A word for addresses, the same for a name at each listing."""
+        if name not in self._ids:
+            word = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip(".-") or "run"
+            taken, number, found = set(self._ids.values()), 1, word
+            while found in taken:
+                number += 1
+                found = f"{word}-{number}"
+            self._ids[name] = found
+        return self._ids[name]
+
+
+def row_of(run: ShownRun) -> dict[str, Any]:
+    """A run in the list of them. One that cannot be read says why."""
+    try:
+        head = run.source.head()
+    except AnabranchError as error:
+        return {"id": run.id, "name": run.source.name, "state": "unreadable", "why": str(error)}
+    return _row(run, head)
+
+
+def _row(run: ShownRun, head: Head) -> dict[str, Any]:
+    picture, best, goal = run.picture, head.best, head.goal
+    with picture.lock:
+        if run.is_open:
+            goal = goal.among({name for found in picture.measured.values() for name in found})
+            known = [v for found in picture.measured.values() if (v := goal.value(found)) is not None]
+            best = max(known, key=goal.signed, default=best)
+        finished = head.state == "running" and picture.finished
+        return {
+            "id": run.id,
+            "name": head.name,
+            "strategy": head.strategy,
+            "workload": head.workload,
+            "kind": head.kind,
+            "state": "finished" if finished else head.state,
+            "why": picture.finished if finished else head.why,
+            "updates": max(head.updates, picture.count("applied")),
+            "version": max(head.version, picture.version),
+            "metric": goal.metric,
+            "best": best,
+            "seed": head.seed,
+            "started_at": head.started_at,
+        }
+
+
+def head_of(run: ShownRun) -> dict[str, Any]:
+    """All of a run that is no table."""
+    picture, head = run.open(), run.source.head()
+    row = _row(run, head)
+    with picture.lock:
+        names = dict.fromkeys(name for found in picture.measured.values() for name in found)
+        judged = head.goal.among(names)
+        return {
+            **row,
+            "config": head.config,
+            "config_toml": _toml(head),
+            "metrics": [{"name": name, "mode": _mode(name, judged)} for name in names],
+            "judged_by": None if judged.metric not in names else judged.metric,
+            "target": judged.target,
+            "counters": counters(run, head),
+            "uptime_s": head.uptime_s,
+            "now_s": picture.now_s,
+            "from_s": picture.from_s,
+            "ended": (row["why"] or row["state"]) if row["state"] in ("finished", "interrupted") else None,
+            "settings_changed": picture.settings_changed,
+            "units": "virtual" if head.kind == "simulated" else "real",
+        }
+
+
+def counters(run: ShownRun, head: Head | None = None) -> dict[str, Any]:
+    """What was counted so far."""
+    picture = run.picture
+    found: dict[str, Any] = {name: picture.count(name) for name in COUNTERS}
+    found["clients"] = max(len(picture.devices), picture.known.get("clients", 0))
+    found["online"] = picture.known.get("online") if head is None or head.online is None else head.online
+    return found
+
+
+def _mode(name: str, judged: Goal) -> str | None:
+    """Which way is better, where somebody has said so."""
+    if name == judged.metric:
+        return judged.mode
+    try:
+        return Goal.of_json({"run": {"metric": name}}).mode
+    except ConfigError:
+        return None
+
+
+def _toml(head: Head) -> str:
+    """The settings as a file has them; empty where they are those of a later release."""
+    try:
+        return Config.from_json(head.config).to_toml() if head.config else ""
+    except ConfigError:
+        return ""

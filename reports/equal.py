@@ -1,0 +1,71 @@
+"""Runs at equal time and at equal traffic: what each had come to when all of them were so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from anabranch.reports.result import Point, Result
+from anabranch.reports.spreads import RunGroup, Spread, grouped, spread
+from anabranch.reports.text import bytes_text, count_text, duration_text
+
+Against = Literal["time", "updates", "bytes"]
+AT: Mapping[Against, Callable[[Point], float]] = {
+    "time": lambda p: p.time_s,
+    "updates": lambda p: p.updates,
+    "bytes": lambda p: p.uplink_bytes + p.downlink_bytes,
+}
+AFTER: Mapping[Against, Callable[[float], str]] = {
+    "time": duration_text,
+    "updates": lambda at: f"{count_text(int(at))} updates",
+    "bytes": bytes_text,
+}
+
+
+@dataclass(frozen=True)
+class EqualRow:
+    """What the runs of a kind had come to, by their `metric`, after so many seconds, updates or bytes.
+
+    `value` is None where nothing had been measured by then.
+    """
+
+    workload: str
+    label: str
+    against: Against
+    at: float
+    metric: str
+    value: Spread | None
+
+
+def at_equal(results: Iterable[Result], against: Against = "time", at: float | None = None) -> list[EqualRow]:
+    """A row for each kind of run; without `at` that is the end of the run that came least far."""
+    rows = []
+    for (workload, _), groups in grouped(results).items():
+        where = _least(groups, against) if at is None else at
+        for group in groups:
+            goals = {run.goal.metric: None for run in group.runs}
+            values = [v for run in group.runs if (v := _value(run, against, where)) is not None]
+            found = spread(values) if values else None
+            rows.append(EqualRow(workload, group.label, against, where, next(iter(goals)), found))
+    return rows
+
+
+def equally_far(groups: Sequence[RunGroup]) -> dict[str, list[EqualRow]]:
+    """Kinds of run side by side, by the heads of three columns; nothing of a single kind."""
+    if len(groups) < 2:
+        return {}
+    runs = [run for group in groups for run in group.runs]
+    found = {against: at_equal(runs, against) for against in AT}
+    return {f"after {AFTER[against](rows[0].at)}": rows for against, rows in found.items()}
+
+
+def _least(groups: Sequence[RunGroup], against: Against) -> float:
+    ends = [AT[against](run.history[-1]) for group in groups for run in group.runs if run.history]
+    return min(ends, default=0.0)
+
+
+def _value(run: Result, against: Against, at: float) -> float | None:
+    """Of the last measurement that was not later."""
+    known = [p for p in run.history if AT[against](p) <= at]
+    return run.goal.value(known[-1].measured) if known else None

@@ -1,0 +1,137 @@
+"""The devices of a run: a row of figures each, by number, for a hundred thousand of them."""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import numpy as np
+
+from anabranch.reports.picture.columns import Array, Columns
+
+SPEEDS = 9  # tasks of late, of which a device's speed is the median
+SPEED_COLUMNS = tuple(f"speed{i}" for i in range(SPEEDS))
+NEVER = -1
+
+
+class DeviceRows:
+    """What has been counted of each device. Rows are in the order in which the devices were heard of."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+        self.quarantined: dict[int, tuple[str, float]] = {}  # why, and since when
+        self.flaws: dict[int, tuple[int, int]] = {}  # flaws, and updates that the clip has cut
+        self.run_twice: set[int] = set()
+        self.lease_until: dict[int, float] = {}
+        self._rows: dict[str, int] = {}
+        self._folded: list[str] = []
+        self._by_name: Array = np.zeros(0, np.int64)
+        self.columns = Columns(
+            lot=np.uint32,
+            updates=np.int64,
+            rejected=np.int64,
+            examples=np.int64,
+            staleness_sum=np.int64,
+            judged=np.int64,
+            up=np.int64,
+            down=np.int64,
+            seen=np.float64,
+            base=np.int64,
+            open=np.int32,
+            away=np.bool_,
+            timed=np.int64,
+            speed=np.float32,
+            **dict.fromkeys(SPEED_COLUMNS, np.float32),
+        )
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def row(self, name: str) -> int:
+        """The number of a device, a new one where it has never been heard of."""
+        row = self._rows.get(name)
+        if row is None:
+            row = self._rows[name] = len(self.names)
+            self.names.append(name)
+            lot = zlib.crc32(name.encode())
+            zeros = (0,) * 7
+            self.columns.add(lot, *zeros, np.nan, NEVER, 0, False, 0, np.nan, *(0.0,) * SPEEDS)
+        return row
+
+    def find(self, name: str) -> int | None:
+        """The number of a device that was heard of."""
+        return self._rows.get(name)
+
+    def timed(self, row: int, seconds: float) -> None:
+        """A task took a device so long, from grant to update; its speed is the median of the newest."""
+        cells = self.columns.cells
+        count = cells["timed"]
+        cells[SPEED_COLUMNS[count[row] % SPEEDS]][row] = seconds
+        count[row] += 1
+        known = sorted(cells[name][row] for name in SPEED_COLUMNS[: count[row]])
+        cells["speed"][row] = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2
+
+    def by_name(self) -> Array:
+        """Every row, in the order of the names."""
+        known = len(self._by_name)
+        if known != len(self.names):
+            # Two runs that are in order already: Python's sort merges them, and compares little else.
+            fresh = sorted(range(known, len(self.names)), key=self.names.__getitem__)
+            rows = sorted([*self._by_name.tolist(), *fresh], key=self.names.__getitem__)
+            self._by_name = np.array(rows, np.int64)
+        return self._by_name
+
+    def named(self, rows: Array, text: str) -> Array:
+        """Those of the rows whose names have this text in them, in capitals or not."""
+        for name in self.names[len(self._folded) :]:
+            self._folded.append(name.casefold())
+        folded, wanted = self._folded, text.casefold()
+        return rows[np.fromiter((wanted in folded[row] for row in rows.tolist()), np.bool_, len(rows))]
+
+    def sample(self, count: int) -> Array:
+        """So many rows, in the order of the names: drawn by lot, and the same from call to call."""
+        rows = self.by_name()
+        if len(rows) <= count:
+            return rows
+        drawn = np.sort(np.argsort(self.columns["lot"], kind="stable")[:count])
+        return rows[np.isin(rows, drawn, assume_unique=True)]
+
+    def states(self, now: float, silence_s: float | None) -> Array:
+        """Of each device: an index into `STATES`."""
+        columns = self.columns
+        states = np.where(columns["open"] > 0, TRAINING, IDLE).astype(np.int8)
+        gone = columns["away"].copy()
+        if silence_s is not None:
+            gone |= ~(columns["seen"] >= now - silence_s)
+        states[gone & (states == IDLE) | columns["away"]] = OFFLINE
+        states[list(self.quarantined)] = QUARANTINED
+        return states
+
+    @property
+    def size_bytes(self) -> int:
+        """What it takes of memory, without the names."""
+        return self.columns.size_bytes + self._by_name.nbytes
+
+    def seen(self, row: int, t: float) -> None:
+        """It has called, then or later."""
+        seen = self.columns.cells["seen"]
+        seen[row] = t if math.isnan(seen[row]) else max(seen[row], t)
+
+    def given(self, row: int, version: int) -> None:
+        """It was given this version, or a later one."""
+        base = self.columns.cells["base"]
+        base[row] = max(base[row], version)
+
+    def stands(self, row: int, updates: int, rejected: int, flaws: tuple[int, int]) -> None:
+        """What the server says of a device, which may be more than was seen here."""
+        cells = self.columns.cells
+        cells["updates"][row] = max(cells["updates"][row], updates)
+        cells["rejected"][row] = max(cells["rejected"][row], rejected)
+        if any(flaws):
+            self.flaws[row] = flaws
+        else:
+            self.flaws.pop(row, None)
+
+
+STATES = ("idle", "training", "offline", "quarantined")
+IDLE, TRAINING, OFFLINE, QUARANTINED = range(len(STATES))

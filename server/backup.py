@@ -1,0 +1,410 @@
+"""A server's data copied while it serves, and put back elsewhere.
+
+    TO/backup.json   what it is a copy of; the rest is a data directory, as a server would find it
+
+The mark is read first, then the database as of one moment, then the files that the copied database names. So
+the copy has all that was acknowledged before it began, and every file that it needs. Nothing of the server is
+locked: readers do not hold up a writer in SQLite, and files are named by what they hold. One that went in the
+meantime, with old events or an old snapshot, is of no use to a newer database: that is copied again then.
+
+What a copy does without: uploads under way, which devices send again, and models that were encoded for
+downloads, which are made again. The authority's folder is none of the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from urllib.parse import quote
+
+from anabranch.core.errors import (
+    ConfigError,
+    DataError,
+    FolderMissing,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    disk_error,
+)
+from anabranch.core.limits import MIB
+from anabranch.identity.authority import Authority, authority_exists
+from anabranch.identity.files import write_private
+from anabranch.server.restored import Restored, attest
+from anabranch.server.store import mark as marks
+from anabranch.server.store.blobs import BlobStore
+from anabranch.server.store.database import BUSY_TIMEOUT_MS
+from anabranch.server.store.factory import SQLITE_FILE
+from anabranch.server.store.files import (
+    LOCK,
+    FolderLock,
+    free_bytes,
+    make_folder,
+    open_file,
+    sync_file,
+    sync_folder,
+)
+from anabranch.server.store.mark import MarkFile
+from anabranch.server.store.packs import PackPlace, Packs
+from anabranch.server.verify import verify
+
+FILE = "backup.json"
+RESTORING = "restoring"  # in a data directory: a backup that is being put back
+PARTIAL = ".partial"  # after the name of a backup that is not finished
+NAMED = ("blobs", "packs", "snapshots")  # only what the database names is copied of these
+SPARED = {SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", LOCK, marks.FILE, FILE, *NAMED}
+SPARED |= {"spool", "models"}
+PAGES = 1024  # of the database, between two signs of progress
+ROUNDS_MAX = 10  # so often files may be gone before they were copied
+
+Tell = Callable[[str, int, int], None]  # what is being done, how much of it in bytes, of how much
+
+
+@dataclass(frozen=True)
+class BackupRecord:
+    """What was copied. `events` and `version`: how far the log goes; `taken_at`: seconds since 1970.
+
+    `proved`: whether the whole copy was replayed, and came to the same digests.
+    """
+
+    run_id: str
+    version: int
+    events: int
+    taken_at: float
+    size_bytes: int
+    proved: bool
+    program: str = field(default_factory=partial(metadata.version, "anabranch"))
+
+
+class _Gone(Exception):
+    """A file that the copied database names is not there any more."""
+
+
+def back_up(data_dir: Path, target: Path, proved: bool = True, tell: Tell | None = None) -> BackupRecord:
+    """Copy a server's data, which may be in use, to a folder that is not there yet. All of it or nothing.
+
+    `proved`: with a look at every invariant and a replay, as by `verify`. Raises `ConfigError` where the run
+    is in no SQLite file or the folder is there, `DataError`, `StoreFull`, `StoreCorrupt`, `StoreLocked`.
+    """
+    check_source(data_dir)
+    if target.exists():
+        raise ConfigError(f"{target} is there already: a backup is a folder of its own, name a new one")
+    if target.resolve().is_relative_to(data_dir.resolve()):
+        raise ConfigError(f"{target} lies in {data_dir}, which it is to be a copy of: name another place")
+    taken_at, partial = time.time(), target.with_name(f"{target.name}{PARTIAL}")
+    with _on_disk(partial), _emptied(partial):
+        size_bytes = _Copying(data_dir, partial, tell or _quiet).run()
+        made = replace(
+            _looked_over(partial, proved, tell or _quiet), taken_at=taken_at, size_bytes=size_bytes
+        )
+        write_private(partial / FILE, json.dumps(asdict(made), indent=1).encode())
+        (partial / LOCK).unlink()
+        sync_folder(partial)
+        partial.rename(target)
+        sync_folder(target.parent)
+    return made
+
+
+def put_back(
+    source: Path, data_dir: Path, authority: Authority | None, proved: bool = True, tell: Tell | None = None
+) -> tuple[BackupRecord, Restored]:
+    """Make a data directory of a backup, and say by the authority's key that the run goes on from there.
+
+    The directory is empty or not there; nothing lies in it by its name before all of it is there and sound.
+    `authority`: None for a federation without one. Raises `ConfigError`, `DataError`, `StoreError`.
+    """
+    backup, tell = read_backup(source), tell or _quiet
+    with _on_disk(data_dir):
+        make_folder(data_dir)
+        lock = FolderLock(data_dir)
+        try:
+            _check_empty(data_dir)
+            staged = data_dir / RESTORING
+            make_folder(staged)
+            _copy_all(source, staged, tell)
+            found = _looked_over(staged, proved, tell)
+            if (found.run_id, found.events) != (backup.run_id, backup.events):
+                raise StoreCorrupt(f"{source}: {FILE} is of another copy than the data beside it")
+            word = attest(staged, "", authority)
+            _move_up(staged, data_dir)
+        finally:
+            lock.release()
+    return backup, word
+
+
+def read_backup(folder: Path) -> BackupRecord:
+    """What a backup says of itself. Raises `FolderMissing`, `DataError` where it is none."""
+    if not folder.is_dir():
+        raise FolderMissing(f"{folder} is not there: name what `anabranch admin backup` has made")
+    try:
+        return BackupRecord(**json.loads((folder / FILE).read_bytes()))
+    except FileNotFoundError:
+        raise DataError(
+            f"{folder} has no {FILE}: name what `anabranch admin backup` has made; data that were copied by "
+            "hand are moved back by hand, see `anabranch admin attest-restore`"
+        ) from None
+    except (OSError, ValueError, TypeError) as error:
+        raise DataError(f"{folder / FILE} is damaged ({error}): take another backup") from error
+
+
+def check_restored(data_dir: Path) -> None:
+    """Raises `DataError` for a directory into which a backup was put back in part."""
+    if (data_dir / RESTORING).exists():
+        raise DataError(
+            f"{data_dir} has part of a backup, which was not put back to its end: "
+            "run `anabranch admin restore` again"
+        )
+
+
+def check_source(data_dir: Path) -> None:
+    """Raises unless there is a run that can be copied: `ConfigError`, `DataError`."""
+    if not data_dir.is_dir():
+        raise FolderMissing(f"{data_dir} is not there: name the data_dir of a server")
+    if (data_dir / SQLITE_FILE).exists():
+        return
+    if (data_dir / "manifest").exists():
+        raise ConfigError(
+            f"{data_dir} has no {SQLITE_FILE}: the run is in PostgreSQL, payloads and snapshots too, "
+            "and the database's own tool copies it while it serves: pg_dump --format=custom --file=TO "
+            "postgresql://USER@HOST/NAME; keep a copy of this folder beside it. To put it back: pg_restore, "
+            "then `anabranch admin attest-restore --database URL`"
+        )
+    raise DataError(f"{data_dir} holds no run: name the data_dir of a server")
+
+
+def _check_empty(data_dir: Path) -> None:
+    """Whether a backup can be put there. What a restore that was cut off has left goes."""
+    names = {path.name for path in data_dir.iterdir() if not authority_exists(path)} - {LOCK, "lost+found"}
+    if RESTORING not in names and names:
+        raise ConfigError(
+            f"{data_dir} is not empty: a backup is put back into a directory of its own. Move what is there "
+            f"away, for example: mv {data_dir} {data_dir}.before"
+        )
+    for name in sorted(names):  # it was empty when that restore began
+        _remove(data_dir / name)
+
+
+@contextmanager
+def _on_disk(place: Path) -> Iterator[None]:
+    """What the operating system says of a file, as `StoreFull` or `StoreError`."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error.filename or place, error) from error
+
+
+@contextmanager
+def _emptied(partial: Path) -> Iterator[None]:
+    """A folder of ours alone; what is left in it at the end, or was left by one that was killed, goes."""
+    make_folder(partial)
+    lock = FolderLock(partial)
+    try:
+        for path in partial.iterdir():
+            if path.name != LOCK:
+                _remove(path)
+        yield
+    finally:
+        lock.release()
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+class _Copying:
+    """One backup under way."""
+
+    def __init__(self, source: Path, target: Path, tell: Tell) -> None:
+        self._source, self._target, self._tell = source, target, tell
+        self._copied = 0
+
+    def run(self) -> int:
+        """Copy everything; returns the bytes. Raises `StoreFull`, `StoreCorrupt`, `StoreError`."""
+        if (mark := MarkFile(self._source).read()) is not None:
+            copy = MarkFile(self._target)
+            copy.write(mark)
+            copy.close()
+        for _ in range(ROUNDS_MAX):
+            self._copied = 0
+            self._database()
+            try:
+                self._files()
+            except _Gone:
+                continue
+            self._others(self._source, self._target)
+            return self._copied
+        raise StoreError(
+            f"{self._source}: the log drops its beginning faster than it can be copied (server.keep): "
+            "keep more of it, or name a faster disk"
+        )
+
+    def _database(self) -> None:
+        """The database as it is at one moment, whatever is written meanwhile."""
+        source, target = self._source / SQLITE_FILE, self._target / SQLITE_FILE
+        for path in (target, target.with_name(f"{SQLITE_FILE}-wal"), target.with_name(f"{SQLITE_FILE}-shm")):
+            path.unlink(missing_ok=True)
+        os.close(open_file(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+        timeout_s = BUSY_TIMEOUT_MS / 1000
+        address = f"file:{quote(str(source.absolute()))}?mode=ro"
+        try:
+            with (
+                closing(sqlite3.connect(address, uri=True, timeout=timeout_s, isolation_level=None)) as here,
+                closing(sqlite3.connect(target, isolation_level=None)) as there,
+            ):
+                ((page_bytes,),) = here.execute("PRAGMA page_size").fetchall()
+
+                def told(_: int, left: int, total: int) -> None:
+                    self._tell("the database", (total - left) * page_bytes, total * page_bytes)
+
+                here.execute("BEGIN")
+                here.execute("SELECT count(*) FROM sqlite_schema").fetchone()  # from here on it stands still
+                here.backup(there, pages=PAGES, progress=told)
+                there.execute("PRAGMA journal_mode=DELETE")  # one file, to be read from any disk
+        except sqlite3.Error as error:
+            raise StoreError(f"{source} cannot be copied: {error}") from error
+        sync_file(target)
+        self._copied += target.stat().st_size
+
+    def _files(self) -> None:
+        """What the copied database names: large payloads, packs and snapshots. Raises `_Gone`."""
+        with closing(sqlite3.connect(self._target / SQLITE_FILE)) as copy:
+            snapshots = [sha for (sha,) in copy.execute("SELECT sha256 FROM snapshots")]
+            packs = [n for (n,) in copy.execute("SELECT DISTINCT pack FROM updates WHERE pack IS NOT NULL")]
+            query = (
+                "SELECT DISTINCT sha256 FROM updates WHERE payload IS NULL AND pack IS NULL AND NOT flawed"
+            )
+            blobs = [sha for (sha,) in copy.execute(query)]
+            place = "SELECT pack, pack_offset, size_bytes, sha256 FROM updates WHERE pack IS NOT NULL"
+            packed = copy.execute(place).fetchall()
+        root = BlobStore(self._source)
+        named = [
+            *((Path("snapshots") / f"{sha}.safetensors", sha) for sha in snapshots),  # they go first
+            *((root.path(sha).relative_to(self._source), sha) for sha in blobs),
+            *((Path("packs") / f"{number:06d}.pack", "") for number in sorted(packs)),
+        ]
+        self._check_room([name for name, _ in named])
+        self._copy(named)
+        held = Packs(self._target)
+        for number, offset, size_bytes, sha256 in packed:
+            held.read(PackPlace(number, offset), size_bytes, sha256)
+
+    def _check_room(self, names: list[Path]) -> None:
+        needed = sum(_size(self._source / name) for name in names if not (self._target / name).exists())
+        if needed > (free := free_bytes(self._target)):
+            raise StoreFull(f"{self._target} has {free} bytes free, and {needed} are to be copied there")
+
+    def _copy(self, named: list[tuple[Path, str]]) -> None:
+        total, done = sum(_size(self._source / name) for name, _ in named), 0
+        for name, sha256 in named:
+            path = self._target / name
+            if sha256 and path.exists():
+                self._copied += path.stat().st_size
+                continue
+            try:
+                found = _copied(self._source / name, path)
+            except FileNotFoundError as error:
+                raise _Gone from error
+            if sha256 and found != sha256:
+                path.unlink()
+                raise StoreCorrupt(f"{self._source / name} has the SHA-256 {found}: restore it from a backup")
+            size = path.stat().st_size
+            self._copied, done = self._copied + size, done + size
+            self._tell("payloads and snapshots", done, max(done, total))
+
+    def _others(self, source: Path, target: Path) -> None:
+        """What else lies there: the first weights, what was proved, by whom members are known."""
+        for path in sorted(source.iterdir()):
+            if (source == self._source and path.name in SPARED) or path.suffix == ".tmp" or path.is_symlink():
+                continue
+            if authority_exists(path):  # an image has it beside the data: it is not to lie about in copies
+                continue
+            if path.is_dir():
+                self._others(path, target / path.name)
+                continue
+            try:
+                _copied(path, target / path.name)
+            except FileNotFoundError:  # of an upload, a proof: it was replaced by another
+                continue
+            self._copied += (target / path.name).stat().st_size
+
+
+def _looked_over(folder: Path, proved: bool, tell: Tell) -> BackupRecord:
+    """How far a copy goes. Raises `StoreCorrupt` unless it is sound."""
+    with closing(sqlite3.connect(folder / SQLITE_FILE)) as copy:
+        ((run_id,),) = copy.execute("SELECT run_id FROM runs").fetchall() or [(None,)]
+        ((events,),) = copy.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchall()
+        ((version,),) = copy.execute("SELECT COALESCE(MAX(version), 0) FROM model_versions").fetchall()
+    if run_id is None:
+        raise DataError(f"{folder} holds no run: name the data_dir of a server")
+    if proved:
+        tell("proving it", 0, 0)
+        found = verify(folder)
+        if found.problems:
+            raise StoreCorrupt(f"the copy is not sound: {'; '.join(found.problems)}")
+        version = found.version
+    return BackupRecord(run_id, version, events, 0.0, 0, proved)
+
+
+def _copy_all(source: Path, target: Path, tell: Tell) -> None:
+    """A backup as it is."""
+    files = [path for path in sorted(source.rglob("*")) if path.is_file() and path.name != LOCK]
+    total, done = sum(_size(path) for path in files), 0
+    if total > (free := free_bytes(target)):
+        raise StoreFull(f"{target} has {free} bytes free, and {total} are to be copied there")
+    for path in files:
+        name = path.relative_to(source)
+        if str(name) != FILE:
+            _copied(path, target / name)
+        done += _size(path)
+        tell("the backup", done, total)
+
+
+def _move_up(staged: Path, data_dir: Path) -> None:
+    """Give everything its name, the database last."""
+    for path in sorted(staged.iterdir(), key=lambda path: path.name.startswith(SQLITE_FILE)):
+        path.rename(data_dir / path.name)
+    sync_folder(data_dir)
+    staged.rmdir()
+    sync_folder(data_dir)
+
+
+def _copied(source: Path, target: Path) -> str:
+    """Copy a file durably, for its owner alone; returns its SHA-256."""
+    if not target.parent.exists():
+        make_folder(target.parent)
+    sha = hashlib.sha256()
+    with (
+        open(open_file(source, os.O_RDONLY), "rb", buffering=0) as here,
+        open(open_file(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), "wb") as there,
+    ):
+        while piece := here.read(MIB):
+            sha.update(piece)
+            there.write(piece)
+        there.flush()
+        os.fsync(there.fileno())
+    sync_folder(target.parent)
+    return sha.hexdigest()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def _quiet(doing: str, done: int, total: int) -> None:
+    """Tell nobody."""

@@ -1,0 +1,84 @@
+"""Counts the calls of a port, by method and code, as they end: outside of all else that handles them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from inspect import iscoroutinefunction
+from typing import Any
+
+import grpc
+from grpc import HandlerCallDetails, aio
+
+from anabranch.core.errors import Overloaded
+from anabranch.server.metrics import Metrics
+from anabranch.server.rpc_errors import ERROR_KEY, Context
+from anabranch.server.unreadable import Continuation
+
+OURS = "/anabranch."  # health and reflection are probes', strangers' methods are nobody's
+SHED = (ERROR_KEY, Overloaded.__name__)
+CODES = {code.value[0]: code.name for code in grpc.StatusCode}
+Behaviour = Callable[[Any, Context], Any]
+
+
+class CountsCalls(aio.ServerInterceptor):
+    """The first of a port's interceptors."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._handlers: dict[str, Any] = {}  # by method
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: HandlerCallDetails
+    ) -> Any:
+        """The handler of the call, which is counted when it ends."""
+        method = handler_call_details.method
+        if method not in self._handlers:
+            handler: Any = await continuation(handler_call_details)
+            if handler is None or not method.startswith(OURS):
+                return handler
+            self._handlers[method] = self._counted(handler, method.rpartition("/")[2])
+        return self._handlers[method]
+
+    def _counted(self, handler: Any, method: str) -> Any:
+        streams = handler.request_streaming, handler.response_streaming
+        kind = "_".join("stream" if is_stream else "unary" for is_stream in streams)
+        behaviour = getattr(handler, kind)
+        # One that writes by itself is awaited, as one with a single answer.
+        wrap = self._answer if iscoroutinefunction(behaviour) else self._stream
+        return handler._replace(**{kind: wrap(behaviour, method)})
+
+    def _answer(self, behaviour: Behaviour, method: str) -> Behaviour:
+        async def handler(request: Any, context: Context) -> Any:
+            with self._counting(method, context):
+                return await behaviour(request, context)
+
+        return handler
+
+    def _stream(self, behaviour: Behaviour, method: str) -> Behaviour:
+        async def handler(request: Any, context: Context) -> AsyncIterator[Any]:
+            with self._counting(method, context):
+                async for response in behaviour(request, context):
+                    yield response
+
+        return handler
+
+    @contextmanager
+    def _counting(self, method: str, context: Any) -> Iterator[None]:
+        code = ""
+        try:
+            yield
+        except (asyncio.CancelledError, GeneratorExit):
+            code = grpc.StatusCode.CANCELLED.name
+            raise
+        finally:
+            code = code or _name(context.code())
+            self._metrics.called(method, code, SHED in context.trailing_metadata())
+
+
+def _name(code: Any) -> str:
+    """GRPC says it as a number, or as one of its own; nothing where all went well."""
+    return (
+        code.name if isinstance(code, grpc.StatusCode) else CODES.get(code or 0, grpc.StatusCode.UNKNOWN.name)
+    )

@@ -1,0 +1,136 @@
+"""The other door of the service for devices: one stream a device, with its requests one after the other.
+
+Each request is answered by the handler of the call of that name, with the same bounds and the same refusals.
+An error ends the stream with the status that the call would have had. A stream on which nothing comes for a
+while is ended, as is one that has grown old, and with OK: nothing is lost with it, its device makes a call or
+opens another. So whoever is silent holds nothing, and a server that drains need not wait for anybody.
+"""
+
+# ruff: noqa: N802 - the names of the calls are gRPC's
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from anabranch.core.errors import InvalidUpdate, Overloaded, outcome_of
+from anabranch.protos.frames import Chunk, ExchangeFrame, frame_bytes, request_frame
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.server.gate import Caller
+from anabranch.server.rpc import Devices, ModelChunk
+from anabranch.server.rpc_errors import Context, behind, converses
+
+SERVICE = devices.DESCRIPTOR.services_by_name["Devices"].full_name
+CALLS: dict[str, tuple[str, Callable[[Any, Any, Caller], Awaitable[Any]]]] = {
+    "ask": ("AskTask", behind(Devices.AskTask)),
+    "query": ("QueryUpload", behind(Devices.QueryUpload)),
+    "heartbeat": ("Heartbeat", behind(Devices.Heartbeat)),
+    "drop": ("DropTask", behind(Devices.DropTask)),
+}
+Request = ExchangeFrame[devices.RequestHead]
+
+
+class DevicesAndExchange(Devices):
+    """See protos/v1/devices.proto; `Exchange` reads and writes messages by `protos.frames`."""
+
+    @converses
+    async def Exchange(  # type: ignore[override] # it writes for itself, by the context
+        self, context: Context, caller: Caller
+    ) -> None:
+        """Answer one request after the other."""
+        with self.run.streams.opened() as waiting:
+            if waiting is None:
+                return  # there are as many as the server takes: this device makes calls
+            stream = _Stream(context)
+            while (request := await waiting.wait(stream.read)) is not None:
+                await caller.check_still()
+                trace = request.head.traceparent
+                await self._answer(request, stream, replace(caller, trace=trace) if trace else caller)
+                if stream.more:
+                    return  # it was answered before its end: the rest is nobody's
+
+    async def _answer(self, request: Request, stream: _Stream, caller: Caller) -> None:
+        head = request.head
+        kind = head.WhichOneof("request")
+        stream.more = head.more and kind == "push"
+        if kind == "fetch":
+            with self._counting("FetchModel"):
+                await self._send_model(self.model(head.fetch, caller), stream, caller)
+        elif kind == "push":
+            with self._counting("PushUpdate"):
+                verdict = await self.verdict(stream.contents(request), caller)
+            await stream.write(frame_bytes(devices.ResponseHead(push=verdict)))
+        elif kind in CALLS:
+            name, method = CALLS[kind]
+            with self._counting(name):
+                said = await method(self, getattr(head, kind), caller)
+            await stream.write(frame_bytes(devices.ResponseHead(**{kind: said})))
+        else:
+            raise InvalidUpdate("an exchange goes on with a request: install the same version on both sides")
+
+    async def _send_model(self, chunks: AsyncIterator[ModelChunk], stream: _Stream, caller: Caller) -> None:
+        size_bytes = 0
+        async for header, (offset, data) in chunks:
+            await caller.check_still()
+            size_bytes = size_bytes if header is None else header.part.size_bytes
+            more = offset + len(data) < size_bytes
+            head = devices.ResponseHead(fetch=header, offset=offset, more=more)
+            await stream.write(frame_bytes(head, data))
+
+    @contextmanager
+    def _counting(self, method: str) -> Iterator[None]:
+        """Inside is a request that is counted as the call that it stands for."""
+        code, shed = "OK", False
+        try:
+            yield
+        except asyncio.CancelledError:
+            code = grpc.StatusCode.CANCELLED.name
+            raise
+        except Exception as error:
+            code, shed = outcome_of(error).grpc_status, isinstance(error, Overloaded)
+            raise
+        finally:
+            self.run.writer.metrics.called(method, code, shed)
+
+
+class _Stream:
+    """The messages of one exchange. `more`: those of the push at hand are not all here."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self.more = False
+
+    async def read(self) -> Request | None:
+        """The next message, None at the end."""
+        frame: Any = await self._context.read()
+        return None if frame is aio.EOF else frame
+
+    async def write(self, message: bytes) -> None:
+        """Send a message; while the device does not read, neither does the server."""
+        await self._context.write(message)
+
+    async def contents(self, first: Request) -> AsyncIterator[devices.UpdateHeader | Chunk | None]:
+        """What comes of the push that begins with this message."""
+        yield first.head.push
+        if first.data:
+            yield Chunk(first.head.offset, first.data)
+        del first
+        while self.more:
+            frame = await self.read()
+            if frame is None:
+                return
+            self.more = frame.head.more
+            yield None if frame.head.WhichOneof("request") else Chunk(frame.head.offset, frame.data)
+            del frame
+
+
+def add_exchange(servicer: DevicesAndExchange, server: aio.Server) -> None:
+    """Have the method's messages read and written by `protos.frames`, in the place of the generated code."""
+    handler: Any = grpc.stream_stream_rpc_method_handler(servicer.Exchange, request_frame, None)
+    server.add_registered_method_handlers(SERVICE, {"Exchange": handler})

@@ -1,0 +1,106 @@
+"""Jobs as they lie on the disk: one folder each, in the folder that a server of several runs is given.
+
+`NAME/job.json` has whose it is, when it was added and whether it is stopped, `NAME/settings.toml` its
+settings, `NAME/model` what `anabranch init` wrote, and `NAME/data` is a server's data folder like any other.
+Whoever may write there decides what the server runs; so the folder is for its owner alone.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from anabranch.core.errors import ConfigError, DataError, FolderMissing, disk_error
+from anabranch.core.plain import finite, from_plain, make_converter
+from anabranch.identity.addresses import JOB_NAME, checked_job
+from anabranch.identity.files import make_private_folder, tighten_tree, write_private
+from anabranch.server.store.files import sync_folder
+
+NOTE, SETTINGS, MODEL, DATA = "job.json", "settings.toml", "model", "data"
+
+
+@dataclass(frozen=True)
+class JobNote:
+    """What its operator says of a job. `devices`: patterns of the names of those that may serve it."""
+
+    added_at: float
+    devices: tuple[str, ...] = ()
+    stopped: bool = False
+
+
+_converter = make_converter(finite)
+
+
+def note_of(job: Path) -> JobNote:
+    """Raises `FolderMissing` where there is no such job, `DataError` where its note is damaged."""
+    file = job / NOTE
+    try:
+        return from_plain(json.loads(file.read_text(encoding="utf-8")), JobNote, _converter)
+    except FileNotFoundError:
+        raise FolderMissing(f"there is no job {job.name!r} in {job.parent}") from None
+    except OSError as error:
+        raise disk_error(file, error) from error
+    except ValueError as error:
+        raise DataError(f"{file} cannot be read: {error}") from None
+
+
+def names_in(folder: Path) -> list[str]:
+    """The jobs of a folder, those of damaged notes too. Raises `FolderMissing`."""
+    try:
+        found = [path.name for path in folder.iterdir() if JOB_NAME.fullmatch(path.name) and path.is_dir()]
+    except FileNotFoundError:
+        raise FolderMissing(f"{folder} is not there: `anabranch admin jobs add` makes it") from None
+    except OSError as error:
+        raise disk_error(folder, error) from error
+    return sorted(found)
+
+
+def add(
+    folder: Path, name: str, settings: Path | None, model: Path, devices: Sequence[str], now: float
+) -> Path:
+    """A new job, whole or not at all. Raises `ConfigError` where one has its name, `StoreError`."""
+    job = folder / checked_job(name)
+    if job.exists():
+        raise ConfigError(f"there is a job {name!r} in {folder}: choose another name")
+    make_private_folder(folder)
+    with _unfinished(folder / f".{name}.tmp") as made:
+        if settings is None:
+            write_private(made / SETTINGS, b"")
+        else:
+            write_private(made / SETTINGS, settings.read_bytes())
+        shutil.copytree(model, made / MODEL)
+        tighten_tree(made / MODEL)
+        _write(made, JobNote(now, tuple(devices)))
+        made.rename(job)
+        sync_folder(folder)
+    return job
+
+
+@contextmanager
+def _unfinished(made: Path) -> Iterator[Path]:
+    """A folder that becomes another one, or is gone. Raises `StoreError`."""
+    shutil.rmtree(made, ignore_errors=True)
+    make_private_folder(made)
+    try:
+        yield made
+    except OSError as error:
+        raise disk_error(error.filename or made, error) from error
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+
+
+def set_stopped(job: Path, stopped: bool) -> bool:
+    """Have a job stopped, or go on; returns whether that is new. Raises `FolderMissing`, `DataError`."""
+    note = note_of(job)
+    if note.stopped == stopped:
+        return False
+    _write(job, replace(note, stopped=stopped))
+    return True
+
+
+def _write(job: Path, note: JobNote) -> None:
+    write_private(job / NOTE, (json.dumps(asdict(note)) + "\n").encode())

@@ -1,0 +1,82 @@
+"""The ports of a server of several runs: each call goes to its job, but for those that are of none."""
+
+# ruff: noqa: N802 - the names of the calls are gRPC's
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from anabranch.core.config.tables import Config
+from anabranch.core.limits import Limits
+from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1.devices_pb2_grpc import add_DevicesServicer_to_server
+from anabranch.protos.v1.jobs_pb2_grpc import add_JobsServicer_to_server
+from anabranch.protos.v1.operators_pb2_grpc import add_OperatorsServicer_to_server
+from anabranch.server.by_job import by_job
+from anabranch.server.calls import Calls
+from anabranch.server.exchange import DevicesAndExchange
+from anabranch.server.gate import Caller, Gate, job_of
+from anabranch.server.job_list import ListsJobs
+from anabranch.server.jobs import Jobs
+from anabranch.server.metrics import Metrics
+from anabranch.server.operators import Operators
+from anabranch.server.ports import CALLERS, OPERATORS, Ports, gate_of, reflect
+from anabranch.server.rpc import Devices, renewed
+from anabranch.server.rpc_errors import Context, answers
+from anabranch.server.tls import ServerIdentity
+
+
+class JobPorts(Ports):
+    """See `Ports`."""
+
+    def __init__(
+        self,
+        jobs: Jobs,
+        config: Config,
+        limits: Limits,
+        identity: ServerIdentity | None,
+        insecure: bool,
+        metrics: Metrics,
+    ) -> None:
+        self._jobs, self._calls = jobs, Calls(limits)
+        self._begin(config, limits, identity, insecure, metrics)
+
+    def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
+        kinds, service = (OPERATORS, Operators) if admin else (CALLERS, Devices)
+        made = Operators if admin else DevicesAndExchange
+        every = gate_of(identity, kinds, job=None)
+
+        @contextmanager
+        def chosen(context: Context) -> Iterator[Any]:
+            with self._jobs.calling(job_of(context)) as (job, run):
+                yield made(run, gate_of(identity, kinds, job.name, job.scope))
+
+        answer = by_job(service, chosen)
+        add_JobsServicer_to_server(ListsJobs(self._jobs.all, every, admin, self._calls), server)
+        if admin:
+            add_OperatorsServicer_to_server(answer, server)
+            reflect(server)
+            return
+        answer.RenewCertificate = Renewals(every, identity, self._calls).RenewCertificate
+        answer.Exchange = _ended  # with several runs devices make calls
+        add_DevicesServicer_to_server(answer, server)
+
+
+class Renewals:
+    """Certificates are renewed whatever job their device has, and if it has none."""
+
+    def __init__(self, gate: Gate, identity: ServerIdentity | None, calls: Calls) -> None:
+        self.gate, self._identity, self._calls = gate, identity, calls
+
+    @answers
+    async def RenewCertificate(
+        self, request: devices.RenewCertificateRequest, caller: Caller
+    ) -> devices.RenewCertificateResponse:
+        """See `Devices.RenewCertificate`."""
+        return await renewed(self._identity, self._calls, request, caller)
+
+
+async def _ended(requests: object, context: Context) -> None:
+    """End a stream in good order, before anything of it was read: its device makes calls."""

@@ -1,0 +1,67 @@
+"""The exchanges that are open: how many there may be, how long one waits for its device's next request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+IDLE_S = 15.0  # devices that train longer open another
+AGE_S = 25 * 60.0  # well before gRPC cuts the connection, in the midst of whatever there is
+
+
+class OpenStream:
+    """One exchange, between two requests or not."""
+
+    def __init__(self, streams: Streams) -> None:
+        self._streams, self._opened_at = streams, asyncio.get_running_loop().time()
+        self._deadline: asyncio.Timeout | None = None
+
+    async def wait(self, read: Callable[[], Awaitable[T]]) -> T | None:
+        """What `read` brings; None once the exchange is over."""
+        now = asyncio.get_running_loop().time()
+        if self._streams.closed:
+            return None
+        try:
+            async with asyncio.timeout_at(min(now + IDLE_S, self._opened_at + AGE_S)) as self._deadline:
+                return await read()
+        except TimeoutError:
+            return None
+        finally:
+            self._deadline = None
+
+    def end(self) -> None:
+        """Wait no longer. A request that is being answered comes to its end."""
+        if self._deadline is not None and not self._deadline.expired():
+            self._deadline.reschedule(asyncio.get_running_loop().time())
+
+
+class Streams:
+    """For the event loop's thread. At most `most` at a time: the other calls need their places, too."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: set[OpenStream] = set()
+        self.closed = False
+
+    @contextmanager
+    def opened(self) -> Iterator[OpenStream | None]:
+        """Inside there is one more; None where there are too many."""
+        if self.closed or len(self._open) >= self._most:
+            yield None
+            return
+        waiting = OpenStream(self)
+        self._open.add(waiting)
+        try:
+            yield waiting
+        finally:
+            self._open.discard(waiting)
+
+    def close(self) -> None:
+        """End all of them, each as soon as its request is answered."""
+        self.closed = True
+        for waiting in self._open:
+            waiting.end()

@@ -1,0 +1,326 @@
+"""What lets a simulation go on after whatever ended it: the results of its work, in one file of its folder.
+
+All else in a run follows from its configuration and these, and costs little. So a run that goes on is done
+again from its beginning, with results on record in the place of trainings and measurements: its digests and
+files are those of a run that was never broken, and a checkpoint may be old, but never wrong.
+
+What an uplink remembers is as large as the model. Of those memories the file has the ones that a device still
+held when it was written: no other is asked for again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+from weakref import WeakValueDictionary
+
+import numpy as np
+
+from anabranch.compress.feedback import Memory
+from anabranch.core.config.tables import Config
+from anabranch.core.errors import ConfigError, DataError, InvalidUpdate, ReplayMismatch
+from anabranch.core.model.params import digest
+from anabranch.reports.folders import CHECKPOINT, need_free
+from anabranch.reports.journal_files import JOURNAL, JournalReader
+from anabranch.reports.origin import started_now
+from anabranch.reports.result import Result
+from anabranch.reports.settings import told_apart
+from anabranch.reports.trackers import TRACKERS
+from anabranch.simulation.executors.base import LocalResult
+from anabranch.simulation.executors.names import EXECUTORS
+from anabranch.simulation.parts import PARTS
+from anabranch.simulation.problem import Problem
+from anabranch.support.code import source_digests
+
+log = logging.getLogger(__name__)
+
+SAVE_EVERY_S = 60.0  # of real time, where nobody says how many virtual seconds
+UNSAVED_BYTES_MAX = 64 << 20
+FORGOTTEN = Memory(np.empty(0, np.float32), -1)  # one that no device held any more
+TABLES = """
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT);
+CREATE TABLE results (number INTEGER PRIMARY KEY, work TEXT, facts TEXT, payload BLOB, kept BLOB, own BLOB);
+CREATE TABLE memories (number INTEGER PRIMARY KEY, facts TEXT, residual BLOB);
+"""
+
+# Of a training, or of a measurement; None: nobody wanted it any more.
+Outcome = LocalResult | InvalidUpdate | Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class RunOrigin:
+    """What a run's results follow from: its settings, the code of its parts, its first weights."""
+
+    config: Mapping[str, Any]
+    code: Mapping[str, str]  # place -> digest
+    initial: str
+    release: str
+    started_at: str
+
+    @classmethod
+    def of(cls, config: Config, problem: Problem) -> RunOrigin:
+        """That of a run which begins now."""
+        initial = digest(problem.spec.flatten(problem.initial))
+        kinds = [kind for kind in PARTS if kind not in (EXECUTORS, TRACKERS)]
+        code = source_digests(config, kinds, problem.app)
+        return cls(config.to_json(), code, initial, installed_version("anabranch"), started_now())
+
+    def differences(self, now: RunOrigin) -> list[str]:
+        """In words, what is not the same now."""
+        found = told_apart(self.config, now.config)
+        for place in sorted({*self.code, *now.code}):
+            if self.code.get(place) != now.code.get(place):
+                found.append(f"the code of {place} has changed")
+        if self.release != now.release:
+            found.append(f"it was begun with anabranch {self.release}, and this is {now.release}")
+        if not found and self.initial != now.initial:
+            found.append("the App's first weights are other ones")
+        return found
+
+
+class Checkpoint:
+    """The results of one run in `folder`, of which nobody else has a run under way; a context manager.
+
+    `every_s`: virtual seconds after which it is written; None: after a minute of real time; 0: never. What an
+    earlier process has left counts with `resume`: `wall_s` is the real time that it took, and `origin` is
+    what it began from. Entering raises `ConfigError` where that is not `origin`, or where another process
+    has the folder.
+    """
+
+    def __init__(self, folder: Path, origin: RunOrigin, every_s: float | None, resume: bool) -> None:
+        self.folder, self.origin, self.wall_s = folder, origin, 0.0
+        self._path, self._every_s, self._resume = folder / CHECKPOINT, every_s, resume
+        self._saved_at, self._due_s = time.monotonic(), every_s or 0.0
+        self._database: sqlite3.Connection | None = None
+        self._works: dict[int, str] = {}  # of the results on record
+        self._unsaved: dict[int, tuple[str, Outcome]] = {}
+        self._unsaved_bytes = 0
+        self._memories: WeakValueDictionary[int, Memory] = WeakValueDictionary()
+        self._written: set[int] = set()  # memories in the file
+        self._newest: Outcome | None = None  # so that its memory is there until a device has it
+        self._held = ExitStack()
+
+    # --- what is on record ---------------------------------------------------------------------
+
+    def has(self, number: int, work: str) -> bool:
+        """Whether the result of this piece of work is on record. Raises `ReplayMismatch` if of another."""
+        known = self._works.get(number)
+        if known is not None and known != work:
+            raise ReplayMismatch(
+                f"{self._path}: piece of work {number} was {known}, and now it is {work}: the App or its "
+                "data do not give the same twice; begin in another folder"
+            )
+        return known is not None
+
+    def recall(self, number: int) -> Outcome:
+        """A result on record."""
+        assert self._database is not None, "something is on record"
+        query = "SELECT facts, payload, kept, own FROM results WHERE number = ?"
+        text, payload, kept, own = self._database.execute(query, (number,)).fetchone()
+        facts = json.loads(text)
+        if "measured" in facts:
+            return dict(facts["measured"])
+        if "diverged" in facts:
+            return InvalidUpdate(facts["diverged"])
+        assert facts, "what was cancelled is not asked for"
+        memory = self._memory(number) if facts.pop("remembers") else None
+        return LocalResult(payload=payload, kept=kept, own=own, memory=memory, **facts)
+
+    def keep(self, number: int, work: str, outcome: Outcome) -> None:
+        """A result is there, or will not be asked for."""
+        if self._every_s == 0.0:
+            return
+        if isinstance(outcome, LocalResult):
+            self._newest = outcome
+            self._unsaved_bytes += len(outcome.payload) + len(outcome.kept) + len(outcome.own)
+            if outcome.memory is not None:
+                self._memories[number] = outcome.memory
+                outcome = replace(outcome, memory=FORGOTTEN)  # to hold it is the devices' affair
+        self._unsaved[number] = work, outcome
+
+    # --- the file --------------------------------------------------------------------------------
+
+    def save_if_due(self, now: float) -> None:
+        """An event was handled, at this virtual time."""
+        if self._every_s is None:
+            due = time.monotonic() >= self._saved_at + SAVE_EVERY_S
+        elif due := self._every_s > 0.0 and now >= self._due_s:
+            self._due_s = self._every_s * (1 + now // self._every_s)
+        if due or self._unsaved_bytes >= UNSAVED_BYTES_MAX:
+            self.save()
+
+    def save(self) -> None:
+        """Write what is new. Where that fails the run goes on, and a line in the log says so."""
+        self._saved_at = time.monotonic()
+        if not self._unsaved:
+            return
+        try:
+            self._write()
+        except (sqlite3.Error, OverflowError) as error:
+            log.warning("%s cannot be written (%s): the run has no more checkpoints", self._path, error)
+            self._every_s = 0.0
+        self._unsaved.clear()
+        self._unsaved_bytes = 0
+
+    def remove(self) -> None:
+        """The run has ended."""
+        self._unsaved.clear()
+        self._close()
+        self._path.unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        with ExitStack() as held:
+            held.callback(os.close, _locked(self.folder))
+            held.callback(self._close)
+            if self._resume:
+                self._go_on()
+            self._began = time.monotonic() - self.wall_s
+            self._held = held.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.close()
+
+    def _go_on(self) -> None:
+        """From what an earlier process has left, whether that came to a checkpoint or not."""
+        known = self._read() if self._path.is_file() else None
+        if known is None:
+            differences = told_apart(_settings_in(self.folder), self.origin.config)
+        else:
+            differences = known.differences(self.origin)
+        if differences:
+            raise ConfigError(
+                f"{self.folder} has a run that cannot go on as this one: {'; '.join(differences)}; "
+                "name another folder, or have again what it was begun with"
+            )
+        self.origin = known or self.origin
+
+    def _read(self) -> RunOrigin | None:
+        """What the file says; a damaged one is removed."""
+        self._database = sqlite3.connect(self._path)
+        ask = self._database.execute
+        try:
+            if (found := ask("PRAGMA quick_check").fetchone()) != ("ok",):
+                raise sqlite3.DatabaseError(found[0])
+            facts = dict(ask("SELECT name, value FROM facts"))
+            self._works = dict(ask("SELECT number, work FROM results"))
+            self._written = {number for (number,) in ask("SELECT number FROM memories")}
+            self.wall_s = float(facts["wall_s"])
+            return RunOrigin(**json.loads(facts["origin"]))
+        except (sqlite3.Error, ValueError, KeyError, TypeError) as error:
+            log.warning("%s is damaged (%s): the run begins anew", self._path, error)
+            self._close()
+            self._path.unlink()
+            self._works, self._written, self.wall_s = {}, set(), 0.0
+            return None
+
+    def _write(self) -> None:
+        if self._database is None:
+            self._database = sqlite3.connect(self._path)
+            self._database.executescript(TABLES)
+        held = dict(self._memories)
+        facts = {"origin": json.dumps(asdict(self.origin)), "wall_s": str(time.monotonic() - self._began)}
+        results = [_result_row(number, *known) for number, known in self._unsaved.items()]
+        memories = [_memory_row(n, memory) for n, memory in held.items() if n not in self._written]
+        gone = [(number,) for number in self._written - {*held}]
+        with self._database as file:  # all of it, or nothing
+            file.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
+            file.executemany("INSERT INTO results VALUES (?, ?, ?, ?, ?, ?)", results)
+            file.executemany("INSERT INTO memories VALUES (?, ?, ?)", memories)
+            file.executemany("DELETE FROM memories WHERE number = ?", gone)
+        self._written = {*held}
+
+    def _memory(self, number: int) -> Memory:
+        assert self._database is not None, "something is on record"
+        query = "SELECT facts, residual FROM memories WHERE number = ?"
+        row = self._database.execute(query, (number,)).fetchone()
+        if row is None:
+            return FORGOTTEN
+        found = Memory(residual=np.frombuffer(row[1], np.float32), **json.loads(row[0]))
+        self._memories[number] = found
+        return found
+
+    def _close(self) -> None:
+        if self._database is not None:
+            self._database.close()
+            self._database = None
+
+
+def check_same(folder: Path, config: Config) -> None:
+    """Raises `ConfigError` where the run that has ended in the folder was of other settings."""
+    if differences := told_apart(Result.read(folder).config, config.to_json()):
+        raise ConfigError(
+            f"{folder} has a run of other settings, which has ended: {'; '.join(differences)}; "
+            "name another folder"
+        )
+
+
+def _settings_in(folder: Path) -> Mapping[str, Any] | None:
+    """Those of a run that came to no checkpoint; None where it did not even come to them."""
+    if not (folder / JOURNAL).exists():
+        need_free(folder)  # something else is there
+        return None
+    try:
+        return JournalReader(folder).config.to_json()
+    except DataError:
+        return None
+
+
+def _locked(folder: Path) -> int:
+    """A descriptor of the folder, which one process at a time has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigError(f"a run is under way in {folder}: wait until it has ended") from None
+    except OSError as error:
+        log.debug("%s cannot be locked: %s", folder, error)  # of some networks: as if nobody else were there
+    return descriptor
+
+
+def _result_row(number: int, work: str, outcome: Outcome) -> tuple[Any, ...]:
+    if not isinstance(outcome, LocalResult):
+        return number, work, json.dumps(_told(outcome), default=_number), None, None, None
+    facts = {
+        "codec": outcome.codec,
+        "steps": outcome.steps,
+        "metrics": dict(outcome.metrics),
+        "examples": outcome.examples,
+        "remembers": outcome.memory is not None,
+    }
+    return number, work, json.dumps(facts, default=_number), outcome.payload, outcome.kept, outcome.own
+
+
+def _told(outcome: InvalidUpdate | Mapping[str, Any] | None) -> dict[str, Any]:
+    if isinstance(outcome, InvalidUpdate):
+        return {"diverged": str(outcome)}
+    return {} if outcome is None else {"measured": dict(outcome)}
+
+
+def _memory_row(number: int, memory: Memory) -> tuple[int, str, bytes]:
+    facts = {
+        "base_version": memory.base_version,
+        "length_mean": memory.length_mean,
+        "notes": dict(memory.notes),
+    }
+    return number, json.dumps(facts, default=_number), memory.residual.astype(np.float32).tobytes()
+
+
+def _number(value: Any) -> Any:
+    """A number of numpy or torch as one of Python."""
+    return value.item()

@@ -1,0 +1,84 @@
+"""What the cockpit shows: folders of runs, a server's data, or a running server over its operators' port."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from anabranch.api.cockpit_live import ServedRun
+from anabranch.api.live_result import report_of_data
+from anabranch.api.temporary import TemporaryFolder
+from anabranch.client.operator import OperatorClient
+from anabranch.cockpit.folder import RunFolder
+from anabranch.cockpit.runs import Runs
+from anabranch.cockpit.source import Source
+from anabranch.core.errors import FolderMissing
+from anabranch.reports.journal_files import JOURNAL
+from anabranch.reports.recorder import EVENTS_FILE
+from anabranch.reports.result import RESULT_FILE
+
+RUN_MARKS = (EVENTS_FILE, RESULT_FILE, JOURNAL)
+DATABASE = "anabranch.db"
+DEPTH_MAX = 4  # of runs below a folder of them
+RUNS_MAX = 2000
+
+
+def runs_in(what: Path, database: str = "", archive: Path | None = None) -> Runs:
+    """The runs that a path stands for: one of a folder or of a stopped server's data, or many below it.
+
+    Raises `FolderMissing`, and for a server's data what `report_of_data` does.
+    """
+    if not what.is_dir():
+        raise FolderMissing(f"{what} is not there: name the folder of a run, of runs, or a server's data_dir")
+    if is_run(what):
+        return _single(RunFolder(what))
+    if database or (what / DATABASE).is_file():
+        return _single(_of_data(what, database, archive))
+    if not any(True for _ in _below(what)):
+        raise FolderMissing(f"{what} holds no run: name the folder of a run, of runs, or a server's data_dir")
+    known: dict[str, Source] = {}
+
+    def listing() -> Iterator[Source]:
+        for folder in _below(what):
+            name = folder.relative_to(what).as_posix()
+            yield known.setdefault(name, RunFolder(folder, name))
+
+    return Runs(listing, single=False)
+
+
+def run_of_server(client: OperatorClient, operator: str = "") -> Runs:
+    """The run of a server, to whose operators' port `client` speaks, with the papers of `operator`."""
+    return _single(ServedRun(client, operator))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a run lies there, whole or not."""
+    return any((folder / name).is_file() for name in RUN_MARKS)
+
+
+def _single(source: Source) -> Runs:
+    return Runs(lambda: iter([source]), single=True)
+
+
+def _below(folder: Path, depth: int = DEPTH_MAX) -> Iterator[Path]:
+    """The folders of runs below this one, in the order of their names."""
+    for path in sorted(p for p in folder.iterdir() if p.is_dir() and not p.is_symlink()):
+        if is_run(path):
+            yield path
+        elif depth:
+            yield from _below(path, depth - 1)
+
+
+class _OfData(RunFolder):
+    """The folder that was made of a server's data, which goes with this."""
+
+    def __init__(self, holds: TemporaryFolder, folder: Path, name: str) -> None:
+        super().__init__(folder, name)
+        self._holds = holds
+
+
+def _of_data(data_dir: Path, database: str, archive: Path | None) -> RunFolder:
+    temporary = TemporaryFolder()
+    folder = temporary.path / "run"
+    report_of_data(data_dir, database, folder, archive)
+    return _OfData(temporary, folder, data_dir.resolve().name)

@@ -1,0 +1,328 @@
+"""A running server as what the cockpit shows: its run over the operators' port, and orders to it."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from anabranch.client.operator import ClientStanding, OperatorClient, RunStatus, WatchedEvent
+from anabranch.cockpit.series import thinned
+from anabranch.cockpit.source import Head, RunKind, State
+from anabranch.core.config.goal import Goal
+from anabranch.core.config.toml import setting_text
+from anabranch.core.errors import AnabranchError
+from anabranch.reports.picture.columns import plain
+from anabranch.reports.picture.happening import Happened
+from anabranch.reports.picture.picture import FOLDED_AT_ONCE, Picture
+
+STATUS_S = 1.0  # so often the server is asked how its run stands
+CLIENTS_S = 10.0  # and what is against its devices
+QUIET_S = 0.3  # what the server has kept has come, once nothing has come for so long
+AGAIN_S = 1.0
+FLOWER = "flower:"
+SERVER_POINTS = 1000
+KNOWN = {  # a count of the picture: the status has it as
+    "applied": "updates_applied",
+    "rejected": "updates_rejected",
+    "duplicate": "updates_duplicate",
+    "tasks": "tasks_granted",
+    "leases_lost": "leases_lost",
+    "up": "uplink_bytes",
+    "up_raw": "uplink_bytes_raw",
+    "down": "downlink_bytes",
+    "down_full": "downlink_bytes_full_equivalent",
+    "clients": "clients",
+    "online": "clients_online",
+}
+
+
+class ServedRun:
+    """See `Source`. `client` is an operator's connection, whose papers are those of `operator`."""
+
+    def __init__(self, client: OperatorClient, operator: str = "") -> None:
+        self._client, self.operator = client, operator
+        self._status, self._asked_at, self._gone = client.status(), time.monotonic(), ""
+        self._asking = threading.Lock()
+        self.name = self._status.run
+        self.orders = OperatorOrders(client)
+
+    def head(self) -> Head:
+        """What the server said last, which is no older than a second while it answers."""
+        status = self._asked()
+        config, began = status.config, status.created_at_s
+        goal = Goal.of_json(config)
+        return Head(
+            name=status.run,
+            strategy=status.strategy,
+            workload=str(config.get("run", {}).get("workload", "")),
+            kind=_kind(config),
+            seed=int(config.get("run", {}).get("seed", 0)),
+            state=self._state(status),
+            why=status.finished or self._gone,
+            config=config,
+            started_at=began,
+            updates=status.updates_applied,
+            version=status.version,
+            goal=goal.among({status.best_metric}) if status.best_metric else goal,
+            best=status.best_value,
+            uptime_s=status.uptime_s,
+            silence_s=float(config.get("server", {}).get("lease_s", 60.0)),
+            online=status.clients_online,
+        )
+
+    def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
+        """Tell what the server has kept, and then what happens; over and over, until `stop`."""
+        feed = _Feed(self._client, self._status.created_at_s, stop)
+        self._begin(picture, feed.kept())
+        caught_up()
+        clients_at = time.monotonic()
+        while not stop.is_set():
+            picture.tell(feed.next(STATUS_S / 4))
+            self._look(picture)
+            if time.monotonic() - clients_at >= CLIENTS_S:
+                self._look_at_clients(picture)
+                clients_at = time.monotonic()
+
+    def server(self, picture: Picture) -> dict[str, Any]:
+        """How the server fares. Raises `Unavailable`, and `ProtocolError` for an older one."""
+        found = self._client.metrics()
+        with picture.lock:
+            table = picture.server
+            names = {"queue": "queue", "commit_ms": "commit", "shed": "shed", "memory": "memory"}
+            rows = thinned(table["queue"], SERVER_POINTS)
+            series = {name: plain(table[column][rows]) for name, column in names.items()}
+            series["time"] = plain(table["time"][rows])
+        return {
+            "queue": found.queue,
+            "queue_max": found.queue_max,
+            "commit_ms": _quantiles(found.commit_s, 1000.0),
+            "fsync_ms": _quantiles(found.fsync_s, 1000.0),
+            "batch": _quantiles(found.batch_events, 1.0),
+            "shed": found.calls_shed,
+            "refused": found.asks_refused,
+            "memory_bytes": found.memory_bytes,
+            "leader": found.leader,
+            "disk_free_bytes": found.disk_free_bytes,
+            "uptime_s": found.uptime_s,
+            "series": series,
+        }
+
+    @contextmanager
+    def export(self, version: int | None) -> Iterator[Path]:
+        """See `OperatorClient.export`."""
+        with tempfile.TemporaryDirectory(prefix="anabranch-cockpit-") as folder:
+            path = Path(folder) / "model.safetensors"
+            self._client.export(path, version)
+            yield path
+
+    def _asked(self) -> RunStatus:
+        with self._asking:
+            if time.monotonic() - self._asked_at >= STATUS_S:
+                try:
+                    self._status, self._gone = self._client.status(), ""
+                except AnabranchError as error:
+                    self._gone = str(error)
+                self._asked_at = time.monotonic()
+            return self._status
+
+    def _state(self, status: RunStatus) -> State:
+        if self._gone:
+            return "interrupted"
+        if status.finished:
+            return "finished"
+        return "paused" if status.paused else "running"
+
+    def _begin(self, picture: Picture, kept: Sequence[Happened]) -> None:
+        """The picture up to now: what was kept of what happened, and of all before it the sums."""
+        status = self._client.status()
+        judged = [h for h in kept if h.kind == "decided" and not h.data.get("duplicate")]
+        taken = [h for h in judged if h.data["verdict"] != "rejected"]
+        before = {
+            "applied": status.updates_applied - len(taken),
+            "rejected": status.updates_rejected - len(judged) + len(taken),
+            "tasks": status.tasks_granted - sum(h.kind == "granted" for h in kept),
+            "up": status.uplink_bytes - sum(h.data.get("uplink_bytes", 0) for h in judged),
+            "up_raw": status.uplink_bytes_raw - sum(h.data.get("raw_bytes", 0) for h in judged),
+        }
+        first = next((h.version or 0 for h in kept if h.kind == "published"), status.version + 1)
+        now = kept[0].t if kept else time.time() - status.created_at_s
+        with picture.lock:
+            picture.from_s = now if before["tasks"] > 0 else 0.0
+            picture.counts.update({name: max(count, 0) for name, count in before.items()})
+            began, after, updates = status.created_at_s, 0, 0
+            while page := self._client.versions(after):
+                for v in page:
+                    updates += v.updates
+                    if v.version < first:
+                        picture.has_published(v.version, v.published_at_s - began, updates)
+                    picture.has_measured(v.version, v.metrics)
+                after = page[-1].version
+        for at in range(0, len(kept), FOLDED_AT_ONCE):
+            picture.tell(kept[at : at + FOLDED_AT_ONCE])
+        self._note(picture, status)
+        with suppress(AnabranchError):  # those that have something against them are asked for again
+            for clients in self._client.pages_of_clients():
+                self._stand(picture, clients)
+
+    def _look(self, picture: Picture) -> None:
+        if time.monotonic() - self._asked_at >= STATUS_S:
+            self._note(picture, self._asked())
+            self._look_at_server(picture)
+
+    def _look_at_server(self, picture: Picture) -> None:
+        try:
+            found = self._client.metrics()
+        except AnabranchError:  # it is asked again
+            return
+        with picture.lock:
+            now = time.time() - self._status.created_at_s
+            commit_ms = found.commit_s.p50 * 1000.0
+            picture.server.add(now, found.queue, commit_ms, found.calls_shed, found.memory_bytes)
+
+    def _note(self, picture: Picture, status: RunStatus) -> None:
+        with picture.lock:
+            picture.known.update({name: int(getattr(status, its)) for name, its in KNOWN.items()})
+            picture.version = max(picture.version, status.version)
+            picture.finished = status.finished
+            picture.now_s = max(picture.now_s, time.time() - status.created_at_s)
+            rows = picture.devices
+            rows.run_twice = {rows.row(client) for client in status.run_twice}
+            known = {rows.row(client): why for client, why in status.quarantined.items()}
+            rows.quarantined = {
+                row: rows.quarantined.get(row, (why, picture.now_s)) for row, why in known.items()
+            }
+
+    def _look_at_clients(self, picture: Picture) -> None:
+        try:
+            found = self._client.clients()
+        except AnabranchError:  # it is asked again
+            return
+        self._stand(picture, found)
+
+    def _stand(self, picture: Picture, found: Sequence[ClientStanding]) -> None:
+        began = self._status.created_at_s
+        with picture.lock:
+            rows = picture.devices
+            for c in found:
+                row = rows.row(c.client_id)
+                rows.stands(row, c.updates_taken, c.updates_rejected, (c.flaws, c.shortened))
+                if c.last_seen_s is not None:
+                    rows.seen(row, c.last_seen_s - began)
+                if c.versions_behind is not None:
+                    rows.given(row, picture.version - c.versions_behind)
+
+
+class _Feed:
+    """What the server tells of, from what it has kept on; it is called again where the line breaks."""
+
+    def __init__(self, client: OperatorClient, began: float, stop: threading.Event) -> None:
+        self._client, self._began, self._stop = client, began, stop
+        self._told: queue.SimpleQueue[Happened] = queue.SimpleQueue()
+        self._seq, self._of_seq = 0, 0  # the newest event that was told of, and how much of it
+        self._thread = threading.Thread(target=self._watch, name="anabranch-cockpit-watch", daemon=True)
+        self._thread.start()
+
+    def kept(self) -> list[Happened]:
+        """What the server has kept."""
+        found: list[Happened] = []
+        while fresh := self.next(QUIET_S):
+            found += fresh
+        return found
+
+    def next(self, wait_s: float) -> list[Happened]:
+        """What was told since the last call; nothing if nothing comes within this time."""
+        try:
+            found = [self._told.get(timeout=wait_s)]
+        except queue.Empty:
+            return []
+        while len(found) < FOLDED_AT_ONCE and not self._told.empty():
+            found.append(self._told.get())
+        return found
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            with suppress(AnabranchError):
+                self._hear()
+            self._stop.wait(AGAIN_S)
+
+    def _hear(self) -> None:
+        """From the newest event on, which several happenings may share: those that were told are skipped."""
+        again, skip = self._seq, self._of_seq
+        for event in self._client.watch(max(again - 1, 0)):
+            if event.seq == again and skip:
+                skip -= 1
+                continue
+            self._of_seq = self._of_seq + 1 if event.seq == self._seq else 1
+            self._seq = event.seq
+            for happened in happened_of(event, self._began):
+                self._told.put(happened)
+            if self._stop.is_set():
+                return
+
+
+def happened_of(event: WatchedEvent, began: float) -> Iterator[Happened]:
+    """What a server tells, as the picture is told; `began`: when the run did, in Unix seconds."""
+    t, data = event.at_s - began, dict(event.data)
+    version: int | None = event.version
+    if "task_id" in data:
+        data["task"] = data.pop("task_id")
+    if "expires_at_s" in data:
+        data["lease_until_s"] = data.pop("expires_at_s") - began
+    if event.kind == "settings_changed":
+        by = data.pop("by", "")
+        for path, value in data.items():
+            yield Happened(t, event.kind, "", None, {"path": path, "value": value, "was": None, "by": by})
+        return
+    if event.kind in ("refused", "finished", "quarantined", "released", "reopened"):
+        version = None
+    yield Happened(t, event.kind, event.client_id, version, data)
+
+
+class OperatorOrders:
+    """See `Orders`: as an operator gives them."""
+
+    def __init__(self, client: OperatorClient) -> None:
+        self._client = client
+
+    def pause(self) -> None:
+        """Hand out no more tasks."""
+        self._client.pause()
+
+    def resume(self) -> None:
+        """Hand out tasks again."""
+        self._client.resume()
+
+    def quarantine(self, client: str, why: str) -> None:
+        """No task for a device, and no update of it."""
+        self._client.quarantine(client, why)
+
+    def release(self, client: str) -> bool:
+        """Let a device out of quarantine; whether it was in."""
+        return self._client.release(client)
+
+    def rollback(self, to_version: int, without: Sequence[str], everyone: bool) -> tuple[int, int]:
+        """Publish a version without some updates."""
+        return self._client.rollback(to_version, without, everyone)
+
+    def set_settings(self, values: Mapping[str, Any]) -> list[str]:
+        """Change settings; each in words."""
+        done = self._client.set_settings(values)
+        told = [f"{c.path} = {setting_text(c.value)} (was {setting_text(c.was)})" for c in done.changes]
+        if done.reopened:
+            told.append("the run had ended, and goes on: start its devices again")
+        return told
+
+
+def _quantiles(found: Any, scale: float) -> dict[str, float | None]:
+    """As the page has them; unknown where there was nothing to measure."""
+    return {name: getattr(found, name) * scale if found.count else None for name in ("p50", "p90", "p99")}
+
+
+def _kind(config: Mapping[str, Any]) -> RunKind:
+    return "flower" if str(config.get("run", {}).get("workload", "")).startswith(FLOWER) else "live"

@@ -1,0 +1,171 @@
+"""A study of Optuna as the second form of `sweep`: it chooses, each choice is run from the same seeds.
+
+The study has a row for each choice in a storage of its own; with a file, `sqlite:///study.db`, and an `out`
+folder a sweep that was broken off goes on, inside of a run too. What was measured on the way is told as it
+comes, so a pruner of the study ends choices that lag behind others at the same seed and measurement.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from anabranch.api.progress import LiveBar
+from anabranch.api.simulating import StopRun
+from anabranch.api.sweep_file import Choice
+from anabranch.core.config.goal import Goal
+from anabranch.core.config.tables import RunTable
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.chains import AUTO
+from anabranch.reports.result import Result
+from anabranch.simulation.run import RunProgress
+
+SEED_STEPS = 10**9  # the step of a measurement is its number from 0, and so many more for each seed before
+
+
+class OptunaTrial(Protocol):
+    """What is used of `optuna.Trial`."""
+
+    number: int
+    params: dict[str, Any]
+
+    def report(self, value: float, step: int) -> None:
+        """An intermediate value."""
+
+    def should_prune(self) -> bool:
+        """Whether it is worth going on."""
+
+
+class OptunaStudy(Protocol):
+    """What is used of `optuna.Study`."""
+
+    @property
+    def direction(self) -> Any:
+        """What it strives for."""
+
+    @property
+    def trials(self) -> list[Any]:
+        """All of them, from the storage."""
+        ...
+
+    def ask(self, fixed_distributions: Any = None) -> Any:
+        """A new trial."""
+
+    def tell(self, trial: Any, values: Any = None, state: Any = None) -> Any:
+        """What came of one."""
+
+    def enqueue_trial(self, params: dict[str, Any]) -> Any:
+        """The parameters of the next one."""
+
+
+# Which parameters there are: a distribution each, or a function that asks a trial for them.
+Space = Mapping[str, Any] | Callable[[Any], Choice]
+Simulate = Callable[[Choice, int, Callable[[RunTable, RunProgress], None]], Result]  # a choice from a seed
+
+
+def is_study(grid: object) -> bool:
+    """Whether it is one of Optuna's; that need not be installed."""
+    return all(hasattr(grid, name) for name in ("ask", "tell", "enqueue_trial"))
+
+
+@dataclass
+class StudySweep:
+    """A study that is carried on until it has `trials` trials with an end; `simulate` runs a choice.
+
+    What has been tried before with an end is run no more. `choices`: of those trials, in their order.
+    """
+
+    study: OptunaStudy
+    space: Space
+    trials: int
+    seeds: Sequence[int]
+    simulate: Simulate
+    bar: LiveBar
+    choices: list[Choice] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Raises `ConfigError` where the study strives the other way, and what `simulate` raises."""
+        self._take_up()
+        while (done := len(self._ended())) < self.trials:
+            self.bar.show(done / self.trials, f"{done} of {self.trials} choices")
+            fixed = None if callable(self.space) else dict(self.space)
+            self._try(self.study.ask(fixed))
+        self.bar.show(1.0, f"{self.trials} of {self.trials} choices")
+        self.choices = [self.choice_of(trial) for trial in self._ended() if trial.state.name == "COMPLETE"]
+
+    def choice_of(self, trial: Any) -> Choice:
+        """What is run for a trial, new or from the storage."""
+        if not callable(self.space):
+            return dict(trial.params)
+        from optuna.trial import FixedTrial
+
+        return self.space(FixedTrial(trial.params, trial.number))
+
+    def _ended(self) -> list[Any]:
+        return [trial for trial in self.study.trials if trial.state.name in ("COMPLETE", "PRUNED")]
+
+    def _take_up(self) -> None:
+        """What a sweep had in hand that was broken off comes first, with the same parameters."""
+        from optuna.trial import TrialState
+
+        for trial in self.study.trials:
+            if trial.state == TrialState.RUNNING:
+                self.study.tell(trial.number, state=TrialState.FAIL)
+                self.study.enqueue_trial(trial.params)
+
+    def _try(self, trial: Any) -> None:
+        from optuna.trial import TrialState
+
+        choice = self.space(trial) if callable(self.space) else dict(trial.params)
+        values = []
+        for place, seed in enumerate(self.seeds):
+            teller = TrialTeller(trial, place)
+            result = self.simulate(choice, seed, teller)
+            teller.tell_all(result)
+            if result.status == "finished":
+                self._check_direction(result)
+            if teller.pruned or result.final_value is None:  # or it has diverged
+                self.study.tell(trial, state=TrialState.PRUNED)
+                return
+            values.append(result.final_value)
+        self.study.tell(trial, statistics.fmean(values))
+
+    def _check_direction(self, result: Result) -> None:
+        if result.metric == AUTO:
+            raise ConfigError(
+                "the App measures no accuracy and no loss: say until=Until(metric=..., mode=...)"
+            )
+        strives = str(self.study.direction.name).lower()
+        if not strives.startswith(result.mode):
+            raise ConfigError(
+                f"the study is to {strives}, and of {result.metric} the {result.mode}imum is best: "
+                f"create_study(direction='{result.mode}imize')"
+            )
+
+
+class TrialTeller:
+    """Tells a trial what its run from the `place`th seed has measured; ends the run where it is pruned."""
+
+    def __init__(self, trial: OptunaTrial, place: int) -> None:
+        self._trial, self._place, self._told = trial, place, 0
+        self.pruned = False
+
+    def __call__(self, run: RunTable, progress: RunProgress) -> None:
+        """A run of these settings goes on. Raises `StopRun`."""
+        if progress.evaluated:
+            self._tell(Goal.of(run).value(progress.metrics))
+            if self.pruned:
+                raise StopRun("pruned")
+
+    def tell_all(self, result: Result) -> None:
+        """What is there of a run that had ended before."""
+        for point in result.history[self._told :]:
+            self._tell(result.goal.value(point.measured))
+
+    def _tell(self, value: float | None) -> None:
+        step, self._told = self._place * SEED_STEPS + self._told, self._told + 1
+        if value is not None and not self.pruned:
+            self._trial.report(value, step)
+            self.pruned = self._trial.should_prune()

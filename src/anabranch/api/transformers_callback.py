@@ -1,0 +1,181 @@
+"""`TransformersCallback`: a script with a `Trainer` of Hugging Face's becomes a device by one callback.
+
+    trainer = Trainer(model, args, train_dataset=data, callbacks=[ab.TransformersCallback("host:7070")])
+    trainer.train()
+
+`train()` then goes on until the run ends. Each task is as much training as the arguments say, by `max_steps`
+or else `num_train_epochs`, and so is its schedule of the learning rate.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Unpack
+
+from transformers import TrainerCallback, get_scheduler
+
+from anabranch.api.live import InProcessServer, Server
+from anabranch.api.participation import JoinOptions, Participation
+from anabranch.client.summary import AgentSummary
+from anabranch.core.errors import ConfigError
+from anabranch.workloads.batches import batches_per_epoch
+from anabranch.workloads.trainer import ENDLESS_STEPS
+
+
+class TransformersCallback(TrainerCallback):
+    """Makes the `Trainer` that it is given to a device of the federation that `server` serves.
+
+    `epochs` (also a part of one) or `steps`: how much is trained for each task; else as the arguments say.
+    The optimizer's state and the learning rate's schedule begin anew with each task, unless
+    `keep_optimizer`. What was logged and evaluated since the task began is sent along. `options` are those of
+    `join`. It must be among the trainer's `callbacks` when that is made. Raises `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        server: str | Server | InProcessServer,
+        *,
+        epochs: float = 0,
+        steps: int = 0,
+        keep_optimizer: bool = False,
+        **options: Unpack[JoinOptions],
+    ) -> None:
+        if epochs and steps:
+            raise ConfigError("TransformersCallback(epochs=..., steps=...): give one of them")
+        self._device = Participation(server, keep_optimizer, options)
+        self._epochs, self._steps, self._planned, self._examples = epochs, steps, 0, 0
+        self._begun_with: Any = None  # the arguments of the trainer
+        self._own_schedule = False
+        self._epoch_is_over = False
+        self._metrics: dict[str, Any] = {}
+
+    @property
+    def summary(self) -> AgentSummary | None:
+        """What the device has done, once `train()` has ended."""
+        return self._device.summary
+
+    # --- what the trainer calls --------------------------------------------------------------
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:  # noqa: ARG002
+        """From now on the trainer goes on without an end: how long a task is, was read before."""
+        if not (self._epochs or self._steps):
+            self._steps, self._epochs = max(args.max_steps, 0), args.num_train_epochs
+        if self._steps == ENDLESS_STEPS:
+            raise ConfigError("these TrainingArguments were another trainer's: make new ones")
+        self._own_schedule = given.get("lr_scheduler") is not None
+        self._begun_with, args.max_steps = args, ENDLESS_STEPS
+
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        *,
+        model: Any,
+        optimizer: Any,
+        lr_scheduler: Any,
+        train_dataloader: Any,
+        **_: Any,
+    ) -> None:
+        """Join, and take the first task."""
+        if self._begun_with is not args:
+            raise ConfigError("give the callback to the trainer when that is made, among its callbacks")
+        self._plan(args, train_dataloader)
+        state.compute_steps(args, self._planned)  # what is logged and saved every part of a training
+        if not self._own_schedule:
+            _span(lr_scheduler, optimizer, args, self._planned)
+        if not self._device.begin(model, (optimizer, lr_scheduler), args.world_size):
+            control.should_training_stop = True
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """The gradients are there."""
+        self._device.pull()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """At the end of a task the loss since the last log is logged, so that it is known."""
+        self._device.steps += 1
+        self._epoch_is_over = False
+        if self._is_due:
+            control.should_log = True
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """What was logged; at the end of a task it is the first of up to three things."""
+        self._metrics |= logs or {}
+        self._turn(args, state, control)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        """The second, where it is due."""
+        self._metrics |= metrics or {}
+        self._turn(args, state, control)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The third."""
+        self._turn(args, state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """What is evaluated and saved at the end of an epoch comes next, or nothing."""
+        self._epoch_is_over = True
+        self._turn(args, state, control)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """The run has ended, or something else has ended the training."""
+        self._device.close()
+
+    # -----------------------------------------------------------------------------------------
+
+    @property
+    def _is_due(self) -> bool:
+        return self._device.task is not None and self._device.steps >= self._planned
+
+    def _plan(self, args: Any, dataloader: Any) -> None:
+        """Local steps of a task, and examples."""
+        of_step = args.train_batch_size * args.gradient_accumulation_steps
+        batches = _length(dataloader)
+        if not self._steps and not batches:
+            raise ConfigError(
+                "the training data do not say how many they are: say max_steps, or give the callback steps="
+            )
+        per_epoch = batches_per_epoch(batches, args.gradient_accumulation_steps)
+        self._planned = self._steps or max(1, round(self._epochs * per_epoch))
+        rows = _length(getattr(dataloader, "dataset", None))
+        self._examples = min(rows or ENDLESS_STEPS, self._planned * of_step)
+
+    def _turn(self, args: Any, state: Any, control: Any) -> None:
+        """Push and take the next task, once nothing is left to do with this one's weights."""
+        if not self._is_due or control.should_evaluate or control.should_save:
+            return
+        ends_epoch = float(state.epoch).is_integer() and not self._epoch_is_over
+        if ends_epoch and "epoch" in (args.eval_strategy, args.save_strategy):
+            return
+        self._device.push(self._examples, self._metrics)
+        self._metrics = {}
+        if not self._device.take():
+            control.should_training_stop = True
+
+
+def _span(schedule: Any, optimizer: Any, args: Any, steps: int) -> None:
+    """Let the trainer's own schedule, made for a training without an end, span a task's steps."""
+    import torch
+
+    alone = torch.optim.SGD([torch.zeros(1)], lr=1.0)
+    made = get_scheduler(
+        args.lr_scheduler_type,
+        alone,
+        num_warmup_steps=args.get_warmup_steps(steps),
+        num_training_steps=steps,
+        scheduler_specific_kwargs=args.lr_scheduler_kwargs,
+    )
+    if not isinstance(made, torch.optim.lr_scheduler.LambdaLR):
+        return  # by what is measured: it knows of no end
+    factor = made.lr_lambdas[0]
+    schedule.lr_lambdas = [factor] * len(schedule.lr_lambdas)
+    for group, rate in zip(optimizer.param_groups, schedule.base_lrs, strict=True):
+        group["lr"] = rate * factor(0)
+    schedule._last_lr = [group["lr"] for group in optimizer.param_groups]
+
+
+def _length(sized: Any) -> int:
+    """0 where it does not say."""
+    try:
+        return len(sized)
+    except TypeError:
+        return 0

@@ -1,0 +1,130 @@
+"""`new`: a folder to begin with, which runs, tests itself and deploys; `init` makes its model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from anabranch.cli.next_steps import with_commands
+from anabranch.cli.options import AsJson, writing
+from anabranch.cli.output import Output
+from anabranch.core.config.extras import EXTRAS
+from anabranch.core.errors import ConfigError
+
+ENDING, DOT = ".in", "dot-"  # of a file of a template, and in the place of a leading dot
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*\Z")
+SCRIPT = "python train.py 127.0.0.1:7070 device-0"
+
+
+@dataclass(frozen=True)
+class Template:
+    """What a folder is made from. `app`: how its App is called; `device`: the command that starts one.
+
+    `rate` and `updates` are those with which it learns in its own test.
+    """
+
+    about: str
+    extras: tuple[str, ...]
+    app: str = "app.py:app"
+    code: str = "`app.py`"
+    device: str = ""
+    rate: float = 0.05
+    updates: int = 20
+
+    def words(self, name: str) -> Mapping[str, str]:
+        """What stands where a file of the template has `@WORD@`."""
+        return {
+            "NAME": name,
+            "ABOUT": self.about,
+            "EXTRAS": ",".join(self.extras),
+            "APP": self.app,
+            "CODE": self.code,
+            "DEVICE": self.device or f"anabranch client {self.app} --id device-0",
+            "RATE": str(self.rate),
+            "UPDATES": str(self.updates),
+        }
+
+
+TEMPLATES = {
+    "pytorch": Template(
+        "A torch model and its data, learned by a fleet.", ("client", "server", "workloads", "testing")
+    ),
+    "transformers": Template(
+        "A model of Hugging Face's and its data, learned by a fleet.",
+        ("client", "server", "transformers", "testing"),
+        code="`app.py`, and in `train.py` where it has a Trainer of its own",
+        device=SCRIPT,
+        rate=0.003,
+    ),
+    "lightning": Template(
+        "A LightningModule and its data, learned by a fleet.",
+        ("client", "server", "workloads", "lightning", "testing"),
+        code="`app.py`, and in `train.py` where it has a Trainer of its own",
+        device=SCRIPT,
+        rate=0.003,
+    ),
+    "numpy": Template(
+        "A model in numpy and its data, learned by a fleet: no device needs torch.",
+        ("server", "workloads", "testing"),
+        app="app.py:App",
+    ),
+    "flower": Template(
+        "A Flower app, which a fleet also learns without rounds.",
+        ("server", "workloads", "flower", "testing"),
+        app="flower:.",
+        code="`client_app.py` and `task.py`",
+    ),
+}
+
+
+def new(
+    name: Annotated[
+        str, typer.Argument(help="The folder to make, and what its runs are called.", metavar="NAME")
+    ],
+    template: Annotated[str, typer.Option(help=f"What it is made from: {', '.join(TEMPLATES)}.")] = next(
+        iter(TEMPLATES)
+    ),
+    as_json: AsJson = False,
+) -> None:
+    """Make a folder with an App, settings, tests and a README: to run as it is, and to put your own into."""
+    folder, chosen = Path(name), TEMPLATES.get(template)
+    if chosen is None:
+        raise ConfigError(f"--template {template!r}: take one of {', '.join(TEMPLATES)}")
+    if not NAME.match(folder.name):
+        raise ConfigError(f"{name!r}: a name has letters, digits, - and _, and begins with a letter")
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} is there and not empty: take another name")
+    made = {}
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for file, text in _filled(template, chosen.words(folder.name)):
+            (folder / file).write_text(text, encoding="utf-8")
+            made[file] = text
+    missing = [extra for extra in chosen.extras if not _installed(extra)]
+    install = [f'pip install "anabranch[{",".join(missing)}]"'] if missing else []
+    steps = [f"cd {folder}", *install, "anabranch simulate run.toml", "python -m pytest"]
+    told = {"folder": str(folder), "template": template, "files": sorted(made), "next": steps}
+    Output(as_json).result(told, with_commands(f"{folder}: {', '.join(sorted(made))}\nnext:", steps))
+
+
+def _filled(template: str, words: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The files of a template and those of all, by name."""
+    for part in ("common", template):
+        for file in (files("anabranch.cli") / "templates" / part).iterdir():
+            if file.name.endswith(ENDING):
+                text = file.read_text(encoding="utf-8")
+                for word, by in words.items():
+                    text = text.replace(f"@{word}@", by)
+                called = file.name.removesuffix(ENDING)
+                yield (f".{called.removeprefix(DOT)}" if called.startswith(DOT) else called), text
+
+
+def _installed(extra: str) -> bool:
+    return all(find_spec(module) for module, its in EXTRAS.items() if its == extra)

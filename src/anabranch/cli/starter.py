@@ -1,0 +1,24 @@
+"""A process that ends with the one that started it, which holds the other end of its standard input."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+UntilEof = Annotated[bool, typer.Option("--until-eof", hidden=True)]
+
+
+def stop_at_eof(stop: Callable[[], None]) -> None:
+    """Have `stop` called, in a thread of its own, once whoever has started this process is gone."""
+
+    def await_eof() -> None:
+        while os.read(sys.stdin.fileno(), 4096):  # no lock is held while it waits: a process may end
+            pass
+        stop()
+
+    threading.Thread(target=await_eof, daemon=True).start()

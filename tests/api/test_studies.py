@@ -1,0 +1,123 @@
+"""An Optuna study as the second form of a sweep: the real library, its storage in a file."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.distributions import FloatDistribution, IntDistribution
+
+import anabranch as ab
+from anabranch.core.errors import ConfigError
+
+SMALL: dict[str, Any] = {
+    "fleet": ab.Fleet(clients=3, examples_per_client=40),
+    "until": ab.Until(updates=6),
+    "strategy": "fedasync",
+    "settings": {"run.evaluate_every_versions": 2},
+    "progress": False,
+}
+SPACE: dict[str, Any] = {
+    "client.learning_rate": FloatDistribution(0.01, 0.5, log=True),
+    "client.steps": IntDistribution(1, 4),
+}
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def study_in(folder: Path, **more: Any) -> optuna.Study:
+    """That of a file, new or as it was left; what it draws is settled."""
+    sampler = optuna.samplers.RandomSampler(seed=3)
+    storage = f"sqlite:///{folder / 'study.db'}"
+    return optuna.create_study(
+        storage=storage,
+        study_name="it",
+        load_if_exists=True,
+        direction=more.pop("direction", "maximize"),
+        sampler=sampler,
+        **more,
+    )
+
+
+def test_each_choice_is_run_from_the_same_seeds(tmp_path: Path) -> None:
+    study = study_in(tmp_path)
+    found = ab.sweep("synthetic", study, space=SPACE, trials=3, seeds=[4, 7], **SMALL)
+    assert found.rows.column("seed") == [4, 7] * 3
+    values = found.rows.column("final_value")
+    for trial, pair in zip(study.trials, zip(values[::2], values[1::2], strict=True), strict=True):
+        assert trial.value == pytest.approx(statistics.fmean(pair))
+    assert found.rows.column("client.steps")[::2] == [trial.params["client.steps"] for trial in study.trials]
+    alone = ab.simulate(
+        "synthetic",
+        seed=7,
+        **{**SMALL, "settings": {**SMALL["settings"], **study.trials[0].params}},
+    )
+    assert alone.result.journal_sha256 == found.runs[1].result.journal_sha256
+
+
+class Halted(Exception):
+    """In the place of what ends a program."""
+
+
+def test_a_study_that_was_broken_off_goes_on(tmp_path: Path) -> None:
+    whole = ab.sweep("synthetic", study_in(tmp_path), space=SPACE, trials=3, seeds=2, **SMALL)
+
+    def broken(trial: optuna.Trial) -> dict[str, Any]:
+        choice = {name: trial._suggest(name, d) for name, d in SPACE.items()}
+        if trial.number == 1:
+            raise Halted
+        return choice
+
+    other = tmp_path / "other"
+    other.mkdir()
+    runs = other / "runs"
+    with pytest.raises(Halted):
+        ab.sweep("synthetic", study_in(other), space=broken, trials=3, seeds=2, out=runs, **SMALL)
+    assert [trial.state.name for trial in study_in(other).trials] == ["COMPLETE", "RUNNING"]
+    before = {path: path.stat().st_mtime_ns for path in runs.glob("*/result.json")}
+    again = ab.sweep("synthetic", study_in(other), space=SPACE, trials=3, seeds=2, out=runs, **SMALL)
+    states = [trial.state.name for trial in study_in(other).trials]
+    assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert again.rows.column("final_value")[:4] == whole.rows.column("final_value")[:4]
+    assert len(again.runs) == 6
+    done = ab.sweep("synthetic", study_in(other), space=SPACE, trials=3, seeds=2, out=runs, **SMALL)
+    assert done.rows.column("final_value") == again.rows.column("final_value"), "nothing is left to try"
+
+
+def test_a_choice_that_lags_behind_is_pruned(tmp_path: Path) -> None:
+    pruner = optuna.pruners.ThresholdPruner(lower=0.1, n_warmup_steps=1)
+    study = study_in(tmp_path, pruner=pruner)
+    study.enqueue_trial({"client.learning_rate": 0.2})
+    study.enqueue_trial({"client.learning_rate": 1e-9})
+
+    def space(trial: optuna.Trial) -> dict[str, Any]:
+        return {
+            "client.learning_rate": trial.suggest_float("client.learning_rate", 1e-9, 1.0),
+            "client.steps": 9,
+        }
+
+    settings = {"run.evaluate_every_versions": 3}
+    found = ab.sweep("synthetic", study, space=space, trials=2, seeds=2, **{**SMALL, "settings": settings})
+    first, second = study.trials
+    assert (first.state.name, second.state.name) == ("COMPLETE", "PRUNED")
+    assert sorted(first.intermediate_values) == [0, 1, 2, 10**9, 10**9 + 1, 10**9 + 2]
+    assert max(second.intermediate_values) == 1, "it has not come to its end"
+    assert found.rows.column("client.steps") == [9, 9]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"space": None}, r"sweep\(study, space=...\)"),
+        ({"space": {"steps": IntDistribution(1, 2)}}, "name one of"),
+        ({"parallel": 2}, "start the program several times"),
+        ({"direction": "minimize"}, r"of accuracy the maximum is best: create_study\(direction='maximize'\)"),
+    ],
+)
+def test_what_is_wrong_is_said(given: dict[str, Any], said: str, tmp_path: Path) -> None:
+    study = study_in(tmp_path, direction=given.pop("direction", "maximize"))
+    with pytest.raises(ConfigError, match=said):
+        ab.sweep("synthetic", study, **{"space": SPACE, "trials": 1, "seeds": 1, **SMALL, **given})

@@ -1,0 +1,60 @@
+"""`anabranch new`: a folder that runs and tests itself. The pytorch one is walked by the page of it."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from commands import anabranch, answer
+
+from anabranch.cli.creating import TEMPLATES
+
+LARGE = ("transformers", "lightning")  # walked in tests/libraries
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_the_files_are_whole(template: str, tmp_path: Path) -> None:
+    told = answer(anabranch(tmp_path, "new", "my-own", "--template", template, "--json"))
+    files = {path.name: path.read_text() for path in (tmp_path / "my-own").iterdir()}
+    assert sorted(files) == told["files"]
+    assert {"README.md", "run.toml", "test_app.py", "Dockerfile", ".gitignore"} < set(files)
+    for name, text in files.items():
+        assert not re.search(r"@[A-Z]+@", text), name
+        assert max(map(len, text.splitlines())) <= 132, name
+        if name.endswith(".py"):
+            assert ast.get_docstring(ast.parse(text)), name
+    assert 'name = "my-own"' in files["run.toml"]
+    assert (template in LARGE) == ("train.py" in files)
+
+
+@pytest.mark.parametrize("template", ["numpy", "flower"])
+def test_it_runs_and_its_tests_pass(template: str, tmp_path: Path) -> None:
+    answer(anabranch(tmp_path, "new", "mine", "--template", template, "--json"))
+    folder = tmp_path / "mine"
+    run = answer(anabranch(folder, "simulate", "run.toml", "--updates", 20, "--json"))
+    assert run["updates_applied"] == 20
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=1000)
+    assert "3 passed" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["mine", "--template", "keras"], "take one of pytorch, transformers"),
+        (["9mine"], "begins with a letter"),
+        (["full"], "is there and not empty"),
+        (["file"], "is there and not empty"),
+    ],
+)
+def test_what_is_wrong_is_said(words: list[str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "mine.txt").write_text("kept")
+    (tmp_path / "file").write_text("kept")
+    done = anabranch(tmp_path, "new", *words)
+    assert (done.returncode, message in done.stderr) == (2, True), done.stderr
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "full", "mine.txt"]

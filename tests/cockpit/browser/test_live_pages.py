@@ -1,0 +1,97 @@
+"""A live server in a real browser: what happens shows, an order is asked twice, a lost line is told."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from cockpits import Printed
+from nursery import COMMAND, PIPE, Process, run
+from playwright.sync_api import Browser, Page, expect
+from watched import Watched
+
+CONFIG = """
+[run]
+workload = "synthetic"
+updates_max = 1000
+[fleet]
+clients = 2
+examples_per_client = 40
+"""
+TASKS = 4
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[Process, Printed]]:
+    """A server with its cockpit; drained at the end unless it is gone."""
+    (folder / "run.toml").write_text(CONFIG)
+    assert run(COMMAND, "init", "synthetic", "--out", "model", "--json", cwd=folder).returncode == 0
+    where = ("--address", "127.0.0.1:0", "--admin-address", "127.0.0.1:0", "--ui", "127.0.0.1:0")
+    with (folder / "server.log").open("ab") as log:
+        command = (COMMAND, "server", "run.toml", "--model", "model", "--data-dir", "data", *where, "--json")
+        with Process(*command, cwd=folder, stdout=PIPE, stderr=log) as process:
+            yield process, Printed(process)
+            if process.poll() is None:
+                process.terminate()
+                assert process.wait(600) == 0, (folder / "server.log").read_text()
+
+
+def status(admin: str, cwd: Path) -> dict[str, Any]:
+    """What the server itself says."""
+    done = run(COMMAND, "admin", "status", "--admin", admin, "--json", cwd=cwd)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[0])
+    return found
+
+
+def give(page: Page, order: str) -> None:
+    """An order of the menu, and what is asked before it is given."""
+    page.get_by_text("Orders", exact=True).click()
+    page.get_by_role("button", name=order).click()
+    dialog = page.get_by_role("dialog", name=order)
+    expect(dialog.get_by_role("status")).to_contain_text("synthetic")
+    dialog.get_by_role("button", name="Yes, do it").click()
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
+
+
+def test_what_happens_shows_and_an_order_asked_twice_reaches_the_server(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    with served(tmp_path) as (process, printed):
+        said = printed.next("serving")
+        page = chromium.new_page()
+        watched = Watched(page)
+        page.goto(str(printed.next("cockpit")["link"]))
+        expect(page.locator(".line.open")).to_have_text("live")
+        expect(page.get_by_text("No device has called yet")).to_be_visible()
+
+        where = ("--server", said["address"], "--id", "phone", "--tasks-max", TASKS)
+        assert run(COMMAND, "client", "synthetic", *where, "--json", cwd=tmp_path).returncode == 0
+        expect(page.locator(".strip div", has_text="updates").locator("dd")).to_have_text(str(TASKS))
+        expect(page.locator("canvas")).to_have_attribute("data-threads", str(TASKS))
+        expect(page.get_by_text("No device has called yet")).to_have_count(0)
+
+        give(page, "Pause the run")
+        expect(page.locator(".top .state")).to_have_text("paused")
+        assert status(said["admin_address"], tmp_path)["paused"]
+        give(page, "Resume the run")
+        expect(page.locator(".top .state")).to_have_text("running")
+        assert not status(said["admin_address"], tmp_path)["paused"]
+
+        # An order that is asked for and then left alone is not given.
+        page.get_by_text("Orders", exact=True).click()
+        page.get_by_role("button", name="Pause the run").click()
+        page.get_by_role("button", name="No, leave it").click()
+        assert not status(said["admin_address"], tmp_path)["paused"]
+
+        page.get_by_role("link", name="Server").click()
+        expect(page.get_by_text("Up for")).to_be_visible()
+        assert watched.complaints == []
+        process.terminate()
+        assert process.wait(600) == 0
+        expect(page.locator(".line.lost")).to_contain_text("trying again")
+        page.close()

@@ -1,0 +1,173 @@
+"""Every page in a real browser: what stands on it, whom it serves, and that nothing is complained of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+from watched import AXE, LOOKS
+
+Look = Callable[..., Page]
+
+# By its hash: what stands there once it is whole.
+PAGES = {
+    "run/eight/river": "canvas[data-threads]:not([data-threads='0'])",
+    "run/eight/learning": "text=Staleness of what was applied",
+    "run/eight/fleet": "text=device-7",
+    "run/eight/device/device-3": "text=Its arm of the river",
+    "run/eight/wire": "text=Codec by codec",
+    "run/eight/defence": "text=Rejections by reason",
+    "run/eight/settings": "text=About this run",
+    "run/thousand/river": "text=of 1,000 devices",
+    "compare?runs=eight,thousand": "text=2 runs side by side",
+    "": "text=Choose two runs or more",
+}
+
+# With the quick tests; all the others with the journeys: a page costs some seconds.
+QUICK = {("run/eight/river", "light"), ("run/eight/learning", "dark"), ("run/eight/fleet", "phone")}
+EACH = [
+    pytest.param(hash_, way, marks=() if (hash_, way) in QUICK else pytest.mark.journeys)
+    for hash_ in PAGES
+    for way in LOOKS
+]
+
+
+@pytest.mark.parametrize(("hash_", "way"), EACH)
+def test_a_page_is_whole_and_accessible(look: Look, hash_: str, way: str) -> None:
+    page = look(hash_, **LOOKS[way])
+    page.locator(PAGES[hash_]).first.wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+    found = Axe().run(page, options=AXE).response["violations"]
+    assert found == [], json.dumps([(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in found], indent=1)
+
+
+def test_a_theme_is_kept(look: Look) -> None:
+    page = look("run/eight/river", color_scheme="light")
+    theme = page.locator("html")
+    expect(theme).to_have_attribute("data-theme", "light")
+    switch = page.get_by_role("button", name="Colours:")
+    switch.click()
+    switch.click()
+    expect(theme).to_have_attribute("data-theme", "dark")
+    page.reload()
+    expect(theme).to_have_attribute("data-theme", "dark")
+
+
+def test_the_river_is_walked_by_keyboard(look: Look, runs: Path) -> None:
+    page = look("run/eight/river")
+    canvas = page.locator("canvas[data-window]")
+    canvas.wait_for()
+    canvas.focus()
+    whole = canvas.get_attribute("data-window")
+    page.keyboard.press("+")
+    expect(canvas).not_to_have_attribute("data-window", whole or "")
+    page.keyboard.press("0")
+    expect(canvas).to_have_attribute("data-window", _whole(runs / "eight"))
+    page.keyboard.press("ArrowDown")
+    told = page.locator(".river .unseen[role=status]")
+    expect(told).to_contain_text("left version")
+    device = (told.text_content() or "").partition("left version")[0].strip()
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name=device, exact=True)).to_be_visible()
+
+
+def _whole(folder: Path) -> str:
+    """The window that shows all of a run."""
+    last = json.loads((folder / "events.jsonl").read_text().splitlines()[-1])["time_s"]
+    return f"0.00000 {last:.6g}"
+
+
+def test_a_thread_tells_of_itself_under_the_pointer(look: Look) -> None:
+    page = look("run/eight/river")
+    canvas = page.locator("canvas[data-window]")
+    canvas.wait_for()
+    box = canvas.bounding_box()
+    assert box is not None
+    tip = page.locator(".tip")
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + (box["height"] - 26) / 2)
+    expect(tip).to_contain_text("updates a second join")
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 10)
+    for share in range(0, 100, 2):  # down along a line, until a thread is met
+        page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + box["height"] * share / 100)
+        if "left version" in (tip.text_content() or "") and tip.is_visible():
+            break
+    expect(tip).to_contain_text("left version")
+
+
+@pytest.mark.parametrize("sort", ["staleness", "speed", "seen"])
+def test_no_head_of_the_fleet_is_cut(look: Look, sort: str) -> None:
+    page = look(f"run/eight/fleet?sort={sort}&order=desc", width=1100)
+    page.locator("text=device-7").first.wait_for()
+    heads = page.get_by_role("columnheader")
+    assert heads.count() == 11
+    cut = heads.evaluate_all(
+        "all => all.filter((h) => h.scrollWidth > h.clientWidth).map((h) => h.textContent)"
+    )
+    assert cut == []
+
+
+def test_the_river_stands_as_a_table_too(look: Look) -> None:
+    page = look("run/eight/river")
+    page.get_by_text("The same as a table").click()
+    rows = page.get_by_role("region", name="The newest updates").get_by_role("row")
+    expect(rows).to_have_count(101)
+    expect(rows.nth(1).get_by_role("link")).to_contain_text("device-")
+
+
+def test_the_fleet_is_sorted_and_filtered_by_the_server(look: Look) -> None:
+    page = look("run/thousand/fleet")
+    table = page.get_by_role("table", name="Devices")
+    expect(table).to_have_attribute("aria-rowcount", "1001")
+    assert page.locator(".fleet-body [role=row]").count() < 100  # of a thousand
+    page.get_by_role("button", name="updates").click()
+    expect(page.get_by_role("columnheader", name="updates")).to_have_attribute("aria-sort", "descending")
+    page.get_by_label("Filter devices by name").fill("device-07")
+    expect(page.get_by_text("10 match")).to_be_visible()
+    expect(table).to_have_attribute("aria-rowcount", "11")
+    page.get_by_label("Filter devices by name").fill("nobody")
+    expect(page.get_by_text("No device matches")).to_be_visible()
+
+
+def test_the_end_of_the_fleet_is_a_scroll_away(look: Look) -> None:
+    page = look("run/thousand/fleet")
+    scroll = page.get_by_role("region", name="Devices; sort")
+    scroll.wait_for()
+    scroll.evaluate("e => { e.scrollTop = e.scrollHeight }")
+    expect(page.get_by_role("link", name="device-999")).to_be_visible()
+
+
+def test_who_walks_by_keyboard_meets_a_visible_focus_and_a_way_past_the_head(look: Look) -> None:
+    page = look("run/eight/fleet")
+    page.get_by_role("link", name="device-0").wait_for()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="To the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    met = set()
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
+        assert outline != "none", page.evaluate("document.activeElement.outerHTML")
+        met.add(page.evaluate("document.activeElement.textContent"))
+    assert len(met) > 8
+
+
+def test_runs_lie_over_each_other(look: Look) -> None:
+    page = look("")
+    page.get_by_label("Compare eight").check()
+    page.get_by_label("Compare thousand").check()
+    page.get_by_role("link", name="Put 2 runs side by side").click()
+    expect(page.get_by_role("list", name="Runs").get_by_role("listitem")).to_have_count(2)
+    page.get_by_role("button", name="traffic").click()
+    expect(page.get_by_role("img", name="accuracy against up and down")).to_be_visible()
+
+
+def test_orders_are_not_given_to_files(look: Look) -> None:
+    page = look("run/eight/river")
+    page.get_by_text("Orders", exact=True).click()
+    expect(page.get_by_role("button", name="Pause the run")).to_be_disabled()
+    expect(page.get_by_text("there is no server to give orders to")).to_be_visible()

@@ -1,0 +1,194 @@
+"""Folders that the cockpit shows: of a run that still goes on, of many runs, of a server's data."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cockpits import Browser, Printed, cockpit, entered
+from nursery import COMMAND, run
+
+from anabranch.reports.result import Result
+
+SMALL = ("--set", "run.workload=synthetic", "--set", "run.updates_max=40", "--set", "fleet.clients=3")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that is over."""
+    where: Path = tmp_path_factory.mktemp("whole")
+    done = run(COMMAND, "simulate", *SMALL, "--out", "run", "--json", cwd=where)
+    assert done.returncode == 0, done.stderr
+    return where / "run"
+
+
+class Growing:
+    """A run that is written again, a few lines at a time, as a simulation writes it."""
+
+    def __init__(self, whole: Path, folder: Path) -> None:
+        self.whole, self.folder = whole, folder
+        folder.mkdir()
+        for name in ("journal.jsonl", "initial.safetensors"):
+            shutil.copy(whole / name, folder)
+        self.lines = (whole / "events.jsonl").read_bytes().splitlines(keepends=True)
+        self.file = folder / "events.jsonl"
+        self.file.touch()
+
+    def write(self, data: bytes) -> None:
+        """More of its events."""
+        with self.file.open("ab") as file:
+            file.write(data)
+
+    def end(self) -> None:
+        """Its result."""
+        shutil.copy(self.whole / "result.json", self.folder)
+
+
+def read_until(messages: Any, count: int) -> tuple[list[dict[str, Any]], str]:
+    """So many records of a stream, and the place after them."""
+    found: list[dict[str, Any]] = []
+    for _, place, news in messages:
+        assert news["dropped"] == 0
+        found += news["records"]
+        if len(found) >= count:
+            return found, place
+    raise AssertionError("the stream has ended")
+
+
+def test_a_run_is_followed_as_it_grows(whole: Path, tmp_path: Path) -> None:
+    growing = Growing(whole, tmp_path / "run")
+    growing.write(b"".join(growing.lines[:20]))
+    with entered(tmp_path / "run", cwd=tmp_path) as browser:
+        head = browser.get("/api/runs/run")
+        assert (head["state"], head["kind"], head["ended"]) == ("running", "simulated", None)
+        assert head["config"]["run"]["workload"] == "synthetic"
+        with browser.stream("run") as messages:
+            assert next(messages)[2]["records"] == []
+            growing.write(b"".join(growing.lines[20:29]) + growing.lines[29][:30])  # a line that is not whole
+            records, place = read_until(messages, 9)
+            growing.write(growing.lines[29][30:])
+            more, place = read_until(messages, 1)
+        growing.write(b"".join(growing.lines[30:100]))
+        with browser.stream("run", after=place) as messages:
+            rest, place = read_until(messages, 70)
+        events = [json.loads(line) for line in growing.lines]
+        told = [(r["t"], r["kind"], r.get("client")) for r in records + more + rest]
+        assert told == [(e["time_s"], e["kind"], e.get("client")) for e in events[20:100]]
+        growing.write(b"".join(growing.lines[100:]))
+        growing.end()
+        with browser.stream("run", after=place) as messages:
+            assert [event for event, *_ in messages][-1] == "ended"
+        result = Result.read(whole)
+        head = browser.get("/api/runs/run")
+        assert (head["state"], head["updates"]) == ("finished", result.updates_applied)
+        assert head["counters"]["up"] == result.uplink_bytes
+
+
+def test_a_cursor_of_another_cockpit_begins_with_now(whole: Path, tmp_path: Path) -> None:
+    with entered(whole, cwd=tmp_path) as browser, browser.stream("run", after="0123abcd-3") as messages:
+        _, _, news = next(messages)
+    assert (news["records"], news["dropped"]) == ([], 0)
+
+
+def test_who_was_away_for_long_hears_how_much_was_left_out(whole: Path, tmp_path: Path) -> None:
+    growing = Growing(whole, tmp_path / "run")
+    with entered(tmp_path / "run", cwd=tmp_path) as browser:
+        with browser.stream("run") as messages:
+            place = next(messages)[1]
+        data = b"".join(growing.lines)
+        growing.write(data * 4)
+        growing.end()
+        head: dict[str, Any] = {"counters": {"tasks": 0}}
+        granted = sum(b'"granted"' in line for line in growing.lines) * 4
+        while head["counters"]["tasks"] < granted:
+            head = browser.get("/api/runs/run")
+        with browser.stream("run", after=place) as messages:
+            _, _, news = next(messages)
+    assert len(news["records"]) == 200
+    assert news["dropped"] == 4 * len(growing.lines) - 200
+
+
+def test_a_run_that_was_killed_is_said_to_be(whole: Path, tmp_path: Path) -> None:
+    growing = Growing(whole, tmp_path / "run")
+    growing.write(b"".join(growing.lines[:50]))
+    long_ago = (tmp_path / "run" / "events.jsonl").stat().st_mtime - 3600
+    os.utime(tmp_path / "run" / "events.jsonl", (long_ago, long_ago))
+    with entered(tmp_path / "run", cwd=tmp_path) as browser:
+        head = browser.get("/api/runs/run")
+        assert (head["state"], "killed" in head["why"]) == ("interrupted", True)
+        with browser.stream("run") as messages:
+            assert [event for event, *_ in messages] == ["news", "ended"]
+
+
+def test_many_runs(whole: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    for name in ("a", "b b", "sets/deep/c"):
+        shutil.copytree(whole, runs / name)
+    shutil.copytree(whole, runs / "broken")
+    (runs / "broken" / "result.json").write_text("{")
+    shutil.copytree(whole, runs / "torn")
+    (runs / "torn" / "events.jsonl").write_text('{"time_s": 1.0}\n')
+    with entered(runs, cwd=tmp_path) as browser:
+        assert browser.get("/api/session")["runs"] == "many"
+        rows = {row["id"]: row for row in browser.get("/api/runs")["runs"]}
+        assert set(rows) == {"a", "b-b", "sets-deep-c", "broken", "torn"}
+        assert (rows["broken"]["state"], "result.json" in rows["broken"]["why"]) == ("unreadable", True)
+        for name in ("a", "b-b", "sets-deep-c"):
+            assert browser.get(f"/api/runs/{name}/fleet")["total"] == 3
+        torn = browser.ask("/api/runs/torn/fleet")
+        assert (torn.status, "no event" in torn.json()["error"]) == (404, True)
+        shutil.copytree(whole, runs / "later")
+        shutil.rmtree(runs / "a")
+        while {row["id"] for row in browser.get("/api/runs")["runs"]} != set(rows) - {"a"} | {"later"}:
+            pass
+        assert browser.ask("/api/runs/a").status == 404
+
+
+def test_more_runs_than_are_held_open(whole: Path, tmp_path: Path) -> None:
+    for number in range(9):
+        shutil.copytree(whole, tmp_path / "runs" / f"r{number}")
+    with entered(tmp_path / "runs", cwd=tmp_path) as browser:
+        for _ in range(2):
+            totals = [browser.get(f"/api/runs/r{number}/fleet")["total"] for number in range(9)]
+            assert totals == [3] * 9
+
+
+def test_a_servers_data(tmp_path: Path) -> None:
+    words = ("--workload", "synthetic", "--clients", 1, "--set", "run.updates_max=4", "--out", "demo")
+    done = run(COMMAND, "demo", *words, "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (data,) = [path.parent for path in (tmp_path / "demo").rglob("anabranch.db")]
+    before = sorted(path.relative_to(data) for path in data.rglob("*"))
+    with entered(data, cwd=tmp_path) as browser:
+        (row,) = browser.get("/api/runs")["runs"]
+        assert (row["kind"], row["updates"], row["state"]) == ("live", 4, "finished")
+        assert browser.get(f"/api/runs/{row['id']}/fleet")["rows"][0]["updates"] == 4
+    assert sorted(path.relative_to(data) for path in data.rglob("*")) == before
+
+
+@pytest.mark.parametrize("what", ["nothing", "empty"])
+def test_what_is_no_run_is_an_error(tmp_path: Path, what: str) -> None:
+    (tmp_path / "empty").mkdir()
+    done = run(COMMAND, "ui", what, cwd=tmp_path)
+    assert (done.returncode, f"{what} " in done.stderr) == (5, True), done.stderr
+
+
+def test_one_of_two_is_named(whole: Path, tmp_path: Path) -> None:
+    done = run(COMMAND, "ui", whole, "--admin", "127.0.0.1:1", cwd=tmp_path)
+    assert (done.returncode, "one of them" in done.stderr) == (2, True)
+
+
+def test_a_port_that_is_taken_is_named(whole: Path, tmp_path: Path) -> None:
+    with cockpit(whole, cwd=tmp_path) as printed:
+        where = Browser(first(printed)).host
+        done = run(COMMAND, "ui", whole, "--listen", where, cwd=tmp_path)
+    assert (done.returncode, where in done.stderr) == (34, True), done.stderr
+
+
+def first(printed: Printed) -> str:
+    """The first link."""
+    return str(printed.next("cockpit")["link"])

@@ -1,0 +1,232 @@
+"""`admin backup` and `admin restore`: what they refuse, what is in a copy, and what a cut leaves behind."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import anabranch, answer, serving
+from nursery import COMMAND, PIPE, Process
+from server_process import free_port
+from wire import Served, server_config
+
+from anabranch.core.errors import (
+    ConfigError,
+    DataError,
+    FolderMissing,
+    StoreCorrupt,
+    StoreError,
+    StoreLocked,
+)
+from anabranch.core.limits import DEFAULT_LIMITS
+from anabranch.identity.authority import Authority
+from anabranch.server.backup import FILE, PARTIAL, RESTORING, back_up, put_back, read_backup
+from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.restored import FILE as ATTESTED
+from anabranch.server.store.factory import SQLITE_FILE
+from anabranch.server.verify import verify
+
+VALUES = 30_000  # 120 KB: too large for a row, so in a pack; and a file of its own where `inline` is less
+UPDATES = 4
+
+
+@pytest.fixture
+def manifest(tmp_path: Path) -> Manifest:
+    return write_manifest(tmp_path / "model", "test", {"w": np.zeros(VALUES, np.float32)})
+
+
+@pytest.fixture(params=["packs", "blobs"])
+def served(request: pytest.FixtureRequest, tmp_path: Path, manifest: Manifest) -> Iterator[Served]:
+    """A server that has taken some updates; its payloads lie in packs, or in files of their own."""
+    inline = DEFAULT_LIMITS.inline_bytes_max if request.param == "packs" else 1000
+    table = {"snapshot_every_versions": 1}
+    config = server_config(tmp_path / "data", server=table)
+    with Served(config, manifest, replace(DEFAULT_LIMITS, inline_bytes_max=inline)) as server:
+        device = server.device()
+        for _ in range(UPDATES):
+            device.work()
+        assert list((tmp_path / "data" / request.param).rglob("*.pack" if inline > 1000 else "??/*"))
+        yield server
+
+
+def test_a_copy_is_whole_and_goes_on_elsewhere(served: Served, tmp_path: Path, manifest: Manifest) -> None:
+    told: list[tuple[str, int, int]] = []
+    with Authority.create(tmp_path / "data/identity"):  # an image has it there
+        pass
+    made = back_up(tmp_path / "data", tmp_path / "backup", tell=lambda *progress: told.append(progress))
+    assert (made.version, made.proved) == (UPDATES, True)
+    assert read_backup(tmp_path / "backup") == made
+    assert [names[0] for names in told].index("proving it") == len(told) - 1
+    assert all(done <= total for _, done, total in told)
+    assert told[-2][1] == told[-2][2] > 0
+    assert not (tmp_path / f"backup{PARTIAL}").exists()
+    assert {path.name for path in (tmp_path / "backup").iterdir()}.isdisjoint(
+        {"spool", "models", "lock", "identity"}
+    )
+    modes = {path.stat().st_mode & 0o077 for path in (tmp_path / "backup").rglob("*")}
+    assert modes == {0}, "for its owner alone"
+    served.device().work()
+    before = served.model()
+    served.close()
+    with Authority.create(tmp_path / "elsewhere/identity") as authority:
+        _, word = put_back(tmp_path / "backup", tmp_path / "elsewhere", authority)
+    assert word.version in (UPDATES - 1, UPDATES)  # the row of a version is written with the next event
+    assert json.loads((tmp_path / "elsewhere" / ATTESTED).read_text())["version"] == word.version
+    again = Served(server_config(tmp_path / "elsewhere"), manifest)
+    with again:
+        again.device().work()
+        assert again.model().tolist() == before.tolist()
+    assert verify(tmp_path / "elsewhere", whole=True).problems == ()
+    assert verify(tmp_path / "backup", whole=True).version == UPDATES
+
+
+def test_a_copy_of_what_is_damaged_is_none(served: Served, tmp_path: Path) -> None:
+    paths = [*(tmp_path / "data/packs").glob("*.pack"), *(tmp_path / "data/blobs").glob("??/*")]
+    data = bytearray(paths[0].read_bytes())
+    data[100] ^= 1
+    paths[0].write_bytes(data)
+    with pytest.raises(StoreCorrupt, match="SHA-256"):
+        back_up(tmp_path / "data", tmp_path / "backup", proved=False)
+    assert not (tmp_path / "backup").exists()
+    assert not (tmp_path / f"backup{PARTIAL}").exists()
+
+
+def test_a_snapshot_that_goes_meanwhile_is_not_missed(served: Served, tmp_path: Path) -> None:
+    """The database is copied, and before its files are a newer snapshot takes the place of an older one."""
+    served.close()
+    rounds, data = 0, tmp_path / "data"
+
+    def replaced(doing: str, done: int, total: int) -> None:
+        nonlocal rounds
+        if doing == "the database" and done == total:
+            rounds += 1
+            if rounds == 1:
+                with closing(sqlite3.connect(data / SQLITE_FILE)) as database:
+                    query = "SELECT sha256 FROM snapshots ORDER BY applied_through_seq"
+                    (oldest,) = database.execute(query).fetchone()
+                    database.execute("DELETE FROM snapshots WHERE sha256 = ?", (oldest,))
+                    database.commit()
+                (data / "snapshots" / f"{oldest}.safetensors").unlink()
+
+    back_up(data, tmp_path / "backup", tell=replaced)
+    assert rounds == 2
+    assert verify(tmp_path / "backup", whole=True).problems == ()
+
+
+def test_where_no_copy_is_made(served: Served, tmp_path: Path) -> None:
+    data, other = tmp_path / "data", tmp_path / "other"
+    with pytest.raises(ConfigError, match="lies in"):
+        back_up(data, data / "backup")
+    other.mkdir()
+    with pytest.raises(ConfigError, match="is there already"):
+        back_up(data, other)
+    with pytest.raises(DataError, match="holds no run"):
+        back_up(other, tmp_path / "backup")
+    (other / "manifest").mkdir()
+    with pytest.raises(ConfigError, match="pg_dump --format=custom"):
+        back_up(other, tmp_path / "backup")
+    with pytest.raises(FolderMissing):
+        back_up(tmp_path / "nowhere", tmp_path / "backup")
+
+
+def test_where_none_is_put_back(served: Served, tmp_path: Path) -> None:
+    back_up(tmp_path / "data", tmp_path / "backup", proved=False)
+    with pytest.raises(StoreLocked, match="in use by process"):
+        put_back(tmp_path / "backup", tmp_path / "data", None)
+    served.close()
+    with pytest.raises(ConfigError, match="is not empty"):
+        put_back(tmp_path / "backup", tmp_path / "data", None)
+    with pytest.raises(DataError, match=f"has no {FILE}"):
+        put_back(tmp_path / "data", tmp_path / "new", None)
+    with pytest.raises(FolderMissing):
+        put_back(tmp_path / "nowhere", tmp_path / "new", None)
+    (tmp_path / "backup" / FILE).write_text("{}")
+    with pytest.raises(DataError, match="is damaged"):
+        put_back(tmp_path / "backup", tmp_path / "new", None)
+
+
+def test_a_damaged_backup_is_not_put_back(served: Served, tmp_path: Path, manifest: Manifest) -> None:
+    back_up(tmp_path / "data", tmp_path / "backup", proved=False)
+    whole = shutil.copytree(tmp_path / "backup", tmp_path / "whole")
+    with closing(sqlite3.connect(tmp_path / "backup" / SQLITE_FILE)) as database:
+        database.execute("UPDATE updates SET weight = 0.25, size_bytes = size_bytes WHERE seq = 3")
+        database.execute("DELETE FROM events WHERE seq = (SELECT MAX(seq) FROM events)")
+        database.commit()
+    new = tmp_path / "new"
+    with pytest.raises(StoreError):
+        put_back(tmp_path / "backup", new, None)
+    with pytest.raises(DataError, match="run `anabranch admin restore` again"), _serving(new, manifest):
+        pass
+    put_back(whole, new, None)  # what the cut one has left goes
+    assert not (new / RESTORING).exists()
+    with _serving(new, manifest) as again:
+        again.device().work()
+
+
+def _serving(data_dir: Path, manifest: Manifest) -> Served:
+    return Served(server_config(data_dir), manifest)
+
+
+# --- as its users see it --------------------------------------------------------------------------------
+
+RUN = """
+[run]
+workload = "synthetic"
+updates_max = 40
+[fleet]
+examples_per_client = 40
+[strategy]
+name = "fedbuff"
+buffer_size = 1
+"""
+
+
+def test_a_device_goes_on_with_a_server_from_a_backup(tmp_path: Path) -> None:
+    """The server is guarded, at work, and killed; the device hears of it, and ends the run."""
+    (tmp_path / "run.toml").write_text(RUN)
+    answer(anabranch(tmp_path, "init", "synthetic", "--out", "model", "--json"))
+    sha256 = answer(anabranch(tmp_path, "admin", "ca", "init", "--json"))["ca_sha256"]
+    ports = [f"127.0.0.1:{free_port()}" for _ in range(3)]
+    settings = ["--set", f"identity.join_address={ports[2]}", "--set", "identity.tls=always"]
+    start = ["run.toml", "--model", "model", "--address", ports[0], "--admin-address", ports[1], *settings]
+    token = answer(anabranch(tmp_path, "admin", "enrol", "device-1", "--json"))["token"]
+    joining = ["--join", ports[2], "--ca-sha256", sha256, "--token", token]
+    device = ["client", "synthetic", "--server", ports[0], "--state-dir", "device", *joining, "--json"]
+    server = Process(COMMAND, "server", *start, "--json", cwd=tmp_path, stdout=PIPE)
+    with server, (tmp_path / "device.log").open("w") as log:
+        assert server.stdout is not None
+        assert '"serving"' in server.stdout.readline()
+        process = Process(COMMAND, *device, cwd=tmp_path, stdout=PIPE, stderr=log)
+        with process:
+            _await_push(process, 3)
+            made = answer(anabranch(tmp_path, "admin", "backup", "backup", "--json"))
+            assert made["version"] >= 3
+            _await_push(process, made["version"] + 2)
+            server.kill()
+            server.wait()
+            back = anabranch(tmp_path, "admin", "restore", "backup", "--data-dir", "new", "--json")
+            assert answer(back)["version"] == made["version"]
+            with serving(tmp_path, *start, "--data-dir", "new") as said:
+                assert said["version"] == made["version"]
+                rest = process.stdout.read() if process.stdout is not None else ""
+                assert process.wait(600) == 0, (tmp_path / "device.log").read_text() + rest
+    assert "discarded, and the device goes on" in (tmp_path / "device.log").read_text()
+    found = answer(anabranch(tmp_path, "verify", "new", "--ca-sha256", sha256, "--json"))
+    assert (found["problems"], found["version"]) == ([], 40)
+
+
+def _await_push(process: Process, version: int) -> None:
+    """Until the device has been answered with this version or a later one."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        said = json.loads(line)
+        if said["kind"] == "pushed" and said["version"] >= version:
+            return
+    raise AssertionError("the device has ended")

@@ -1,0 +1,90 @@
+"""What server optimisers go together with: each works across kills, rollbacks and a replay, or is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kept_state import SPEC, Life, Tables, config_of
+from unit_groups import tensors
+
+from anabranch.core.errors import ConfigError
+from anabranch.host.build import Blueprint
+from anabranch.server.verify import verify
+
+NESTEROV = {"name": "nesterov", "lr": 0.5, "momentum": 0.5}
+ADAM = {"name": "adam", "lr": 0.05}
+EF = {"uplink": {"codec": "ef(0.9)|topk(0.5)|int8(256)|gaps|zstd"}}
+LOG = {"downlink": {"codec": "log(1)"}}
+CENTRED = {"robust": {"rule": "centred_clipping", "clip": 3.0}}
+
+
+def strategy(name: str, **params: Any) -> dict[str, Any]:
+    return {"strategy": {"name": name, **params}}
+
+
+WORKS: dict[str, Tables] = {
+    "a buffer, error feedback, the delta log": {
+        **strategy("fedbuff", buffer_size=3, outer=NESTEROV), **EF, **LOG,
+    },
+    "a buffer, Adam, a rule, a cut": {**strategy("fedbuff", buffer_size=4, outer=ADAM), **EF, **CENTRED},
+    "a hidden state": strategy("qafel", buffer_size=3, outer=NESTEROV),
+    "rounds of parts, Adam, the delta log": {
+        **strategy("fedavg", clients_per_round=4, deadline_s=20.0, outer=ADAM),
+        **LOG,
+        "submodel": {"name": "heterofl"},
+    },
+    "rounds of parts, a rule": {
+        **strategy("fedprox", clients_per_round=4, deadline_s=20.0, outer=NESTEROV),
+        **CENTRED,
+        "submodel": {"name": "fedrolex"},
+    },
+    "momentum that comes later": {
+        **strategy("delayed_nesterov", buffer_size=3, c=0.25), **EF, **LOG, "robust": {"clip": 3.0},
+    },
+    "of another version's buffers": {
+        **strategy("delayed_nesterov", buffer_size=4), "model": {"buffers": "latest"},
+        "uplink": {"codec": "topk(0.5)|int4(256)|gaps|zstd"},
+    },
+}  # fmt: skip
+REFUSED: dict[str, tuple[Tables, str]] = {
+    "a mix of models": (strategy("fedasync", outer=NESTEROV), "'fedbuff' or 'fedavg'"),
+    "a cache that weighs late": (strategy("teasq", outer=NESTEROV), "'fedbuff' or 'fedavg'"),
+    "a rule without a buffer": (
+        {**strategy("delayed_nesterov"), **CENTRED},
+        "gathers no buffer that takes one",
+    ),
+    "parts of a buffer": (
+        {**strategy("fedbuff", outer=NESTEROV), "submodel": {"name": "heterofl"}},
+        "'fedbuff' takes whole models only|does not take sub-models|sub-models",
+    ),
+    "what devices keep and send again": (
+        {**strategy("delayed_nesterov"), "client": {"push": "elastic"}},
+        "client.merge_weight = 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WORKS)
+def test_it_is_the_same_after_a_kill_and_its_log_replays(name: str, tmp_path: Path) -> None:
+    """Two operators' rollbacks on the way, where there are no rounds."""
+    tables = WORKS[name]
+    for first, last in ((0, 45), (45, 80)):
+        life = Life("", tmp_path, tables)
+        life.play(first, last)
+        expected = life.expected
+        life.close()
+        again = Life("", tmp_path, tables)
+        assert again.expected == expected
+        again.books.save(again.now)  # the second time there is more of the log than of the snapshot
+        again.close()
+    assert expected["version"] > 5
+    assert verify(tmp_path, whole=True).problems == ()
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_go_together_is_refused_with_the_fix(name: str) -> None:
+    tables, words = REFUSED[name]
+    with pytest.raises(ConfigError, match=words):
+        Blueprint.of(config_of("", tables), SPEC).engine(tensors())

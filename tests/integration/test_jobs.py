@@ -1,0 +1,258 @@
+"""Several runs on one server: each has its own run, and what happens to one happens to no other."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+
+import grpc
+import pytest
+from commands import anabranch
+from job_hosts import FIRST, UNHELD, Host, with_job
+from wire import Device, Served, server_config
+
+from anabranch.api.jobs import add_job
+from anabranch.client.channel import open_channel
+from anabranch.client.operator import open_operator
+from anabranch.core.errors import ConfigError, Unavailable
+from anabranch.protos.v1 import jobs_pb2
+from anabranch.protos.v1.jobs_pb2_grpc import JobsStub
+from anabranch.server.job import JobState
+from anabranch.server.job_folder import NOTE, set_stopped
+from anabranch.server.manifest import write_manifest
+from anabranch.server.verify import verify
+
+RUNNING, STOPPED, FAILED, ENDED = JobState.RUNNING, JobState.STOPPED, JobState.FAILED, JobState.ENDED
+
+
+def status_of(call: grpc.RpcError) -> tuple[grpc.StatusCode, str]:
+    return call.code(), call.details() or ""
+
+
+def listed(device: Device, address: str) -> list[str]:
+    """The jobs that a device may serve."""
+    with open_channel(address) as channel:
+        request = jobs_pb2.ListJobsRequest(client_id=device.client_id)
+        return [job.name for job in JobsStub(channel).ListJobs(request).jobs]
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Path:
+    """Jobs `one` and `two`."""
+    for name in ("one", "two"):
+        with_job(tmp_path, name, UNHELD)
+    return tmp_path
+
+
+def test_each_job_has_a_run_of_its_own(two: Path) -> None:
+    with Host(two) as host:
+        for name in ("one", "two"):
+            host.until(name, RUNNING)
+        one, other = host.device("one"), host.device("two")
+        ids = {one.enrol().run_id, other.enrol().run_id}
+        assert len(ids) == 2
+        assert [one.work(1.0).version for _ in range(3)] == [1, 2, 3]
+        assert other.work(5.0).version == 1
+        assert {n: (j.state, j.version) for n, j in host.jobs().items()} == {
+            "one": ("running", 3),
+            "two": ("running", 1),
+        }
+        first, second = host.operator("one").status(), host.operator("two").status()
+        assert (first.run, first.updates_applied, second.run, second.updates_applied) == ("one", 3, "two", 1)
+    for name in ("one", "two"):
+        data = two / "jobs" / name / "data"
+        assert verify(data).problems == ()
+
+
+def test_a_call_that_names_no_job_is_told_to(two: Path) -> None:
+    with Host(two) as host:
+        host.until("one", RUNNING)
+        with pytest.raises(grpc.RpcError) as raised:
+            host.device("").enrol()
+        assert status_of(raised.value) == (
+            grpc.StatusCode.INVALID_ARGUMENT,
+            "this server serves several jobs: name one in its address, as HOST:PORT/JOB",
+        )
+        with pytest.raises(Unavailable, match="no job 'three' is served here now"):
+            host.operator("three").status()
+        with pytest.raises(grpc.RpcError) as streamed:
+            host.device("three").fetch()
+        assert status_of(streamed.value)[0] is grpc.StatusCode.UNAVAILABLE
+
+
+def test_a_server_of_one_run_refuses_a_job(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "model", "test", FIRST)
+    with Served(server_config(tmp_path / "data"), manifest) as served, Host(tmp_path) as host:
+        assert served.info is not None
+        with open_channel(f"{served.info.address}/one") as channel, pytest.raises(grpc.RpcError) as raised:
+            Device(channel, manifest.spec).enrol()
+        assert status_of(raised.value)[1] == (
+            "this server has one run and no jobs: leave /one out of its address"
+        )
+        assert host.jobs() == {}  # and no folder yet is no job yet
+
+
+def test_a_job_is_for_the_devices_of_its_scope(tmp_path: Path) -> None:
+    with_job(tmp_path, "wards", UNHELD, ("ward-*",))
+    with_job(tmp_path, "all", UNHELD)
+    with Host(tmp_path) as host:
+        for name in ("wards", "all"):
+            host.until(name, RUNNING)
+        ward, other = host.device("wards", "ward-7"), host.device("wards", "lab-1")
+        ward.enrol()
+        assert ward.work().version == 1
+        for call in (other.enrol, other.ask, lambda: other.query("u"), lambda: other.heartbeat("t")):
+            with pytest.raises(grpc.RpcError) as raised:
+                call()
+            assert status_of(raised.value)[0] is grpc.StatusCode.PERMISSION_DENIED
+        assert listed(ward, host.info.address) == ["wards", "all"]
+        assert listed(other, host.info.address) == ["all"]
+        assert host.jobs()["wards"].devices == ("ward-*",)
+
+
+def test_what_is_wrong_with_one_job_stops_no_other(two: Path) -> None:
+    broken = two / "jobs" / "two"
+    (broken / "settings.toml").write_text("[strategy]\nname = 'nonsense'\n")
+    with_job(two, "three", UNHELD)
+    (two / "jobs" / "three" / NOTE).write_text("{}")
+    with Host(two) as host:
+        host.until("one", RUNNING)
+        assert "nonsense" in host.until("two", FAILED)
+        assert "job.json" in host.until("three", FAILED)
+        device = host.device("one")
+        device.enrol()
+        assert device.work().version == 1
+        assert {name: job.state for name, job in host.jobs().items()} == {
+            "one": "running",
+            "two": "failed",
+            "three": "failed",
+        }
+        assert listed(device, host.info.address) == ["one"]
+    assert host.exit_code == 0
+
+
+def test_two_servers_do_not_share_a_job(two: Path) -> None:
+    with Host(two) as first:
+        first.until("one", RUNNING)
+        first.until("two", RUNNING)
+        with Host(two) as second:
+            assert "is in use by process" in second.until("one", FAILED)
+        device = first.device("one")
+        device.enrol()
+        assert device.work().version == 1
+
+
+def test_jobs_come_stop_go_on_and_go_while_others_are_served(tmp_path: Path) -> None:
+    with_job(tmp_path, "one", UNHELD)
+    with Host(tmp_path) as host:
+        host.until("one", RUNNING)
+        device = host.device("one")
+        device.enrol()
+        assert device.work().version == 1
+        with_job(tmp_path, "late", UNHELD)
+        host.until("late", RUNNING)
+        late = host.device("late")
+        late.enrol()
+        assert late.work(2.0).version == 1
+        assert set_stopped(tmp_path / "jobs" / "late", True)
+        assert not set_stopped(tmp_path / "jobs" / "late", True)
+        host.until("late", STOPPED)
+        with pytest.raises(grpc.RpcError) as raised:
+            late.ask()
+        assert status_of(raised.value)[0] is grpc.StatusCode.UNAVAILABLE
+        assert device.work().version == 2
+        assert set_stopped(tmp_path / "jobs" / "late", False)
+        host.until("late", RUNNING)
+        assert late.work(2.0).version == 2  # of its own run, which has gone on
+        (tmp_path / "jobs" / "late").rename(tmp_path / "gone")
+        host.until("late", STOPPED)
+        assert device.work().version == 3
+    assert verify(tmp_path / "gone" / "data").problems == ()
+
+
+def test_a_run_that_has_ended_is_nothing_to_do(tmp_path: Path) -> None:
+    with_job(tmp_path, "short", f"[run]\nupdates_max = 2\n{UNHELD}")
+    with_job(tmp_path, "long", UNHELD)
+    with Host(tmp_path) as host:
+        host.until("short", RUNNING)
+        host.until("long", RUNNING)
+        device = host.device("short")
+        device.enrol()
+        assert listed(device, host.info.address) == ["short", "long"]
+        assert [device.work().version for _ in range(2)] == [1, 2]
+        assert "2 updates" in host.until("short", ENDED)
+        assert listed(device, host.info.address) == ["long"]
+        assert device.fetch()[0].version == 2  # its last version is still served
+
+
+def test_a_restart_resumes_all_of_them(two: Path) -> None:
+    for expected in (1, 2):
+        with Host(two) as host:
+            for name, value in (("one", 1.0), ("two", 4.0)):
+                host.until(name, RUNNING)
+                device = host.device(name)
+                device.enrol()
+                assert device.work(value).version == expected
+
+
+def test_prometheus_reads_each_job(two: Path) -> None:
+    with Host(two, server={"metrics_address": "127.0.0.1:0"}) as host:
+        for name, updates in (("one", 1), ("two", 2)):
+            host.until(name, RUNNING)
+            device = host.device(name)
+            device.enrol()
+            for _ in range(updates):
+                device.work()
+        with urllib.request.urlopen(f"http://{host.info.metrics_address}/metrics") as page:
+            text = page.read().decode()
+    lines = [line for line in text.splitlines() if "verdict=" in line]
+    assert 'anabranch_updates_total{job="one",reason="",verdict="published"} 1.0' in lines
+    assert 'anabranch_updates_total{job="two",reason="",verdict="published"} 2.0' in lines
+    assert text.count("# TYPE anabranch_updates_total") == 1
+    assert 'anabranch_calls_total{code="OK",method="PushUpdate"} 3.0' in text.splitlines()
+
+
+def test_the_run_of_a_server_of_one_is_a_job_without_a_name(tmp_path: Path) -> None:
+    manifest = write_manifest(tmp_path / "model", "test", FIRST)
+    config = server_config(tmp_path / "data", run={"updates_max": 1})
+    with Served(config, manifest) as served:
+        assert served.info is not None
+        device = served.device()
+        assert listed(device, served.info.address) == [""]
+        device.work()
+        assert listed(device, served.info.address) == []
+        with open_operator(served.info.admin_address, None) as operator:
+            (job,) = operator.jobs()
+        assert (job.name, job.state, job.version) == ("", "ended", 1)
+
+
+def test_a_job_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
+    job = with_job(tmp_path, "one", devices=("a", "b-*"))
+    assert json.loads((job / NOTE).read_text())["devices"] == ["a", "b-*"]
+    assert {path.name for path in (tmp_path / "jobs").iterdir()} == {"one"}
+    for folder in (tmp_path / "jobs", job, job / "model"):
+        assert folder.stat().st_mode & 0o077 == 0
+    with pytest.raises(ConfigError, match="there is a job 'one'"):
+        with_job(tmp_path, "one")
+    with pytest.raises(ConfigError, match=r"job '\.\./two'"):
+        with_job(tmp_path, "two") and add_job(tmp_path / "jobs", "../two", None, tmp_path / "model")
+    bad = tmp_path / "bad.toml"
+    bad.write_text("[strategy]\nname = 'nonsense'\n")
+    with pytest.raises(ConfigError, match="nonsense"):
+        add_job(tmp_path / "jobs", "three", bad, tmp_path / "model")
+    assert not (tmp_path / "jobs" / "three").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--strategy", "teasq", "--data-dir", "x"), "--strategy, --data-dir with --jobs"),
+        (("--flower", "app"), "--flower with --jobs"),
+        (("--ui", "127.0.0.1:0"), "anabranch ui --admin HOST:PORT/JOB"),
+    ],
+)
+def test_options_of_one_run_are_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    done = anabranch(tmp_path, "server", "--jobs", "jobs", *words)
+    assert done.returncode == 2
+    assert said in done.stderr

@@ -1,0 +1,132 @@
+"""What stands in docker/prometheus and docker/grafana, with the real Prometheus and a real server."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus import NOT_HERE, PATIENCE_S, PROMETHEUS, PROMTOOL, Prometheus, prometheus
+from wire import Served, server_config
+
+from anabranch.server.manifest import write_manifest
+
+FILES = Path(__file__).parents[2] / "docker"
+pytestmark = pytest.mark.skipif(PROMETHEUS is None or PROMTOOL is None, reason=NOT_HERE)
+
+
+def promtool(*arguments: str, given: bytes = b"") -> str:
+    """What it says, on either stream; it must be content."""
+    done = subprocess.run([str(PROMTOOL), *arguments], input=given, capture_output=True, timeout=PATIENCE_S)
+    said = (done.stdout + done.stderr).decode()
+    assert done.returncode == 0, said
+    return said
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[Served]:
+    manifest = write_manifest(folder / "model", "test", {"w": np.zeros(8, np.float32)})
+    config = server_config(folder / "data", server={"metrics_address": "127.0.0.1:0"})
+    with Served(config, manifest) as running:
+        yield running
+
+
+def until(true: Callable[[], bool]) -> None:
+    latest = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < latest, "it did not come"
+        time.sleep(0.1)
+
+
+@contextmanager
+def at_work(running: Served) -> Iterator[None]:
+    """A device that goes on and on."""
+    device, stop = running.device(), threading.Event()
+
+    def work() -> None:
+        while not stop.is_set():
+            device.work()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)
+
+
+def hurried(text: str) -> str:
+    """Minutes become seconds: nobody waits for a test as for a night."""
+    return re.sub(r"\[\d+[mh]\]", "[3s]", re.sub(r"for: \d+m", "for: 1s", text))
+
+
+@contextmanager
+def watching(folder: Path, running: Served) -> Iterator[Prometheus]:
+    """The configuration of `docker/prometheus`, on this server."""
+    assert running.info is not None
+    config = (FILES / "prometheus" / "prometheus.yml").read_text(encoding="utf-8")
+    config = config.replace("127.0.0.1:9464", running.info.metrics_address).replace("15s", "200ms")
+    folder.mkdir()
+    rules = (FILES / "prometheus" / "alerts.yml").read_text(encoding="utf-8")
+    (folder / "alerts.yml").write_text(hurried(rules), encoding="utf-8")
+    with prometheus(folder, config) as found:
+        yield found
+
+
+def test_the_rules_are_rules_and_do_what_they_say() -> None:
+    folder = FILES / "prometheus"
+    assert "10 rules found" in promtool("check", "rules", str(folder / "alerts.yml"))
+    promtool("check", "config", str(folder / "prometheus.yml"))
+    assert "SUCCESS" in promtool("test", "rules", str(folder / "alerts_test.yml"))
+    names = re.findall(r"alert: (\w+)", (folder / "alerts.yml").read_text(encoding="utf-8"))
+    tested = (folder / "alerts_test.yml").read_text(encoding="utf-8")
+    assert all(tested.count(f"alertname: {name}") >= 2 for name in names), "fires, and does not"
+
+
+def test_the_names_are_as_prometheus_wants_them(tmp_path: Path) -> None:
+    with served(tmp_path) as running:
+        running.device().work()
+        assert running.info is not None
+        with urllib.request.urlopen(f"http://{running.info.metrics_address}/metrics", timeout=600) as answer:
+            text = answer.read()
+    assert promtool("check", "metrics", given=text) == ""
+
+
+def test_a_stall_is_told_and_ends(tmp_path: Path) -> None:
+    with served(tmp_path) as running, watching(tmp_path / "prometheus", running) as watcher:
+        with at_work(running):
+            until(lambda: watcher.value('up{job="anabranch"}') == 1)
+            until(lambda: (watcher.value("anabranch_push_bytes_count") or 0) > 10)
+        until(lambda: "AnabranchStalled" in watcher.firing())
+        with at_work(running):
+            until(lambda: "AnabranchStalled" not in watcher.firing())
+            rules = [rule for group in watcher.ask("rules")["groups"] for rule in group["rules"]]
+            assert [(r["name"], r["health"]) for r in rules if r["health"] != "ok"] == []
+        running.close()
+        until(lambda: "AnabranchServerDown" in watcher.firing())
+
+
+def test_every_query_of_the_dashboard_is_answered(tmp_path: Path) -> None:
+    board = json.loads((FILES / "grafana" / "dashboards" / "anabranch.json").read_text(encoding="utf-8"))
+    queries = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    # What has no series before it has happened once.
+    quiet = ("rejected", "leases_ended", "asks_refused", "calls_shed", 'code!="OK"')
+    with served(tmp_path) as running, watching(tmp_path / "prometheus", running) as watcher, at_work(running):
+        for query in queries:
+            asked = query.replace("$instance", ".*").replace("$__rate_interval", "3s")
+
+            def answered(asked: str = asked) -> bool:
+                return bool(watcher.ask("query", query=asked)["result"])
+
+            if not any(word in query for word in quiet):
+                until(answered)
+            answered()

@@ -1,0 +1,15 @@
+"""docs/strategies.md: every strategy that has a command of its own, on a virtual clock."""
+
+from walking import Walk, types
+
+CHOOSING = Walk(
+    "choosing a strategy",
+    page="docs/strategies.md",
+    steps=(
+        types("anabranch simulate synthetic --strategy fedavg", says="48 updates"),
+        types("anabranch simulate synthetic --strategy delayed_nesterov", says="48 updates"),
+        types("anabranch simulate synthetic --strategy phased", says="60 updates"),
+    ),
+)
+
+WALKS = (CHOOSING,)

@@ -1,0 +1,50 @@
+"""docs/systems.md: each method that works takes the bytes that the page says; docs/subspace.md, live too."""
+
+from signal import SIGINT
+
+from walking import End, Walk, Write, also, also_starts, types
+
+DIGITS = "anabranch simulate digits "
+SYNTHETIC = "anabranch simulate synthetic --updates 100 --strategy fedasync --set strategy.alpha=0.5 "
+
+SYSTEMS = Walk(
+    "the systems",
+    page="docs/systems.md",
+    steps=(
+        types(f"{DIGITS}--strategy teasq --updates", says=r"3\d\.\d kB up"),
+        types(f"{DIGITS}--strategy asyncdrop", says=r"8\d\d kB up"),
+        types(f"{DIGITS}--strategy teasq_drop", says=r"2\d\.\d kB up"),
+        types(f"{SYNTHETIC}--set client.push=elastic --set client.push_when=interval", says="100 updates"),
+        types(f"{SYNTHETIC}--set client.push=elastic --set client.push_when=change", says="100 updates"),
+        types(f"{DIGITS}--strategy qafel", says=r"10\d kB up"),
+        types(f"{DIGITS}--updates 60 --set 'uplink.codec=ef(0.9)|threshold", says=r"2\d\.\d kB up"),
+        types(f"{DIGITS}--updates 60 --set 'uplink.codec=ef(0.9)|topk", says=r"2\d\.\d kB up"),
+        types(f"{DIGITS}--strategy fedavg", says=r"29\d kB up"),
+        types("anabranch compare runs/", says="teasq_drop"),
+    ),
+)
+
+SMALL, SERVER = "examples/subspace.py:Small", "anabranch server --model numbers"
+LARGER = """
+from anabranch.workloads.digits import Digits
+from anabranch.workloads.subspace import Subspace
+
+App = Subspace(Digits(), 300)
+"""
+
+SUBSPACE = Walk(
+    "a subspace",
+    page="docs/subspace.md",
+    copies=("examples",),
+    steps=(
+        types(f"anabranch simulate {SMALL}", says=r"6\d\.\d kB up"),
+        also(f"anabranch init {SMALL} --out numbers"),
+        also_starts(SERVER, until="serving"),
+        also(f"anabranch client {SMALL} --id a --tasks-max 3", says="3 updates"),
+        Write("larger.py", LARGER),
+        also("anabranch client larger.py:App --id b --tasks-max 1", ends=11),
+        End(SERVER, by=SIGINT, says="drained"),
+    ),
+)
+
+WALKS = (SYSTEMS, SUBSPACE)

@@ -1,0 +1,212 @@
+"""A simulation that was killed goes on, and comes to what it would have come to: digests, files, all."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import broken_off
+import numpy as np
+import pytest
+from broken_off import VARIANTS
+from fleets import Ones, config
+from nursery import PIPE, Process
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from anabranch.compress.feedback import Memory
+from anabranch.core.errors import ConfigError, ReplayMismatch
+from anabranch.core.model.updates import LocalPlan
+from anabranch.reports.folders import CHECKPOINT
+from anabranch.reports.html import REPORT_FILE
+from anabranch.reports.models import BEST, FINAL
+from anabranch.reports.result import RESULT_FILE
+from anabranch.simulation.checkpoint import FORGOTTEN, Checkpoint, RunOrigin
+from anabranch.simulation.executors.base import LocalResult
+from anabranch.simulation.replay import replay_run
+from anabranch.simulation.run import simulate
+from anabranch.workloads.app import Examples
+
+REAL = ("wall_s", "started_at", "host")  # of real time, and where it was
+
+
+def left(folder: Path) -> dict[str, Any]:
+    """All that a run has left, but for what real time it took: report.html shows the same figures."""
+    found: dict[str, Any] = {path.name: path.read_bytes() for path in folder.iterdir()}
+    del found[REPORT_FILE]
+    result = json.loads(found[RESULT_FILE])
+    found[RESULT_FILE] = {key: value for key, value in result.items() if key not in REAL}
+    for name in (BEST, FINAL):  # their metadata come in any order
+        with safe_open(folder / name, "np") as file:
+            tensors = {key: array.tobytes() for key, array in load_file(folder / name).items()}
+            found[name] = file.metadata(), tensors
+    return found
+
+
+def killed(variant: str, out: Path, at_version: int, after_s: float = 0.0) -> int | None:
+    """The version at which it was killed, by itself or after some time; None if it came to its end."""
+    with Process(broken_off.__file__, variant, out, at_version, stdout=PIPE) as process:
+        if after_s:
+            try:
+                process.wait(after_s)
+            except subprocess.TimeoutExpired:
+                process.kill()
+        process.communicate(timeout=600)
+        code = process.wait()
+    assert code in (0, -signal.SIGKILL)
+    return None if code == 0 else at_version
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_killed_run_goes_on_to_the_same(variant: str, tmp_path: Path) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    expected = broken_off.run(variant, whole)
+    draws = random.Random(variant)
+    kills = 1 if "digits" in str(VARIANTS[variant]) else 2  # torch takes its time to begin
+    points = sorted(draws.sample(range(2, expected.versions), kills))
+    for at in points:
+        assert killed(variant, broken, at) == at
+    result = broken_off.run(variant, broken)
+    assert (result.status, result.versions) == ("finished", expected.versions)
+    assert left(broken) == left(whole)
+    assert replay_run(broken, broken_off.Keeping() if variant == "kept" else None).matches
+    assert not (broken / CHECKPOINT).exists()
+
+
+def test_a_run_that_is_killed_at_any_moment_goes_on(tmp_path: Path) -> None:
+    """Wherever it was: in its start, in an event, in the writing of a checkpoint."""
+    expected = broken_off.run("feedback", tmp_path / "whole")
+    draws, broken = random.Random(0), tmp_path / "broken"
+    for _ in range(4):
+        killed("feedback", broken, 0, after_s=draws.uniform(0.05, 1.0))
+    assert broken_off.run("feedback", broken).journal_sha256 == expected.journal_sha256
+    assert left(broken) == left(tmp_path / "whole")
+
+
+class Interrupting(Ones):
+    """Counts its trainings; one of them is interrupted by a signal that comes in it."""
+
+    def __init__(self) -> None:
+        super().__init__(size=300)
+        self.trainings = 0
+        self.interrupted_in = 0
+
+    def train(
+        self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        self.trainings += 1
+        if self.trainings == self.interrupted_in:
+            os.kill(os.getpid(), signal.SIGINT)
+        return super().train(model, examples, plan, seed)
+
+
+LONG = config("fedasync", run={"updates_max": 60, "evaluate_every_versions": 10})
+
+
+def paused(out: Path, in_training: int = 40) -> Interrupting:
+    """A run that was interrupted, of which every training is on record; its App."""
+    app = Interrupting()
+    app.interrupted_in = in_training
+    with pytest.raises(KeyboardInterrupt):
+        simulate(LONG, out, app, resume=True)
+    app.interrupted_in = 0
+    return app
+
+
+def test_a_run_that_was_paused_repeats_no_training(tmp_path: Path) -> None:
+    expected = simulate(LONG, tmp_path / "whole", plain := Interrupting())
+    app = paused(tmp_path / "broken")
+    before = json.loads((tmp_path / "broken" / RESULT_FILE).read_text())
+    result = simulate(LONG, tmp_path / "broken", app, resume=True)
+    assert app.trainings == plain.trainings + 1, "but for the one that was broken off"
+    assert left(tmp_path / "broken") == left(tmp_path / "whole")
+    assert result.wall_s > before["wall_s"]
+    assert result.started_at == before["started_at"]
+    assert result.journal_sha256 == expected.journal_sha256
+
+
+def test_one_that_has_ended_is_given_back(tmp_path: Path) -> None:
+    app = Interrupting()
+    first = simulate(LONG, tmp_path, app, resume=True)
+    trained = app.trainings
+    assert simulate(LONG, tmp_path, app, resume=True) == first
+    assert app.trainings == trained
+    with pytest.raises(ConfigError, match=r"which has ended: run\.seed is 0 there and 1 here"):
+        simulate(config("fedasync", run={**LONG.to_json()["run"], "seed": 1}), tmp_path, app, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("tables", "app", "said"),
+    [
+        ({"client": {"epochs": 2}}, Interrupting(), r"client\.epochs is 1 there and 2 here"),
+        ({"run": {"seed": 4}}, Interrupting(), r"run\.seed is 0 there and 4 here"),
+        ({}, Ones(size=301), "the code of .* has changed|the App's first weights are other ones"),
+    ],
+)
+def test_a_run_of_something_else_does_not_go_on(tables: Any, app: Any, said: str, tmp_path: Path) -> None:
+    paused(tmp_path)
+    kept = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    run = {"updates_max": 60, "evaluate_every_versions": 10, **tables.get("run", {})}
+    with pytest.raises(ConfigError, match=said):
+        simulate(config("fedasync", **{**tables, "run": run}), tmp_path, app, resume=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == kept
+
+
+@pytest.mark.parametrize("done", ["cut", "overwritten", "emptied", "of another program"])
+def test_a_damaged_checkpoint_costs_no_more_than_time(done: str, tmp_path: Path, caplog: Any) -> None:
+    simulate(LONG, tmp_path / "whole", Interrupting())
+    app = paused(tmp_path / "broken")
+    path = tmp_path / "broken" / CHECKPOINT
+    data = path.read_bytes()
+    if done == "of another program":
+        path.unlink()
+        sqlite3.connect(path).execute("CREATE TABLE facts (other TEXT)").connection.close()
+    else:
+        torn = {"cut": data[:-8192], "overwritten": b"x" * 8192 + data[8192:], "emptied": b""}
+        path.write_bytes(torn[done])
+    simulate(LONG, tmp_path / "broken", app, resume=True)
+    assert "the run begins anew" in caplog.text
+    assert left(tmp_path / "broken") == left(tmp_path / "whole")
+
+
+def test_two_processes_do_not_go_on_with_one_run(tmp_path: Path) -> None:
+    other = Checkpoint(tmp_path, RunOrigin({}, {}, "", "", ""), 1.0, resume=False)
+    with other, pytest.raises(ConfigError, match="a run is under way in"):
+        simulate(LONG, tmp_path, Interrupting(), resume=True)
+    assert simulate(LONG, tmp_path, Interrupting(), resume=True).status == "finished"
+
+
+def test_an_app_that_gives_something_else_is_found_out(tmp_path: Path) -> None:
+    app = paused(tmp_path)
+    with sqlite3.connect(tmp_path / CHECKPOINT) as file:
+        file.execute("UPDATE results SET work = 'device 77, task t' WHERE number = 5")
+    file.close()
+    with pytest.raises(ReplayMismatch, match="piece of work 5 was device 77"):
+        simulate(LONG, tmp_path, app, resume=True)
+
+
+def test_of_memories_the_file_has_those_that_devices_hold(tmp_path: Path) -> None:
+    def result(n: int) -> LocalResult:
+        return LocalResult(b"x", "raw", 1, {}, Memory(np.full(3, n, np.float32), n))
+
+    origin = RunOrigin({}, {}, "", "", "")
+    with Checkpoint(tmp_path, origin, 1.0, resume=False) as checkpoint:
+        held = [result(n) for n in range(4)]
+        for n, one in enumerate(held):
+            checkpoint.keep(n, "work", one)
+        checkpoint.save()
+        del one, held[1:3]
+        checkpoint.keep(4, "work", result(4))
+        checkpoint.save()
+    with Checkpoint(tmp_path, origin, 1.0, resume=True) as checkpoint:
+        recalled = [checkpoint.recall(n) for n in range(5)]
+        found = {n: r.memory for n, r in enumerate(recalled) if isinstance(r, LocalResult)}
+        assert [n for n, memory in found.items() if memory is FORGOTTEN] == [1, 2]
+        assert found[3] is not None
+        assert (found[3].residual.tolist(), found[3].base_version) == ([3.0] * 3, 3)

@@ -1,0 +1,53 @@
+"""A server of a model's folder that is killed and comes back, and how often each update counted."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Thread
+
+from commands import anabranch, answer, killable
+
+OPTIONS = (
+    *("--strategy", "fedasync", "--set", "server.lease_min_s=1"),
+    *("--data-dir", "data", "--admin-address", "127.0.0.1:0"),
+)
+
+
+@dataclass
+class Outage:
+    """`address`: of the server; `kill` ends it at once, and another process goes on with its data."""
+
+    address: str
+    kill: Callable[[], None]
+    ended: list[int] = field(default_factory=list)  # by which signal
+
+
+@contextmanager
+def outage(folder: Path, model: str, updates: int) -> Iterator[Outage]:
+    """Serve the model of an App's name for so many updates, with `kill` at hand."""
+    answer(anabranch(folder, "init", model, "--json"))
+    options = (*OPTIONS, "--updates", updates)
+    with ExitStack() as stack:
+        address, first = stack.enter_context(killable(folder, *options, "--address", "127.0.0.1:0"))
+        again = Thread(target=lambda: stack.enter_context(killable(folder, *options, "--address", address)))
+
+        def kill() -> None:
+            first.send_signal(signal.SIGKILL)
+            found.ended.append(-first.wait(600))
+            again.start()
+
+        found = Outage(address, kill)
+        yield found
+        again.join(600)
+    assert found.ended == [signal.SIGKILL]
+
+
+def counted(folder: Path) -> dict[str, int]:
+    """Updates that count by the server's log, of each device."""
+    answer(anabranch(folder, "verify", "data", "--json"))
+    result = answer(anabranch(folder, "report", "data", "--out", "run", "--json"))
+    return {device: share["updates"] for device, share in result["clients"].items()}

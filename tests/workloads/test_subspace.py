@@ -1,0 +1,215 @@
+"""K numbers in the place of a model's weights: the map, what is trained, what travels, who must agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+from torch import nn
+
+import anabranch as ab
+from anabranch.core.errors import AppError, ManifestMismatch
+from anabranch.core.model.updates import LocalPlan
+from anabranch.testing import AppConformance
+from anabranch.workloads.app import App, Examples, Shard
+from anabranch.workloads.digits import Digits
+from anabranch.workloads.subspace import BASE, Hashing, Subspace, dealt, random_words
+from anabranch.workloads.synthetic import Synthetic
+from anabranch.workloads.trainer import trainer_for
+
+H, S = np.array([0, 1, 0, 1, 1, 0]), np.array([1, -1, -1, 1, 1, 1])
+ONE_STEP = LocalPlan(steps=1, batch_size=16, learning_rate=0.5)
+
+
+class Pair(App):
+    """Two linear layers on noise; the second one's bias may be frozen."""
+
+    frozen = False
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3))
+        if self.frozen:
+            model[2].bias.requires_grad_(False)
+        return model
+
+    def data(self, shard: Shard) -> Examples:
+        draw = np.random.default_rng(shard.index)
+        return Examples(draw.normal(size=(16, 5)).astype(np.float32), draw.integers(0, 3, 16))
+
+
+class Frozen(Pair):
+    frozen = True
+
+
+class Normed(Pair):
+    """With running statistics."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Linear(7, 3))
+
+
+class Tied(Pair):
+    """One matrix under two names."""
+
+    def model(self) -> nn.Module:
+        model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5))
+        model[2].weight = model[0].weight
+        return model
+
+
+class TestAll(AppConformance):
+    @pytest.fixture
+    def app(self) -> App:
+        return Subspace(Digits(), 64)
+
+
+class TestEach(AppConformance):
+    @pytest.fixture
+    def app(self) -> App:
+        return Subspace(Digits(), 64, layers="each")
+
+
+def test_the_map_is_the_specifications() -> None:
+    hashing = Hashing.of(H, S, 2)
+    expected = [1.732051, -3.464102, -1.732051, 3.464102, 3.464102, 1.732051]
+    np.testing.assert_allclose(hashing.expand(np.array([3.0, 6.0])), expected, rtol=1e-6)
+    np.testing.assert_allclose(hashing.project(np.ones(6)), [0.577350, 0.577350], rtol=1e-5)
+
+
+@given(st.integers(0, 2**64 - 1), st.integers(1, 300), st.integers(1, 64))
+def test_its_columns_are_orthonormal_but_for_numbers_that_nobody_reads(
+    seed: int, size: int, dimension: int
+) -> None:
+    hashing = Hashing.drawn(random_words(seed, size), dimension)
+    matrix = np.stack([hashing.expand(row) for row in np.eye(dimension)], axis=1).astype(np.float64)
+    read = np.isin(np.arange(dimension), hashing.index)
+    np.testing.assert_allclose(matrix.T @ matrix, np.diag(read.astype(float)), atol=1e-6)
+    gradient = np.linspace(-1, 1, size)
+    np.testing.assert_allclose(hashing.project(gradient), matrix.T @ gradient, atol=1e-5)
+
+
+def test_numbers_and_signs_are_drawn_evenly() -> None:
+    hashing = Hashing.drawn(random_words(3, 100_000), 10)
+    assert np.abs(np.bincount(hashing.index) - 10_000).max() < 500
+    assert abs(int(np.sign(hashing.scale).sum())) < 1_500
+    assert random_words(3, 4).tolist() == random_words(3, 9)[:4].tolist() != random_words(4, 4).tolist()
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=6), st.data())
+def test_numbers_are_dealt_by_the_roots_of_sizes(sizes: list[int], data: st.DataObject) -> None:
+    dimension = data.draw(st.integers(len(sizes), sum(sizes)))
+    found = dealt(dimension, sizes)
+    assert sum(found) == dimension
+    assert all(1 <= k <= size for k, size in zip(found, sizes, strict=True))
+    order = np.argsort(sizes, kind="stable")
+    assert (np.diff(np.array(found)[order]) >= -1).all()
+
+
+def test_a_step_is_the_projected_gradient() -> None:
+    """The oracle is the gradient of the wrapped model, by torch without any of this."""
+    app = Subspace(Pair(), 6, seed=9)
+    trainer = trainer_for(app)
+    zeros = np.zeros(6, np.float32)
+    examples = app.data(Shard("train", 0, 1))
+    delta = trainer.train(zeros, {}, examples, ONE_STEP, seed=0).delta
+    with torch.random.fork_rng():
+        torch.manual_seed(9)
+        base = Pair().model()
+    loss = nn.functional.cross_entropy(base(torch.from_numpy(examples.x)), torch.from_numpy(examples.y))
+    loss.backward()
+    gradient = np.concatenate([np.asarray(p.grad).ravel() for p in base.parameters()])
+    hashing = Hashing.drawn(random_words(9, gradient.size), 6)
+    np.testing.assert_allclose(delta, -0.5 * hashing.project(gradient), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("layers", ["all", "each"])
+def test_merged_weights_are_the_model_that_was_evaluated(layers: str) -> None:
+    app = Subspace(Pair(), 20, layers=layers)
+    trainer = trainer_for(app)
+    tensors = trainer.initial(0)
+    vector = trainer.spec.flatten(tensors) + 0.3
+    examples = app.data(Shard("test"))
+    measured = trainer.evaluate(vector, trainer.spec.frozen(tensors), examples)
+    merged = app.merged({**trainer.spec.unflatten(vector), BASE: tensors[BASE]})
+    plain = trainer_for(Pair())
+    assert set(merged) == set(plain.initial(0))
+    weights = plain.spec.flatten(merged)
+    assert plain.evaluate(weights, {}, examples) == pytest.approx(measured, rel=1e-5)
+
+
+def test_each_tensor_has_its_own_numbers_and_biases_are_trained_as_they_are() -> None:
+    spec = trainer_for(Subspace(Pair(), 10, layers="each")).spec
+    shapes = {tensor.name: tensor.shape for tensor in spec.tensors}
+    a, b = shapes.pop("numbers/0/weight"), shapes.pop("numbers/2/weight")
+    assert a[1] + b[1] == 10
+    assert shapes == {"0/bias": (7,), "2/bias": (3,), BASE: (32,)}
+    assert spec.size == 20
+
+
+def test_what_the_app_freezes_stays_and_shared_weights_stay_shared() -> None:
+    for app, names in ((Frozen(), ["2.bias"]), (Tied(), [])):
+        small = Subspace(app, 8)
+        trainer = trainer_for(small)
+        start, moved = small.merged(trainer.initial(0)), np.ones(8, np.float32)
+        merged = small.merged({"numbers": moved[None], BASE: trainer.initial(0)[BASE]})
+        assert [n for n in start if (start[n] == merged[n]).all()] == names
+        if isinstance(app, Tied):
+            np.testing.assert_array_equal(merged["0.weight"], merged["2.weight"])
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Subspace(Pair(), 0), "dimension must be at least 1, not 0"),
+        (lambda: Subspace(Pair(), 5, layers="some"), "layers must be one of all, each, not 'some'"),
+        (lambda: trainer_for(Subspace(Pair(), 67)), "dimension must be from 1 to 66 for this model, not 67"),
+        (lambda: trainer_for(Subspace(Pair(), 1, layers="each")), "dimension must be from 2 to 56"),
+        (lambda: trainer_for(Subspace(Normed(), 5)), "buffers that training changes .*GroupNorm"),
+        (lambda: trainer_for(Subspace(Synthetic(), 5)), "numpy arrays.*Hashing.expand"),
+    ],
+)
+def test_what_cannot_be_is_named(make: Any, said: str) -> None:
+    with pytest.raises(AppError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"seed": 1}, {"dimension": 8, "layers": "each"}, {"app": Frozen()}],
+    ids=["seed", "layers", "what is frozen"],
+)
+def test_a_run_of_another_start_is_refused(other: dict[str, Any]) -> None:
+    kwargs: dict[str, Any] = {"app": Pair(), "dimension": 8}
+    run, mine = Subspace(**kwargs), Subspace(**{**kwargs, **other})
+    theirs = trainer_for(run).initial(0)
+    trainer = trainer_for(mine)
+    examples = mine.data(Shard("train", 0, 1))
+    vector = np.zeros(trainer.spec.size, np.float32)
+    with pytest.raises(ManifestMismatch, match="another start, dimension, seed or layers"):
+        trainer.train(vector, {BASE: theirs[BASE]}, examples, ONE_STEP, seed=0)
+    with pytest.raises(ManifestMismatch):
+        mine.merged(theirs)
+
+
+def test_a_run_learns_from_a_nineteenth_of_the_bytes_and_replays(tmp_path: Path) -> None:
+    run = ab.simulate(
+        Subspace(Digits(), 256),
+        settings={"client.learning_rate": 6.0, "uplink.codec": "int8(256)"},
+        until=ab.Until(updates=80),
+        out=tmp_path / "run",
+    )
+    last = run.result.history[-1]
+    assert last.accuracy is not None
+    assert last.accuracy > 0.6
+    assert run.result.uplink_bytes <= 80 * (256 + 76)
+    assert run.replay().matches
+    merged = Subspace(Digits(), 256).merged(load_file(tmp_path / "run" / "final.safetensors"))
+    plain = trainer_for(Digits())
+    found = plain.evaluate(plain.spec.flatten(merged), {}, Digits().data(Shard("test")))
+    assert found["accuracy"] == pytest.approx(last.accuracy, abs=0.003)
