@@ -42,6 +42,9 @@ class RunFolder:
         result = self._result()
         return self._ended(result) if result is not None else self._going_on()
 
+    def changed(self) -> None:
+        """A folder takes no orders, and is read at each look."""
+
     def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
         """Read `events.jsonl` to its end, and on as long as it grows. Raises `DataError`."""
         path = self.folder / EVENTS_FILE

@@ -71,7 +71,10 @@ class Ordering:
         if run.source.operator:
             who += f", operator {run.source.operator!r}"
         log.info("order by %s: %s", who, order.says)
-        done = order.do(_orders_of(run))
+        try:
+            done = order.do(_orders_of(run))
+        finally:
+            run.source.changed()
         log.info("done for %s: %s", who, done)
         return {"done": done}
 

@@ -91,6 +91,9 @@ class Source(Protocol):
         """How the run stands. Raises errors of the tree."""
         ...
 
+    def changed(self) -> None:
+        """Somebody gave it an order: what `head` said before is no longer so."""
+
     def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
         """Tell the picture all there is, call `caught_up`, and go on until the run is over or `stop`."""
 

@@ -14,11 +14,13 @@ export class Run {
   line: Line = "none";
   lostAt = 0;
   newsAt = 0; // performance.now() of the newest news
+  private newest: News | null = null;
   private readonly listeners = new Set<() => void>();
   private readonly readers = new Set<(records: NewsRecord[], dropped: number) => void>();
   private source: EventSource | null = null;
   private timer = 0;
   private headAt = 0;
+  private asked = 0;
   private users = 0;
 
   constructor(readonly id: string) {}
@@ -43,13 +45,20 @@ export class Run {
     return this.head?.state === "running" || this.head?.state === "paused";
   }
 
+  // Answers and news come on lines of their own, in any order: the answer to an older question is left, and news
+  // that came while this one was under way is newer than the answer.
   async load(): Promise<void> {
     clearTimeout(this.timer);
-    this.headAt = performance.now();
+    const asked = ++this.asked;
+    const from = (this.headAt = performance.now());
     try {
-      this.head = await get<Head>(runPath(this.id));
+      const head = await get<Head>(runPath(this.id));
+      if (asked !== this.asked) return;
+      this.head = head;
       this.error = null;
+      if (this.newest && this.newsAt >= from) this.stands(this.newest);
     } catch (error) {
+      if (asked !== this.asked) return;
       this.error = error as Refused;
       if (this.error.status === 0 && this.users) this.timer = window.setTimeout(() => void this.load(), RETRY_S * 1000);
     }
@@ -76,14 +85,16 @@ export class Run {
   private news(news: News): void {
     this.line = "open";
     this.newsAt = performance.now();
-    if (this.head) {
-      const { now_s, version, counters, state } = news;
-      Object.assign(this.head, { now_s, version, state, counters: { ...this.head.counters, ...counters }, updates: counters.applied });
-    }
+    this.newest = news;
+    this.stands(news);
     for (const reader of this.readers) reader(news.records, news.dropped);
     const changed = news.records.some((r) => r.kind === "evaluated" || r.kind === "settings_changed");
     if (this.newsAt - this.headAt > (changed ? 1 : HEAD_EVERY_S) * 1000) void this.load();
     this.told();
+  }
+
+  private stands({ now_s, version, counters, state }: News): void {
+    if (this.head) Object.assign(this.head, { now_s, version, state, counters: { ...this.head.counters, ...counters }, updates: counters.applied });
   }
 
   // A browser tries again by itself, unless it was refused: then it is done here.

@@ -76,6 +76,11 @@ class ServedRun:
             online=status.clients_online,
         )
 
+    def changed(self) -> None:
+        """The server is asked anew at the next look."""
+        with self._asking:
+            self._asked_at = -STATUS_S
+
     def follow(self, picture: Picture, stop: threading.Event, caught_up: Callable[[], None]) -> None:
         """Tell what the server has kept, and then what happens; over and over, until `stop`."""
         feed = _Feed(self._client, self._status.created_at_s, stop)

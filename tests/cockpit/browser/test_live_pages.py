@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from cockpits import Printed
 from nursery import COMMAND, PIPE, Process, run
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 from watched import Watched
 
 CONFIG = """
@@ -22,6 +23,8 @@ clients = 2
 examples_per_client = 40
 """
 TASKS = 4
+DONE = {"Pause the run": "paused", "Resume the run": "resumed"}
+HEAD = re.compile(r"/api/runs/[^/]+$")
 
 
 @contextmanager
@@ -54,8 +57,26 @@ def give(page: Page, order: str) -> None:
     dialog = page.get_by_role("dialog", name=order)
     expect(dialog.get_by_role("status")).to_contain_text("synthetic")
     dialog.get_by_role("button", name="Yes, do it").click()
+    expect(dialog.get_by_role("status")).to_have_text(DONE[order])
     dialog.get_by_role("button", name="Close").click()
     expect(dialog).to_have_count(0)
+
+
+@contextmanager
+def late_answers(page: Page) -> Iterator[list[Route]]:
+    """What the page asks of how the run stands is answered at the end only, by what was so at the beginning."""
+    before = page.request.get(page.url.partition("#")[0] + "api/runs/synthetic").json()
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        held.append(route)
+
+    page.route(HEAD, hold)
+    yield held
+    for route in held:
+        route.fulfill(json={**before, "name": "told late"})
+    expect(page.locator(".run-title")).to_have_text("told late")
+    page.unroute(HEAD)
 
 
 def test_what_happens_shows_and_an_order_asked_twice_reaches_the_server(
@@ -81,6 +102,17 @@ def test_what_happens_shows_and_an_order_asked_twice_reaches_the_server(
         give(page, "Resume the run")
         expect(page.locator(".top .state")).to_have_text("running")
         assert not status(said["admin_address"], tmp_path)["paused"]
+
+        # What was asked before the stream told of an order, and answered after it, is not how the run stands.
+        give(page, "Pause the run")
+        expect(page.locator(".top .state")).to_have_text("paused")
+        with late_answers(page) as held:
+            give(page, "Resume the run")
+            expect(page.locator(".top .state")).to_have_text("running")
+            assert held
+        assert page.locator(".top .state").inner_text() == "running"
+        page.reload()
+        expect(page.locator(".top .state")).to_have_text("running")
 
         # An order that is asked for and then left alone is not given.
         page.get_by_text("Orders", exact=True).click()
