@@ -64,7 +64,7 @@ def give(page: Page, order: str) -> None:
 
 @contextmanager
 def late_answers(page: Page) -> Iterator[list[Route]]:
-    """What the page asks of how the run stands is answered at the end only, by what was so at the beginning."""
+    """What the page asks of how the run stands is answered at the end, by what was so at the beginning."""
     before = page.request.get(page.url.partition("#")[0] + "api/runs/synthetic").json()
     held: list[Route] = []
 
