@@ -185,8 +185,9 @@ def test_an_order_is_given_when_it_is_confirmed(live: Served, browser: Browser) 
         assert operator.status().paused
         again = browser.post(orders, {"confirm": asked.json()["confirm"]})
         assert again.status == 403
-        until(lambda: browser.get("/api/runs/synthetic")["state"], lambda state: state == "paused")
+        assert browser.get("/api/runs/synthetic")["state"] == "paused"  # whatever was said a moment ago
         assert browser.order("synthetic", "resume").json() == {"done": "resumed"}
+        assert browser.get("/api/runs/synthetic")["state"] == "running"
         assert not operator.status().paused
     assert "order by session 1 of the cockpit: Pause the run `synthetic`" in live.log
     assert "done for session 1 of the cockpit: resumed" in live.log
