@@ -5,6 +5,7 @@ anabranch.strategies.Teasq(kept=0.05, bits=8)
 
 from anabranch.strategies.asyncdrop import AsyncDrop
 from anabranch.strategies.delayed_nesterov import DelayedNesterov
+from anabranch.strategies.fadas import FADAS
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
@@ -16,6 +17,7 @@ from anabranch.strategies.teasq import Teasq
 from anabranch.strategies.teasq_drop import TeasqDrop
 
 __all__ = [
+    "FADAS",
     "AsyncDrop",
     "DelayedNesterov",
     "FedAsync",

@@ -136,10 +136,19 @@ class Adam(Sgd):
         np.multiply(state.second, kind(self.beta2), out=state.second)
         add_scaled(state.second, (1.0 - self.beta2) / count**2, np.square(total))
         grown = (1.0 - state.decayed).astype(vector.dtype)
-        length = np.sqrt(state.second / grown[1])
+        length = np.sqrt(self.squares(state) / grown[1])
         length += kind(self.eps)
-        add_scaled(vector, self.lr, state.moment / grown[0] / length)
+        add_scaled(vector, self.rate(state), state.moment / grown[0] / length)
         return state
+
+    def rate(self, state: State) -> float:
+        """The learning rate of this step."""
+        return self.lr
+
+    def squares(self, state: State) -> Vector:
+        """By what the step of each coordinate is divided, squared and not corrected for its start yet."""
+        squares: Vector = state.second
+        return squares
 
 
 OPTIMISERS: dict[str, type[Sgd]] = {"sgd": Sgd, "momentum": Momentum, "nesterov": Nesterov, "adam": Adam}

@@ -13,6 +13,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, is_data, members
 from anabranch.strategies.asyncdrop import AsyncDrop
 from anabranch.strategies.delayed_nesterov import DelayedNesterov
+from anabranch.strategies.fadas import FADAS
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
@@ -29,7 +30,8 @@ OUTER_KEY = "outer"  # of strategies with a server optimiser
 BUILT_IN: dict[str, type[Any]] = {
     c.name: c
     for c in (
-        *(AsyncDrop, DelayedNesterov, FedAsync, FedAvg, FedBuff, FedProx, Phased, QAFeL, Teasq, TeasqDrop),
+        *(AsyncDrop, DelayedNesterov, FADAS, FedAsync, FedAvg, FedBuff, FedProx),
+        *(Phased, QAFeL, Teasq, TeasqDrop),
     )
 }
 

@@ -43,6 +43,12 @@ WORKS: dict[str, Tables] = {
     "momentum that comes later": {
         **strategy("delayed_nesterov", buffer_size=3, c=0.25), **EF, **LOG, "robust": {"clip": 3.0},
     },
+    "an adaptive server, error feedback, the delta log": {
+        **strategy("fadas", buffer_size=3, server_lr=0.05), **EF, **LOG,
+    },
+    "an adaptive server, a rule, few bits": {
+        **strategy("fadas", buffer_size=4, flush_s=20.0), **CENTRED, "uplink": {"codec": "int4(256)|zstd"},
+    },
     "of another version's buffers": {
         **strategy("delayed_nesterov", buffer_size=4), "model": {"buffers": "latest"},
         "uplink": {"codec": "topk(0.5)|int4(256)|gaps|zstd"},
@@ -58,6 +64,10 @@ REFUSED: dict[str, tuple[Tables, str]] = {
     "parts of a buffer": (
         {**strategy("fedbuff", outer=NESTEROV), "submodel": {"name": "heterofl"}},
         "'fedbuff' takes whole models only|does not take sub-models|sub-models",
+    ),
+    "parts for an adaptive server": (
+        {**strategy("fadas"), "submodel": {"name": "fedrolex"}},
+        "'fadas' takes whole models only",
     ),
     "what devices keep and send again": (
         {**strategy("delayed_nesterov"), "client": {"push": "elastic"}},

@@ -33,6 +33,7 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("fedbuff", {"buffer_size": 2, "outer": {"name": "nesterov", "lr": 0.5}}),
     ("fedavg", {"clients_per_round": 2, "deadline_s": 4.0, "outer": {"name": "adam", "lr": 0.1}}),
     ("delayed_nesterov", {"buffer_size": 2, "c": 0.25}),
+    ("fadas", {"buffer_size": 2, "flush_s": 3.0}),
     ("phased", {"phases": PHASES}),
     ("fedasync", {}),
     ("fedavg", {"clients_per_round": 2, "deadline_s": 4.0}),

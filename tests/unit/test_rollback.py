@@ -31,6 +31,7 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("teasq", {"cache_size": 3, "concurrency_fraction": 1.0}, {}),
     ("teasq", {"cache_size": 3, "concurrency_fraction": 1.0, "mode": "paper"}, {}),
     ("teasq_drop", {"cache_size": 2, "concurrency_fraction": 1.0}, {"rule": "centred_clipping"}),
+    ("fadas", {"buffer_size": 2}, {}),
 ]
 
 

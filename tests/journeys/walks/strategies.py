@@ -8,6 +8,7 @@ CHOOSING = Walk(
     steps=(
         types("anabranch simulate synthetic --strategy fedavg", says="48 updates"),
         types("anabranch simulate synthetic --strategy delayed_nesterov", says="48 updates"),
+        types("anabranch simulate synthetic --strategy fadas", says="48 updates"),
         types("anabranch simulate synthetic --strategy phased", says="60 updates"),
     ),
 )
