@@ -31,6 +31,7 @@ class HostedJob:
     note: JobNote = field(default_factory=lambda: JobNote(0.0))
     state: JobState = JobState.STOPPED
     why: str = ""
+    told: bool = False  # how it stands
     app: str = ""
     run: LiveRun | None = None  # while it is served
     metrics: Metrics | None = None

@@ -209,9 +209,9 @@ class Jobs:
         self._now(job, JobState.FAILED, said)
 
     def _now(self, job: HostedJob, state: JobState, why: str = "") -> None:
-        if (job.state, job.why) == (state, why):
+        if job.told and (job.state, job.why) == (state, why):
             return
-        job.state, job.why = state, why
+        job.state, job.why, job.told = state, why, True
         if self._told is not None:
             self._told(job.name, state, why)
 

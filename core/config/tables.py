@@ -275,18 +275,26 @@ class Config:
         out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
         return out
 
-    def to_toml(self, every_key: bool = False) -> str:
-        """As the text of a file of settings: what is not as it is by default, or `every_key`; secrets masked.
+    def to_toml(self, every_key: bool = False, clear: bool = False) -> str:
+        """As the text of a file of settings: what is not as it is by default, or `every_key`.
 
-        What was said of the strategy is there in any case.
+        What was said of the strategy is there in any case. Secrets are masked, unless `clear`.
         """
-        tables, defaults = self.to_json(every_table=True), Config().to_json(every_table=True)
+        tables, defaults = self.whole(clear), Config().to_json(every_table=True)
         if not every_key:
             said = {
                 t: {k: v for k, v in keys.items() if v != defaults[t].get(k)} for t, keys in tables.items()
             }
             tables = {**said, "strategy": tables["strategy"]}
         return toml_text(tables)
+
+    def whole(self, clear: bool) -> dict[str, Any]:
+        """As `to_json`, with every key; secrets are masked, unless `clear`."""
+        tables = self.to_json(every_table=True)
+        for path, text in self.secrets().items() if clear else ():
+            table, _, key = path.partition(".")
+            tables[table][key] = text
+        return tables
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Config:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Shards,
         SpeedShards,
     )
+    from anabranch.api.job_server import JobServer, ServedJob
     from anabranch.api.joining import JoinedFederation, JoinedTask, join
     from anabranch.api.lightning_callback import LightningCallback as LightningCallback
     from anabranch.api.live import Server
@@ -62,6 +63,7 @@ __all__ = [
     "Figure",
     "Fleet",
     "Iid",
+    "JobServer",
     "JoinedFederation",
     "JoinedTask",
     "Levels",
@@ -71,6 +73,7 @@ __all__ = [
     "Robust",
     "Run",
     "RunProgress",
+    "ServedJob",
     "Server",
     "Shard",
     "Shards",
@@ -104,6 +107,7 @@ _HOMES = {
         *("FadasLarge", "FadasMild", "Levels", "Lognormal"),
         *("Fleet", "Links"),
     ),
+    "anabranch.api.job_server": ("JobServer", "ServedJob"),
     "anabranch.api.joining": ("JoinedFederation", "JoinedTask", "join"),
     "anabranch.api.live": ("Server",),
     "anabranch.api.objects": ("configure",),

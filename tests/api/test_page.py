@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="ut
 
 def test_every_block_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 9
+    assert len(blocks) == 10
     (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
     command = [sys.executable, "-W", "error", "page.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)
@@ -25,8 +25,8 @@ def test_every_block_runs(tmp_path: Path) -> None:
     assert 'name = "teasq"\nkept = 0.1' in done.stdout
     assert "12 ['hidden.bias'" in done.stdout
     assert "halves 12" in done.stdout
-    *_, local, script = done.stdout.splitlines()
-    assert (local, script) == ("12 12", "5")
+    *_, local, jobs, script = done.stdout.splitlines()
+    assert (local, jobs, script) == ("12 12", "wards 4, everybody 6", "5")
     for name in ("accuracy.svg", "comparison.svg"):
         assert (tmp_path / name).read_text().startswith("<svg")
 

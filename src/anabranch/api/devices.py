@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from anabranch.api.background import Background
-from anabranch.api.live import InProcessServer, Server
+from anabranch.api.live import InProcessServer
 from anabranch.api.objects import app_source
+from anabranch.api.operated import Operated
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.agent import Agent
 from anabranch.client.lease import OnEvent
@@ -25,18 +26,18 @@ class Client(Background):
     """A device: it asks, trains on its own data and pushes while its context lasts, or until the run ends.
 
     It is what `anabranch client` runs, in a thread. `app`: an App, its class, or its name. `server`: the
-    address `host:port` of one or, with commas between, of several of which one leads; a `Server`; or a
-    `Server.local()`. `id` names it, and a number at its end says which part of the data it has, unless
-    `shard` (index, count) does. `state_dir` is where its results lie until they are acknowledged: by default
-    as for the command, or a temporary folder where the server is in this process. `token` and `ca_sha256` are
-    what it joins a guarded federation with. `on_event` hears what it does. What ends it without hope comes
-    out of `wait`, or of the context's end.
+    address `host:port` of one or, with commas between, of several of which one leads; a `Server`, a
+    `ServedJob`, or a `Server.local()`. `id` names it, and a number at its end says which part of the data it
+    has, unless `shard` (index, count) does. `state_dir` is where its results lie until they are acknowledged:
+    by default as for the command, or a temporary folder where the server is in this process. `token` and
+    `ca_sha256` are what it joins a guarded federation with. `on_event` hears what it does. What ends it
+    without hope comes out of `wait`, or of the context's end.
     """
 
     def __init__(
         self,
         app: Any,
-        server: str | Server | InProcessServer,
+        server: str | Operated | InProcessServer,
         *,
         id: str = "",  # noqa: A002 - as the command's option
         shard: tuple[int, int] | None = None,
@@ -86,7 +87,7 @@ class Client(Background):
             self.summary = self._agent(self._server).run()
             return
         options = self._options
-        if isinstance(self._server, Server):
+        if isinstance(self._server, Operated):
             options = ClientOptions(**{**vars(options), "server": self._server.address})
         self.summary = run_client(options, self._on_event, self._app, self._bell)
 

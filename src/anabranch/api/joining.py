@@ -24,7 +24,8 @@ from typing import Any, Self
 import numpy as np
 
 from anabranch.api.devices import Client
-from anabranch.api.live import InProcessServer, Server
+from anabranch.api.live import InProcessServer
+from anabranch.api.operated import Operated
 from anabranch.client.stopping import Interrupted
 from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import AppError, ConfigError
@@ -205,7 +206,7 @@ class JoinedFederation:
 
 
 def join(
-    server: str | Server | InProcessServer,
+    server: str | Operated | InProcessServer,
     model: Any,
     *,
     id: str = "",  # noqa: A002 - as the command's option

@@ -12,7 +12,8 @@ from __future__ import annotations
 import sys
 from typing import Any, Unpack
 
-from anabranch.api.live import InProcessServer, Server
+from anabranch.api.live import InProcessServer
+from anabranch.api.operated import Operated
 from anabranch.api.participation import JoinOptions, Participation
 from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import ConfigError
@@ -36,7 +37,7 @@ class LightningCallback(Callback):
 
     def __init__(
         self,
-        server: str | Server | InProcessServer,
+        server: str | Operated | InProcessServer,
         *,
         epochs: int = 0,
         steps: int = 0,

@@ -3,34 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from safetensors.numpy import load_file
-
 from anabranch.api.background import Background
-from anabranch.api.live_result import report_of_data
 from anabranch.api.objects import RunObjects, Source, plan_run
+from anabranch.api.operated import Operated, first_model, run_of_data
 from anabranch.api.run import Run
 from anabranch.api.temporary import TemporaryFolder
 from anabranch.client.local import LocalServer
-from anabranch.client.operator import OperatorClient, RunStatus, open_operator, operator_wallet
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, Unavailable
-from anabranch.core.rng import seed_of
-from anabranch.reports.folders import claimed
 from anabranch.workloads.app import App, load_app
-from anabranch.workloads.trainer import trainer_for
 
 ANY_PORT = "127.0.0.1:0"
 LOOK_S = 0.02  # so often it is looked whether a run without a network has ended
 
 
-class Server(Background):
+class Server(Operated, Background):
     """Serves a run while its context lasts: `with Server(app, until=Until(updates=100)) as server: ...`.
 
     The server is that of `anabranch server`, in a thread. `source` and the objects are those of `simulate`;
@@ -58,7 +51,8 @@ class Server(Background):
         where = str(self.data_dir / "data")
         table = replace(plan.config.server, address=address, admin_address=admin_address, data_dir=where)
         self.config: Config = replace(plan.config, server=table)
-        self._app, self._insecure = plan.app or load_app(self._workload, self.config.run.data_path), insecure
+        self._app = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
+        self._insecure = insecure
         self._ready, self._over = threading.Event(), threading.Event()
         self._info: Any = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -84,6 +78,11 @@ class Server(Background):
         return str(self._served.admin_address)
 
     @property
+    def insecure(self) -> bool:
+        """See `Operated`."""
+        return self._insecure
+
+    @property
     def run_id(self) -> str:
         """The run's own name, which no other run has."""
         return str(self._served.run_id)
@@ -94,23 +93,6 @@ class Server(Background):
             raise Unavailable(f"the run has not ended within {timeout_s:g} s")
         self._raise()
 
-    def operator(self, identity: str | Path | None = None) -> OperatorClient:
-        """An operator's connection, a context manager; `identity`: the folder of an operator's papers."""
-        wallet = operator_wallet(None if identity is None else Path(identity))
-        return open_operator(self.admin_address, wallet, self._insecure)
-
-    def status(self) -> RunStatus:
-        """How the run stands. Of a guarded server: `operator(identity).status()`."""
-        with self.operator() as operator:
-            return operator.status()
-
-    def weights(self, best: bool = False) -> dict[str, Any]:
-        """The newest version of the model, or the best that was measured: numpy arrays by name."""
-        with self.operator() as operator, tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "model.safetensors"
-            operator.export(path, best=best)
-            return dict(load_file(path))
-
     def report(self, out: str | Path | None = None) -> Run:
         """The run, once the server has stopped: its figures and its models from its log alone.
 
@@ -118,15 +100,8 @@ class Server(Background):
         """
         if self._thread.is_alive():
             raise ConfigError("the server is running: leave its context, or call stop(), before report()")
-        wanted = Path(self.config.server.data_dir) / "run" if out is None else Path(out)
-        with claimed(wanted, explicit=out is not None) as folder:
-            data_dir, database = Path(self.config.server.data_dir), self.config.server.database
-            result = report_of_data(data_dir, database, folder)
-        return Run(folder, result, self._app, trusted=True, holds=self._temporary)
-
-    @property
-    def _workload(self) -> str:
-        return self.config.run.workload
+        table = self.config.server
+        return run_of_data(Path(table.data_dir), table.database, self._app, out, self._temporary)
 
     @property
     def _served(self) -> Any:
@@ -143,15 +118,11 @@ class Server(Background):
 
     async def _serve(self) -> None:
         from anabranch.server.app import serve
-        from anabranch.server.manifest import write_manifest
 
         self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
-        trainer, seed = trainer_for(self._app), seed_of(self.config.run.seed, "initial")
-        first, spec = trainer.initial(seed), trainer.spec
-        manifest = write_manifest(self.data_dir / "model", self._workload, first, spec.groups, spec.buffers)
         await serve(
             self.config,
-            manifest,
+            first_model(self._app, self.config, self.data_dir / "model"),
             ready=self._serving,
             stop=self._stopping,
             insecure=self._insecure,

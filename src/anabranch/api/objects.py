@@ -70,12 +70,13 @@ class RunObjects(TypedDict, total=False):
     settings: Settings | None
 
 
-def plan_run(source: Source, objects: RunObjects, ends: bool = True) -> RunPlan:
-    """The configuration of a run; unless `ends` it may go on for ever.
+def plan_run(source: Source, objects: RunObjects, ends: bool = True, name: str = "") -> RunPlan:
+    """The configuration of a run; unless `ends` it may go on for ever. `name`: unless a file has one.
 
     Raises `ConfigError` and `AppError`.
     """
     path, presets, flags, app = _begun(source)
+    presets += [("name", {"run": {"name": name}})] if name else []
     flags += _strategy_layers(objects.get("strategy"))
     flags += _table_layers(
         fleet=objects.get("fleet"),
@@ -89,7 +90,7 @@ def plan_run(source: Source, objects: RunObjects, ends: bool = True) -> RunPlan:
         flags.append(("until=", {"run": until.keys()}))
     if (seed := objects.get("seed")) is not None:
         flags.append(("seed=", {"run": {"seed": seed}}))
-    flags += _setting_layers(objects.get("settings") or {})
+    flags += setting_layers(objects.get("settings") or {})
     config = load_run(path, (), presets, flags, app)
     return RunPlan(*with_end(config), app) if ends else RunPlan(config, "", app)
 
@@ -114,7 +115,7 @@ def _begun(source: Source) -> tuple[Path | None, list[Layer], list[Layer], App |
     if isinstance(source, FileTables):
         return None, [(str(source.path), source.tables)], [], None
     if isinstance(source, Config):
-        return None, [], [("config", whole_tables(source))], None
+        return None, [], [("config", source.whole(clear=True))], None
     if isinstance(source, str | Path):
         if is_config(str(source)):
             return Path(source), [], [], None
@@ -123,15 +124,6 @@ def _begun(source: Source) -> tuple[Path | None, list[Layer], list[Layer], App |
     app, place = app_source(source)
     named = (place, {"run": {"name": app.name.lower()}})
     return None, [named], [("source", {"run": {"workload": place}})], app
-
-
-def whole_tables(config: Config) -> dict[str, dict[str, Any]]:
-    """A configuration as a layer: every key, passwords in the clear."""
-    tables = config.to_json(every_table=True)
-    for path, clear in config.secrets().items():
-        table, _, key = path.partition(".")
-        tables[table][key] = clear
-    return tables
 
 
 def _strategy_layers(strategy: Strategy | str | None) -> list[Layer]:
@@ -178,7 +170,8 @@ def _table_layers(**tables: Any) -> list[Layer]:
     return layers
 
 
-def _setting_layers(settings: Settings) -> Iterable[Layer]:
+def setting_layers(settings: Settings) -> Iterable[Layer]:
+    """A layer for each `table.key`. Raises `ConfigError` for what is none."""
     for path, value in settings.items():
         table, dot, key = path.partition(".")
         if not (dot and key):

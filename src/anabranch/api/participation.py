@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypedDict
 
 from anabranch.api.joining import JoinedFederation, JoinedTask, join
-from anabranch.api.live import InProcessServer, Server
+from anabranch.api.live import InProcessServer
+from anabranch.api.operated import Operated
 from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.model.metrics import TRAINED_MAX, name_flaw
@@ -55,7 +56,7 @@ class Participation:
     """
 
     def __init__(
-        self, server: str | Server | InProcessServer, keep_optimizer: bool, options: JoinOptions
+        self, server: str | Operated | InProcessServer, keep_optimizer: bool, options: JoinOptions
     ) -> None:
         self._server, self._keep, self._options = server, keep_optimizer, options
         self._fed: JoinedFederation | None = None

@@ -13,7 +13,8 @@ from typing import Any, Unpack
 
 from transformers import TrainerCallback, get_scheduler
 
-from anabranch.api.live import InProcessServer, Server
+from anabranch.api.live import InProcessServer
+from anabranch.api.operated import Operated
 from anabranch.api.participation import JoinOptions, Participation
 from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import ConfigError
@@ -32,7 +33,7 @@ class TransformersCallback(TrainerCallback):
 
     def __init__(
         self,
-        server: str | Server | InProcessServer,
+        server: str | Operated | InProcessServer,
         *,
         epochs: float = 0,
         steps: int = 0,
