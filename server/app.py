@@ -139,10 +139,6 @@ async def serve(
                 del manifest, begin  # the first weights are in the engine: no need to hold them twice
                 async with led as run:
                     await _serve(run, recovered, ready, (ended, reopened), stop, insecure)
-    except AnabranchError as error:
-        if (reason := await tenure.reason(error)) is error:
-            raise
-        raise reason from error
     finally:
         store.close()
         if identity is not None:

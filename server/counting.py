@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 from grpc import HandlerCallDetails, aio
 
-from anabranch.core.errors import Overloaded
+from anabranch.core.errors import Overloaded, outcome_of
 from anabranch.server.metrics import Metrics
 from anabranch.server.rpc_errors import ERROR_KEY, Context
 from anabranch.server.unreadable import Continuation
@@ -51,30 +51,37 @@ class CountsCalls(aio.ServerInterceptor):
 
     def _answer(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def handler(request: Any, context: Context) -> Any:
-            with self._counting(method, context):
+            with counting(self._metrics, method, context):
                 return await behaviour(request, context)
 
         return handler
 
     def _stream(self, behaviour: Behaviour, method: str) -> Behaviour:
         async def handler(request: Any, context: Context) -> AsyncIterator[Any]:
-            with self._counting(method, context):
+            with counting(self._metrics, method, context):
                 async for response in behaviour(request, context):
                     yield response
 
         return handler
 
-    @contextmanager
-    def _counting(self, method: str, context: Any) -> Iterator[None]:
-        code = ""
-        try:
-            yield
-        except (asyncio.CancelledError, GeneratorExit):
-            code = grpc.StatusCode.CANCELLED.name
-            raise
-        finally:
-            code = code or _name(context.code())
-            self._metrics.called(method, code, SHED in context.trailing_metadata())
+
+@contextmanager
+def counting(metrics: Metrics, method: str, context: Any) -> Iterator[None]:
+    """Inside is a call, or a request of a stream that stands for one: by what it raises, or its context has."""
+    code, shed = "", False
+    try:
+        yield
+    except (asyncio.CancelledError, GeneratorExit):
+        code = grpc.StatusCode.CANCELLED.name
+        raise
+    except aio.AbortError:  # the context has it
+        raise
+    except Exception as error:  # of a request, whose stream ends by it
+        code, shed = outcome_of(error).grpc_status, isinstance(error, Overloaded)
+        raise
+    finally:
+        code, shed = code or _name(context.code()), shed or SHED in context.trailing_metadata()
+        metrics.called(method, code, shed)
 
 
 def _name(code: Any) -> str:

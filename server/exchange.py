@@ -10,9 +10,7 @@ opens another. So whoever is silent holds nothing, and a server that drains need
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +20,7 @@ from grpc import aio
 from anabranch.core.errors import InvalidUpdate, Overloaded, outcome_of
 from anabranch.protos.frames import Chunk, ExchangeFrame, frame_bytes, request_frame
 from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.server.counting import counting
 from anabranch.server.gate import Caller
 from anabranch.server.rpc import Devices, ModelChunk
 from anabranch.server.rpc_errors import Context, behind, converses
@@ -57,18 +56,18 @@ class DevicesAndExchange(Devices):
 
     async def _answer(self, request: Request, stream: _Stream, caller: Caller) -> None:
         head = request.head
-        kind = head.WhichOneof("request")
+        kind, metrics = head.WhichOneof("request"), self.run.writer.metrics
         stream.more = head.more and kind == "push"
         if kind == "fetch":
-            with self._counting("FetchModel"):
+            with counting(metrics, "FetchModel", stream.context):
                 await self._send_model(self.model(head.fetch, caller), stream, caller)
         elif kind == "push":
-            with self._counting("PushUpdate"):
+            with counting(metrics, "PushUpdate", stream.context):
                 verdict = await self.verdict(stream.contents(request), caller)
             await stream.write(frame_bytes(devices.ResponseHead(push=verdict)))
         elif kind in CALLS:
             name, method = CALLS[kind]
-            with self._counting(name):
+            with counting(metrics, name, stream.context):
                 said = await method(self, getattr(head, kind), caller)
             await stream.write(frame_bytes(devices.ResponseHead(**{kind: said})))
         else:
@@ -83,37 +82,22 @@ class DevicesAndExchange(Devices):
             head = devices.ResponseHead(fetch=header, offset=offset, more=more)
             await stream.write(frame_bytes(head, data))
 
-    @contextmanager
-    def _counting(self, method: str) -> Iterator[None]:
-        """Inside is a request that is counted as the call that it stands for."""
-        code, shed = "OK", False
-        try:
-            yield
-        except asyncio.CancelledError:
-            code = grpc.StatusCode.CANCELLED.name
-            raise
-        except Exception as error:
-            code, shed = outcome_of(error).grpc_status, isinstance(error, Overloaded)
-            raise
-        finally:
-            self.run.writer.metrics.called(method, code, shed)
-
 
 class _Stream:
     """The messages of one exchange. `more`: those of the push at hand are not all here."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        self.context = context
         self.more = False
 
     async def read(self) -> Request | None:
         """The next message, None at the end."""
-        frame: Any = await self._context.read()
+        frame: Any = await self.context.read()
         return None if frame is aio.EOF else frame
 
     async def write(self, message: bytes) -> None:
         """Send a message; while the device does not read, neither does the server."""
-        await self._context.write(message)
+        await self.context.write(message)
 
     async def contents(self, first: Request) -> AsyncIterator[devices.UpdateHeader | Chunk | None]:
         """What comes of the push that begins with this message."""

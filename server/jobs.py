@@ -160,28 +160,13 @@ class Jobs:
         store = checked_store(config.server, limits)
         try:
             async with Tenure(store) as tenure:
-                try:
-                    recovered = await asyncio.to_thread(
-                        partial(recover, store, config, manifest, limits, self._wall)
-                    )
-                    led = led_run(
-                        store,
-                        recovered,
-                        config,
-                        manifest,
-                        limits,
-                        self._identity,
-                        self._wall,
-                        metrics,
-                        tenure,
-                    )
-                    del manifest, recovered  # the first weights are in the engine
-                    async with led as run:
-                        await self._open(job, run, metrics)
-                except AnabranchError as error:
-                    if (reason := await tenure.reason(error)) is error:
-                        raise
-                    raise reason from error
+                begin = partial(recover, store, config, manifest, limits, self._wall)
+                recovered = await asyncio.to_thread(begin)
+                shared = (self._identity, self._wall, metrics, tenure)
+                led = led_run(store, recovered, config, manifest, limits, *shared)
+                del manifest, recovered, begin  # the first weights are in the engine
+                async with led as run:
+                    await self._open(job, run, metrics)
         finally:
             store.close()
 

@@ -14,12 +14,20 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import TracebackType
 from typing import Any
 
 import grpc
 
 from anabranch.core.config.tables import Config, ServerTable
-from anabranch.core.errors import ConfigError, LeadershipLost, StoreError, StoreUnreachable, Unavailable
+from anabranch.core.errors import (
+    AnabranchError,
+    ConfigError,
+    LeadershipLost,
+    StoreError,
+    StoreUnreachable,
+    Unavailable,
+)
 from anabranch.core.limits import Limits
 from anabranch.server.notify import READY, notify
 from anabranch.server.ports import NOT_SERVING, Ports
@@ -141,7 +149,10 @@ async def _pause(stop: asyncio.Event) -> None:
 
 
 class Tenure:
-    """The time for which a store is ours: renewed while inside, if there is anybody to lose it to."""
+    """The time for which a store is ours: renewed while inside, if there is anybody to lose it to.
+
+    What fails inside because another server leads by now is raised as that, `LeadershipLost`.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -155,11 +166,15 @@ class Tenure:
             self._task = asyncio.create_task(self._keep(), name="anabranch-tenure")
         return self
 
-    async def __aexit__(self, *error: object) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
         self._thread.shutdown()
+        if isinstance(error, AnabranchError) and (reason := await self._reason(error)) is not error:
+            raise reason from error
 
     def watch(self, writer: Writer) -> None:
         """The writer to stop when the leadership is lost."""
@@ -167,8 +182,7 @@ class Tenure:
         if self._lost is not None:
             writer.give_up(self._lost)
 
-    async def reason(self, error: Exception) -> Exception:
-        """Why a server stopped: what fails in a store may fail because another server leads by now."""
+    async def _reason(self, error: Exception) -> Exception:
         if self._lost is None and self._store.lease_s and isinstance(error, StoreError):
             with contextlib.suppress(StoreError, TimeoutError):
                 try:

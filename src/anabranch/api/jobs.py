@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from anabranch.api.configuration import load_config, model_presets
 from anabranch.core.config.tables import Config
-from anabranch.server.job_folder import MODEL, SETTINGS, add
+from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing
+from anabranch.server.job_folder import MODEL, SETTINGS, add, names_in, note_of
 from anabranch.server.manifest import Manifest, read_manifest
 
 FOLDER = Path("anabranch-jobs")
@@ -18,9 +20,11 @@ FOLDER = Path("anabranch-jobs")
 def read_job(host: Config, job: Path, data_dir: Path) -> tuple[Config, Manifest]:
     """A job's settings, with the ports and the authority of its server, and its model. Raises `ConfigError`.
 
-    Its data lies in `data_dir`, in its own database where its settings name one.
+    Its data lies in `data_dir`, and in the database that its settings name. Where a job that was added before
+    has that one, this raises: whichever came first after a restart would go on with the other's run.
     """
     config, manifest = settings_of_job(job / SETTINGS, job / MODEL, job.name)
+    _check_database(config, [other for other in _others(job) if _place(other) < _place(job)])
     server = replace(
         config.server,
         address=host.server.address,
@@ -43,7 +47,39 @@ def settings_of_job(settings: Path | None, model: Path, name: str) -> tuple[Conf
 def add_job(folder: Path, name: str, settings: Path | None, model: Path, devices: Sequence[str] = ()) -> Path:
     """Put a job into a server's folder, where the server finds it. Raises `ConfigError`.
 
-    `devices`: patterns of the names of those that may serve it; none for all.
+    `devices`: patterns of the names of those that may serve it; none for all. A database is one job's alone.
     """
-    settings_of_job(settings, model, name)
+    config, _ = settings_of_job(settings, model, name)
+    _check_database(config, _others(folder / name))
     return add(folder, name, settings, model, devices, time.time())
+
+
+def _others(job: Path) -> list[Path]:
+    """The jobs beside one."""
+    try:
+        return [job.with_name(name) for name in names_in(job.parent) if name != job.name]
+    except FolderMissing:
+        return []
+
+
+def _place(job: Path) -> tuple[float, str]:
+    """By which the job that was added first comes first; one whose note is damaged comes last."""
+    try:
+        return note_of(job).added_at, job.name
+    except AnabranchError:
+        return math.inf, job.name
+
+
+def _check_database(config: Config, others: Iterable[Path]) -> None:
+    wanted = config.server.database
+    same = [other.name for other in others if _database(other) == wanted] if wanted else []
+    if same:
+        raise ConfigError(f"server.database is that of job {same[0]!r} too: each job needs one of its own")
+
+
+def _database(job: Path) -> str:
+    """The one that a job's settings name; what is wrong with these is said of that job."""
+    try:
+        return load_config(job / SETTINGS).server.database
+    except AnabranchError:
+        return ""
