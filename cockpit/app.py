@@ -114,12 +114,12 @@ class Cockpit:
 
     def _session(self, request: Request) -> dict[str, Any]:
         runs = self.runs.all()
-        operators = {run.source.operator for run in runs} - {""}
+        operators = {self.runs.operator or "", *(run.source.operator for run in runs)} - {""}
         return {
             "csrf": request.state.session.csrf,
             "session": request.state.session.number,
             "operator": next(iter(operators), None),
-            "orders": any(run.source.orders is not None for run in runs),
+            "orders": self.runs.operator is not None or any(run.source.orders is not None for run in runs),
             "runs": 1 if self.runs.single else "many",
         }
 

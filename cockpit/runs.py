@@ -72,10 +72,13 @@ class ShownRun:
 
 
 class Runs:
-    """All that are shown, by their ids. `single`: there is one, and it is all that was asked for."""
+    """All that are shown, by their ids. `single`: there is one, and it is all that was asked for.
 
-    def __init__(self, listing: Listing, single: bool) -> None:
-        self._listing, self.single = listing, single
+    `operator`: whose papers give orders to any of them, also to those that are not here yet; None: see each.
+    """
+
+    def __init__(self, listing: Listing, single: bool, operator: str | None = None) -> None:
+        self._listing, self.single, self.operator = listing, single, operator
         self._lock = threading.Lock()
         self._runs: dict[str, ShownRun] = {}
         self._ids: dict[str, str] = {}  # of a source's own name

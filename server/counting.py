@@ -67,7 +67,10 @@ class CountsCalls(aio.ServerInterceptor):
 
 @contextmanager
 def counting(metrics: Metrics, method: str, context: Any) -> Iterator[None]:
-    """Inside is a call, or a request of a stream that stands for one: by what it raises, or its context has."""
+    """Inside is a call, or a request of a stream that stands for one, which is counted as it ends.
+
+    With the code of what it raises, or else of its context.
+    """
     code, shed = "", False
     try:
         yield

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from anabranch.core.errors import InvalidUpdate, Overloaded, outcome_of
+from anabranch.core.errors import InvalidUpdate
 from anabranch.protos.frames import Chunk, ExchangeFrame, frame_bytes, request_frame
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.server.counting import counting

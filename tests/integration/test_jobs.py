@@ -249,7 +249,6 @@ def test_a_job_is_added_whole_or_not_at_all(tmp_path: Path) -> None:
     [
         (("--strategy", "teasq", "--data-dir", "x"), "--strategy, --data-dir with --jobs"),
         (("--flower", "app"), "--flower with --jobs"),
-        (("--ui", "127.0.0.1:0"), "anabranch ui --admin HOST:PORT/JOB"),
     ],
 )
 def test_options_of_one_run_are_refused(words: tuple[str, ...], said: str, tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from anabranch.api.cockpit_live import ServedRun
@@ -12,13 +13,15 @@ from anabranch.client.operator import OperatorClient
 from anabranch.cockpit.folder import RunFolder
 from anabranch.cockpit.runs import Runs
 from anabranch.cockpit.source import Source
-from anabranch.core.errors import FolderMissing
+from anabranch.core.errors import AnabranchError, FolderMissing, ProtocolError
+from anabranch.identity.addresses import split_job
 from anabranch.reports.journal_files import JOURNAL
 from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import RESULT_FILE
 
 RUN_MARKS = (EVENTS_FILE, RESULT_FILE, JOURNAL)
 DATABASE = "anabranch.db"
+Opened = Callable[[str], OperatorClient]  # a connection to an address
 DEPTH_MAX = 4  # of runs below a folder of them
 RUNS_MAX = 2000
 
@@ -46,9 +49,23 @@ def runs_in(what: Path, database: str = "", archive: Path | None = None) -> Runs
     return Runs(listing, single=False)
 
 
-def run_of_server(client: OperatorClient, operator: str = "") -> Runs:
-    """The run of a server, to whose operators' port `client` speaks, with the papers of `operator`."""
-    return _single(ServedRun(client, operator))
+def runs_of_server(address: str, opened: Opened, operator: str = "") -> Runs:
+    """The run of a server whose operators' port is at `address`; of several, those of all its jobs.
+
+    `opened` makes a connection to an address, with the papers of `operator`. Raises `Unavailable`.
+    """
+    client = opened(address)
+    if split_job(address)[1] or not _has_jobs(client):
+        return _single(ServedRun(client, operator))
+    return Runs(_OfJobs(address, client, opened, operator), single=False, operator=operator)
+
+
+def _has_jobs(client: OperatorClient) -> bool:
+    """Whether a server serves several runs, or may: the only one of another has no name."""
+    try:
+        return all(job.name for job in client.jobs())
+    except ProtocolError:  # an older one, which has one run
+        return False
 
 
 def is_run(folder: Path) -> bool:
@@ -67,6 +84,32 @@ def _below(folder: Path, depth: int = DEPTH_MAX) -> Iterator[Path]:
             yield path
         elif depth:
             yield from _below(path, depth - 1)
+
+
+class _OfJobs:
+    """The jobs of a server, each with a connection of its own; one is here from when it is served first."""
+
+    def __init__(self, address: str, client: OperatorClient, opened: Opened, operator: str) -> None:
+        self._address, self._client = address, client
+        self._opened, self._operator = opened, operator
+        self._clients: dict[str, OperatorClient] = {}
+        self._shown: dict[str, Source] = {}
+        self._names: list[str] = []
+
+    def __call__(self) -> Iterator[Source]:
+        """See `Listing`. While the server does not answer, those that there were."""
+        with suppress(AnabranchError):
+            self._names = [job.name for job in self._client.jobs()]
+        for name in self._names:
+            with suppress(AnabranchError):  # it is not served now, and is asked for again
+                yield self._source(name)
+
+    def _source(self, name: str) -> Source:
+        if name not in self._shown:
+            client = self._clients.get(name) or self._opened(f"{self._address}/{name}")
+            self._clients[name] = client
+            self._shown[name] = ServedRun(client, self._operator, name)
+        return self._shown[name]
 
 
 class _OfData(RunFolder):

@@ -43,13 +43,16 @@ KNOWN = {  # a count of the picture: the status has it as
 
 
 class ServedRun:
-    """See `Source`. `client` is an operator's connection, whose papers are those of `operator`."""
+    """See `Source`. `client` is an operator's connection, whose papers are those of `operator`.
 
-    def __init__(self, client: OperatorClient, operator: str = "") -> None:
+    `job`: of which it is, on a server of several runs.
+    """
+
+    def __init__(self, client: OperatorClient, operator: str = "", job: str = "") -> None:
         self._client, self.operator = client, operator
         self._status, self._asked_at, self._gone = client.status(), time.monotonic(), ""
         self._asking = threading.Lock()
-        self.name = self._status.run
+        self.name = job or self._status.run
         self.orders = OperatorOrders(client)
 
     def head(self) -> Head:

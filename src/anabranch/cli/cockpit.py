@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from anabranch.api.cockpit import run_of_server, runs_in
+from anabranch.api.cockpit import runs_in, runs_of_server
 from anabranch.cli.logs import LogLevel, set_up_logging
 from anabranch.cli.options import Archive, AsJson, Identity, Insecure
 from anabranch.cli.output import Output
@@ -19,6 +19,7 @@ from anabranch.cli.starter import UntilEof, stop_at_eof
 from anabranch.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from anabranch.client.operator import OperatorClient
     from anabranch.cockpit.runs import Runs
 
 RUNS = Path("runs")  # where simulations leave theirs
@@ -85,5 +86,9 @@ def _runs(
     from anabranch.client.operator import open_operator, operator_wallet
 
     wallet = operator_wallet(identity)
-    with open_operator(admin, wallet, insecure) as client:
-        yield run_of_server(client, "" if wallet is None else wallet.name)
+    with ExitStack() as stack:
+
+        def opened(address: str) -> OperatorClient:
+            return stack.enter_context(open_operator(address, wallet, insecure))
+
+        yield runs_of_server(admin, opened, "" if wallet is None else wallet.name)

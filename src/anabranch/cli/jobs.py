@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from anabranch.core.limits import MIB
 from anabranch.identity.addresses import checked_job, parse_addresses
 
 if TYPE_CHECKING:
+    from anabranch.api.cockpit_process import CockpitProcess
     from anabranch.client.jobs import Worker
     from anabranch.client.listed import ListedJob
     from anabranch.client.operator import OperatorClient
@@ -113,18 +115,18 @@ def _set_stopped(folder: Path, name: str, stopped: bool, output: Output) -> None
     output.result({"job": name, "stopped": stopped, "new": new}, f"{name} {said[stopped]}")
 
 
-def check_folder_options(of_run: Sequence[str], cockpit: str, flower: Path | None) -> None:
+def check_folder_options(of_run: Sequence[str], flower: Path | None) -> None:
     """Raises `ConfigError` for options of one run, given to a server of several."""
     if of_run or flower is not None:
         names = ", ".join([*of_run, *(["--flower"] if flower is not None else [])])
         raise ConfigError(
             f"{names} with --jobs: each job has its own settings, data and model: anabranch admin jobs add"
         )
-    if cockpit:
-        raise ConfigError("--ui with --jobs: show one job at a time, anabranch ui --admin HOST:PORT/JOB")
 
 
-def serve_folder(folder: Path, host: Config, insecure: bool, output: Output) -> None:
+def serve_folder(
+    folder: Path, host: Config, insecure: bool, output: Output, cockpit: CockpitProcess | None
+) -> None:
     """Serve its jobs until a signal, then leave the command."""
     from anabranch.server.hosting import serve_jobs
 
@@ -135,6 +137,8 @@ def serve_folder(folder: Path, host: Config, insecure: bool, output: Output) -> 
         if info.join_address:
             text += f", devices join on {info.join_address}\nca-sha256: {info.ca_sha256}"
         output.event("serving", text, folder=str(folder), **asdict(info))
+        if cockpit is not None:
+            cockpit.start(info.admin_address)
 
     def told(name: str, state: JobState, why: str) -> None:
         output.event(
@@ -142,7 +146,11 @@ def serve_folder(folder: Path, host: Config, insecure: bool, output: Output) -> 
         )
 
     read = partial(read_job, host)
-    raise typer.Exit(asyncio.run(serve_jobs(folder, host, read, ready=ready, told=told, insecure=insecure)))
+    with ExitStack() as stack:
+        if cockpit is not None:
+            stack.callback(cockpit.close)
+        code = asyncio.run(serve_jobs(folder, host, read, ready=ready, told=told, insecure=insecure))
+    raise typer.Exit(code)
 
 
 def bell_of(until_eof: bool) -> Bell:

@@ -168,8 +168,10 @@ def server(
     of_run += option_layers(data_dir=data_dir, database=database, standby=standby)
     flags = of_run + option_layers(address=address, admin_address=admin_address, metrics=metrics)
     if jobs is not None:
-        check_folder_options([name for name, _ in of_run], cockpit=cockpit, flower=flower)
-        serve_folder(jobs, load_config(config, overrides or (), flags=flags), insecure, Output(as_json))
+        check_folder_options([name for name, _ in of_run], flower)
+        host = load_config(config, overrides or (), flags=flags)
+        beside = _cockpit(cockpit, cockpit_identity, host, insecure, as_json)
+        serve_folder(jobs, host, insecure, Output(as_json), beside)
     if flower is not None:
         flags.append(("--flower", {"run": {"workload": app_spec("", flower)}}))
         _init_once(model, flower, overrides or ())
