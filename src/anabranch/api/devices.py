@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ class Client(Background):
     `ServedJob`, or a `Server.local()`. `id` names it, and a number at its end says which part of the data it
     has, unless `shard` (index, count) does. `state_dir` is where its results lie until they are acknowledged:
     by default as for the command, or a temporary folder where the server is in this process. `token` and
-    `ca_sha256` are what it joins a guarded federation with. `on_event` hears what it does. What ends it
-    without hope comes out of `wait`, or of the context's end.
+    `ca_sha256` are what it joins a guarded federation with, at `join` (empty: where a server of this process
+    says, else two ports above the server's). `on_event` hears what it does. What ends it without hope comes
+    out of `wait`, or of the context's end.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Client(Background):
         threads: int = 0,
         token: str = "",
         ca_sha256: str = "",
+        join: str = "",
         insecure: bool = False,
         options: Mapping[str, Any] | None = None,
         on_event: OnEvent | None = None,
@@ -70,6 +73,7 @@ class Client(Background):
             threads=threads,
             token=token,
             ca_sha256=ca_sha256,
+            join=join,
             insecure=insecure,
         )
         self.summary: AgentSummary | None = None
@@ -88,7 +92,8 @@ class Client(Background):
             return
         options = self._options
         if isinstance(self._server, Operated):
-            options = ClientOptions(**{**vars(options), "server": self._server.address})
+            join = options.join or self._server.join_address
+            options = replace(options, server=self._server.address, join=join)
         self.summary = run_client(options, self._on_event, self._app, self._bell)
 
     def _agent(self, server: InProcessServer) -> Agent:

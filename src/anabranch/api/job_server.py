@@ -82,6 +82,11 @@ class JobServer(Background):
         """Where operators do."""
         return self._served.admin_address
 
+    @property
+    def join_address(self) -> str:
+        """Where devices join, whatever job they have; empty where nothing is guarded."""
+        return self._served.join_address
+
     def add(
         self, name: str, source: Source, *, devices: Sequence[str] = (), **objects: Unpack[RunObjects]
     ) -> ServedJob:
@@ -227,6 +232,11 @@ class ServedJob(Operated):
     def admin_address(self) -> str:
         """Where operators do."""
         return f"{self.server.admin_address}/{self.name}"
+
+    @property
+    def join_address(self) -> str:
+        """See `JobServer`."""
+        return self.server.join_address
 
     @property
     def insecure(self) -> bool:

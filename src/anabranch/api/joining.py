@@ -215,6 +215,7 @@ def join(
     tasks_max: int = 0,
     token: str = "",
     ca_sha256: str = "",
+    join: str = "",
     insecure: bool = False,
 ) -> JoinedFederation:
     """Make the script that calls this a device of the federation that `server` serves, `host:port`.
@@ -234,6 +235,7 @@ def join(
         tasks_max=tasks_max,
         token=token,
         ca_sha256=ca_sha256,
+        join=join,
         insecure=insecure,
     )
     return JoinedFederation(client, script, model)

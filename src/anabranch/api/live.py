@@ -78,6 +78,11 @@ class Server(Operated, Background):
         return str(self._served.admin_address)
 
     @property
+    def join_address(self) -> str:
+        """Where devices join; empty where nothing is guarded."""
+        return str(self._served.join_address)
+
+    @property
     def insecure(self) -> bool:
         """See `Operated`."""
         return self._insecure

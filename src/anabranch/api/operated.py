@@ -20,7 +20,7 @@ from anabranch.workloads.trainer import trainer_for
 
 
 class Operated:
-    """A base class: `address`, `admin_address` and `insecure` are their owner's."""
+    """A base class: the addresses and `insecure` are their owner's."""
 
     @property
     def address(self) -> str:
@@ -30,6 +30,11 @@ class Operated:
     @property
     def admin_address(self) -> str:
         """Where operators do."""
+        raise NotImplementedError
+
+    @property
+    def join_address(self) -> str:
+        """Where devices join; empty where nothing is guarded."""
         raise NotImplementedError
 
     @property

@@ -34,6 +34,7 @@ class JoinOptions(TypedDict, total=False):
     tasks_max: int
     token: str
     ca_sha256: str
+    join: str
     insecure: bool
 
 

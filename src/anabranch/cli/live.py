@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from anabranch.client.run import ClientOptions
     from anabranch.client.summary import AgentSummary
     from anabranch.server.app import RunEnded, ServerInfo
+    from anabranch.server.manifest import Manifest
 
 ServerAddress = Annotated[
     str,
@@ -160,7 +161,6 @@ def server(
     With --flower the model is that of the app's ServerApp, unless --model is there already. With --jobs every
     job of a folder is served, each with its own settings, model and data: CONFIG says where they are served.
     """
-    from anabranch.server.app import serve
     from anabranch.server.manifest import read_manifest
 
     set_up_logging(as_json, log_level, service="anabranch-server")
@@ -181,11 +181,7 @@ def server(
 
     voice = _ServerVoice(Output(as_json), settings, insecure)
     voice.cockpit = _cockpit(cockpit, cockpit_identity, settings, insecure, as_json)
-    told = partial(serve, waiting=voice.waiting, ended=voice.ended, reopened=voice.reopened)
-    with voice:
-        code = asyncio.run(told(settings, manifest, ready=voice.ready, insecure=insecure))
-    voice.drained()
-    raise typer.Exit(code)
+    raise typer.Exit(voice.serve(manifest))
 
 
 def client(
@@ -309,12 +305,18 @@ class _ServerVoice:
     over: bool = False
     cockpit: CockpitProcess | None = None
 
-    def __enter__(self) -> Self:
-        return self
+    def serve(self, manifest: Manifest) -> int:
+        """Serve the run until a signal, and say what becomes of it; returns the exit code."""
+        from anabranch.server.app import serve
 
-    def __exit__(self, *error: object) -> None:
-        if self.cockpit is not None:
-            self.cockpit.close()
+        told = partial(serve, waiting=self.waiting, ended=self.ended, reopened=self.reopened)
+        try:
+            code = asyncio.run(told(self.settings, manifest, ready=self.ready, insecure=self.insecure))
+        finally:
+            if self.cockpit is not None:
+                self.cockpit.close()
+        self.drained()
+        return code
 
     def ready(self, info: ServerInfo) -> None:
         self.admin_address = info.admin_address
