@@ -5,13 +5,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
+import pytest
 from commands import killable, serving
 from crash_writer import VALUES, Writer
 from job_hosts import SETTINGS, UNHELD
+from postgres import new_database
 from server_process import free_port
 from wire import Device
 
@@ -36,11 +38,24 @@ class JobWriter(Writer):
             yield Device(channel, self._spec, self._client_id, STAGES)
 
 
-def jobs_in(folder: Path, first: Vector) -> ParamSpec:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def databases(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+    """That of each job."""
+    with ExitStack() as stack:
+        yield {name: _database(request, stack) for name in JOBS}
+
+
+def _database(request: pytest.FixtureRequest, stack: ExitStack) -> str:
+    if request.param == "sqlite":
+        return ""
+    return stack.enter_context(new_database(request.getfixturevalue("postgresql_cluster")))
+
+
+def jobs_in(folder: Path, first: Vector, databases: dict[str, str]) -> ParamSpec:
     """Two jobs of one model, which is the sum of all deltas."""
     manifest = write_manifest(folder / "model", "crash", {"w": first})
-    (folder / "job.toml").write_text(SETTINGS + UNHELD)
-    for name in JOBS:
+    for name, database in databases.items():
+        (folder / "job.toml").write_text(f'{SETTINGS}{UNHELD}[server]\ndatabase = "{database}"\n')
         add_job(folder / "jobs", name, folder / "job.toml", folder / "model")
     return manifest.spec
 
@@ -51,9 +66,9 @@ def until(writers: list[JobWriter], acknowledged: int) -> None:
         time.sleep(0.01)
 
 
-def test_two_jobs_keep_their_promises(tmp_path: Path) -> None:
+def test_two_jobs_keep_their_promises(tmp_path: Path, databases: dict[str, str]) -> None:
     first = np.random.default_rng(5).integers(-100, 101, VALUES).astype(np.float32)
-    spec, port, draw = jobs_in(tmp_path, first), free_port(), random.Random(5)
+    spec, port, draw = jobs_in(tmp_path, first, databases), free_port(), random.Random(5)
     (tmp_path / "host.toml").write_text(
         f'[server]\naddress = "127.0.0.1:{port}"\nadmin_address = "127.0.0.1:0"\n'
     )
@@ -84,4 +99,4 @@ def test_two_jobs_keep_their_promises(tmp_path: Path) -> None:
         deltas = [applied.delta for writer in found for applied in writer.applied]
         assert len(deltas) == WRITERS * UPDATES
         np.testing.assert_array_equal(models[name], first + np.sum(deltas, axis=0))
-        assert verify(tmp_path / "jobs" / name / "data").problems == ()
+        assert verify(tmp_path / "jobs" / name / "data", databases[name]).problems == ()
