@@ -22,6 +22,7 @@ from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.parts import told_name
 from anabranch.core.snapshot import Snapshot, restore
+from anabranch.strategies.memory import RememberingStrategy
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.registry import doubt, strategy_of
 from anabranch.strategies.submodels.registry import make_planner
@@ -50,6 +51,7 @@ class Blueprint:
         others()  # of two codec stages with one number nobody knows which is meant: said at the start
         strategy = strategy_of(config)
         _check_elastic(config, strategy)
+        _check_memory(config, spec, strategy)
         _warn(doubt(strategy))
         return cls(config, spec, strategy, EngineSettings.of(config, limits))
 
@@ -90,10 +92,21 @@ def _warn(text: str) -> None:
         log.warning(text)
 
 
+def _parts(strategy: Strategy) -> tuple[Strategy, ...]:
+    """The strategies of a run, one after the other."""
+    return strategy.parts if isinstance(strategy, Phased) else (strategy,)
+
+
+def _check_memory(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
+    """What a strategy remembers of the fleet must fit."""
+    for part in _parts(strategy):
+        if isinstance(part, RememberingStrategy):
+            part.check_fleet(spec, config.fleet.clients)
+
+
 def _check_elastic(config: Config, strategy: Strategy) -> None:
     """What a device keeps of its own must not be added to the model again with its next update."""
-    parts = strategy.parts if isinstance(strategy, Phased) else (strategy,)
-    adds = not all(part.needs_base for part in parts)
+    adds = not all(part.needs_base for part in _parts(strategy))
     if config.client.push == ELASTIC and adds and config.client.merge_weight < 1:
         raise ConfigError(
             f"client.push = 'elastic' with strategy {strategy.name!r}, which adds updates up, needs "

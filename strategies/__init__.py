@@ -3,7 +3,9 @@
 anabranch.strategies.Teasq(kept=0.05, bits=8)
 """
 
+from anabranch.strategies.ace import ACE, ACED
 from anabranch.strategies.asyncdrop import AsyncDrop
+from anabranch.strategies.ca2fl import CA2FL
 from anabranch.strategies.delayed_nesterov import DelayedNesterov
 from anabranch.strategies.fadas import FADAS
 from anabranch.strategies.fedasync import FedAsync
@@ -17,6 +19,9 @@ from anabranch.strategies.teasq import Teasq
 from anabranch.strategies.teasq_drop import TeasqDrop
 
 __all__ = [
+    "ACE",
+    "ACED",
+    "CA2FL",
     "FADAS",
     "AsyncDrop",
     "DelayedNesterov",

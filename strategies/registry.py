@@ -11,7 +11,9 @@ from anabranch.core.engine.robust import RobustTable
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.parts import PartKind, is_data, members
+from anabranch.strategies.ace import ACE, ACED
 from anabranch.strategies.asyncdrop import AsyncDrop
+from anabranch.strategies.ca2fl import CA2FL
 from anabranch.strategies.delayed_nesterov import DelayedNesterov
 from anabranch.strategies.fadas import FADAS
 from anabranch.strategies.fedasync import FedAsync
@@ -30,7 +32,7 @@ OUTER_KEY = "outer"  # of strategies with a server optimiser
 BUILT_IN: dict[str, type[Any]] = {
     c.name: c
     for c in (
-        *(AsyncDrop, DelayedNesterov, FADAS, FedAsync, FedAvg, FedBuff, FedProx),
+        *(ACE, ACED, AsyncDrop, CA2FL, DelayedNesterov, FADAS, FedAsync, FedAvg, FedBuff, FedProx),
         *(Phased, QAFeL, Teasq, TeasqDrop),
     )
 }

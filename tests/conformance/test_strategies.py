@@ -24,6 +24,8 @@ VARIANTS: list[Variant] = [
     ("fedavg", {"clients_per_round": 1, "outer": {"name": "adam", "lr": 0.1}}),
     ("delayed_nesterov", {"buffer_size": 3, "c": 0.25}),
     ("fadas", {"buffer_size": 2, "flush_s": 3.0}),
+    ("ca2fl", {"buffer_size": 2, "flush_s": 3.0}),
+    ("aced", {"staleness_max": 2}),
     ("phased", {"phases": PHASES}),
     ("phased", {"phases": [{**PHASES[1], "until_versions": 12}, {"strategy": "fedasync"}]}),
     ("fedprox", {"clients_per_round": 1, "over_selection": 2.0}),

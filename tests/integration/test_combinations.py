@@ -49,6 +49,17 @@ WORKS: dict[str, Tables] = {
     "an adaptive server, a rule, few bits": {
         **strategy("fadas", buffer_size=4, flush_s=20.0), **CENTRED, "uplink": {"codec": "int4(256)|zstd"},
     },
+    "a memory of all, error feedback, the delta log": {**strategy("ca2fl", buffer_size=3), **EF, **LOG},
+    "a mean of all, few bits, a cut": {
+        **strategy("ace"), **LOG, "uplink": {"codec": "int4(256)|zstd"}, "robust": {"clip": 3.0},
+    },
+    "a mean of what is not too old": {
+        **strategy("aced", staleness_max=4), **EF, "model": {"buffers": "latest"},
+    },
+    "a memory that begins with a phase": strategy("phased", phases=[
+        {"strategy": "fedbuff", "buffer_size": 2, "until_updates": 20},
+        {"strategy": "aced", "staleness_max": 6},
+    ]),
     "of another version's buffers": {
         **strategy("delayed_nesterov", buffer_size=4), "model": {"buffers": "latest"},
         "uplink": {"codec": "topk(0.5)|int4(256)|gaps|zstd"},
@@ -64,6 +75,15 @@ REFUSED: dict[str, tuple[Tables, str]] = {
     "parts of a buffer": (
         {**strategy("fedbuff", outer=NESTEROV), "submodel": {"name": "heterofl"}},
         "'fedbuff' takes whole models only|does not take sub-models|sub-models",
+    ),
+    "parts for a memory": (
+        {**strategy("ca2fl"), "submodel": {"name": "heterofl"}},
+        "'ca2fl' takes whole models only",
+    ),
+    "a rule for a memory": ({**strategy("aced"), **CENTRED}, "'aced' gathers no buffer that takes one"),
+    "a memory that is too small": (
+        {**strategy("ace", memory_bytes_max=9000), "fleet": {"clients": 9}},
+        r"memory_bytes_max is 9000, but the updates of fleet\.clients = 9 devices",
     ),
     "parts for an adaptive server": (
         {**strategy("fadas"), "submodel": {"name": "fedrolex"}},

@@ -37,6 +37,7 @@ PARAMS: dict[str, dict[str, Any]] = {
             {"strategy": "fedbuff", "buffer_size": 3},
         ]
     },
+    "ca2fl": {"buffer_size": 3},
     "fadas": {"buffer_size": 2, "server_lr": 0.02},
     "teasq": {"cache_size": 2, "concurrency_fraction": 1.0},
     "teasq_drop": {"cache_size": 2, "concurrency_fraction": 1.0},
@@ -52,6 +53,9 @@ QUICK = [
     ("logistic", "fedprox"),
     ("logistic", "delayed_nesterov"),
     ("logistic", "fadas"),
+    ("logistic", "ca2fl"),
+    ("logistic", "ace"),
+    ("logistic", "aced"),
     ("logistic", "phased"),
 ]
 ALL = [(model, strategy) for model in APPS for strategy in STRATEGIES.names()]

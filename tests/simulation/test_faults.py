@@ -17,6 +17,7 @@ from fleets import Ones, config
 from rough import STRATEGIES, Proved, prove, prove_twice, rough
 
 from anabranch.core.config.faults import Fate, FaultKind, FaultsTable, MessageFaults, length_s
+from anabranch.core.config.tables import merge
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, LogLost
 from anabranch.simulation.clock import VirtualClock
@@ -59,6 +60,25 @@ def test_every_promise_is_kept_whatever_goes_wrong(seed: int) -> None:
 def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
     settings = rough(100 + seed, clients=12)
     first = prove(settings, every=50)
+    assert prove(settings, every=50) == first
+
+
+@pytest.mark.parametrize(
+    ("seed", "strategy"),
+    [
+        (400, {"name": "fadas", "buffer_size": 3, "server_lr": 0.01}),
+        (408, {"name": "ca2fl", "buffer_size": 3}),
+        (416, {"name": "ace"}),
+        (424, {"name": "aced", "staleness_max": 12}),
+    ],
+)
+def test_what_a_strategy_remembers_is_kept_whatever_goes_wrong(seed: int, strategy: dict[str, Any]) -> None:
+    """In the places of seeds of FedAsync, which has no parameters and no rule."""
+    assert rough(seed).strategy.name == "fedasync"
+    settings = merge([("rough", rough(seed, clients=12).to_json()), ("mine", {"strategy": strategy})])
+    first = prove(settings, every=5)
+    assert first.versions > 5
+    assert first.restarts > 0
     assert prove(settings, every=50) == first
 
 

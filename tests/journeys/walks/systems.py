@@ -21,6 +21,7 @@ SYSTEMS = Walk(
         types(f"{DIGITS}--updates 60 --set 'uplink.codec=ef(0.9)|topk", says=r"2\d\.\d kB up"),
         types(f"{DIGITS}--strategy fedavg", says=r"29\d kB up"),
         types(f"{DIGITS}--strategy fadas", says=r"1\.1\d MB up"),
+        *(types(f"{DIGITS}--strategy {name} ", says=r"1\.1\d MB up") for name in ("ca2fl", "ace", "aced")),
         types("anabranch compare runs/", says="teasq_drop"),
     ),
 )

@@ -1,0 +1,103 @@
+"""ACE and ACED: at every update the model goes along the mean of what all devices have sent last.
+
+| symbol  | name            | meaning                                                       |
+|---------|-----------------|---------------------------------------------------------------|
+| t       | context.version | version before the update is applied                          |
+| eta     | server_lr       | server learning rate                                          |
+| Delta_i | update.delta    | w_i - w_base of device i                                      |
+| U_i     | state.kept      | device i's newest update                                      |
+| b_i     | base_version    | the version that it started from                              |
+| tau_max | staleness_max   | ACED: so many versions at most since then                     |
+| A       |                 | devices that have sent one; ACED: of which t - b_i <= tau_max |
+| H       | state.total     | sum of U_i over A, float64                                    |
+
+    U_i <- Delta_i of the device i whose update has come
+    w <- w + eta (1/|A|) sum over A of U_i
+
+So a fast device counts as much as a slow one: by its newest update, once. There is no buffer, updates are not
+weighed by age, and every one makes a version. One that is older than tau_max counts never again, and one that
+comes so late is not used. Each update is applied about as often as there are devices, hence a small eta.
+
+The paper's mean is of all N devices, after a pass over the whole fleet; here it grows as devices come, so
+that nobody waits for one that never does. tau_max by the version that an update started from, its default and
+eta's are ours.
+
+Source: Chang et al., "Mitigating participation imbalance bias in asynchronous federated learning", arXiv
+2511.19066, by its abstract and a published re-implementation's notes; the formula of ACED is inferred.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+from anabranch.core.engine.strategy import Context, State, Step
+from anabranch.core.model.params import Vector, add_scaled
+from anabranch.core.model.updates import Update
+from anabranch.strategies.memory import (
+    MEMORY_BYTES_MAX,
+    Kept,
+    RememberingStrategy,
+    no_total,
+    shifted_kept,
+    with_newest,
+)
+from anabranch.strategies.parameters import AT_LEAST_ONE, POSITIVE
+
+
+@dataclass(frozen=True)
+class ACEState:
+    """`kept`: U_i by device; `total`: H, shape (size,)."""
+
+    kept: dict[str, Kept]
+    total: Vector
+
+
+@dataclass(frozen=True)
+class ACE(RememberingStrategy):
+    """Goes along the mean of every device's newest update, whenever one comes.
+
+    Symbols and equations: see the module.
+    """
+
+    name: ClassVar[str] = "ace"
+    state_type: ClassVar[type[Any]] = ACEState
+
+    server_lr: Annotated[float, POSITIVE] = 0.1
+    memory_bytes_max: Annotated[int, AT_LEAST_ONE] = MEMORY_BYTES_MAX
+
+    def init(self, vector: Vector) -> State:
+        """Nothing remembered."""
+        return ACEState({}, no_total(vector))
+
+    def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
+        """Remember it, forget what is too old, and go along the mean; publish."""
+        oldest = context.version - self.staleness_max if self.staleness_max else 0
+        leaving = sorted(  # in an order that is the same after a restart, since sums depend on it
+            client
+            for client, last in state.kept.items()
+            if last.counts and (client == update.client_id or last.base_version < oldest)
+        )
+        for client in leaving:
+            add_scaled(state.total, -1.0, state.kept[client].delta)
+        kept = with_newest({**state.kept, **{c: state.kept[c].emptied() for c in leaving}}, update)
+        add_scaled(state.total, 1.0, update.delta)
+        counting = sum(last.counts for last in kept.values())
+        add_scaled(vector, self.server_lr / counting, state.total)
+        return Step(replace(state, kept=kept), vector)
+
+    def shifted(self, state: State, versions: int) -> State:
+        """Other numbers for the versions that the updates started from."""
+        return replace(state, kept=shifted_kept(state.kept, versions))
+
+
+@dataclass(frozen=True)
+class ACED(ACE):
+    """ACE by the updates that are not too old.
+
+    Symbols and equations: see the module.
+    """
+
+    name: ClassVar[str] = "aced"
+
+    staleness_max: Annotated[int, AT_LEAST_ONE] = 100
