@@ -60,6 +60,10 @@ class ShownRun:
         self._thread, self.picture, self.over, self._failure = None, Picture(), False, None
         self._stop, self._caught_up = threading.Event(), threading.Event()
 
+    def leave(self) -> None:
+        """Follow it no longer: it is not listed any more."""
+        self._stop.set()
+
     def _follow(self) -> None:
         try:
             self.source.follow(self.picture, self._stop, self._caught_up.set)
@@ -92,7 +96,7 @@ class Runs:
                 for run_id, source in found.items():
                     self._runs.setdefault(run_id, ShownRun(run_id, source))
                 for gone in self._runs.keys() - found.keys():
-                    del self._runs[gone]
+                    self._runs.pop(gone).leave()
                 self._listed_at = time.monotonic()
             return list(self._runs.values())
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cockpits import Browser, entered
-from served_jobs import jobs_server
+from served_jobs import add, jobs_server
 
 from anabranch.server.job_folder import set_stopped
 
@@ -52,6 +52,13 @@ def test_all_jobs_are_shown_and_ordered_each_by_its_name(tmp_path: Path) -> None
         assert b"no job 'one' is served here now" in browser.order("one", "pause").body
         set_stopped(tmp_path / "jobs" / "one", False)
         until(lambda: listed(browser), lambda rows: rows["one"]["state"] == "running")
+
+        (tmp_path / "jobs" / "one").rename(tmp_path / "gone")
+        until(lambda: listed(browser), lambda rows: list(rows) == ["two"])
+        add(tmp_path, "one")  # another run of the same name
+        rows = until(lambda: listed(browser), lambda rows: len(rows) == 2)
+        assert (rows["one"]["updates"], rows["two"]["updates"]) == (0, 5)
+        assert browser.get("/api/runs/one")["counters"]["applied"] == 0
 
 
 def test_a_cockpit_beside_it_is_of_all_or_of_one(tmp_path: Path) -> None:

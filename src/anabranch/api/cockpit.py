@@ -100,6 +100,7 @@ class _OfJobs:
         """See `Listing`. While the server does not answer, those that there were."""
         with suppress(AnabranchError):
             self._names = [job.name for job in self._client.jobs()]
+        self._shown = {name: self._shown[name] for name in self._names if name in self._shown}
         for name in self._names:
             with suppress(AnabranchError):  # it is not served now, and is asked for again
                 yield self._source(name)
