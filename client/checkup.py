@@ -20,6 +20,7 @@ from safetensors.numpy import load, save
 
 from anabranch.client.held import keep_model, kept_model
 from anabranch.client.trainer import BaseModel, shard_of
+from anabranch.compress.model import frozen_size_bytes
 from anabranch.core.config.goal import UNNAMED
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.arrays import plain_tensors
@@ -96,6 +97,8 @@ class Checkup:
         spec = self._trainer.spec
         self._vector = spec.flatten(self._initial)
         yield Finding(OK, "model", f"{spec.size} numbers in {len(spec.tensors)} tensors")
+        if spec.apart:
+            yield Finding(OK, "frozen", f"{frozen_size_bytes(spec)} bytes, which a device fetches once")
         again = spec.flatten(self._trainer.initial(0))
         if not np.array_equal(again, self._vector):
             yield Finding(WARN, "model", "it begins otherwise each time: draw by torch, or by its `seed`")
@@ -116,7 +119,7 @@ class Checkup:
                 OK,
                 "buffers",
                 f"{_listed(kept)}: {len(statistics)} travel with the parameters, "
-                f"{len(kept) - len(statistics)} are whole numbers, which no update changes",
+                f"{len(kept) - len(statistics)} are whole numbers or frozen, which no update changes",
             )
 
     def _data(self) -> Iterator[Finding]:

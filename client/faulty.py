@@ -78,10 +78,12 @@ class FaultyTransport:
         holds: int | None = None,
         exact: bool = False,
         submodel: Submodel | None = None,
+        part_id: int = 0,
     ) -> FetchedModel:
         """See `Transport`."""
         return self._pass(
-            "fetch", lambda: self._inner.fetch(manifest_sha256, version, newer_than, holds, exact, submodel)
+            "fetch",
+            lambda: self._inner.fetch(manifest_sha256, version, newer_than, holds, exact, submodel, part_id),
         )
 
     def push(self, entry: UpdateEntry) -> PushAnswer:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
+from anabranch.client.frozen import fetched_frozen
 from anabranch.client.history import HistoryRestored
 from anabranch.client.kept import Keepsake
 from anabranch.client.messages import FetchedModel
@@ -21,6 +22,8 @@ from anabranch.core.errors import AnabranchError, AppError
 from anabranch.core.model.metrics import finite
 from anabranch.workloads.app import App, Shard
 from anabranch.workloads.calls import data_of
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -136,11 +139,18 @@ class Follower:
         self._on_answer()
         return model
 
-    def _persist(self, call: Callable[[], FetchedModel]) -> FetchedModel:
+    def _have_frozen(self) -> None:
+        """What travels apart, once."""
+        spec = self._local.spec
+        if spec.apart and self._local.apart is None:
+            self._local.apart = self._persist(lambda: fetched_frozen(self._transport, spec)).tensors
+
+    def _persist(self, call: Callable[[], T]) -> T:
         base_s, cap_s = self._settings.retry_base_s, self._settings.retry_cap_s
         return persist(call, self._bell, self._seed, base_s, cap_s, self._on_failure)
 
     def _measured(self, model: FetchedModel) -> Measurement:
+        self._have_frozen()
         metrics = self._local.evaluate(self._local.decode(model), self._examples)
         if lack := self._goal.lacking(metrics):
             raise AppError(lack)

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from anabranch.client.frozen import FrozenFiles
 from anabranch.client.lease import OnEvent
 from anabranch.client.messages import GrantedTask
 from anabranch.client.records import Record, read_record, write_record
@@ -41,8 +42,9 @@ def kept_model(state_dir: Path, run_id: str, spec: ParamSpec) -> BaseModel | Non
     if record is None or (record.facts["run_id"], record.facts["layout_hash"]) != (run_id, spec.layout_hash):
         return None
     frozen = {n.removeprefix(FROZEN): a for n, a in record.arrays.items() if n.startswith(FROZEN)}
+    came = () if spec.apart else [t for t in spec.tensors if not t.aggregated]
     # An earlier release kept a number as a row of one: such a model is fetched anew.
-    if any(t.shape != frozen[t.name].shape for t in spec.tensors if not t.aggregated):
+    if any(t.shape != frozen[t.name].shape for t in came):
         return None
     head = str(record.facts.get("head", ""))  # an earlier release knew none: such a model is fetched anew
     return BaseModel(int(record.facts["version"]), record.arrays[VECTOR], frozen, head=head)
@@ -62,7 +64,8 @@ class HeldModels:
     ) -> None:
         self._local, self._transport, self._state_dir = local, transport, state_dir
         self._clock, self._summary, self._tell = clock, summary, tell
-        self._run_id = ""
+        self._files = FrozenFiles(state_dir)
+        self._run_id, self._frozen_sha256 = "", ""
         self._held: HeldModel[BaseModel] = NOTHING
 
     @property
@@ -70,12 +73,14 @@ class HeldModels:
         """The version that is here whole."""
         return self._held.version
 
-    def join(self, run_id: str) -> None:
-        """Versions are this run's from now on."""
+    def join(self, run_id: str, frozen_sha256: str = "") -> None:
+        """Versions are this run's from now on; `frozen_sha256`: see `Enrolment`."""
         if run_id != self._run_id:
             kept = kept_model(self._state_dir, run_id, self._local.spec)
             self._held = NOTHING if kept is None else HeldModel(kept.version, kept.head, kept)
-        self._run_id = run_id
+        if frozen_sha256 != self._frozen_sha256:
+            self._local.apart = None
+        self._run_id, self._frozen_sha256 = run_id, frozen_sha256
 
     def get(self, task: Task) -> BaseModel:
         """What a task starts from. Raises the errors of `Transport.fetch`, `InvalidUpdate` and `TooLarge`.
@@ -83,6 +88,7 @@ class HeldModels:
         A number alone is no name: where the run was restored from a backup, what is held may be a lost
         version of the same number, and is fetched anew. `UnknownVersion` where what comes is not the task's.
         """
+        self._have_frozen()
         head = task.base_head if isinstance(task, GrantedTask) else ""
         if self._held.version == task.base_version:
             self._held = self._held.known_as(head)
@@ -97,6 +103,18 @@ class HeldModels:
         if self._held.model is model:
             keep_model(self._state_dir, model, self._run_id, self._local.spec)
         return model
+
+    def _have_frozen(self) -> None:
+        """What travels apart, before the first training of a run."""
+        if not self._frozen_sha256 or self._local.apart is not None:
+            return
+        local, began = self._local, self._clock()
+        found = self._files.get(self._transport, local.spec, self._frozen_sha256, local.own_frozen)
+        local.apart = found.tensors
+        if found.size_bytes:
+            self._summary.downlink_bytes += found.size_bytes
+            self._summary.downlink_bytes_full_equivalent += found.size_bytes
+            self._tell("fetched_frozen", size_bytes=found.size_bytes, took_s=self._clock() - began)
 
     def _fetched(self, version: int, submodel: Submodel | None) -> BaseModel:
         """A version, by what leads there from the one that is here, or else whole or a part."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from anabranch.client.messages import (
@@ -28,7 +28,7 @@ from anabranch.client.messages import (
 )
 from anabranch.client.outbox import UpdateEntry
 from anabranch.compress.downloads import Download, Downloads
-from anabranch.compress.model import encode_model
+from anabranch.compress.model import PART, encode_model, frozen_apart, frozen_sha256, unknown_part
 from anabranch.compress.registry import make_codec, stages
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config
@@ -63,9 +63,9 @@ from anabranch.workloads.trainer import trainer_for
 class LocalServer:
     """A run of the weights `tensors`, by name, whose devices are in this process: see `LocalTransport`.
 
-    `clock` gives seconds; leases end by it, looked at before each call. `groups` and `buffers` are the
-    model's, as `ParamSpec.of` takes them. Any thread may call: one call at a time is worked on. Held are the
-    newest version, those that open tasks start from, the `journal`, and with `[run] keep_payloads` all
+    `clock` gives seconds; leases end by it, looked at before each call. `groups`, `buffers` and `trained` are
+    the model's, as `ParamSpec.of` takes them. Any thread may call: one call at a time is worked on. Held are
+    the newest version, those that open tasks start from, the `journal`, and with `[run] keep_payloads` all
     `payloads`, by SHA-256. Raises `ConfigError` as a server does at its start.
     """
 
@@ -77,8 +77,9 @@ class LocalServer:
         run_id: str = "run-1",
         groups: Iterable[UnitGroup] = (),
         buffers: Iterable[str] = (),
+        trained: Collection[str] | None = None,
     ) -> None:
-        self.spec = ParamSpec.of(tensors, groups, buffers)
+        self.spec = ParamSpec.of(tensors, groups, buffers, trained)
         self.config, self.clock, self.run_id = config, clock, run_id
         self.journal: list[Record] = []
         self.payloads: dict[str, bytes] = {}
@@ -98,7 +99,9 @@ class LocalServer:
         """
         trainer, seed = trainer_for(app, "cpu"), seed_of(config.run.seed, "initial")
         spec = trainer.spec
-        return cls(trainer.initial(seed), config, groups=spec.groups, buffers=spec.buffers)
+        return cls(
+            trainer.initial(seed), config, groups=spec.groups, buffers=spec.buffers, trained=spec.slices
+        )
 
     @property
     def engine(self) -> Engine:
@@ -144,6 +147,17 @@ class LocalServer:
             raise UnknownVersion(f"version {version} is not held")
         return make()
 
+    def frozen_part(self, part_id: int) -> bytes:
+        """What travels apart from the versions. Raises `UnknownVersion` where there is no such part."""
+        if part_id != PART or not self.spec.apart:
+            raise unknown_part(part_id, self.spec)
+        return frozen_apart(self.spec, self._frozen)
+
+    @property
+    def frozen_sha256(self) -> str:
+        """See `Enrolment`."""
+        return frozen_sha256(self.spec, self._frozen)
+
     def _take(self, event: ev.Event) -> list[Effect]:
         return self._run.take(event, lambda logged: self.journal.append(to_record(logged))).effects
 
@@ -165,7 +179,8 @@ class LocalTransport:
         """See `Transport`, here and below."""
         s = self.server
         s.take(ev.Enrolled(s.clock(), self.client_id, capability))
-        return Enrolment(s.config.run.name, s.run_id, s.spec, device_tables(s.config), s.engine.version)
+        tables = device_tables(s.config)
+        return Enrolment(s.config.run.name, s.run_id, s.spec, tables, s.engine.version, s.frozen_sha256)
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
         """Raises `ManifestMismatch`."""
@@ -182,9 +197,12 @@ class LocalTransport:
         holds: int | None = None,
         exact: bool = False,
         submodel: Submodel | None = None,
+        part_id: int = 0,
     ) -> FetchedModel:
         """Raises `ManifestMismatch`, and `UnknownVersion` where no open task starts from the version."""
         self._check_manifest(manifest_sha256)
+        if part_id:
+            return FetchedModel(self.server.engine.version, RAW, self.server.frozen_part(part_id))
         with self.server.turn:
             return self._fetch(version, newer_than, holds, exact, submodel)
 

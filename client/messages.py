@@ -14,13 +14,17 @@ from anabranch.core.model.updates import Decision, Task
 
 @dataclass(frozen=True)
 class Enrolment:
-    """The run that the server serves. `config` has the tables that a device may read."""
+    """The run that the server serves. `config` has the tables that a device may read.
+
+    `frozen_sha256` (hex) is of the frozen tensors, where these travel apart; empty where they do not.
+    """
 
     run: str
     run_id: str
     spec: ParamSpec
     config: Mapping[str, Any]
     version: int
+    frozen_sha256: str = ""
 
 
 @dataclass(frozen=True)

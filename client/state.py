@@ -18,8 +18,9 @@ from anabranch.protos.convert import checked_id
 # In a device's folder, what belongs to the versions of a run.
 OUTBOX, MEMORY, KEPT, HELD = "outbox", "memory", "kept", f"held{SUFFIX}"
 
+FROZEN = "frozen"  # tensors that no version changes, by their digest
 SESSION = "session"  # the name of the last process that worked with the folder
-OURS = (OUTBOX, MEMORY, KEPT, HELD, SESSION, "client_id", "lock")
+OURS = (OUTBOX, MEMORY, KEPT, HELD, FROZEN, SESSION, "client_id", "lock")
 
 UNNAMED = Path("anabranch-device")  # the folder of a device without a name
 NAMED = Path("anabranch-devices")  # in it: those of others, by their names

@@ -26,7 +26,7 @@ from anabranch.core.config.tables import ClientTable, FleetTable, build
 from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.model.metrics import finite
-from anabranch.core.model.params import ParamSpec, Vector, digest
+from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, digest
 from anabranch.core.model.submodels import Submodel, UnitMap, gathered
 from anabranch.core.model.updates import Capability, LocalPlan, Task
 from anabranch.core.rng import seed_of
@@ -45,7 +45,7 @@ SMALL_MODEL_VALUES = 1_000_000
 
 @dataclass(frozen=True, eq=False)
 class BaseModel:
-    """A decoded version: `vector` (spec.size,), and the tensors that are not aggregated.
+    """A decoded version: `vector` (spec.size,), and the `frozen` tensors unless they travel apart.
 
     With a `submodel` the vector is that part of it, (submodel.size,). `head` (hex) names the version with all
     that led to it: after a restore another one may have its number. Empty where it is not known.
@@ -85,6 +85,8 @@ class LocalTrainer:
         self._trainer = trainer_for(app, settings.device, settings.precision)
         self._served: ParamSpec | None = None
         self._policy, self._own = AVERAGE, b""
+        # The frozen tensors that travel apart from the versions, once they are here.
+        self.apart: Tensors | None = None
         self.examples: Examples | None = None
         self._torch = sys.modules.get("torch")
         self._neighbours = neighbours
@@ -97,6 +99,11 @@ class LocalTrainer:
     def spec(self) -> ParamSpec:
         """The run's model, once it was adopted; the App's before."""
         return self._served or self._trainer.spec
+
+    @property
+    def own_frozen(self) -> Tensors:
+        """The frozen tensors as the App builds them: of weights that it loads, they may be the run's."""
+        return self._trainer.frozen
 
     @property
     def kept(self) -> Keepsake:
@@ -161,8 +168,7 @@ class LocalTrainer:
         differ = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
         detail = f"the App has {len(ours)} tensors, the server {len(theirs)}"
         if differ:
-            (a, b) = differ[0]
-            detail = f"the App has {a.name} {a.shape} {a.dtype}, the server {b.name} {b.shape} {b.dtype}"
+            detail = f"the App has {_described(differ[0][0])}, the server {_described(differ[0][1])}"
         raise ManifestMismatch(f"the server's run is of another model than {self._app.name}: {detail}")
 
     def decode(
@@ -205,7 +211,7 @@ class LocalTrainer:
         start = self.buffers.start(base.part(task.submodel), smaller(task), self._own)
         with watched(each_step), on_device(self._device):
             result = self._trainer.train(
-                start, base.frozen, self.examples, task.local, task.seed, smaller(task)
+                start, self._frozen(base), self.examples, task.local, task.seed, smaller(task)
             )
         covered = cut(task, start), cut(task, result.delta)
         entry, pending = self.pack(task, update_id, *covered, result.steps, result.metrics, memory)
@@ -217,7 +223,7 @@ class LocalTrainer:
         self._share_cores()
         start = self.buffers.start(base.vector, None, self._own)
         with on_device(self._device):
-            self._trainer.train_on(start, base.frozen, self.examples, plan, seed, hook)
+            self._trainer.train_on(start, self._frozen(base), self.examples, plan, seed, hook)
 
     def pack(
         self,
@@ -257,7 +263,14 @@ class LocalTrainer:
         """The App's metrics of a version on these examples, with the device's own buffers if it has some."""
         self._share_cores()
         vector = self.buffers.start(model.vector, None, self._own)
-        return self._trainer.evaluate(vector, model.frozen, examples)
+        return self._trainer.evaluate(vector, self._frozen(model), examples)
+
+    def _frozen(self, base: BaseModel) -> Tensors:
+        """What is not trained, of this version or of all."""
+        if not self.spec.apart:
+            return base.frozen
+        assert self.apart is not None, "what travels apart is here before the first version"
+        return self.apart
 
     def _share_cores(self) -> None:
         """Threads that wait for a core which others use take longer than one thread alone.
@@ -269,6 +282,11 @@ class LocalTrainer:
         share = self._threads // self._neighbours.count() if self.spec.size >= SMALL_MODEL_VALUES else 1
         if max(1, share) != self._torch.get_num_threads():
             self._torch.set_num_threads(max(1, share))
+
+
+def _described(tensor: TensorSpec) -> str:
+    state = " frozen" if tensor.is_float and not tensor.trained else ""
+    return f"{tensor.name} {tensor.shape} {tensor.dtype}{state}"
 
 
 def numbered_shard(client_id: str, config: Mapping[str, Any]) -> tuple[int, int]:

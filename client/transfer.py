@@ -22,7 +22,8 @@ class IncomingModel:
 
     def __init__(self, header: devices.ModelHeader, sha256: str, limits: Limits) -> None:
         self.header, self.version, self.sha256 = header, header.version, sha256
-        self.data = bytearray(convert.check_payload_size(header.part.size_bytes, limits))
+        check_size = convert.check_frozen_size if header.part.part_id else convert.check_payload_size
+        self.data = bytearray(check_size(header.part.size_bytes, limits))
         self.received = 0
         self._hash = hashlib.sha256()
 

@@ -75,11 +75,13 @@ class Transport(Protocol):
         holds: int | None = None,
         exact: bool = False,
         submodel: Submodel | None = None,
+        part_id: int = 0,
     ) -> FetchedModel:
         """A version, or the newest one, or (`newer_than`) the newest if it is above that.
 
         For a device that holds a version, perhaps only what leads from there. `exact`: the server's
-        own vector, which an observer wants. For a task of a `submodel` perhaps only that part. Raises
+        own vector, which an observer wants. For a task of a `submodel` perhaps only that part. `part_id` 1:
+        not a version, but the frozen tensors, asked for only where they travel apart. Raises
         `UnknownVersion`. A transfer that broke off goes on where it stopped.
         """
         ...
@@ -135,7 +137,7 @@ class GrpcTransport:
         folder = wallet.folder if wallet is not None and wallet.peer.kind is Kind.DEVICE else None
         self._history = None if wallet is None else SeenHistory(wallet.authority, folder)
         self._partial: IncomingModel | None = None
-        self._partial_for: tuple[int | None, Submodel | None] = (None, None)
+        self._partial_for: tuple[int | None, Submodel | None, int] = (None, None, 0)
 
     def __enter__(self) -> GrpcTransport:
         return self
@@ -164,6 +166,7 @@ class GrpcTransport:
             protocol_version=convert.PROTOCOL_VERSION,
             capability=convert.capability_to_proto(capability),
             buffers=True,
+            frozen=True,
         )
         enrol = self._stub.Enrol
         with self._link.calling(first=True):
@@ -173,7 +176,8 @@ class GrpcTransport:
         self._limits = heard_by_device(self._own_limits, config)
         # A server of before the stream has no such key.
         self._doors.kind = self._connection or config.get("client", {}).get("connection", BY_CALLS)
-        self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version)
+        apart = answer.manifest.frozen_sha256.hex()
+        self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version, apart)
         return self._enrolled
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
@@ -215,15 +219,13 @@ class GrpcTransport:
         holds: int | None = None,
         exact: bool = False,
         submodel: Submodel | None = None,
+        part_id: int = 0,
     ) -> FetchedModel:
         """See `Transport`. Goes on until two attempts in a row bring nothing."""
-        if self._partial is not None and (self._partial.version, *self._partial_for) != (
-            version,
-            holds,
-            submodel,
-        ):
+        wanted = holds, submodel, part_id
+        if self._partial is not None and (self._partial_for != wanted or not self._is_of(version, part_id)):
             self._partial = None
-        self._partial_for = holds, submodel
+        self._partial_for = wanted
         request = devices.FetchModelRequest(
             client_id=self.client_id,
             manifest_sha256=bytes.fromhex(manifest_sha256),
@@ -231,6 +233,7 @@ class GrpcTransport:
             codecs=() if exact else stages(),
             exact=exact,
             submodel=convert.submodel_to_proto(submodel),
+            part_id=part_id,
         )
         had, idle_attempts = -1, 0
         while True:
@@ -244,6 +247,10 @@ class GrpcTransport:
                 had = has
                 if self._partial is None or idle_attempts > 1 or not isinstance(error, Unavailable):
                     raise
+
+    def _is_of(self, version: int | None, part_id: int) -> bool:
+        """Whether what came in part is of this version; what is frozen is of all."""
+        return part_id > 0 or (self._partial is not None and self._partial.version == version)
 
     def push(self, entry: UpdateEntry) -> PushAnswer:
         """See `Transport`. Goes on as long as every attempt brings something."""
@@ -357,7 +364,7 @@ class GrpcTransport:
             self._partial = done
             raise Unavailable("the model stream ended early")
         model = done.finished()
-        if self._history is not None:
+        if self._history is not None and not done.header.part.part_id:
             self._history.check(done.header, self._links)
         return model
 

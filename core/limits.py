@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from anabranch.core.plain import LATER_KEY
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -29,6 +31,8 @@ class Limits:
     metadata_bytes_max: int = 8 * KIB
     chunk_bytes_max: int = 256 * KIB  # TooLarge
     payload_bytes_max: int = 1 * GIB  # TooLarge, before the first byte is spooled
+    # ConfigError at `init` and at a start: the frozen tensors that travel apart
+    frozen_bytes_max: int = field(default=2 * GIB, metadata=LATER_KEY)
     manifest_bytes_max: int = 1 * MIB  # TooLarge
     id_chars_max: int = 64  # InvalidUpdate: ids are short and of a strict alphabet
     # InvalidUpdate: finite values whose weighted sum would not be finite any more

@@ -6,6 +6,7 @@ the engine.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Collection
@@ -61,9 +62,12 @@ def checked_codecs(names: Collection[str], name: str) -> tuple[str, ...]:
 # --- the model ---------------------------------------------------------------------------------
 
 
-def manifest_to_proto(spec: ParamSpec) -> model.Manifest:
-    """The manifest of a spec."""
-    tensors = [model.Tensor(name=t.name, shape=t.shape, dtype=t.dtype) for t in spec.tensors]
+def manifest_to_proto(spec: ParamSpec, frozen_sha256: str = "") -> model.Manifest:
+    """The manifest of a spec; `frozen_sha256` (hex) is of what travels apart, where something does."""
+    tensors = [
+        model.Tensor(name=t.name, shape=t.shape, dtype=t.dtype, frozen=t.is_float and not t.trained)
+        for t in spec.tensors
+    ]
     groups = [
         model.UnitGroup(
             name=g.name,
@@ -76,7 +80,11 @@ def manifest_to_proto(spec: ParamSpec) -> model.Manifest:
         for g in spec.groups
     ]
     return model.Manifest(
-        tensors=tensors, sha256=bytes.fromhex(spec.layout_hash), groups=groups, buffers=spec.buffers
+        tensors=tensors,
+        sha256=bytes.fromhex(spec.layout_hash),
+        groups=groups,
+        buffers=spec.buffers,
+        frozen_sha256=bytes.fromhex(frozen_sha256),
     )
 
 
@@ -90,10 +98,15 @@ def manifest_from_proto(message: model.Manifest) -> ParamSpec:
         for g in message.groups
     )
     try:
-        tensors = tuple(TensorSpec(t.name, tuple(t.shape), t.dtype) for t in message.tensors)
+        tensors = tuple(TensorSpec(t.name, tuple(t.shape), t.dtype, not t.frozen) for t in message.tensors)
         spec = ParamSpec(tensors, groups, tuple(message.buffers))
     except (ConfigError, TypeError) as error:  # numpy raises the latter for a dtype that is none
         raise ManifestMismatch(f"the manifest was damaged on the way: {error}") from error
+    if spec.apart and len(message.frozen_sha256) != hashlib.sha256().digest_size:
+        raise ManifestMismatch(
+            f"the manifest's frozen_sha256 has {len(message.frozen_sha256)} bytes: floats are frozen, so "
+            "it must be a SHA-256"
+        )
     if spec.layout_hash != message.sha256.hex():
         raise ManifestMismatch("the manifest's hash is not that of its tensors: it was damaged on the way")
     return spec
@@ -235,6 +248,15 @@ def check_payload_size(size_bytes: int, limits: Limits = DEFAULT_LIMITS) -> int:
     """A declared size within the cap. Raises `TooLarge`."""
     if size_bytes > limits.payload_bytes_max:
         raise TooLarge(f"payload of {size_bytes} bytes is over the cap of {limits.payload_bytes_max}")
+    return size_bytes
+
+
+def check_frozen_size(size_bytes: int, limits: Limits = DEFAULT_LIMITS) -> int:
+    """A declared size of frozen tensors within their cap. Raises `TooLarge`."""
+    if size_bytes > limits.frozen_bytes_max:
+        raise TooLarge(
+            f"frozen tensors of {size_bytes} bytes: limits.frozen_bytes_max is {limits.frozen_bytes_max}"
+        )
     return size_bytes
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from anabranch.compress.model import encode_model
+from anabranch.compress.model import encode_model, frozen_apart, frozen_size_bytes
 from anabranch.compress.registry import make_codec
 from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -56,9 +56,10 @@ class Manifest:
 
     @property
     def initial_sha256(self) -> str:
-        """SHA-256 (hex) of the model of version 0 as it would travel, raw."""
-        model = encode_model(make_codec("raw"), self.spec, self.vector, self.frozen)
-        return hashlib.sha256(model).hexdigest()
+        """SHA-256 (hex) of the model of version 0 as it would travel, raw, and of what travels apart."""
+        model = hashlib.sha256(encode_model(make_codec("raw"), self.spec, self.vector, self.frozen))
+        model.update(frozen_apart(self.spec, self.frozen))
+        return model.hexdigest()
 
 
 def write_manifest(
@@ -67,12 +68,13 @@ def write_manifest(
     tensors: Mapping[str, Array],
     groups: tuple[UnitGroup, ...] = (),
     buffers: tuple[str, ...] = (),
+    trained: Collection[str] | None = None,
 ) -> Manifest:
-    """Write the manifest of an app's first weights, of the units that a sub-model may leave out, of buffers.
+    """Write the manifest of an app's first weights: `groups`, `buffers`, `trained` as for `ParamSpec.of`.
 
     Raises `InvalidUpdate` for weights that are not finite.
     """
-    manifest = Manifest(app, ParamSpec.of(tensors, groups, buffers), plain_tensors(tensors))
+    manifest = Manifest(app, ParamSpec.of(tensors, groups, buffers, trained), plain_tensors(tensors))
     if not np.isfinite(manifest.vector).all():
         raise InvalidUpdate(f"the first weights of {app} are not finite: mend its model()")
     folder.mkdir(parents=True, exist_ok=True)
@@ -122,7 +124,7 @@ def keep_manifest(folder: Path, manifest: Manifest) -> None:
     with disk_errors("keeping the manifest"):
         spec = manifest.spec
         make_private_folder(temporary)
-        write_manifest(temporary, manifest.app, manifest.tensors, spec.groups, spec.buffers)
+        write_manifest(temporary, manifest.app, manifest.tensors, spec.groups, spec.buffers, spec.slices)
         for path in (temporary / INITIAL, temporary / MANIFEST):
             tighten(path)
             sync_file(path)
@@ -143,7 +145,7 @@ def read_manifest(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
     head = _read_head(folder, limits)
     try:
         spec = ParamSpec.from_json(head["layout"])
-        loaded = load(_read_capped(folder / INITIAL, limits.payload_bytes_max))
+        loaded = load(_read_capped(folder / INITIAL, _weights_bytes_max(spec, limits)))
         spec.check(loaded)
         manifest = Manifest(str(head["app"]), spec, {t.name: loaded[t.name] for t in spec.tensors})
         wrong = [t.name for t in spec.tensors if loaded[t.name].dtype.name != t.dtype]
@@ -151,13 +153,28 @@ def read_manifest(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
         raise ConfigError(f"{folder}: the manifest is damaged ({error}); {FIX}") from error
     if wrong or manifest.initial_sha256 != head.get("initial_sha256"):
         raise ConfigError(f"{folder / INITIAL} has other weights than {MANIFEST} says; {FIX}")
+    check_frozen(spec, limits)
     return manifest
+
+
+def check_frozen(spec: ParamSpec, limits: Limits) -> None:
+    """Raises `ConfigError` for a model of which more is frozen than may travel."""
+    size = frozen_size_bytes(spec)
+    if size > limits.frozen_bytes_max:
+        raise ConfigError(
+            f"what is frozen of the model, which every device fetches once, has {size} bytes, more than "
+            f"limits.frozen_bytes_max = {limits.frozen_bytes_max}: raise that, or have model() build less"
+        )
+
+
+def _weights_bytes_max(spec: ParamSpec, limits: Limits) -> int:
+    return limits.payload_bytes_max + (limits.frozen_bytes_max if spec.apart else 0)
 
 
 def read_weights(path: Path, spec: ParamSpec, limits: Limits = DEFAULT_LIMITS) -> dict[str, Array]:
     """The weights of the model `spec` in a safetensors file. Raises `ConfigError` for another model's."""
     try:
-        loaded = load(_read_capped(path, limits.payload_bytes_max))
+        loaded = load(_read_capped(path, _weights_bytes_max(spec, limits)))
         spec.check(loaded)
     except (SafetensorError, AnabranchError) as error:
         raise ConfigError(f"{path} has no weights of this model: {error}") from error

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from anabranch.compress.broadcast import is_exact
 from anabranch.compress.downloads import Downloads as Payloads
 from anabranch.compress.downloads import Make, downloads_lead_from
+from anabranch.compress.model import PART, frozen_apart, frozen_sha256, unknown_part
 from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import UnknownVersion
@@ -31,6 +32,7 @@ from anabranch.core.model.submodels import Submodel, UnitMap
 from anabranch.core.model.updates import Task
 from anabranch.identity.files import make_private_folder, private, tighten
 
+_APART = re.compile(r"frozen-[0-9a-f]{64}\.bin\Z")
 _NAME = re.compile(r"v(\d+)-(exact|replica)-([0-9a-f]{64})\.bin\Z")
 # Vectors up to this size get the digest of every version on record, larger ones that of snapshots only:
 # it would hold the writer up.
@@ -99,11 +101,14 @@ class Models:
         self.best: tuple[int, Mapping[str, float]] | None = None
         self._goal = goal
         self._looked_at: deque[int] = deque(maxlen=LOOKED_AT_KEPT)
+        # SHA-256 (hex) of what travels apart; empty where nothing does.
+        self.frozen_sha256 = frozen_sha256(spec, frozen)
+        self._apart = self._executor.submit(self._write_apart) if spec.apart else None
         for path in folder.iterdir():
             if found := _NAME.match(path.name):
                 wanted = ModelRequest(int(found[1]), found[2])
                 self._files[wanted] = self._executor.submit(self._check, wanted, path, found[3])
-            else:
+            elif not _APART.match(path.name):
                 path.unlink()
 
     def published(self, version: int, now: float) -> None:
@@ -191,6 +196,12 @@ class Models:
             )
         return await asyncio.wrap_future(future)
 
+    async def part(self, part_id: int) -> ModelFile:
+        """What travels apart, as a file for all versions. Raises `UnknownVersion` for any other part."""
+        if part_id != PART or self._apart is None:
+            raise unknown_part(part_id, self.spec)
+        return await asyncio.wrap_future(self._apart)
+
     def close(self) -> None:
         """Finish what is being written."""
         self._executor.shutdown()
@@ -229,6 +240,13 @@ class Models:
             made.vector_sha256,
             made.part_only,
         )
+
+    def _write_apart(self) -> ModelFile:
+        data, sha256 = frozen_apart(self.spec, self.frozen), self.frozen_sha256
+        path = self._folder / f"frozen-{sha256}.bin"
+        with open(path, "wb", opener=private) as file:  # anew at each start: a crash may have cut it short
+            file.write(data)
+        return ModelFile(0, path, len(data), sha256, RAW)
 
     def _check(self, wanted: ModelRequest, path: Path, sha256: str) -> ModelFile:
         with path.open("rb") as file:

@@ -290,7 +290,7 @@ class Operators(OperatorsServicer):
             downlink_bytes_full_equivalent=run.sent_to_devices.full_bytes,
             observer_bytes=run.sent_to_observers.bytes,
             uptime_s=run.writer.now() - run.started_at,
-            manifest=manifest_to_proto(run.spec),
+            manifest=manifest_to_proto(run.spec, run.models.frozen_sha256),
             config_json=json.dumps(run.config.to_json()),
             quarantined=quarantined,
             settings_changed=[change_to_proto(change) for _, change in sorted(glance.changes.made.items())],
@@ -318,7 +318,7 @@ class Operators(OperatorsServicer):
             with file.open() as source:
                 data = source.read()
             vector, frozen = decode_model(make_codec(file.codec), run.spec, data)
-            return save(plain_tensors(run.spec.unflatten(vector, frozen)))
+            return save(plain_tensors(run.spec.unflatten(vector, frozen or run.models.frozen)))
 
         return await asyncio.to_thread(convert)
 

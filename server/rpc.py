@@ -84,6 +84,11 @@ class Devices(DevicesServicer):
                 "this run's model has buffers, of which an update has the values reached, and this device's "
                 "program does not know them: install the same version of anabranch on both sides"
             )
+        if run.spec.apart and not request.frozen:
+            raise ConfigError(
+                "of this run's model a part is frozen, which is in no update, and this device's program does "
+                "not know that: install the same version of anabranch on both sides"
+            )
         known = run.writer.glance
         if client_id not in known.clients and known.clients_enrolled >= run.limits.clients_max:
             raise Overloaded(f"{known.clients_enrolled} clients are enrolled, as many as the server takes")
@@ -95,7 +100,7 @@ class Devices(DevicesServicer):
         return devices.EnrolResponse(
             run=run.info.name,
             run_id=run.info.run_id,
-            manifest=manifest_to_proto(run.spec),
+            manifest=manifest_to_proto(run.spec, run.models.frozen_sha256),
             config_json=json.dumps(device_tables(run.config)),
             version=run.writer.glance.version,
             server_time_s=run.writer.now(),
@@ -136,7 +141,9 @@ class Devices(DevicesServicer):
         check_manifest(request.manifest_sha256, self.run.spec)
         checked_codecs(request.codecs, "codecs")  # before the writer's thread looks at them
         if request.part_id:
-            raise UnknownVersion(f"part {request.part_id} is not there: this run's model is one part, 0")
+            async for header_or_not, chunk in self._frozen_part(request):
+                yield header_or_not, chunk
+            return
         submodel = None
         if request.HasField("submodel"):
             submodel = submodel_from_proto(request.submodel, self.run.spec)
@@ -160,11 +167,28 @@ class Devices(DevicesServicer):
         header.vector_sha256 = bytes.fromhex(file.vector_sha256)
         header.part_only = file.part_only
         await self._sign(header, caller)
+        for header_or_not, chunk in self._sent(request, file, header, full_bytes(self.run.spec)):
+            yield header_or_not, chunk
+
+    async def _frozen_part(self, request: devices.FetchModelRequest) -> AsyncIterator[ModelChunk]:
+        """What is the same in all versions. Its digest is in the manifest, so nothing vouches for it here."""
+        file = await self.run.models.part(request.part_id)
+        header = devices.ModelHeader(
+            version=self.run.writer.glance.version, part=_part(file), manifest_sha256=request.manifest_sha256
+        )
+        header.part.part_id = request.part_id
+        for header_or_not, chunk in self._sent(request, file, header, file.size_bytes):
+            yield header_or_not, chunk
+
+    def _sent(
+        self, request: devices.FetchModelRequest, file: ModelFile, header: devices.ModelHeader, whole: int
+    ) -> Iterator[ModelChunk]:
+        """A file from the offset on, counted; `whole`: the bytes that it stands for, as they are."""
         if request.offset > file.size_bytes:
             raise InvalidUpdate(f"offset {request.offset} is past the model's {file.size_bytes} bytes")
         sent = self.run.sent_to_observers if request.exact else self.run.sent_to_devices
         if not request.offset:
-            sent.full_bytes += full_bytes(self.run.spec)
+            sent.full_bytes += whole
         for header_or_not, chunk in self._chunks(file, request.offset, header):
             sent.bytes += len(chunk.data)
             yield header_or_not, chunk

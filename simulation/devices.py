@@ -238,17 +238,22 @@ class Device(Talker, DeviceShell):
             self._work.end()
             self._fetched()
             return
-        takes_s = self.link.download_s(self._offer.payload_bytes)
+        takes_s = self.link.download_s(self._offer.payload_bytes + self._frozen_bytes)
         call = self._work.begin(takes_s, self._unanswered)
         self._work.hear(call, self._downloaded, self._clock.now + (self.link.latency_s + takes_s))
+
+    @property
+    def _frozen_bytes(self) -> int:
+        """What comes before its first version."""
+        return 0 if self._disk.has_frozen else self._around.frozen_bytes
 
     def _downloaded(self) -> None:
         assert self._offer is not None
         offer, model = self._offer, self._offer.model
         kept = model if offer.head else None  # another may have its number one day
         held = self._disk.held.after(model.version, offer.head, kept, offer.part_only)
-        self._disk = replace(self._disk, held=held)
-        self._server.downloaded(self.client_id, offer.payload_bytes)
+        self._server.downloaded(self.client_id, offer.payload_bytes, self._frozen_bytes)
+        self._disk = replace(self._disk, held=held, has_frozen=True)
         self._fetched()
 
     def _train(self, order: ef.Train) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
+from anabranch.compress.model import frozen_size_bytes
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.ranges import ELASTIC, OVERLAP
 from anabranch.core.config.tables import Config
@@ -362,6 +363,7 @@ class Simulation:
             time=self.time,
             push_steps=config.client.push_steps,
             elastic=self.elastic,
+            frozen_bytes=frozen_size_bytes(self._problem.spec),
         )
         client, held_max = config.client, config.server.tasks_per_client
         settings = SessionSettings(

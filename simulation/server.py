@@ -58,7 +58,7 @@ class ServerCalls(Protocol):
     def renew(  # noqa: D102
         self, client_id: str, task_id: str, progress: float, session: str, reply: Reply[Advice]
     ) -> None: ...
-    def downloaded(self, client_id: str, payload_bytes: int) -> None: ...  # noqa: D102
+    def downloaded(self, client_id: str, payload_bytes: int, frozen_bytes: int = 0) -> None: ...  # noqa: D102
     def gone(self, client_id: str) -> None: ...  # noqa: D102
     def waits(self, refused: Refused, device: Sleeper) -> bool: ...  # noqa: D102
 
@@ -106,9 +106,9 @@ class DirectServer:
         """What an operator wants."""
         self._take(partial(self.world.order, order), reply)
 
-    def downloaded(self, client_id: str, payload_bytes: int) -> None:
-        """A device has received a model, or what leads to it from the one it had."""
-        self.world.downloaded(client_id, payload_bytes)
+    def downloaded(self, client_id: str, payload_bytes: int, frozen_bytes: int = 0) -> None:
+        """A device has received a model, or what leads to it from the one it had, and what is frozen."""
+        self.world.downloaded(client_id, payload_bytes, frozen_bytes)
 
     def gone(self, client_id: str) -> None:
         """A device has vanished, which the server does not see."""

@@ -15,6 +15,7 @@ class Storage:
     """`held` has its model where the number may not do: else it is the run's own, one copy of a version.
 
     `memory` is its uplink's, `kept` its App's, `own` its buffers; `waiting` its outbox, oldest first.
+    `has_frozen`: what travels apart from the versions was fetched.
     """
 
     held: HeldModel[Model] = NOTHING
@@ -22,6 +23,7 @@ class Storage:
     kept: bytes = b""
     own: bytes = b""
     waiting: tuple[FinishedUpdate, ...] = ()
+    has_frozen: bool = False
 
     @property
     def remembered(self) -> Memory | None:

@@ -36,6 +36,7 @@ class Surroundings:
     time: ServerTime
     push_steps: int = 1  # the least between two exchanges of a device that trains on
     elastic: ElasticTrainings | None = None  # where devices train on
+    frozen_bytes: int = 0  # what travels apart from the versions, to each device once
 
 
 @dataclass(frozen=True)

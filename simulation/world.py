@@ -152,9 +152,10 @@ class World:
         """What an operator wants; returns what came of it."""
         return self._handle(order(self.time.now()))
 
-    def downloaded(self, client_id: str, payload_bytes: int) -> None:
-        """A device has received a model, or what leads to it from the one it had."""
-        self._recorder.downloaded(self.clock.now, client_id, payload_bytes, self._full_bytes)
+    def downloaded(self, client_id: str, payload_bytes: int, frozen_bytes: int = 0) -> None:
+        """A device has received a model, or what leads to it from the one it had, and what is frozen."""
+        whole = self._full_bytes + frozen_bytes
+        self._recorder.downloaded(self.clock.now, client_id, payload_bytes + frozen_bytes, whole)
 
     def gone(self, client_id: str) -> None:
         """A device has vanished, which the server does not see."""

@@ -209,6 +209,15 @@ class App:
         """
         return None
 
+    def trained(self, model: Model) -> Iterable[str] | None:  # noqa: ARG002 - the contract's
+        """The names of the float tensors of `model` that are trained; the others are frozen.
+
+        None: of a torch module the parameters that require a gradient, and float buffers, unless the
+        parameters of the innermost module round one require none; of numpy arrays all. What is frozen is in
+        no update, and reaches a device once: docs/frozen.md.
+        """
+        return None
+
     def train(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         """Train `model` in place and return metrics. A metric `steps` is the number of local steps.
 
@@ -241,7 +250,7 @@ class _Adapted(App):
         self.name = str(getattr(target, "name", name))
         super().__init__(str(getattr(target, "data_path", "")))
         self.adapted = target
-        for method in ("model", "units", "buffers", "train", "evaluate"):
+        for method in ("model", "units", "buffers", "trained", "train", "evaluate"):
             if callable(own := getattr(target, method, None)):
                 setattr(self, method, own)
         for name in ("loss", "optimizer", "metrics"):

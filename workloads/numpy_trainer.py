@@ -15,6 +15,7 @@ from anabranch.workloads.trainer import (
     check_submodel,
     check_vector,
     declared_buffers,
+    declared_trained,
     declared_units,
     result_of,
     spec_of,
@@ -42,6 +43,11 @@ class NumpyTrainer:
         return self._spec
 
     @property
+    def frozen(self) -> Tensors:
+        """See `Trainer`; none of an App of `any_model`, whose own the run's need not be."""
+        return {} if self._app.any_model else self.spec.frozen(self.initial(0))
+
+    @property
     def whole_because(self) -> str:
         """See `Trainer`."""
         if self.spec.groups:
@@ -55,7 +61,8 @@ class NumpyTrainer:
     def described(self, tensors: dict[str, Array]) -> ParamSpec:
         """The spec of a model of these arrays, with the units and buffers that the App names."""
         app = self._app
-        return spec_of(app, tensors, declared_units(app, tensors) or (), declared_buffers(app, tensors) or ())
+        units, buffers = declared_units(app, tensors) or (), declared_buffers(app, tensors) or ()
+        return spec_of(app, tensors, units, buffers, declared_trained(app, tensors))
 
     def _own(self) -> ParamSpec:
         return self.described(self.initial(0))

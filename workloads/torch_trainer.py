@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,14 +15,17 @@ from anabranch.core.model.units import UnitGroup, check_groups
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
+from anabranch.workloads.frozen_tensors import still_names
 from anabranch.workloads.resident import LiveModule, Resident
 from anabranch.workloads.torch_loop import TorchRuntime, import_torch
 from anabranch.workloads.trainer import (
+    FROZEN_UNITS,
     NO_UNITS,
     Hook,
     TrainResult,
     check_submodel,
     declared_buffers,
+    declared_trained,
     declared_units,
     result_of,
     spec_of,
@@ -49,12 +52,18 @@ class TorchTrainer:
         self.app = app
         module = self._built(0).to(self.runtime.device)
         built = self._arrays(module)
-        groups, self.whole_because = self._units(module)
-        self.spec = spec_of(app, built, groups, self._buffers(module, built))
+        trained = self._trained(module, built)
+        groups, self.whole_because = self._units(module, trained)
+        self.spec = spec_of(app, built, groups, self._buffers(module, built), trained)
         scratch = {n: b.clone() for n, b in module.named_buffers() if n not in built}
         self._whole = Resident(module, self.spec, self.spec.frozen(built), scratch)
         self._smaller: OrderedDict[ParamSpec, Resident] = OrderedDict()
         self._costs: dict[ParamSpec, float] = {}
+
+    @property
+    def frozen(self) -> Tensors:
+        """See `Trainer`."""
+        return self._whole.frozen
 
     def initial(self, seed: int) -> dict[str, Array]:
         """The state dict of a new model, built with torch's generators seeded."""
@@ -141,8 +150,13 @@ class TorchTrainer:
         self._smaller.move_to_end(small)
         return self._smaller[small]
 
-    def _units(self, module: torch.nn.Module) -> tuple[tuple[UnitGroup, ...], str]:
-        """The groups of units, declared or found; without any, why."""
+    def _units(
+        self, module: torch.nn.Module, trained: Collection[str] | None
+    ) -> tuple[tuple[UnitGroup, ...], str]:
+        """The groups of units, declared or found; without any, why.
+
+        Of those found only such as are trained wherever they lie.
+        """
         from anabranch.workloads.model_graph import copied, find_units
 
         groups = declared_units(self.app, module)
@@ -153,6 +167,9 @@ class TorchTrainer:
                 with self.runtime.seeded(0):
                     groups = find_units(module)
                 check_groups(groups, {name: tuple(t.shape) for name, t in module.state_dict().items()})
+                if trained is not None and groups:
+                    groups = tuple(g for g in groups if all(m.tensor in trained for m in g.members))
+                    return groups, "" if groups else FROZEN_UNITS
         except ConfigError as error:
             return (), str(error)
         return groups, "" if groups else NO_UNITS
@@ -164,6 +181,15 @@ class TorchTrainer:
             return declared
         known = {name for name, _ in module.named_buffers(remove_duplicate=False)}
         return tuple(name for name, array in built.items() if name in known and array.dtype.kind == "f")
+
+    def _trained(self, module: torch.nn.Module, built: Mapping[str, Array]) -> Collection[str] | None:
+        """The names of the tensors that are trained, declared or found; None: all floats are."""
+        declared = declared_trained(self.app, module)
+        if declared is not None:
+            return frozenset(declared)
+        found = frozenset(still_names(module))
+        floats = {name for name, array in built.items() if array.dtype.kind == "f"}
+        return floats - found if floats & found else None
 
     def _built(self, seed: int) -> torch.nn.Module:
         with self.runtime.seeded(seed):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -86,6 +86,11 @@ class Trainer(Protocol):
     @property
     def spec(self) -> ParamSpec:
         """Every tensor of the model, in the order of the vector, and the groups of its units."""
+        ...
+
+    @property
+    def frozen(self) -> Tensors:
+        """The tensors that are not aggregated, as this App's own model has them."""
         ...
 
     def initial(self, seed: int) -> dict[str, Array]:
@@ -189,6 +194,7 @@ def check_vector(spec: ParamSpec, vector: Vector) -> None:
         raise ManifestMismatch(f"vector has shape {vector.shape}, this App's model needs ({spec.size},)")
 
 
+FROZEN_UNITS = "all units run through a frozen tensor: cut what is trained, or train what is cut"
 NO_UNITS = "every layer of the model must stay whole: none has units that only layers of torch.nn read"
 
 
@@ -214,12 +220,44 @@ def declared_buffers(app: App, model: Model) -> tuple[str, ...] | None:
     return tuple(str(name) for name in names)
 
 
-def spec_of(app: App, tensors: Tensors, groups: tuple[UnitGroup, ...], buffers: tuple[str, ...]) -> ParamSpec:
-    """The spec of the App's model. Raises `AppError` without floats, for odd kinds or wrong units."""
+def declared_trained(app: App, model: Model) -> tuple[str, ...] | None:
+    """What the App's `trained` says; None where it leaves that to be found."""
+    said: object = app.trained
+    if not callable(said):
+        raise AppError(
+            f"{app.name}: its `trained` is a {type(said).__name__}: make it a method, trained(self, model), "
+            "which names what is trained; an attribute of your own needs another name"
+        )
+    with own_code(app, "trained"):
+        found = app.trained(model)
+        if found is None:
+            return None
+        names = (found,) if isinstance(found, str) else tuple(found)
+    return tuple(str(name) for name in names)
+
+
+def spec_of(
+    app: App,
+    tensors: Tensors,
+    groups: tuple[UnitGroup, ...],
+    buffers: tuple[str, ...],
+    trained: Collection[str] | None = None,
+) -> ParamSpec:
+    """The spec of the App's model, in which what is frozen is no buffer.
+
+    Raises `AppError` where nothing is trained, for odd kinds, and for wrong units, buffers or names.
+    """
+    kept = trained is None or set(trained)
+    buffers = tuple(name for name in buffers if kept is True or name in kept or name not in tensors)
     try:
-        found = ParamSpec.of(tensors, groups, buffers)
+        found = ParamSpec.of(tensors, groups, buffers, trained)
     except (ConfigError, InvalidUpdate) as error:
         raise AppError(f"{app.name}: {error}") from error
+    if found.size == 0 and found.apart:
+        raise AppError(
+            f"{app.name}: nothing of the model is trained: leave requires_grad on where it shall learn, or "
+            "name those tensors in trained(self, model)"
+        )
     if found.size == 0:
         raise AppError(f"{app.name}: model() has no float parameters, so there is nothing to learn")
     return found

@@ -20,7 +20,7 @@ HEADER_BYTES = 64 * KIB  # of a message beside the chunk in it
 # What a device takes and what the tables have place for, so that no server may go beyond it.
 MOST = {"chunk_bytes_max": DEFAULT_LIMITS.message_bytes_max, "id_chars_max": DEFAULT_LIMITS.id_chars_max}
 LEAST = {"id_chars_max": 32, "metadata_bytes_max": 4 * KIB}
-OF_DEVICES = ("chunk_bytes_max", "payload_bytes_max")
+OF_DEVICES = ("chunk_bytes_max", "payload_bytes_max", "frozen_bytes_max")
 
 
 def check_limits(limits: Limits) -> None:

@@ -1,17 +1,19 @@
 """The shape of a model, and its values as one flat vector.
 
-`ParamSpec` names every tensor. Float tensors are *aggregated*: laid end to end, in the order of the
-spec, they are the vector `w` that strategies compute on. Integer and boolean tensors (counters such
-as `num_batches_tracked`) are *frozen*: they keep the values the model started with, whatever the
-devices send, because an average of counters means nothing. Float tensors that are no parameters, such as
-running statistics, are *buffers*: in the vector, with a policy of their own (`buffers.py`).
+`ParamSpec` names every tensor. Float tensors that are trained are *aggregated*: laid end to end, in the
+order of the spec, they are the vector `w` that strategies compute on. Integer and boolean tensors (counters
+such as `num_batches_tracked`) are *frozen*: they keep the values the model started with, whatever the
+devices send, because an average of counters means nothing. So are float tensors that an App does not train
+(`App.trained`); where there are such, all that is frozen travels *apart*, once, and not with each version.
+Float tensors that are no parameters, such as running statistics, are *buffers*: in the vector, with a policy
+of their own (`buffers.py`).
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -27,14 +29,20 @@ Vector = npt.NDArray[np.floating[Any]]
 Indices = npt.NDArray[np.int64]
 Tensors = Mapping[str, npt.NDArray[Any]]
 
+FROZEN = "frozen"  # in a layout, of a float tensor that is not trained
+
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, shape and dtype (numpy's name, little-endian on the wire) of one tensor."""
+    """Name, shape and dtype (numpy's name, little-endian on the wire) of one tensor.
+
+    `trained`: of a float tensor, that it is part of the vector; another is never, whatever this says.
+    """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    trained: bool = True
 
     @property
     def size(self) -> int:
@@ -44,7 +52,25 @@ class TensorSpec:
     @property
     def aggregated(self) -> bool:
         """Whether the tensor is part of the vector."""
+        return self.trained and self.is_float
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its values are floats, so that it could be trained."""
         return np.dtype(self.dtype).kind == "f"
+
+    def to_json(self) -> list[Any]:
+        """[name, shape, dtype], and `FROZEN` behind these of a float tensor that is not trained."""
+        marks = [FROZEN] if self.is_float and not self.trained else []
+        return [self.name, list(self.shape), self.dtype, *marks]
+
+    @classmethod
+    def from_json(cls, data: Any) -> TensorSpec:
+        """The inverse of `to_json`. Raises `ValueError` and `TypeError`."""
+        name, shape, dtype, *marks = data
+        if marks not in ([], [FROZEN]):
+            raise ValueError(f"tensor {name!r} is marked {marks}: only {FROZEN!r} is known")
+        return cls(str(name), tuple(int(n) for n in shape), str(dtype), not marks)
 
 
 @dataclass(frozen=True)
@@ -62,10 +88,20 @@ class ParamSpec:
 
     def __post_init__(self) -> None:
         if self.groups:
-            check_groups(self.groups, {t.name: t.shape for t in self.tensors if t.aggregated})
+            self._check_units()
         for name in self.buffers:
             if name not in self.slices or self.buffers.count(name) > 1:
                 raise ConfigError(f"buffers: {name!r} is not the name of one float tensor of the model")
+
+    def _check_units(self) -> None:
+        fixed = {t.name for t in self.tensors if t.is_float and not t.trained}
+        for group in self.groups:
+            if through := [m.tensor for m in group.members if m.tensor in fixed]:
+                raise ConfigError(
+                    f"units: those of group {group.name!r} run through {through[0]!r}, which is frozen: "
+                    "cut what is trained, or train what is cut"
+                )
+        check_groups(self.groups, {t.name: t.shape for t in self.tensors if t.aggregated})
 
     @cached_property
     def _hash(self) -> int:
@@ -75,30 +111,46 @@ class ParamSpec:
         return self._hash  # it keys caches, and a large model has many tensors
 
     @classmethod
-    def of(cls, tensors: Tensors, groups: Iterable[UnitGroup] = (), buffers: Iterable[str] = ()) -> ParamSpec:
-        """The spec of named arrays. Raises `InvalidUpdate` for a dtype that cannot travel.
+    def of(
+        cls,
+        tensors: Tensors,
+        groups: Iterable[UnitGroup] = (),
+        buffers: Iterable[str] = (),
+        trained: Collection[str] | None = None,
+    ) -> ParamSpec:
+        """The spec of named arrays, of which the floats in `trained` are; None: all.
 
-        Raises `ConfigError` for groups of units, or buffers, that do not fit the arrays.
+        Raises `InvalidUpdate` for a dtype that cannot travel, `ConfigError` for groups of units, buffers or
+        trained tensors that do not fit the arrays.
         """
+        for name in trained or ():
+            if name not in tensors or tensors[name].dtype.kind != "f":
+                raise ConfigError(f"trained: {name!r} is not the name of a float tensor of the model")
         specs = []
         for name, array in tensors.items():
             if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
                 raise InvalidUpdate(
                     f"tensor {name!r} is {array.dtype}: use floats, integers or booleans of at most 64 bits"
                 )
-            specs.append(TensorSpec(name, tuple(int(n) for n in array.shape), array.dtype.name))
+            learns = trained is None or name in trained or array.dtype.kind != "f"
+            specs.append(TensorSpec(name, tuple(int(n) for n in array.shape), array.dtype.name, learns))
         return cls(tuple(specs), tuple(groups), tuple(buffers))
 
     @cached_property
     def vector_dtype(self) -> np.dtype[Any]:
         """float64 where any aggregated tensor is float64, float32 otherwise."""
-        wide = any(t.dtype == "float64" for t in self.tensors)
+        wide = any(t.dtype == "float64" for t in self.tensors if t.aggregated)
         return np.dtype(np.float64 if wide else np.float32)
 
     @cached_property
     def size(self) -> int:
         """Elements of the vector."""
         return sum(t.size for t in self.tensors if t.aggregated)
+
+    @cached_property
+    def apart(self) -> bool:
+        """Whether what is frozen travels once, on its own: a float tensor is. Otherwise with each model."""
+        return any(t.is_float and not t.trained for t in self.tensors)
 
     @cached_property
     def elements(self) -> int:
@@ -130,15 +182,15 @@ class ParamSpec:
 
     @cached_property
     def layout_hash(self) -> str:
-        """SHA-256 over names, shapes and dtypes: two models with one hash can be averaged."""
+        """SHA-256 over names, shapes, dtypes and what is trained: models with one hash can be averaged."""
         return hashlib.sha256(json.dumps(self._layout, sort_keys=True).encode()).hexdigest()
 
     @property
     def _layout(self) -> list[list[Any]]:
-        return [[t.name, list(t.shape), t.dtype] for t in self.tensors]
+        return [t.to_json() for t in self.tensors]
 
     def to_json(self) -> Any:
-        """A list of [name, shape, dtype]; a dict of `tensors` and what else there is, if there is."""
+        """A list of the tensors; a dict of `tensors` and what else there is, if there is."""
         groups = {"groups": [group.to_json() for group in self.groups]} if self.groups else {}
         buffers = {"buffers": list(self.buffers)} if self.buffers else {}
         return {"tensors": self._layout, **groups, **buffers} if groups or buffers else self._layout
@@ -147,7 +199,7 @@ class ParamSpec:
     def from_json(cls, data: Any) -> ParamSpec:
         """The inverse of `to_json`. Raises `ConfigError` for groups or buffers that do not fit."""
         found = data if isinstance(data, dict) else {"tensors": data}
-        tensors = tuple(TensorSpec(str(n), tuple(int(k) for k in s), str(d)) for n, s, d in found["tensors"])
+        tensors = tuple(TensorSpec.from_json(tensor) for tensor in found["tensors"])
         groups = tuple(UnitGroup.from_json(group) for group in found.get("groups", ()))
         return cls(tensors, groups, tuple(str(name) for name in found.get("buffers", ())))
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -144,7 +144,7 @@ class UnitMap:
         cut = _cut(self.spec, self.kept)
         return ParamSpec(
             tuple(
-                TensorSpec(t.name, tuple(_length(cut, t.name, a, n) for a, n in enumerate(t.shape)), t.dtype)
+                replace(t, shape=tuple(_length(cut, t.name, a, n) for a, n in enumerate(t.shape)))
                 for t in self.spec.tensors
             ),
             buffers=self.spec.buffers,

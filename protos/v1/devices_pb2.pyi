@@ -109,10 +109,13 @@ class EnrolRequest(_message.Message):
     PROTOCOL_VERSION_FIELD_NUMBER: _builtins.int
     CAPABILITY_FIELD_NUMBER: _builtins.int
     BUFFERS_FIELD_NUMBER: _builtins.int
+    FROZEN_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     protocol_version: _builtins.int
     buffers: _builtins.bool
     """The device knows what Manifest.buffers means."""
+    frozen: _builtins.bool
+    """The device knows what Tensor.frozen means."""
     @_builtins.property
     def capability(self) -> Global___Capability: ...
     def __init__(
@@ -122,10 +125,11 @@ class EnrolRequest(_message.Message):
         protocol_version: _builtins.int = ...,
         capability: Global___Capability | None = ...,
         buffers: _builtins.bool = ...,
+        frozen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "capability", b"capability", "client_id", b"client_id", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "capability", b"capability", "client_id", b"client_id", "frozen", b"frozen", "protocol_version", b"protocol_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -334,6 +338,7 @@ class FetchModelRequest(_message.Message):
     version: _builtins.int
     """The newest version if unset."""
     part_id: _builtins.int
+    """1: what is frozen, whatever the version."""
     offset: _builtins.int
     manifest_sha256: _builtins.bytes
     newer_than: _builtins.int

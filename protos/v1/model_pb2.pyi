@@ -84,7 +84,7 @@ Global___Encoding: _TypeAlias = Encoding  # noqa: Y015
 
 @_typing.final
 class Part(_message.Message):
-    """One part of a model. A model that travels whole is one part, with part_id 0."""
+    """One part of a model. A version is part 0; what is frozen may be part 1: see Manifest.frozen_sha256."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -156,8 +156,11 @@ class Tensor(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     SHAPE_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    FROZEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     dtype: _builtins.str
+    frozen: _builtins.bool
+    """A float tensor that is not trained, so that it is no part of the vector. Others never are, without a word."""
     @_builtins.property
     def shape(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -166,10 +169,11 @@ class Tensor(_message.Message):
         name: _builtins.str = ...,
         shape: _abc.Iterable[_builtins.int] | None = ...,
         dtype: _builtins.str = ...,
+        frozen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "name", b"name", "shape", b"shape"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dtype", b"dtype", "frozen", b"frozen", "name", b"name", "shape", b"shape"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -245,7 +249,12 @@ class Manifest(_message.Message):
     SHA256_FIELD_NUMBER: _builtins.int
     GROUPS_FIELD_NUMBER: _builtins.int
     BUFFERS_FIELD_NUMBER: _builtins.int
+    FROZEN_SHA256_FIELD_NUMBER: _builtins.int
     sha256: _builtins.bytes
+    frozen_sha256: _builtins.bytes
+    """Where a float tensor is frozen: the SHA-256 of all that is not in the vector, raw, in order. It is part 1 of
+    the model, the same for all versions, and comes with none of them.
+    """
     @_builtins.property
     def tensors(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tensor]: ...
     @_builtins.property
@@ -261,10 +270,11 @@ class Manifest(_message.Message):
         sha256: _builtins.bytes = ...,
         groups: _abc.Iterable[Global___UnitGroup] | None = ...,
         buffers: _abc.Iterable[_builtins.str] | None = ...,
+        frozen_sha256: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "groups", b"groups", "sha256", b"sha256", "tensors", b"tensors"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "frozen_sha256", b"frozen_sha256", "groups", b"groups", "sha256", b"sha256", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

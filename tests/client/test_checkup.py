@@ -107,10 +107,19 @@ def test_what_will_not_work_fails(app: App, about: str, words: str) -> None:
 
 
 class Frozen(Sound):
+    travels = True
+
     def model(self) -> Any:
         model = super().model()
         model[0].weight.requires_grad_(False)
         return model
+
+    def trained(self, model: Any) -> Any:
+        return list(model.state_dict()) if self.travels else None
+
+
+class Fixed(Frozen):
+    travels = False
 
 
 class Drawn(Sound):
@@ -150,6 +159,13 @@ class Scored(Regression):
 class Percent(Regression):
     def evaluate(self, model: Any, examples: Any) -> dict[str, float]:
         return {"accuracy": 83.5}
+
+
+def test_what_is_frozen_is_told() -> None:
+    """4 x 8 float32 that a device fetches once; nothing is said of their standing still."""
+    told = {f.about: f.text for f in checked(Fixed())}
+    assert told["frozen"] == "128 bytes, which a device fetches once"
+    assert not any("did not move" in text for text in told.values())
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,7 @@ class Following(LocalTransport):
         holds: int | None = None,
         exact: bool = False,
         submodel: Submodel | None = None,
+        part_id: int = 0,
     ) -> FetchedModel:
         assert exact, "a follower measures the server's own model"
         return self._publisher.fetch(manifest_sha256, version, newer_than)

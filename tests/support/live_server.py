@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,9 +27,10 @@ def live_server(
     port: int = 0,
     groups: Iterable[UnitGroup] = (),
     buffers: Iterable[str] = (),
+    trained: Collection[str] | None = None,
 ) -> Iterator[ServerInfo]:
     """A server of a model's first weights in a thread; it drains at the end. Its data lies in `folder`."""
-    manifest = write_manifest(folder / "model", "test", tensors, tuple(groups), tuple(buffers))
+    manifest = write_manifest(folder / "model", "test", tensors, tuple(groups), tuple(buffers), trained)
     table = replace(
         config.server,
         address=f"127.0.0.1:{port}",

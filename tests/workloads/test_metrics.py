@@ -24,7 +24,7 @@ class Told(App):
 
     def __init__(self, trained: Any = None, measured: Any = None) -> None:
         super().__init__()
-        self.trained, self.measured = trained, measured
+        self.told, self.measured = trained, measured
 
     def model(self) -> dict[str, Any]:
         return {"w": np.zeros(2)}
@@ -33,7 +33,7 @@ class Told(App):
         return ONES
 
     def train(self, model: Any, examples: Any, plan: LocalPlan, seed: int) -> Any:
-        return self.trained
+        return self.told
 
     def evaluate(self, model: Any, examples: Any) -> Any:
         return self.measured

@@ -79,7 +79,7 @@ class _Script(App):
         super().__init__()
         self._model, self._examples = model, examples
         self.handed: queue.SimpleQueue[_Handed | None] = queue.SimpleQueue()
-        self.trained: queue.SimpleQueue[_Trained] = queue.SimpleQueue()
+        self.results: queue.SimpleQueue[_Trained] = queue.SimpleQueue()
         self.closed = False
 
     def model(self) -> Any:
@@ -104,7 +104,7 @@ class _Script(App):
         self.handed.put(_Handed(task, taken(model)))
         while True:
             try:
-                found = self.trained.get(timeout=LOOK_S)
+                found = self.results.get(timeout=LOOK_S)
             except queue.Empty:
                 self._look()
                 continue
@@ -172,7 +172,7 @@ class JoinedFederation:
             raise ConfigError(f"push(examples={examples!r}): give at least 1")
         told = {name: number(value) for name, value in (metrics or {}).items()}
         told |= {"examples": float(examples)} | ({"steps": float(steps)} if steps else {})
-        self._script.trained.put(_Trained(self._task, taken(self._model), told))
+        self._script.results.put(_Trained(self._task, taken(self._model), told))
         self._task = None
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from anabranch.compress.downloads import Downloads
-from anabranch.compress.model import full_bytes
+from anabranch.compress.model import frozen_size_bytes, full_bytes
 from anabranch.core.config.goal import Goal
 from anabranch.core.effects import Granted
 from anabranch.core.engine.engine import Engine
@@ -120,12 +120,16 @@ class _Models:
 
 
 class _Downloads:
-    """Tells the recorder the bytes of models that the replayed engine would send."""
+    """Tells the recorder the bytes of models that the replayed engine would send.
+
+    What is frozen is told of every device, though one may have had it: that the journal does not know.
+    """
 
     def __init__(self, recorder: Recorder, engine: Engine, frozen: Tensors) -> None:
         self._recorder, self._engine = recorder, engine
         self._downloads = Downloads(engine.spec, frozen)
-        self._full_bytes = full_bytes(engine.spec)
+        self._full_bytes, self._frozen_bytes = full_bytes(engine.spec), frozen_size_bytes(engine.spec)
+        self._had: set[str] = set()
 
     def tell(self, now: float, task: Task, holds: int | None) -> None:
         """A task was granted to a device that holds this version."""
@@ -136,7 +140,9 @@ class _Downloads:
         part = task.submodel if isinstance(task.submodel, UnitMap) else None
         make = self._downloads.offer(engine, version, holds, codecs, part)
         assert make is not None, "the current version is always held"
-        self._recorder.downloaded(now, task.client_id, len(make().data), self._full_bytes)
+        apart = 0 if task.client_id in self._had else self._frozen_bytes
+        self._had.add(task.client_id)
+        self._recorder.downloaded(now, task.client_id, len(make().data) + apart, self._full_bytes + apart)
 
 
 def _part(record: Record, spec: ParamSpec) -> Submodel | None:

@@ -14,7 +14,7 @@ from anabranch.client.operator import OperatorClient, RunStatus, open_operator, 
 from anabranch.core.config.tables import Config
 from anabranch.core.rng import seed_of
 from anabranch.reports.folders import claimed
-from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.manifest import Manifest, check_frozen, write_manifest
 from anabranch.workloads.app import App
 from anabranch.workloads.trainer import trainer_for
 
@@ -64,7 +64,8 @@ def first_model(app: App, config: Config, folder: Path) -> Manifest:
     """Write what `anabranch init` does: the model's layout and its first weights."""
     trainer, seed = trainer_for(app), seed_of(config.run.seed, "initial")
     first, spec = trainer.initial(seed), trainer.spec
-    return write_manifest(folder, config.run.workload, first, spec.groups, spec.buffers)
+    check_frozen(spec, config.limits)
+    return write_manifest(folder, config.run.workload, first, spec.groups, spec.buffers, spec.slices)
 
 
 def run_of_data(

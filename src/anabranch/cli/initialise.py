@@ -11,8 +11,9 @@ import typer
 from anabranch.api.configuration import BROUGHT, load_config
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, writing
 from anabranch.cli.output import Output
+from anabranch.compress.model import frozen_size_bytes
 from anabranch.core.model.params import ParamSpec
-from anabranch.reports.text import count_text
+from anabranch.reports.text import bytes_text, count_text
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 
 AppName = Annotated[
@@ -51,7 +52,7 @@ def init(
     are buffers. Settings that the App brings along are written beside it. A folder with another
     model stays as it is.
     """
-    from anabranch.server.manifest import check_free, read_weights, write_manifest
+    from anabranch.server.manifest import check_free, check_frozen, read_weights, write_manifest
     from anabranch.workloads import load_app, trainer_for
     from anabranch.workloads.calls import join_run, settings_of
 
@@ -65,10 +66,11 @@ def init(
         trainer.adopt(trainer.described(initial))
     spec = trainer.spec
     first = initial if weights is None else read_weights(weights, spec)
+    check_frozen(spec, settings.limits)
     if not force:
         check_free(out, first, spec)
     with writing(out):
-        write_manifest(out, app, first, spec.groups, spec.buffers)
+        write_manifest(out, app, first, spec.groups, spec.buffers, spec.slices)
         if brought:
             (out / BROUGHT).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
     _tell_model(Output(as_json), out, app, spec, trainer.whole_because, settings.model.buffers)
@@ -90,6 +92,10 @@ def _tell_model(
     if spec.buffers:
         numbers = count_text(spec.buffer_places.size)
         lines.append(f"buffers: {len(spec.buffers)} tensors of {numbers} numbers, {BECOMES[policy]}")
+    frozen_bytes = frozen_size_bytes(spec)
+    if frozen_bytes:
+        trained = count_text(spec.size)
+        lines.append(f"trained: {trained} numbers; {bytes_text(frozen_bytes)} are frozen, fetched once")
     lines.append(f"sub-models may leave out units: {layers}" if units else f"no sub-models: {whole_because}")
     lines += ["start with:", f"  anabranch server --model {out}"]
     output.result(
@@ -99,6 +105,8 @@ def _tell_model(
             "parameters": parameters,
             "layout_sha256": spec.layout_hash,
             "buffers": list(spec.buffers),
+            "trained": spec.size,
+            "frozen_bytes": frozen_bytes,
             "units": units,
             "whole_because": whole_because,
         },

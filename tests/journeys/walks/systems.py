@@ -1,4 +1,4 @@
-"""docs/systems.md: each method that works takes the bytes that the page says; docs/subspace.md, live too."""
+"""docs/systems.md: each method that works takes the bytes that the page says; two others, live too."""
 
 from signal import SIGINT
 
@@ -49,4 +49,20 @@ SUBSPACE = Walk(
     ),
 )
 
-WALKS = (SYSTEMS, SUBSPACE)
+HEAD, FROZEN_SERVER = "examples/frozen.py:Head", "anabranch server --model head"
+
+FROZEN = Walk(
+    "frozen weights",
+    page="docs/frozen.md",
+    copies=("examples",),
+    steps=(
+        types(f"anabranch simulate {HEAD} --updates 100", says=r"4\.00 MB up"),
+        types(f"anabranch init {HEAD} --out head", says=r"260 kB are frozen"),
+        also_starts(FROZEN_SERVER, until="serving"),
+        also(f"anabranch client {HEAD} --id a --tasks-max 3", says="3 updates"),
+        also(f"anabranch evaluate {HEAD} --once", says="accuracy"),
+        End(FROZEN_SERVER, by=SIGINT, says="drained"),
+    ),
+)
+
+WALKS = (SYSTEMS, SUBSPACE, FROZEN)

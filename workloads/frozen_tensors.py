@@ -1,0 +1,31 @@
+"""What of a torch module is not trained, as its parameters say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+
+def still_names(module: torch.nn.Module) -> Iterator[str]:
+    """The names in its state dict of parameters that require no gradient, and of buffers beside only such.
+
+    A buffer, such as running statistics, goes with the parameters of the innermost module round it that has
+    some; one that is in no module with parameters is not still.
+    """
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if not parameter.requires_grad:
+            yield name
+    for name, _ in module.named_buffers(remove_duplicate=False):
+        if _is_still(module, name.rpartition(".")[0]):
+            yield name
+
+
+def _is_still(module: torch.nn.Module, path: str) -> bool:
+    """Whether the innermost module with parameters from `path` outwards trains none of them."""
+    wanted = [parameter.requires_grad for parameter in module.get_submodule(path).parameters()]
+    if wanted or not path:
+        return bool(wanted) and not any(wanted)
+    return _is_still(module, path.rpartition(".")[0])
