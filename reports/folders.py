@@ -15,9 +15,10 @@ from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import RESULT_FILE, Result
 
 SEARCH_FILE = "search.json"
+TRIALS_FILE = "trials.jsonl"  # of a tuning
 CHECKPOINT = "checkpoint.sqlite"  # of a simulation that has not ended: it can go on
 LIVE_DATA = "server"  # the data directory of a demo's server
-MARKS = (RESULT_FILE, JOURNAL, EVENTS_FILE, SEARCH_FILE, LIVE_DATA)
+MARKS = (RESULT_FILE, JOURNAL, EVENTS_FILE, SEARCH_FILE, TRIALS_FILE, LIVE_DATA)
 
 
 def holds_run(folder: Path) -> bool:

@@ -116,7 +116,7 @@ def line_chart(
     for s in thick:
         inner += [*_dots(s, xs, ys, several), *_flaws(s, xs, top, several)]
     around = [*frame(x, y, xs, ys, height, flaw_row), *key]
-    around += [] if target is None else _target(target, ys, top - flaw_row)
+    around += [] if target is None else target_line(target, ys, top - flaw_row)
     label = f"{y.label} against {x.label}"
     return svg([*around, _window(inner, xs, top, height)], height, label)
 
@@ -132,7 +132,7 @@ def _window(inner: Sequence[str], xs: AxisScale, top: float, height: float) -> s
     return f'<svg class="window" {place} {view} {told}>{"".join(inner)}</svg>'
 
 
-def _target(target: float, ys: AxisScale, top: float) -> list[str]:
+def target_line(target: float, ys: AxisScale, top: float) -> list[str]:
     """A dashed line, and what it is beside the title of the axis, above `top`: never over a curve."""
     at, end, label = ys(target), WIDTH - RIGHT, f"target {ys.value_text(target)}"
     start = end - CHAR_WIDTH * len(label) - 26

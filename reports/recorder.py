@@ -272,6 +272,10 @@ class Recorder:
         """Anything else worth a line: a lost lease, a restart, a change of mode."""
         self._emit(now, kind, data)
 
+    def traffic_bytes(self) -> int:
+        """What has travelled so far, up and down."""
+        return self._total.uplink_bytes + self._total.downlink_bytes
+
     def result(
         self,
         model_sha256: str,

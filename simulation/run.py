@@ -65,6 +65,7 @@ class RunProgress:
 
     `metrics` are those of the newest evaluation, which may be of an earlier version, `accuracy` and `loss`
     among them; None before the first, and where the App has no such metric. `evaluated`: they are new.
+    `traffic_bytes` have travelled by now, up and down.
     """
 
     virtual_s: float
@@ -75,6 +76,7 @@ class RunProgress:
     loss: float | None
     evaluated: bool
     metrics: Mapping[str, float] = field(default_factory=dict)
+    traffic_bytes: int = 0
 
 
 Tell = Callable[[RunProgress], None]
@@ -268,7 +270,7 @@ class Simulation:
         )
         self.server = self._serve()
         self.devices = self._devices()
-        teller = ProgressReporter(progress or (lambda _: None), self.clock, versions)
+        teller = ProgressReporter(progress or (lambda _: None), self.clock, versions, recorder.traffic_bytes)
         self.clock.beside = _beside(teller, checkpoint, self.clock)
         self.best: Best[Vector] = Best(Goal.of(config.run))
         self._evaluator = Evaluator(
@@ -402,9 +404,11 @@ class ProgressReporter:
         tell: Tell,
         clock: VirtualClock,
         versions: Versions,
+        traffic_bytes: Callable[[], int],
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tell_whom, self._clock, self._versions, self._now = tell, clock, versions, now
+        self._traffic_bytes = traffic_bytes
         self._measured: Measured | None = None
         self._due = now()
 
@@ -424,7 +428,8 @@ class ProgressReporter:
         counts = engine.counters
         metrics = {} if measured is None else measured.metrics
         far = (self._clock.now, engine.version, counts.applied, counts.rejected)
-        self._tell_whom(RunProgress(*far, metrics.get("accuracy"), metrics.get("loss"), evaluated, metrics))
+        known = (metrics.get("accuracy"), metrics.get("loss"), evaluated, metrics)
+        self._tell_whom(RunProgress(*far, *known, self._traffic_bytes()))
 
 
 def _beside(teller: ProgressReporter, checkpoint: Checkpoint | None, clock: VirtualClock) -> Action:

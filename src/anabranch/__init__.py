@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from anabranch.api.simulating import StopRun, simulate
     from anabranch.api.sweeping import Sweep, sweep
     from anabranch.api.transformers_callback import TransformersCallback as TransformersCallback
+    from anabranch.api.tuning import Tuning, tune
     from anabranch.api.until import Until
     from anabranch.core.config.faults import FaultsTable as Faults
     from anabranch.core.config.tables import ClientTable as Training
@@ -81,6 +82,7 @@ __all__ = [
     "StopRun",
     "Sweep",
     "Training",
+    "Tuning",
     "Until",
     "Update",
     "aggregate",
@@ -94,6 +96,7 @@ __all__ = [
     "simulate",
     "strategies",
     "sweep",
+    "tune",
 ]
 
 _HOMES = {
@@ -115,6 +118,7 @@ _HOMES = {
     "anabranch.api.run": ("Run", "open_run"),
     "anabranch.api.simulating": ("StopRun", "simulate"),
     "anabranch.api.sweeping": ("Sweep", "sweep"),
+    "anabranch.api.tuning": ("Tuning", "tune"),
     "anabranch.api.until": ("Until",),
     "anabranch.core.config.tables": ("Config",),
     "anabranch.core.errors": ("AnabranchError",),

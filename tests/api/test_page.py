@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "python.md").read_text(encoding="ut
 
 def test_every_block_runs(tmp_path: Path) -> None:
     blocks = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(blocks) == 10
+    assert len(blocks) == 11
     (tmp_path / "page.py").write_text("\n".join(blocks), encoding="utf-8")
     command = [sys.executable, "-W", "error", "page.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=600)

@@ -168,6 +168,10 @@ OTHERS: dict[str, Call] = {
     "init": lambda p, _: ["synthetic"],
     "new": lambda p, _: ["mine"],
     "simulate": lambda p, _: [p.folder / "run.toml", *SMALL, "--out", "run"],
+    "tune": lambda p, _: [
+        *(p.folder / "run.toml", *SMALL, "--no-defaults", "--range", "client.learning_rate=0.1,0.2"),
+        *("--trials", 2, "--seeds", 1, "--fresh-seeds", 2, "--extensions", 0, "--out", "tuned"),
+    ],
     "search": lambda p, _: [p.folder / "run.toml", "--updates", 4, "--warm-up-updates", 4, "--out", "found"],
     "compare": lambda p, _: [p.folder / "run", "--out", "compare.html"],
     "report": lambda p, cwd: [shutil.copytree(p.folder / "run", cwd / "run")],
@@ -192,6 +196,7 @@ STARTED = (
         "replay",
         "report",
         "search",
+        "tune",
         "verify",
     ),
 )

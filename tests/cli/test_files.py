@@ -78,6 +78,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("simulate", *SIMULATED, "--out", "run"),
         ("simulate", *SIMULATED, "--set", "uplink.codec=ef(0.9)|topk(0.1)|int8", "--out", "compressed"),
         ("search", *SIMULATED[:-2], "--updates", 4, "--warm-up-updates", 4, "--out", "found"),
+        (
+            *("tune", *SIMULATED, "--no-defaults", "--range", "client.learning_rate=0.1,0.2", "--trials", 2),
+            *("--seeds", 1, "--fresh-seeds", 2, "--extensions", 0, "--out", "tuned"),
+        ),
         ("init", "synthetic", "--out", "model"),
         ("admin", "ca", "init"),
     )
@@ -98,6 +102,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (RUN, "run"),
         (RUN, "compressed"),
         ("## A search", "found"),
+        ("## A tuning", "tuned"),
         ("## A model's folder", "model"),
         ("## An authority's folder", "anabranch-identity"),
         (DATA, "demo/server"),
@@ -108,7 +113,7 @@ def test_every_file_is_on_the_page(place: Path, title: str, where: str) -> None:
     found = list(files(place / where))
     assert found
     unnamed = [path for path in found if not named(title, path)]
-    if where == "found":  # the runs that it has tried are runs
+    if where in ("found", "tuned"):  # the runs that it has tried are runs
         unnamed = [path for path in unnamed if not named(RUN, path.rpartition("/")[2])]
     assert unnamed == [], "docs/files.md does not name them"
 

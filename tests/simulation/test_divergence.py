@@ -105,8 +105,9 @@ def test_progress_comes_by_real_time_before_anything_is_measured() -> None:
     readings = iter(range(10**9))
     settings = config(run=ENDLESS)  # evaluated at the end alone
     with open_simulation(settings, app=Diverging()) as simulation:
+        world = simulation.world
         teller = ProgressReporter(
-            seen.append, simulation.clock, simulation.world.versions, now=lambda: next(readings) / 4
+            seen.append, simulation.clock, world.versions, lambda: 0, now=lambda: next(readings) / 4
         )
         simulation.clock.beside = teller.beside
         simulation.run()

@@ -25,6 +25,7 @@ from anabranch.workloads.calls import join_run, settings_of
 PREFIX = "ANABRANCH_"
 BROUGHT = "settings.json"  # beside a model: what its App brings along
 WHOLE = "strategy="  # the source of a strategy that is whole, whatever the layers below say of it
+TUNE = "tune"  # the table of a file that is no run's, but says how one is tuned
 UPDATES = 200  # of a run whose end nobody has set
 UPDATES_TO_TARGET = 10_000  # the same, where the target is its end
 
@@ -146,12 +147,12 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def one_run(tables: dict[str, Any], path: Path | str) -> dict[str, Any]:
-    """The same tables. Raises `ConfigError` where they are of many runs."""
+    """The tables of a run, without how it is tuned. Raises `ConfigError` where they are of many runs."""
     if "sweep" in tables:
         raise ConfigError(
             f"{path} has [sweep], which is many runs, for `anabranch simulate` and sweep(): take it out"
         )
-    return tables
+    return {name: keys for name, keys in tables.items() if name != TUNE}
 
 
 def _environment(environ: Mapping[str, str]) -> list[Layer]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anabranch.api.configuration import read_settings
+from anabranch.api.configuration import TUNE, read_settings
 from anabranch.core.errors import ConfigError
 
 SWEEP = "sweep"
@@ -38,6 +38,7 @@ class SweepTable:
 def read_sweep(path: Path) -> tuple[dict[str, Any], SweepTable | None]:
     """The tables of a run in a file of settings, and what its `[sweep]` says. Raises `ConfigError`."""
     tables = read_settings(path)
+    tables.pop(TUNE, None)
     if SWEEP not in tables:
         return tables, None
     try:

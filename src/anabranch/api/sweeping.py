@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property, partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,6 +19,7 @@ from anabranch.api.comparing import Comparison, compare
 from anabranch.api.configuration import is_config
 from anabranch.api.figures import Figure
 from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
+from anabranch.api.pool import check_seen, run_processes
 from anabranch.api.progress import LiveBar, share_done
 from anabranch.api.records import Records
 from anabranch.api.run import Run
@@ -248,22 +247,12 @@ def _carry_out(jobs: Sequence[SweepJob], parallel: int, bar: LiveBar) -> None:
             carry_out(job, [partial(show_run, done, job.config.run)])
             show(done + 1)
         return
-    main = sys.modules["__main__"]
-    if any(type(job.app).__module__ == "__main__" for job in jobs) and not hasattr(main, "__file__"):
-        raise ConfigError(
-            f"sweep(parallel={parallel}): "
-            "other processes cannot see what a notebook defines: put the App in a file"
-        )
-    # Not forked: neither torch's threads nor gRPC's survive that.
-    with ProcessPoolExecutor(parallel, get_context("spawn")) as pool:
+    check_seen((job.app for job in jobs), f"sweep(parallel={parallel})")
+    with run_processes(parallel) as pool:
         futures = [pool.submit(carry_out, job) for job in jobs]
-        try:
-            for done, future in enumerate(as_completed(futures), 1):
-                future.result()
-                show(done)
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
+        for done, future in enumerate(as_completed(futures), 1):
+            future.result()
+            show(done)
 
 
 def numbers_of(seeds: int | Iterable[int] | None) -> list[int]:

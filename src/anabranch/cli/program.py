@@ -24,6 +24,7 @@ from anabranch.core.text import LAYOUT, visible
 MODULES = {
     "demo": "demo",
     "simulate": "simulate",
+    "tune": "tune",
     "search": "search",
     "new": "creating",
     "check": "check",

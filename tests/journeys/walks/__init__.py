@@ -24,6 +24,7 @@ from walks import (
     strategies,
     systems,
     trackers,
+    tuning,
 )
 
 ALL: tuple[Walk, ...] = tuple(
@@ -36,6 +37,7 @@ ALL: tuple[Walk, ...] = tuple(
         background_push,
         simulator,
         results,
+        tuning,
         strategies,
         systems,
         protocol,

@@ -1,0 +1,115 @@
+"""A leg of a tuning: a simulated run, carried on to a share of its budget, and what it has come to there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from anabranch.api.halving import Leg, Merit
+from anabranch.api.simulating import StopRun, run_simulation
+from anabranch.core.config.tables import Config
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.chains import AUTO
+from anabranch.reports.result import Point, Result
+from anabranch.simulation.run import RunProgress
+from anabranch.workloads.app import App
+
+BEYOND = 1 + 1e-9  # a share that is greater than this one's is beyond it
+
+
+@dataclass(frozen=True)
+class TuneBudget:
+    """What a run may use: updates, virtual seconds, bytes up and down; 0: as much as it wants."""
+
+    updates: int = 0
+    virtual_s: float = 0.0
+    traffic_bytes: int = 0
+
+    def share(self, updates: float, virtual_s: float, traffic_bytes: float) -> float:
+        """The share that is used: of several budgets, of that which is nearest to its end."""
+        pairs = (
+            (updates, self.updates),
+            (virtual_s, self.virtual_s),
+            (traffic_bytes, self.traffic_bytes),
+        )
+        return max((used / most for used, most in pairs if most), default=0.0)
+
+
+@dataclass(frozen=True)
+class LegEnd:
+    """Where a leg has ended: at the target, or with the last measurement that its share had room for.
+
+    `value` is None where none was finite, `reached` says whether the target was. `metric` and `mode` are what
+    the run is judged by.
+    """
+
+    metric: str
+    mode: str
+    value: float | None
+    reached: bool
+    time_s: float
+    updates: int
+    traffic_bytes: int
+
+    def merit(self, aim: str) -> Merit:
+        """As it is compared."""
+        used = {"time": self.time_s, "updates": self.updates, "bytes": self.traffic_bytes}
+        signed = None if self.value is None else self.value if self.mode == "max" else -self.value
+        return Merit(signed, -float(used[aim]) if self.reached and aim in used else None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, in the order of the fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> LegEnd:
+        """The inverse; other keys are passed over."""
+        return cls(**{name: data[name] for name in cls.__annotations__})
+
+
+@dataclass(frozen=True)
+class LegJob:
+    """A leg, the run that it is of, and where that lies; `share` is of its `budget`."""
+
+    leg: Leg
+    config: Config
+    app: App | None
+    folder: Path
+    budget: TuneBudget
+    share: float
+
+
+def carry_leg(job: LegJob, tell: Callable[[RunProgress], object] | None = None) -> LegEnd:
+    """Carry a run on to its share: what it has done before is not done again. Raises as `simulate`."""
+
+    def stop_there(progress: RunProgress) -> None:
+        far = job.budget.share(progress.updates, progress.virtual_s, progress.traffic_bytes)
+        if progress.evaluated and far > job.share * BEYOND:  # so whatever lies before it has been measured
+            raise StopRun("the share of the budget is used")
+
+    heard = [stop_there] if tell is None else [tell, stop_there]
+    run = run_simulation(job.config, job.folder, job.app, 0, heard, keep_payloads=False, resume=True)
+    return end_of(run.result, job.budget, job.share)
+
+
+def end_of(result: Result, budget: TuneBudget, share: float) -> LegEnd:
+    """Where the leg of a run ends. Raises `ConfigError` where the App measures nothing to judge it by."""
+    goal = result.goal
+    if result.history and goal.metric == AUTO and result.status == "finished" and not result.given_up:
+        raise ConfigError(
+            "the App measures no accuracy and no loss: name what counts, run.metric and run.mode (--metric)"
+        )
+    within = [p for p in result.history if _share(budget, p) <= share * BEYOND]
+    reached = next((p for p in within if goal.reached(p.measured)), None)
+    last = reached or (within[-1] if within else None)
+    if last is None:
+        return LegEnd(goal.metric, goal.mode, None, False, 0.0, 0, 0)
+    value = None if result.given_up else goal.value(last.measured)
+    used = last.time_s, last.updates, last.uplink_bytes + last.downlink_bytes
+    return LegEnd(goal.metric, goal.mode, value, reached is not None, *used)
+
+
+def _share(budget: TuneBudget, point: Point) -> float:
+    return budget.share(point.updates, point.time_s, point.uplink_bytes + point.downlink_bytes)

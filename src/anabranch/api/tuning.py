@@ -1,0 +1,526 @@
+"""`tune`: settings for a target or a budget, by successive halving in the simulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Unpack
+
+from anabranch.api.configuration import UPDATES_TO_TARGET, is_config
+from anabranch.api.figures import Figure
+from anabranch.api.halving import SHARES, Halving, Leg
+from anabranch.api.objects import FileTables, RunObjects, RunPlan, Source, plan_run
+from anabranch.api.pool import check_seen, run_processes
+from anabranch.api.progress import LiveBar
+from anabranch.api.records import Records
+from anabranch.api.temporary import TemporaryFolder
+from anabranch.api.tune_file import TuneTable, read_ranges, read_tune
+from anabranch.api.tune_legs import LegEnd, LegJob, TuneBudget, carry_leg
+from anabranch.api.tune_log import LegKind, TuneLog
+from anabranch.api.tune_ranges import Choice, deal, default_ranges, settings_of, value_of
+from anabranch.core.config.goal import Goal
+from anabranch.core.config.tables import Config
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.chains import AUTO
+from anabranch.reports.folders import CHECKPOINT
+from anabranch.reports.metrics import metric_text
+from anabranch.reports.spreads import spread
+from anabranch.reports.text import bytes_text, count_text, duration_text
+from anabranch.reports.tuning import (
+    FreshFigures,
+    FrontAgainst,
+    TunedRange,
+    TunePoint,
+    TuneReport,
+    fresh_text,
+    front_svg,
+    tuning_html,
+    with_front,
+)
+
+DEALS = 20  # until there are as many different trials as were asked for, or nearly all that there can be
+RECOMMENDED, PAGE = "recommended.toml", "tune.html"
+HEAD = "# What `anabranch tune` recommends. From seeds that took no part in the choice:\n# {}\n\n"
+
+
+@dataclass(frozen=True)
+class TuneProgress:
+    """How far a tuning is: the share of the legs that are planned, and what has just come of one, if any."""
+
+    share: float
+    text: str
+    leg: Leg | None = None
+    end: LegEnd | None = None
+
+
+Tell = Callable[[TuneProgress], object]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a tuning came to.
+
+    `choice` is what is recommended, by setting, and `config` the whole configuration of it; `folder` has the
+    files of docs/tuning.md.
+    """
+
+    choice: Choice
+    config: Config
+    folder: Path
+    report: TuneReport = field(repr=False)
+    holds: object = field(default=None, repr=False)  # what keeps a temporary folder there
+
+    @property
+    def toml(self) -> str:
+        """The configuration as the text of a file, which runs as it is."""
+        return self.report.toml
+
+    @cached_property
+    def fresh(self) -> Records:
+        """A row for each fresh seed, of the recommendation and of the settings as they were given."""
+        return Records(
+            {"settings": f.name, "seed": seed, f"{self.report.metric}": value, "reached": reached}
+            | {"time_s": time_s, "updates": updates, "traffic_bytes": traffic}
+            for f in self.report.fresh
+            for seed, value, reached, time_s, updates, traffic in zip(
+                f.seeds, f.values, f.reached, f.times_s, f.updates, f.traffic_bytes, strict=True
+            )
+        )
+
+    @cached_property
+    def trials(self) -> Records:
+        """A row for each trial at each share of the budget that it was carried to, means over the seeds."""
+        return Records(map(self._row, self.report.points))
+
+    @cached_property
+    def front(self) -> Records:
+        """Those of them that nothing is preferable to, from the cheapest on."""
+        return Records(map(self._row, self.report.front))
+
+    def _row(self, point: TunePoint) -> dict[str, Any]:
+        value = None if point.value is None else point.value.mean
+        used = {"time_s": point.time_s, "updates": point.updates, "traffic_bytes": point.traffic_bytes}
+        shown = {"trial": point.trial, "share": point.share, **point.settings, self.report.metric: value}
+        return {**shown, "reached": point.reached, **used, "on_front": point.on_front}
+
+    def plot(self, against: FrontAgainst = "bytes") -> Figure:
+        """What counts over `bytes` or `time`, with the front."""
+        return Figure(front_svg(self.report, against), f"{self.report.metric} over {against}")
+
+    def save(self, path: str | Path) -> Path:
+        """Write what the name ends with: the page (.html), the settings (.toml), trials (.csv), .svg, .png.
+
+        Raises `ConfigError` for another kind of file.
+        """
+        where = Path(path)
+        match where.suffix:
+            case ".html":
+                where.write_text(tuning_html(self.report), encoding="utf-8")
+            case ".toml":
+                where.write_text(self.toml, encoding="utf-8")
+            case ".csv":
+                self.trials.to_csv(where)
+            case ".svg" | ".png":
+                self.plot().save(where)
+            case _:
+                raise ConfigError(f"{where}: end the name with .html, .toml, .csv, .svg or .png")
+        return where
+
+    def _repr_html_(self) -> str:
+        return f"{self.front._repr_html_()}{self.plot()._repr_html_()}"
+
+
+def tune(
+    source: Source,
+    ranges: Mapping[str, Any] | None = None,
+    *,
+    aim: str | None = None,
+    bytes_max: int | None = None,
+    trials: int | None = None,
+    seeds: int | None = None,
+    fresh_seeds: int | None = None,
+    extensions: int | None = None,
+    defaults: bool | None = None,
+    out: str | Path | None = None,
+    parallel: int | None = None,
+    progress: bool = True,
+    **objects: Unpack[RunObjects],
+) -> Tuning:
+    """Tune a run in the simulator: for a target, or for a budget of updates, virtual seconds or bytes.
+
+    Trials are choices of settings, the one that is given among them, each simulated from the same seeds and
+    judged on the validation part. All are carried to a quarter of the budget, the better half to half of it,
+    half of those to the end. Where the best is at the end of a range, the range is extended. What is best is
+    measured once more from fresh seeds, and so are the settings that were given.
+
+    Args:
+        source: As for `simulate`; a file of settings may say all that follows in `[tune]`.
+        ranges: What to choose from, for each setting (`"table.key"`) a list of values or
+            `{"from": ..., "to": ..., "points": ..., "scale": "log" or "even"}`; one value holds it.
+        aim: What is to be best: `time`, `updates` or `bytes` to the target, or the `value` at the end of the
+            budget. None: the time where there is a target, or else the value.
+        bytes_max: A budget of bytes, up and down, beside those of `until`. One is needed, or a target.
+        trials: How many to begin with; 16.
+        seeds: From how many each is run, from the run's own on; 2.
+        fresh_seeds: How many others the recommendation is measured from; 5.
+        extensions: How many trials there may be beyond the ends of ranges; 4.
+        defaults: Tune what is worth it beside what `ranges` names; True.
+        out: A folder for what the tuning leaves. Called again with the same arguments it goes on there, with
+            nothing run twice. None: a temporary one.
+        parallel: Processes that simulate, a run at a time each. Apps and strategies then come from files.
+        progress: Show a bar on standard error.
+        objects: The other arguments of `simulate`, `settings` among them.
+
+    Raises `ConfigError` before anything is run, and what `simulate` raises.
+    """
+    given = {"aim": aim, "bytes_max": bytes_max, "trials": trials, "seeds": seeds, "parallel": parallel}
+    given |= {"fresh_seeds": fresh_seeds, "extensions": extensions, "defaults": defaults}
+    source, said = tune_source(source)
+    table = said.over(given, read_ranges(ranges or {}))
+    with LiveBar(progress) as bar:
+        return carry_tuning(source, table, out, lambda p: bar.show(p.share, p.text), objects)
+
+
+def tune_source(source: Source) -> tuple[Source, TuneTable]:
+    """The source without its `[tune]`, and what that says. Raises `ConfigError`."""
+    if not (isinstance(source, str | Path) and is_config(str(source))):
+        return source, TuneTable()
+    tables, found = read_tune(Path(source))
+    return FileTables(Path(source), tables), found
+
+
+def carry_tuning(
+    source: Source, table: TuneTable, out: str | Path | None, tell: Tell, objects: RunObjects
+) -> Tuning:
+    """Begin a tuning, or go on with it, to its end."""
+    asked = TuneRequest(source, table, objects)
+    asked.check()
+    temporary = TemporaryFolder("anabranch-tune-") if out is None else None
+    folder = temporary.path if temporary else Path(out or "")
+    return replace(TuneRun(asked, folder, tell).run(), holds=temporary)
+
+
+class TuneRequest:
+    """What is to be tuned, and by what. Raises `ConfigError` where there is neither a target nor a budget."""
+
+    def __init__(self, source: Source, table: TuneTable, objects: RunObjects) -> None:
+        self._source, self.table, self._objects = source, table, objects
+        self.base = plan_run(source, objects, ends=False).config
+        run = self.base.run
+        self.aim = self._aim(Goal.of(run))
+        updates = run.updates_max
+        if not (updates or run.virtual_s_max):  # a target, or bytes, that may never be there
+            updates = UPDATES_TO_TARGET
+        self.budget = TuneBudget(updates, run.virtual_s_max, table.bytes_max)
+        pays = self.aim == "bytes" or table.bytes_max > 0
+        links = self.base.fleet.up_mbps > 0 or self.base.fleet.down_mbps > 0
+        named = {r.path: r for r in table.ranges}
+        usual = default_ranges(self.base, pays or links) if table.defaults else []
+        self.ranges = [*(r for r in usual if r.path not in named), *named.values()]
+
+    @property
+    def seeds(self) -> range:
+        """Those of the trials."""
+        return range(self.base.run.seed, self.base.run.seed + self.table.seeds)
+
+    @property
+    def fresh_seeds(self) -> range:
+        """Those that take no part in the choice."""
+        return range(self.seeds.stop, self.seeds.stop + self.table.fresh_seeds)
+
+    def check(self) -> None:
+        """Raises `ConfigError` for a range with a value that its setting cannot have."""
+        for r in self.ranges:
+            if r.path.startswith(("run.", "fleet.")):
+                raise ConfigError(
+                    f"tune.ranges: {r.path} is what a tuning is for, and not tuned: set it in the file"
+                )
+            value_of(self.base, r.path)
+            for value in r.points:
+                self.plan({r.path: value})
+        if all(len(r.points) < 2 for r in self.ranges):
+            raise ConfigError(
+                "there is nothing to tune: give tune.ranges (--range) a setting with two values"
+            )
+
+    def plan(self, choice: Choice, seed: int | None = None, fresh: bool = False) -> RunPlan:
+        """A run of a choice; without a seed as it is recommended. Raises `ConfigError`."""
+        settings = {**(self._objects.get("settings") or {}), **settings_of(self.base, choice)}
+        run = self.base.run
+        if seed is not None:
+            settings |= {"run.seed": seed, "run.versions_max": 0, "run.updates_max": self.budget.updates}
+            settings |= {"run.stop_at_target": self.aim != "value", "run.trackers": []}
+            settings |= {"run.evaluate_on": run.evaluate_on if fresh else "validation"}
+        elif not (run.updates_max or run.virtual_s_max):
+            settings["run.updates_max"] = self.budget.updates
+        return plan_run(self._source, {**self._objects, "settings": settings}, ends=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """What a tuning follows from."""
+        table = {key: value for key, value in vars(self.table).items() if key not in ("ranges", "parallel")}
+        ranges = {r.path: list(r.points) for r in self.ranges}
+        return {"config": self.base.to_json(), **table, "ranges": ranges, "shares": list(SHARES)}
+
+    def _aim(self, goal: Goal) -> str:
+        run, aim = self.base.run, self.table.aim
+        if goal.target is None and not (run.updates_max or run.virtual_s_max or self.table.bytes_max):
+            ends = (
+                " (run.versions_max is none: versions of another K are other work)"
+                if run.versions_max
+                else ""
+            )
+            raise ConfigError(
+                "there is neither a target nor a budget to tune for: set run.target_accuracy or run.target "
+                f"(--target), run.updates_max (--updates), run.virtual_s_max (--seconds) or tune.bytes_max "
+                f"(--bytes){ends}"
+            )
+        if aim == AUTO:
+            return "value" if goal.target is None else "time"
+        if aim != "value" and goal.target is None:
+            raise ConfigError(
+                f"tune.aim = {aim!r} is what a target takes: set run.target_accuracy or run.target "
+                "(--target), or aim = 'value'"
+            )
+        return aim
+
+
+class TuneRun:
+    """A tuning under way in its folder."""
+
+    def __init__(self, asked: TuneRequest, folder: Path, tell: Tell) -> None:
+        self._asked, self._folder, self._tell = asked, folder, tell
+        self._ranges = list(asked.ranges)
+        self._choices = self._dealt()
+        self._halving = Halving(len(self._choices), asked.seeds)
+        self._log = TuneLog(folder, asked.to_json())
+        self._done = 0
+        self._pool: ProcessPoolExecutor | None = None
+
+    def run(self) -> Tuning:
+        """To its end; what is on record is not run again."""
+        parallel = self._asked.table.parallel
+        self._tell(TuneProgress(0.0, f"{self._halving.trials} trials, {len(self._asked.seeds)} seeds each"))
+        with nullcontext() if parallel == 1 else run_processes(parallel) as self._pool:
+            best = self._best()
+        self._tell(TuneProgress(1.0, "done"))
+        for checkpoint in self._folder.glob(f"*/*/{CHECKPOINT}"):  # none of these runs goes on any more
+            checkpoint.unlink()
+        return self._left(best)
+
+    def _best(self) -> int:
+        """The best trial, once it has been measured from fresh seeds, and so have the settings as given."""
+        while True:
+            if due := self._halving.due():
+                self._carry("trial", due)
+            elif not self._extend():
+                break
+        best = self._halving.best()
+        trials = list(dict.fromkeys([best, 0]))
+        self._carry("fresh", [Leg(t, self._halving.last, s) for t in trials for s in self._asked.fresh_seeds])
+        return best
+
+    # --- choices -------------------------------------------------------------------------------
+
+    def _dealt(self) -> list[Choice]:
+        """The settings as given, which choose nothing, and others, each once."""
+        found: list[Choice] = [{}]
+        seen, wanted = [self._settings({})], self._asked.table.trials
+        for again in range(DEALS):
+            for choice in deal(self._ranges, wanted - 1, self._asked.base.run.seed, again):
+                if len(found) < wanted and (its := self._settings(choice)) not in seen:
+                    found.append(choice)
+                    seen.append(its)
+        return found
+
+    def _settings(self, choice: Choice) -> dict[str, Any]:
+        """Every setting that is tuned, with its value."""
+        return {r.path: choice.get(r.path, value_of(self._asked.base, r.path)) for r in self._ranges}
+
+    def _extend(self) -> bool:
+        """Add a trial for each range at whose end the best one is; False where there is none to add."""
+        best = self._choices[self._halving.best()]
+        room = self._asked.table.extensions - self._halving.added
+        before = self._halving.added
+        for place, r in enumerate(self._ranges):
+            end = r.edge(self._settings(best)[r.path])
+            if not end or not room:
+                continue
+            value = r.beyond(end)
+            choice = {**best, r.path: value}
+            if value is not None and self._can(choice) and self._is_new(choice):
+                self._ranges[place] = r.with_point(value)
+                self._choices.append(choice)
+                self._halving.add()
+                room -= 1
+        return self._halving.added > before
+
+    def _is_new(self, choice: Choice) -> bool:
+        return all(self._settings(choice) != self._settings(other) for other in self._choices)
+
+    def _can(self, choice: Choice) -> bool:
+        try:
+            self._asked.plan(choice)
+        except ConfigError:  # the setting itself ends here
+            return False
+        return True
+
+    # --- legs ----------------------------------------------------------------------------------
+
+    def _carry(self, kind: LegKind, legs: Sequence[Leg]) -> None:
+        """Have them, from the record or by running them."""
+        waiting = []
+        for leg in legs:
+            if (end := self._log.end(kind, leg)) is None:
+                waiting.append(leg)
+            else:
+                self._take(kind, leg, end)
+        for leg, end in self._run([self._job(kind, leg) for leg in waiting]):
+            self._log.add(kind, leg, self._halving.shares[leg.rung], self._choices[leg.trial], end)
+            self._take(kind, leg, end)
+
+    def _take(self, kind: LegKind, leg: Leg, end: LegEnd) -> None:
+        self._done += 1
+        if kind == "trial":
+            self._halving.tell(leg, end.merit(self._asked.aim))
+        share = 100 * self._halving.shares[leg.rung]
+        value = metric_text(end.metric, end.value)
+        whose = "fresh seed" if kind == "fresh" else "seed"
+        text = f"trial {leg.trial} at {share:.0f} % of the budget, {whose} {leg.seed}: {end.metric} {value}"
+        self._tell(TuneProgress(min(1.0, self._done / self._planned()), text, leg, end))
+
+    def _planned(self) -> int:
+        """Legs that there will be, as far as is known: one for each seed of each trial of each rung."""
+        trials, count = self._halving.trials, self._halving.added
+        for _ in self._halving.shares:
+            count, trials = count + trials, math.ceil(trials / 2)
+        return count * len(self._asked.seeds) + 2 * len(self._asked.fresh_seeds)
+
+    def _job(self, kind: LegKind, leg: Leg) -> LegJob:
+        fresh = kind == "fresh"
+        plan = self._asked.plan(self._choices[leg.trial], leg.seed, fresh)
+        folder = self._folder / ("fresh" if fresh else "runs") / f"trial-{leg.trial}-seed{leg.seed}"
+        return LegJob(leg, plan.config, plan.app, folder, self._asked.budget, self._halving.shares[leg.rung])
+
+    def _run(self, jobs: Sequence[LegJob]) -> Iterator[tuple[Leg, LegEnd]]:
+        if self._pool is None:
+            yield from ((job.leg, carry_leg(job)) for job in jobs)
+            return
+        check_seen((job.app for job in jobs), f"tune(parallel={self._asked.table.parallel})")
+        futures = {self._pool.submit(carry_leg, job): job.leg for job in jobs}
+        for future in as_completed(futures):
+            yield futures[future], future.result()
+
+    # --- what it leaves ------------------------------------------------------------------------
+
+    def _left(self, best: int) -> Tuning:
+        report = self._report(best)
+        config = self._recommended(best)
+        text = HEAD.format(fresh_text(report)) + _secret_lines(config) + config.to_toml()
+        report = replace(report, toml=text)
+        found = Tuning(self._settings(self._choices[best]), config, self._folder, report)
+        found.save(self._folder / RECOMMENDED)
+        found.save(self._folder / PAGE)
+        return found
+
+    def _recommended(self, best: int) -> Config:
+        """The run of it; a budget of bytes alone is the updates that came of it, as no setting ends that."""
+        config = self._asked.plan(self._choices[best]).config
+        if not self._asked.table.bytes_max:
+            return config
+        updates = max((end.updates for end in self._fresh_ends(best)), default=0)
+        return replace(config, run=replace(config.run, updates_max=max(1, updates)))
+
+    def _fresh_ends(self, trial: int) -> list[LegEnd]:
+        legs = [Leg(trial, self._halving.last, seed) for seed in self._asked.fresh_seeds]
+        return [end for leg in legs if (end := self._log.end("fresh", leg))]
+
+    def _report(self, best: int) -> TuneReport:
+        named = [end for end in self._fresh_ends(best) if end.metric != AUTO]
+        metric, mode = (named[0].metric, named[0].mode) if named else (AUTO, AUTO)
+        points = with_front([*self._points()], mode)
+        fresh = [self._fresh_figures("recommended", best)]
+        fresh += [self._fresh_figures("as given", 0)] if best else []
+        ranges = self._tuned_ranges(best)
+        return TuneReport(
+            strategy=self._asked.base.strategy.name,
+            workload=self._asked.base.run.workload,
+            metric=metric,
+            mode=mode,
+            target=Goal.of(self._asked.base.run).target,
+            aim=self._asked.aim,
+            budget=_budget_text(self._asked.budget),
+            points=points,
+            best=best,
+            ranges=ranges,
+            fresh=fresh,
+            said=_said(ranges, best, fresh[0]),
+            toml="",
+        )
+
+    def _points(self) -> Iterator[TunePoint]:
+        """Each trial at each rung that it was carried to."""
+        seeds = self._asked.seeds
+        for trial in range(len(self._choices)):
+            for rung, share in enumerate(self._halving.shares):
+                ends = [end for seed in seeds if (end := self._log.end("trial", Leg(trial, rung, seed)))]
+                if len(ends) < len(seeds):
+                    continue
+                values = [end.value for end in ends if end.value is not None]
+                whole = spread(values) if len(values) == len(ends) else None
+                used = (sum(getattr(end, name) for end in ends) / len(ends) for name in USED)
+                reached = sum(end.reached for end in ends)
+                settings = self._settings(self._choices[trial])
+                yield TunePoint(trial, share, settings, len(seeds), whole, reached, *used)
+
+    def _fresh_figures(self, name: str, trial: int) -> FreshFigures:
+        ends = self._fresh_ends(trial)
+        columns = ([getattr(end, key) for end in ends] for key in ("value", "reached", *USED))
+        return FreshFigures(
+            name, self._settings(self._choices[trial]), list(self._asked.fresh_seeds), *columns
+        )
+
+    def _tuned_ranges(self, best: int) -> list[TunedRange]:
+        chosen = self._settings(self._choices[best])
+        found = []
+        for r in self._ranges:
+            end = r.edge(chosen[r.path])
+            choice = {**self._choices[best], r.path: r.beyond(end)} if end else {}
+            is_open = end and choice[r.path] is not None and self._can(choice)
+            found.append(TunedRange(r.path, r.points, chosen[r.path], end if is_open else ""))
+        return found
+
+
+USED = ("time_s", "updates", "traffic_bytes")
+
+
+def _said(ranges: Sequence[TunedRange], best: int, fresh: FreshFigures) -> list[str]:
+    """What whoever takes the recommendation should know."""
+    found = [
+        f"{r.path} = {r.chosen!r} is the {r.end} that was tried: a wider range may have a better one"
+        for r in ranges
+        if r.end
+    ]
+    if not best:
+        found.append("nothing that was tried is better than the settings as given")
+    if any(value is None for value in fresh.values):
+        found.append("the recommendation has diverged from some fresh seed: take it with care")
+    return found
+
+
+def _budget_text(budget: TuneBudget) -> str:
+    parts = (
+        f"{count_text(budget.updates)} updates" if budget.updates else "",
+        f"{duration_text(budget.virtual_s)} of virtual time" if budget.virtual_s else "",
+        bytes_text(budget.traffic_bytes) if budget.traffic_bytes else "",
+    )
+    return f"budget: {', '.join(part for part in parts if part)}"
+
+
+def _secret_lines(config: Config) -> str:
+    names = sorted(config.secrets())
+    return f"# Give what is masked here once more: {', '.join(names)}\n\n" if names else ""

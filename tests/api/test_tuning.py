@@ -1,0 +1,243 @@
+"""`tune`: real tiny simulations, tuned to the end, killed and carried on, alone and side by side."""
+
+from __future__ import annotations
+
+import json
+import signal
+import statistics
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import killed_tuning
+import orphaning
+import pytest
+from nursery import PIPE, Process
+
+import anabranch as ab
+from anabranch.api.tuning import PAGE, RECOMMENDED
+from anabranch.core.errors import ConfigError, DataError
+from anabranch.reports.folders import CHECKPOINT, TRIALS_FILE
+from anabranch.reports.result import Result
+
+RATE, SIZE = "client.learning_rate", "strategy.buffer_size"
+SMALL: dict[str, Any] = {
+    "fleet": ab.Fleet(clients=3, examples_per_client=40),
+    "strategy": ab.strategies.FedBuff(buffer_size=2),
+    "until": ab.Until(updates=8),
+    "trials": 2,
+    "seeds": 1,
+    "fresh_seeds": 2,
+    "extensions": 0,
+    "defaults": False,
+    "progress": False,
+}
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    """The legs on record."""
+    return [json.loads(line) for line in (folder / TRIALS_FILE).read_text().splitlines()[1:]]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[ab.Tuning, int]:
+    """A tuning that nobody has broken off, and how many versions it has measured."""
+    return killed_tuning.run(tmp_path_factory.mktemp("whole") / "tuned")
+
+
+def test_what_is_recommended_is_the_best_of_what_was_carried_to_the_end(
+    whole: tuple[ab.Tuning, int],
+) -> None:
+    tuned, _ = whole
+    ends = [row for row in lines(tuned.folder) if row["kind"] == "trial" and row["rung"] == 2]
+    best = max(ends, key=lambda row: (row["value"], -row["trial"]))
+    assert tuned.report.best == best["trial"]
+    assert {path: tuned.choice[path] for path in best["choice"]} == best["choice"]
+    assert tuned.config.client.learning_rate == tuned.choice[RATE]
+    assert set(tuned.trials.column("trial")) == {row["trial"] for row in lines(tuned.folder)}
+
+
+def test_what_is_told_is_of_seeds_that_took_no_part(whole: tuple[ab.Tuning, int]) -> None:
+    tuned, _ = whole
+    rows = lines(tuned.folder)
+    seeds = {kind: {row["seed"] for row in rows if row["kind"] == kind} for kind in ("trial", "fresh")}
+    assert seeds == {"trial": {0}, "fresh": {1, 2}}
+    config = tuned.config.to_json()
+    values = []
+    for seed in (1, 2):
+        alone = ab.simulate(
+            killed_tuning.Measured(),
+            settings={f"{t}.{k}": v for t in ("client", "fleet", "strategy") for k, v in config[t].items()},
+            until=ab.Until(updates=killed_tuning.UPDATES),
+            seed=seed,
+        )
+        values.append(alone.result.final_value)
+    told = [row["accuracy"] for row in tuned.fresh if row["settings"] == "recommended"]
+    assert told == values, "the recommendation, run as it is, comes to what is told of it"
+    assert f"accuracy {100 * statistics.fmean(told):.2f} %" in tuned.toml
+
+
+def test_the_recommendation_runs_as_it_is(whole: tuple[ab.Tuning, int], tmp_path: Path) -> None:
+    tuned, _ = whole
+    text = (tuned.folder / RECOMMENDED).read_text()
+    assert text == tuned.toml
+    file = tmp_path / RECOMMENDED
+    file.write_text(text.replace('workload = "killed_tuning:Measured"', 'workload = "synthetic"'))
+    found = ab.configure(file)
+    assert (found.client, found.strategy, found.fleet) == (
+        tuned.config.client,
+        tuned.config.strategy,
+        tuned.config.fleet,
+    )
+    assert ab.simulate(file).result.updates_applied == killed_tuning.UPDATES
+
+
+def test_the_front_is_what_nothing_else_is_preferable_to(whole: tuple[ab.Tuning, int]) -> None:
+    tuned, _ = whole
+    rows = [(row["accuracy"], -row["time_s"], -row["traffic_bytes"]) for row in tuned.trials]
+    beaten = [
+        any(other != row and all(a >= b for a, b in zip(other, row, strict=True)) for other in rows)
+        for row in rows
+    ]
+    assert tuned.trials.column("on_front") == [not b for b in beaten]
+    assert any(beaten) or len(rows) == len(tuned.front)
+
+
+def test_a_choice_at_an_end_is_extended_and_said() -> None:
+    ranges, given = {RATE: [0.001, 0.01]}, {**SMALL, "settings": {RATE: 0.001}, "until": ab.Until(updates=40)}
+    tuned = ab.tune("synthetic", ranges, **{**given, "extensions": 2})
+    assert set(tuned.trials.column(RATE)) == {0.001, 0.01, 0.1, 1.0}, "twice the next point, and no further"
+    assert tuned.choice[RATE] == 1.0
+    assert [f"{RATE} = 1.0 is the greatest that was tried" in said for said in tuned.report.said] == [True]
+    left = ab.tune("synthetic", ranges, **given)
+    assert set(left.trials.column(RATE)) == {0.001, 0.01}
+
+
+@pytest.mark.parametrize("kill_at", [2, 40])
+def test_a_tuning_that_was_killed_goes_on_to_the_same(
+    kill_at: int, whole: tuple[ab.Tuning, int], tmp_path: Path
+) -> None:
+    expected, measured = whole
+    out = tmp_path / "tuned"
+    with Process(killed_tuning.__file__, out, kill_at, stdout=PIPE) as process:
+        assert process.wait(timeout=600) == -signal.SIGKILL
+    before = (out / TRIALS_FILE).read_text()
+    (out / TRIALS_FILE).write_text(before + '{"kind": "trial", "tri')  # as if it had been at a line
+    tuned, again = killed_tuning.run(out)
+    assert (out / TRIALS_FILE).read_bytes() == (expected.folder / TRIALS_FILE).read_bytes()
+    assert (out / TRIALS_FILE).read_text().startswith(before)
+    assert (out / RECOMMENDED).read_bytes() == (expected.folder / RECOMMENDED).read_bytes()
+    assert again + kill_at <= measured + killed_tuning.UPDATES + 1, "but for the run that was in hand"
+    assert tuned.report == expected.report
+
+
+def test_nothing_is_run_twice(whole: tuple[ab.Tuning, int], tmp_path: Path) -> None:
+    tuned, _ = whole
+    legs = Counter((row["kind"], row["trial"], row["rung"], row["seed"]) for row in lines(tuned.folder))
+    assert set(legs.values()) == {1}
+    again, measured = killed_tuning.run(tuned.folder)
+    assert measured == 0
+    assert again.report == tuned.report
+    assert not list(tuned.folder.rglob(CHECKPOINT)), "nothing is kept for runs that go on no more"
+
+
+def test_a_trial_that_goes_on_is_the_same_run_as_one_without_a_stop(whole: tuple[ab.Tuning, int]) -> None:
+    tuned, _ = whole
+    last = next(row for row in lines(tuned.folder) if row["kind"] == "trial" and row["rung"] == 2)
+    result = Result.read(tuned.folder / "runs" / f"trial-{last['trial']}-seed0")
+    whole_run = ab.simulate(
+        killed_tuning.Measured(),
+        settings={
+            f"{t}.{k}": v for t in ("run", "client", "fleet", "strategy") for k, v in result.config[t].items()
+        },
+    )
+    assert whole_run.result.model_sha256 == result.model_sha256
+
+
+def test_side_by_side_it_comes_to_the_same(tmp_path: Path) -> None:
+    ranges = {RATE: [0.03, 0.3], SIZE: [1, 2]}
+    alone = ab.tune("synthetic", ranges, **SMALL)
+    beside = ab.tune("synthetic", ranges, **SMALL, parallel=2, out=tmp_path / "t")
+    assert beside.report == alone.report
+
+
+def test_processes_end_with_the_one_that_was_killed() -> None:
+    with Process(orphaning.__file__, stdout=PIPE) as process:
+        process.communicate(timeout=600)  # which ends when nobody has its other end any more
+        assert process.returncode == -signal.SIGKILL
+
+
+def test_for_a_target_the_soonest_is_the_best(tmp_path: Path) -> None:
+    until = ab.Until(accuracy=0.4, updates=60)
+    slow = {"settings": {RATE: 0.001}, "until": until}
+    tuned = ab.tune("synthetic", {RATE: [0.001, 0.5]}, **{**SMALL, **slow}, out=tmp_path)
+    assert tuned.report.aim == "time"
+    assert tuned.choice[RATE] == 0.5
+    rows = [row for row in lines(tmp_path) if row["kind"] == "trial" and row["trial"] == tuned.report.best]
+    result = Result.read(tmp_path / "runs" / f"trial-{tuned.report.best}-seed0")
+    assert result.time_to_target_s is not None
+    assert rows[-1]["time_s"] == result.time_to_target_s
+    assert result.updates_applied < 60, "a run ends at the target"
+
+
+def test_a_budget_of_bytes_ends_runs_and_becomes_updates(tmp_path: Path) -> None:
+    until = {"until": None}
+    tuned = ab.tune("synthetic", {RATE: [0.03, 0.3]}, **{**SMALL, **until}, bytes_max=40_000, out=tmp_path)
+    assert all(row["traffic_bytes"] <= 40_000 for row in lines(tmp_path))
+    most = max(row["updates"] for row in lines(tmp_path) if row["kind"] == "fresh")
+    assert 0 < tuned.config.run.updates_max <= most
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            {"until": ab.Until()},
+            r"neither a target nor a budget .*run.target_accuracy.*run.updates_max.*--bytes",
+        ),
+        ({"until": ab.Until(versions=5)}, r"run.versions_max is none"),
+        ({"aim": "time"}, "tune.aim = 'time' is what a target takes"),
+        ({"ranges": {}}, "there is nothing to tune"),
+        ({"ranges": {RATE: [0.1]}}, "there is nothing to tune"),
+        ({"ranges": {"client.learning_rat": [0.1, 0.2]}}, "did you mean 'client.learning_rate'"),
+        ({"ranges": {"clint.epochs": [1, 2]}}, "'clint.epochs' is no setting"),
+        ({"ranges": {"strategy.alpha": [0.1, 0.2]}}, "no setting 'strategy.alpha'"),
+        ({"ranges": {"run.seed": [1, 2]}}, "run.seed is what a tuning is for"),
+        ({"ranges": {SIZE: [0, 2]}}, "strategy.buffer_size must be at least 1, not 0"),
+        ({"ranges": {RATE: []}}, f"{RATE} is empty"),
+        ({"ranges": {RATE: [0.1, 0.2]}, "trials": 1}, "tune.trials = 1: give a whole number, at least 2"),
+        ({"ranges": {RATE: [0.1, 0.2]}, "parallel": 0}, "tune.parallel = 0"),
+    ],
+)
+def test_what_is_wrong_is_said_before_anything_is_run(arguments: Any, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        ab.tune("synthetic", **{"ranges": {RATE: [0.1, 0.2]}, **SMALL, **arguments}, out=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_is_of_one_tuning(whole: tuple[ab.Tuning, int], tmp_path: Path) -> None:
+    tuned, _ = whole
+    with pytest.raises(ConfigError, match=r"has another tuning.*--out"):
+        ab.tune("synthetic", {RATE: [0.1, 0.2]}, **SMALL, out=tuned.folder)
+    with pytest.raises(ConfigError, match="holds a run already"):
+        ab.simulate("synthetic", until=ab.Until(updates=1), out=tuned.folder)
+    torn = tmp_path / TRIALS_FILE
+    whole_lines = (tuned.folder / TRIALS_FILE).read_text().splitlines(keepends=True)
+    torn.write_text("".join([whole_lines[0], '{"kind": "trial"}\n', *whole_lines[2:]]))
+    with pytest.raises(DataError, match="line 2 is damaged"):
+        killed_tuning.run(tmp_path)
+
+
+def test_it_saves_what_the_name_ends_with(whole: tuple[ab.Tuning, int], tmp_path: Path) -> None:
+    tuned, _ = whole
+    page = (tuned.folder / PAGE).read_text()
+    assert tuned.save(tmp_path / "page.html").read_text() == page
+    assert "https://" not in page.replace("http://www.w3.org", ""), "it opens offline"
+    assert page.count("<svg xmlns") == 2
+    assert tuned.save(tmp_path / "front.svg").read_text().startswith("<svg")
+    assert tuned.save(tmp_path / "front.png").read_bytes().startswith(b"\x89PNG")
+    assert tuned.save(tmp_path / "trials.csv").read_text().startswith("trial,share,")
+    assert "<svg" not in tuned._repr_html_()
+    assert "image/svg" in tuned._repr_html_()
+    with pytest.raises(ConfigError, match=r"\.html, \.toml, \.csv"):
+        tuned.save(tmp_path / "page.pdf")
