@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, Step
-from anabranch.core.model.params import Delta, ParamSpec, SparseVector, Vector
+from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import Submodel, SubmodelJson, gathered, part_blocks, submodel_json
 from anabranch.core.model.updates import Update
 from anabranch.strategies.cache import CacheEntry, CacheState
@@ -94,6 +94,21 @@ class TeasqDrop(Teasq):
             _add(vector, part, pull, share, c.delta)
         return Step(self.emptied(state), vector)
 
+    def _pulls_of(self, ages: Indices, count: Indices, dtype: np.dtype[Any]) -> Vector:
+        """For each coordinate eta S(ages / count); 0 where count is 0.
+
+        A power of a whole array has other last bits on another kind of processor, where a log could not be
+        replayed then. There are few different pairs.
+        """
+        width, one = int(count.max()) + 1, dtype.type(1)
+        pairs = ages * width + count
+        known = np.unique(pairs)
+        means = [dtype.type(age / max(n, 1)) for age, n in (divmod(int(pair), width) for pair in known)]
+        powers = [float(mean + one) ** -self.a for mean in means]
+        pulls = (self.mixing or self.server_lr) * np.array(powers, dtype)
+        pulls[known % width == 0] = 0
+        return pulls[np.searchsorted(known, pairs)]
+
     def _pulls(
         self,
         state: CacheState,
@@ -103,18 +118,17 @@ class TeasqDrop(Teasq):
         context: Context,
     ) -> tuple[Vector, Vector]:
         """For each coordinate the sum of s_c n_c over B_j, and eta S(tau_j) over it; 0 without updates."""
-        total, ages, count = (np.zeros_like(vector) for _ in range(3))
+        total = np.zeros_like(vector)
+        ages, count = (np.zeros(vector.size, np.int64) for _ in range(2))
         for share, part, c in zip(shares, parts, state.cache, strict=True):
             age, weight = context.version - c.base_version, vector.dtype.type(share)
             for block in part_blocks(part, vector.size):
                 block.put(block.take(total) + weight, total)
                 block.put(block.take(ages) + age, ages)
                 block.put(block.take(count) + 1, count)
-        np.divide(ages, count, out=ages, where=count > 0)
-        pull = (self.mixing or self.server_lr) * (ages + 1) ** -self.a  # S, of a whole vector of ages
+        pull = self._pulls_of(ages, count, vector.dtype)
         np.divide(pull, total, out=pull, where=count > 0)
-        pull[count == 0] = 0
-        return total, pull.astype(vector.dtype, copy=False)
+        return total, pull
 
 
 def _add(vector: Vector, part: Submodel | None, pull: Vector, scale: float, delta: Delta) -> None:

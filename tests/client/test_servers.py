@@ -15,7 +15,7 @@ import pytest
 from federations import config, first_weights
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from live_server import live_server
-from server_process import free_port
+from ports import free_port
 
 from anabranch.client.run import ClientOptions, run_client
 from anabranch.client.servers import Servers

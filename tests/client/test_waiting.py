@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 from nursery import COMMAND, PIPE, Process
-from server_process import free_port
+from ports import free_port
 
 from anabranch.client.channel import error_of
 from anabranch.client.operator import OperatorClient

@@ -17,8 +17,9 @@ import pytest
 from failover import LOST, NOT_SERVING, Federation, federation, health
 from federations import first_weights
 from nursery import COMMAND, PIPE, Process
+from ports import free_port
 from postgres_gate import PostgresGate
-from server_process import SERVING, free_port
+from server_process import SERVING
 from wire import Served, server_config
 
 from anabranch.client.run import ClientOptions, run_client

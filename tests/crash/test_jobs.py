@@ -13,8 +13,8 @@ import pytest
 from commands import killable, serving
 from crash_writer import VALUES, Writer
 from job_hosts import SETTINGS, UNHELD
+from ports import free_port
 from postgres import new_database
-from server_process import free_port
 from wire import Device
 
 from anabranch.api.jobs import add_job

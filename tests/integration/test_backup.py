@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from commands import anabranch, answer, serving
 from nursery import COMMAND, PIPE, Process
-from server_process import free_port
+from ports import free_port
 from wire import Served, server_config
 
 from anabranch.core.errors import (

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from kept_state import ARCHIVE, RUNS, SERVERS, SPEC, Life, entries
+from kept_state import APPS, ARCHIVE, RUNS, SERVERS, SPEC, Life, entries
 from safetensors.numpy import load_file
 
 from anabranch.client.outbox import Outbox, UpdateEntry
@@ -123,13 +127,38 @@ def test_the_settings_of_a_run_are_written_as_they_were_read(life: Life) -> None
 
 @pytest.mark.parametrize("run", sorted(RUNS))
 def test_the_folder_of_a_simulated_run_replays(run: str, kept: Path, expected: dict[str, Any]) -> None:
-    outcome = replay_run(kept / "runs" / run)
+    outcome = replay_run(kept / "runs" / run, APPS[run])
     assert outcome.matches, outcome
     wanted = expected["runs"][run]
     assert (outcome.model_sha256, outcome.journal_sha256) == (
         wanted["model_sha256"],
         wanted["journal_sha256"],
     )
+
+
+REPLAYS = """
+import sys
+from pathlib import Path
+from anabranch.server.verify import verify
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    print(folder.name, *verify(folder).problems)
+"""
+
+
+def test_another_kind_of_processor_replays_the_same(tmp_path: Path) -> None:
+    """NumPy and its BLAS take the newest instructions that a processor has; others have other last bits."""
+    with tarfile.open(ARCHIVE) as archive:
+        archive.extractall(tmp_path, filter="data")
+    known = np._core._multiarray_umath
+    plain = " ".join(name for name in known.__cpu_dispatch__ if known.__cpu_features__[name])
+    found = subprocess.run(
+        [sys.executable, "-c", REPLAYS, str(tmp_path / "state" / "servers")],
+        env={**os.environ, "NPY_DISABLE_CPU_FEATURES": plain, "OPENBLAS_CORETYPE": "Prescott"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.splitlines() == sorted(SERVERS)
 
 
 def test_a_device_finds_its_outbox(kept: Path, expected: dict[str, Any]) -> None:

@@ -16,7 +16,7 @@ from commands import anabranch, answer, serving
 from federations import BASE, first_weights
 from guarded import TENSORS, Federation, federation
 from nursery import COMMAND, PIPE, Process
-from server_process import free_port
+from ports import free_port
 from wire import Served, server_config
 
 from anabranch.client.agent import Agent

@@ -13,7 +13,7 @@ import pytest
 from federations import first_weights
 from guarded import Federation, issued
 from nursery import COMMAND, PIPE, Process
-from server_process import free_port
+from ports import free_port
 
 from anabranch.client.joining import joined_wallet
 from anabranch.client.link import Link

@@ -30,7 +30,7 @@ from anabranch.core.effects import Granted
 from anabranch.core.limits import Limits
 from anabranch.core.model.chains import payload_codec
 from anabranch.core.model.params import ParamSpec, digest
-from anabranch.core.model.updates import Ask, Capability, Task, Update
+from anabranch.core.model.updates import Ask, Capability, LocalPlan, Task, Update
 from anabranch.core.retention import Keep
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Blueprint
@@ -41,6 +41,8 @@ from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest
 from anabranch.server.models import Models
 from anabranch.server.recovery import recover, refolder
 from anabranch.server.store.factory import open_store
+from anabranch.simulation.run import simulate
+from anabranch.workloads.app import App, Examples, Shard
 
 ARCHIVE = Path(__file__).parents[1] / "golden" / "state.tar.gz"
 LIMITS = Limits(free_disk_bytes_min=0)
@@ -80,6 +82,35 @@ RUNS: dict[str, Tables] = {
     "kept": {"strategy": {"name": "fedbuff", "buffer_size": 2}, "submodel": {"name": "none"}},
     "again": {"strategy": {"name": "teasq"}, "run": {"keep_payloads": False}},
 }
+SIZE = {"run": {"updates_max": 12}, "fleet": {"examples_per_client": 40, "clients": 4}}
+
+
+class Additions(App):
+    """Training that is exact, and so the same on every kind of processor: products and powers are not."""
+
+    name = "additions"
+
+    def model(self) -> dict[str, Any]:
+        """Zeros."""
+        return {"w": np.zeros(300, np.float32)}
+
+    def data(self, shard: Shard) -> Examples:
+        """As many as are asked for."""
+        return Examples(np.zeros((400, 1), np.float32), np.zeros(400, np.int64))
+
+    def train(
+        self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        """Sixteenths are added."""
+        model["w"] += np.random.default_rng(seed).integers(-8, 9, 300).astype(np.float32) / 16
+        return {"loss": 1.0}
+
+    def evaluate(self, model: dict[str, Any], examples: Examples) -> dict[str, float]:
+        """Nothing is learned."""
+        return {"accuracy": 0.5}
+
+
+APPS = {"kept": None, "again": Additions()}
 
 
 def config_of(name: str, tables: Tables | None = None) -> Config:
@@ -221,8 +252,6 @@ def entries(manifest_sha256: str) -> list[UpdateEntry]:
 
 def make(root: Path) -> None:
     """All of it, in an empty folder."""
-    from commands import anabranch, answer
-
     expected: dict[str, Any] = {"servers": {}, "runs": {}, "outbox": {}}
     for name in SERVERS:
         life = Life(name, root / "servers" / name)
@@ -238,13 +267,10 @@ def make(root: Path) -> None:
         path = root / "outbox" / f"{entry.update_id}.update"
         expected["outbox"][entry.update_id] = hashlib.sha256(path.read_bytes()).hexdigest()
     for name, tables in RUNS.items():
-        settings = [f"--set={t}.{k}={json.dumps(v)}" for t, keys in tables.items() for k, v in keys.items()]
+        config = merge([("size", SIZE), ("base", {"run": {"workload": "synthetic"}}), ("name", tables)])
         folder = root / "runs" / name
-        size = ("--set=run.updates_max=12", "--set=fleet.examples_per_client=40", "--set=fleet.clients=4")
-        words = ("--set=run.workload=synthetic", *size, *settings, "--out", folder, "--json")
-        answer(anabranch(root, "simulate", *words))
-        result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
-        expected["runs"][name] = {key: result[key] for key in ("model_sha256", "journal_sha256")}
+        result = simulate(config, folder, APPS[name], keep_payloads=config.run.keep_payloads)
+        expected["runs"][name] = {key: getattr(result, key) for key in ("model_sha256", "journal_sha256")}
     (root / "expected.json").write_text(json.dumps(expected, indent=1) + "\n", encoding="utf-8")
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ import grpc
 from crash_server import ADMIN
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from nursery import COMMAND, Process
+from ports import free_port
 from wire import QUICK
 
 SCRIPT = Path(__file__).with_name("crash_server.py")
@@ -172,11 +172,3 @@ class ConfiguredServer(ServerProcess):
         config.write_text(json.dumps({**tables, "server": server}), encoding="utf-8")
         self._program = [COMMAND, "server"]
         self._arguments = [str(config), "--model", str(folder / "model"), "--data-dir", str(self.data_dir)]
-
-
-def free_port() -> int:
-    """A port that nobody has."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port

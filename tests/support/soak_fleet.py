@@ -12,7 +12,8 @@ from typing import Any
 import soak_device
 import soak_server
 from nursery import Process
-from server_process import NotServing, Plan, ServerProcess, free_port
+from ports import free_port
+from server_process import NotServing, Plan, ServerProcess
 from wire import SUM
 
 STUCK_S = 1800.0  # without progress: a machine may be slow, but not that slow

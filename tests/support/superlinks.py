@@ -12,6 +12,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+from ports import free_port
+
 BIN = Path(sys.executable).parent
 READY_S, STOP_S = 600.0, 60.0
 
@@ -42,7 +44,7 @@ def deployed(folder: Path, nodes: int, simulated: bool = False) -> Iterator[Depl
     """A SuperLink with so many SuperNodes, each with its partition; or one that simulates them."""
     home = folder / "home"
     home.mkdir(parents=True)
-    port = _free_port()
+    port = free_port()
     environment = {
         **os.environ,
         "FLWR_HOME": str(home),
@@ -75,7 +77,7 @@ def deployed(folder: Path, nodes: int, simulated: bool = False) -> Iterator[Depl
                 "--node-config",
                 f"partition-id={i} num-partitions={nodes}",
                 "--port",
-                str(_free_port()),
+                str(free_port()),
             ]
             stack.enter_context(_process(folder, f"supernode-{i}", [*node, *config], environment))
         yield Deployment(folder, environment)
@@ -115,9 +117,3 @@ def _await_port(port: int) -> None:
         else:
             return
     raise TimeoutError(f"the SuperLink did not listen on port {port} within {READY_S:.0f} s")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
