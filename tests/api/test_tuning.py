@@ -178,6 +178,8 @@ def test_for_a_target_the_soonest_is_the_best(tmp_path: Path) -> None:
     assert result.time_to_target_s is not None
     assert rows[-1]["time_s"] == result.time_to_target_s
     assert result.updates_applied < 60, "a run ends at the target"
+    shown = [(row["trial"], row["time_s"]) for row in tuned.trials]
+    assert len(shown) == len(set(shown)), "and has one point from there on"
 
 
 def test_a_budget_of_bytes_ends_runs_and_becomes_updates(tmp_path: Path) -> None:

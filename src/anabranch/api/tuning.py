@@ -463,13 +463,15 @@ class TuneRun:
         )
 
     def _points(self) -> Iterator[TunePoint]:
-        """Each trial at each rung that it was carried to."""
+        """Each trial at each rung that it was carried to, but for those before which it had ended."""
         seeds = self._asked.seeds
         for trial in range(len(self._choices)):
+            before: list[LegEnd] = []
             for rung, share in enumerate(self._halving.shares):
                 ends = [end for seed in seeds if (end := self._log.end("trial", Leg(trial, rung, seed)))]
-                if len(ends) < len(seeds):
+                if len(ends) < len(seeds) or ends == before:
                     continue
+                before = ends
                 values = [end.value for end in ends if end.value is not None]
                 whole = spread(values) if len(values) == len(ends) else None
                 used = (sum(getattr(end, name) for end in ends) / len(ends) for name in USED)
