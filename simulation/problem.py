@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from anabranch.compress.feedback import make_uplink
 from anabranch.core.config.tables import Config
@@ -178,9 +179,10 @@ class Problem:
 
 
 class OneThread:
-    """Keeps torch, if it is in use, to one thread: its sums depend on how many there are."""
+    """Keeps NumPy, and torch, if it is in use, to one thread: their sums depend on how many there are."""
 
     def __init__(self) -> None:
+        self._blas = threadpool_limits(1, "blas")
         self._torch = sys.modules.get("torch")
         if self._torch is not None:
             self._threads = self._torch.get_num_threads()
@@ -188,5 +190,6 @@ class OneThread:
 
     def restore(self) -> None:
         """As many threads as before."""
+        self._blas.restore_original_limits()
         if self._torch is not None:
             self._torch.set_num_threads(self._threads)

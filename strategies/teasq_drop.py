@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, Step
-from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
+from anabranch.core.model.params import Delta, ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import Submodel, SubmodelJson, gathered, part_blocks, submodel_json
 from anabranch.core.model.updates import Update
 from anabranch.strategies.cache import CacheEntry, CacheState
@@ -94,7 +94,7 @@ class TeasqDrop(Teasq):
             _add(vector, part, pull, share, c.delta)
         return Step(self.emptied(state), vector)
 
-    def _pulls_of(self, ages: Indices, count: Indices, dtype: np.dtype[Any]) -> Vector:
+    def _pulls_of(self, ages: Vector, count: Vector, dtype: np.dtype[Any]) -> Vector:
         """For each coordinate eta S(ages / count); 0 where count is 0.
 
         A power of a whole array has other last bits on another kind of processor, where a log could not be
@@ -119,7 +119,7 @@ class TeasqDrop(Teasq):
     ) -> tuple[Vector, Vector]:
         """For each coordinate the sum of s_c n_c over B_j, and eta S(tau_j) over it; 0 without updates."""
         total = np.zeros_like(vector)
-        ages, count = (np.zeros(vector.size, np.int64) for _ in range(2))
+        ages, count = (np.zeros(vector.size) for _ in range(2))
         for share, part, c in zip(shares, parts, state.cache, strict=True):
             age, weight = context.version - c.base_version, vector.dtype.type(share)
             for block in part_blocks(part, vector.size):

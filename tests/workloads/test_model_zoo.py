@@ -122,6 +122,8 @@ def test_a_sub_model_is_right_or_there_is_none(name: str) -> None:
     found, got = gradients(small, x)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
     assert set(got) == set(wanted)
+    rows = vector(spec, wanted)[chosen.indices]
+    # A sum that nearly cancels is as exact as what it is of.
     np.testing.assert_allclose(
-        vector(chosen.small, got), vector(spec, wanted)[chosen.indices], rtol=1e-3, atol=1e-5
+        vector(chosen.small, got), rows, rtol=1e-3, atol=1e-5 * max(1.0, np.abs(rows).max())
     )
