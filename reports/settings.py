@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from anabranch.core.config.tables import Config
+from anabranch.core.config.tables import UNSAID, Config
 from anabranch.core.config.toml import setting_text
 from anabranch.core.model.chains import AUTO
 
@@ -26,6 +26,8 @@ PLACES = frozenset(
 SEED, EXECUTOR, BATCHED = "run.seed", "fleet.executor", "batched"
 NO_WORDS = ("true", "false", "inf", "nan")
 _MISSING = object()
+# What records of older releases do not say.
+_UNSAID = {f"{table}.{key}": value for table, keys in UNSAID.items() for key, value in keys.items()}
 
 
 def settings(config: Mapping[str, Any]) -> Settings:
@@ -115,11 +117,11 @@ def _defaults() -> Settings:
     """Every setting as it is by default; of tables too that a configuration has once a key of them is set."""
     config = Config()
     later = {"model": asdict(config.model), "limits": asdict(config.limits)}
-    return {**_keys(config.to_json()), **_keys(later)}
+    return {**_keys(later), **_keys(config.to_json())}
 
 
 def _keys(config: Mapping[str, Any]) -> Settings:
-    found: Settings = {}
+    found: Settings = dict(_UNSAID)
     for table, keys in config.items():
         if isinstance(keys, Mapping):
             found |= {f"{table}.{key}": value for key, value in keys.items()}

@@ -5,12 +5,15 @@ For runs with faults: `Checker` looks at the engine's history, `Promises` at wha
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from anabranch.core import events as ev
-from anabranch.core.effects import Effect, Granted
+from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Refused
 from anabranch.core.engine.engine import Engine
+from anabranch.core.model.updates import FLAWS
 from anabranch.simulation.checkers import Checker
 from anabranch.simulation.devices import Device
 from anabranch.simulation.run import Simulation
@@ -18,6 +21,82 @@ from anabranch.simulation.server import Process
 
 # What the longest task, its lease and a few of the longest retries come to, where nothing goes wrong.
 LIVE_WITHIN_S = 90.0
+SHARED = 8  # of so many places one is for the devices whose tasks came to nothing again
+LATE_S = 0.5  # for the way of an ask
+
+
+@dataclass
+class LapsedDevice:
+    """Of a device whose last tasks came to nothing: how many in a row, and when it may have another.
+
+    `since`: it asks for one of the few places, and is refused; it is expected back by `due`. So many as
+    `passed` have had a task meanwhile and came later.
+    """
+
+    lapses: int
+    until: float
+    since: float | None = None
+    due: float = 0.0
+    passed: int = 0
+
+
+class Turns:
+    """What devices whose tasks came to nothing are promised while others wait, by what was said to them.
+
+    Who lapses once has a task in time, as if it had not. Who lapses again waits for a lease, or for three,
+    and for its turn among its like: who came later has a task later, but where a place is kept for it.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[str, LapsedDevice] = {}
+        self._granted_at = -math.inf  # to who has lapsed again
+
+    def forget(self) -> None:
+        """The server is another, and knows nothing of it."""
+        self._of.clear()
+
+    def refused(self, client_id: str, now: float, latest_s: float) -> None:
+        """A device has no task now, and comes again within `latest_s`."""
+        turn = self._of.get(client_id)
+        if turn is not None and now >= turn.until:
+            turn.since, turn.due = turn.since or now, now + latest_s + LATE_S
+
+    def observe(self, effects: Sequence[Effect], now: float) -> None:
+        """What an event has come to."""
+        for effect in effects:
+            match effect:
+                case Granted(task, False):
+                    self._granted(task.client_id, now)
+                case LeaseEnded(task, LeaseEnd.EXPIRED | LeaseEnd.SUPERSEDED | LeaseEnd.DROPPED):
+                    before = self._of.get(task.client_id)
+                    lapses = 1 if before is None else before.lapses + 1
+                    leases = (0, 1, 3)[min(lapses, 3) - 1]
+                    self._of[task.client_id] = LapsedDevice(lapses, now + leases * task.lease_s)
+                case Decided(client_id, receipt, _, False) if receipt.decision.reason not in FLAWS:
+                    self._of.pop(client_id, None)
+
+    def is_due(self, client_id: str, now: float, live: int) -> bool:
+        """Whether a device that has had no task for `LIVE_WITHIN_S` should have had one by now.
+
+        `live`: how many devices are in training.
+        """
+        turn = self._of.get(client_id)
+        if turn is None or turn.lapses < 2:
+            return True
+        if now < turn.until + LIVE_WITHIN_S:
+            return turn.passed >= max(1, live // SHARED)
+        return turn.since is None or self._granted_at < now - LIVE_WITHIN_S
+
+    def _granted(self, client_id: str, now: float) -> None:
+        mine = self._of.get(client_id)
+        if mine is None or mine.lapses < 2:
+            return
+        self._granted_at = now
+        since = now if mine.since is None else mine.since
+        for other in self._of.values():
+            if other.since is not None and other.since < since and now <= other.due:
+                other.passed += 1
+        mine.since = None
 
 
 class Promises:
@@ -31,11 +110,14 @@ class Promises:
         self.checker = Checker(simulation.engine, every)
         self._simulation, self._server, self._every = simulation, simulation.server, every
         self._granted_at: dict[str, float] = {}
+        self._turns = Turns()
         self._published_at = 0.0
         self._version = self._highest = 0
         simulation.world.observers.append(self.observe)
         simulation.world.taken_back.append(self._taken_back)
         simulation.world.restarted.append(self.checker.restarted)
+        simulation.world.restarted.append(lambda _: self._turns.forget())
+        simulation.world.refused.append(self._refused)
         simulation.server.on_restart.append(self.look)
 
     def observe(self, event: ev.Event, effects: Sequence[Effect]) -> None:
@@ -45,6 +127,7 @@ class Promises:
         for effect in effects:
             if isinstance(effect, Granted):
                 self._granted_at[effect.task.client_id] = now
+        self._turns.observe(effects, now)
         if self._simulation.engine.version > self._version:
             self._version, self._published_at = self._simulation.engine.version, now
             self._highest = max(self._highest, self._version)
@@ -79,7 +162,10 @@ class Promises:
         return self._server.restarts
 
     def check_end(self, quiet_s: float) -> None:
-        """The run is over, and nothing has gone wrong for `quiet_s`: everybody works, versions go on."""
+        """The run is over, and nothing has gone wrong for `quiet_s`: everybody works, versions go on.
+
+        But for who has lapsed again (`Turns`), and waits.
+        """
         self.look()
         simulation = self._simulation
         if quiet_s < LIVE_WITHIN_S or simulation.engine.finished:
@@ -88,8 +174,13 @@ class Promises:
         barred = simulation.engine.guard.quarantined
         free = [d.client_id for d in simulation.devices if d.client_id not in barred]
         idle = [client_id for client_id in free if self._granted_at.get(client_id, -1.0) < since_s]
+        live = simulation.engine.ledger.live
+        idle = [c for c in idle if self._turns.is_due(c, simulation.clock.now, live)]
         _need(not idle, f"{len(idle)} devices got no task after the faults were over: {idle[:5]}")
         _need(self._published_at >= since_s, f"no version after {self._published_at:.1f} s")
+
+    def _refused(self, refused: Refused) -> None:
+        self._turns.refused(refused.ask.client_id, self._simulation.clock.now, refused.retry_after_s[1])
 
     def _check_view(self, device: Device) -> None:
         """What a device believes is what the server has told, and has not forgotten."""

@@ -240,8 +240,7 @@ class Simulation:
     ) -> None:
         self._config, self._problem = config, problem
         self._journal, self._recorder, self._checkpoint = journal, recorder, checkpoint
-        self.executor = executor
-        self.hasher = Hasher()
+        self.executor, self.hasher = executor, Hasher()
         self.elastic = ElasticTrainings(problem)
         self.clock = VirtualClock()
         self.frozen = problem.frozen
@@ -255,7 +254,8 @@ class Simulation:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
             every_updates = config.server.snapshot_every_updates
             kept = Disk(journal, begin, every_updates, config.faults.takes_back)
-        self.room = WaitingRoom(engine, config.limits) if called_when_free(config) else None
+        rules = config.limits, config.server.lapsed
+        self.room = WaitingRoom(engine, *rules) if called_when_free(config) else None
         self.time = (SteppedTime if config.faults.clock_step_every_s else ServerTime)(self.clock)
         self.world = World(
             self.clock,
@@ -266,7 +266,7 @@ class Simulation:
             blueprint.codec_at,
             self.room,
             self.time,
-            config.limits,
+            *rules,
         )
         self.server = self._serve()
         self.devices = self._devices()

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from anabranch.core import events as ev
+from anabranch.core.config.ranges import TURNS
 from anabranch.core.effects import Effect, Refused
 from anabranch.core.engine.admission import outstays
 from anabranch.core.engine.engine import Engine
@@ -44,15 +45,16 @@ class Sleeper(Protocol):
 class WaitingRoom:
     """Where refused devices of a large fleet sleep until there may be room for them.
 
-    `refusal` stands in for the engine's; `heard` and `call` hear of every event.
+    `refusal` stands in for the engine's; `heard` and `call` hear of every event. `lapsed`: the rule for
+    devices whose tasks came to nothing, see `Lapses`; those that share a few places have them by lot.
     """
 
-    def __init__(self, engine: Engine, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, engine: Engine, limits: Limits = DEFAULT_LIMITS, lapsed: str = TURNS) -> None:
         self._engine = engine
         self._sleepers: OrderedDict[str, Sleeper] = OrderedDict()  # who has waited longest comes first
         self._called: set[str] = set()
-        self._sound: set[str] = set()  # of the sleepers, those that have not lapsed
-        self._lapses = Lapses(limits.waiting_max)
+        self._sound: set[str] = set()  # of the sleepers, those that may have any place
+        self._lapses = Lapses(limits.waiting_max, lapsed)
 
     def __len__(self) -> int:
         return len(self._sleepers)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
+from anabranch.core.config.ranges import TURNS
 from anabranch.core.effects import Effect, Finished, Granted, Published, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
@@ -41,11 +43,12 @@ Order = Callable[[float], ev.Event]
 class World:
     """A simulated server: engine, journal and record of the run, in virtual time.
 
-    Observers see every engine event with its effects, after it was handled.
+    Observers see every engine event with its effects, after it was handled; `refused` are told of every ask
+    without a task, most of which are no event.
 
     After a crash there is another engine: `restarted` are told of it, and `taken_back`, before, if it is of
     an earlier event: of which one. With a `room` refused devices sleep in it, without one they stand in the
-    live server's line.
+    live server's line. `lapsed`: see `WaitingLine`.
     """
 
     def __init__(
@@ -59,13 +62,15 @@ class World:
         room: WaitingRoom | None = None,
         time: ServerTime | None = None,
         limits: Limits = DEFAULT_LIMITS,
+        lapsed: str = TURNS,
     ) -> None:
-        self._limits = limits
+        self._limits, self._line = limits, partial(WaitingLine, limits, lapsed)
         self.clock, self.time = clock, time or ServerTime(clock)
-        self.host = Run(engine, WaitingLine(limits) if room is None else room, limits)
+        self.host = Run(engine, self._line() if room is None else room, limits)
         self.versions = versions
         self.room = room
         self.observers: list[Observer] = []
+        self.refused: list[Callable[[Refused], None]] = []
         self.taken_back: list[Callable[[Engine, int], None]] = []
         self.restarted: list[Callable[[Engine], None]] = []
         self.whole: AbstractContextManager[object] = nullcontext()  # what nothing may come between
@@ -93,6 +98,8 @@ class World:
         effects = self._handle(ev.TaskAsked(self.time.now(), ask))
         answer = next(e for e in effects if isinstance(e, Granted | Refused))
         if isinstance(answer, Refused):
+            for hear in self.refused:
+                hear(answer)
             return answer
         task = answer.task
         offer = self.versions.offer(ask.holds_version, task.submodel)
@@ -181,7 +188,7 @@ class World:
     def restart(self) -> None:
         """Go on with the engine that the disk holds. Raises what `Disk.rebuild` does."""
         assert self.disk is not None, "only a run with faults has a disk"
-        self.host = Run(self.disk.rebuild(self.engine), WaitingLine(self._limits), self._limits)
+        self.host = Run(self.disk.rebuild(self.engine), self._line(), self._limits)
         self.versions.engine = self.engine
         self.time.restart(self.disk.last_now)
         if self._turn != self.disk.turn:

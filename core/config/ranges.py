@@ -16,6 +16,7 @@ Tables = Mapping[str, Any]  # by name, as the fields of `Config`
 
 TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 BY_STREAM, BY_CALLS = "stream", "calls"  # client.connection, beside AUTO
+TURNS, LOT = "turns", "lot"  # server.lapsed
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
@@ -23,6 +24,7 @@ CHOICES = {
     "model.buffers": ("average", "latest", "local"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.waiting": (AUTO, "ask", "called"),
+    "server.lapsed": (TURNS, LOT),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "identity.tls": ("auto", "always"),
     "client.push": (TASK, OVERLAP, ELASTIC),

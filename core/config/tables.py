@@ -20,7 +20,7 @@ from anabranch.core.config.faults import FaultsTable
 from anabranch.core.config.flower import FlowerTable
 from anabranch.core.config.goal import NO_TARGET
 from anabranch.core.config.model import ModelTable
-from anabranch.core.config.ranges import TASK, check_ranges
+from anabranch.core.config.ranges import LOT, TASK, TURNS, check_ranges
 from anabranch.core.config.ray import RayTable
 from anabranch.core.config.secrets import SECRET, masked
 from anabranch.core.config.toml import toml_text
@@ -159,7 +159,9 @@ class ServerTable:
 
     `concurrency` caps the devices in training at a time (0: no cap). `staleness_max` rejects older
     updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds; it is
-    renewed for at most `tenure_leases` times its length while others wait for a place (0: no bound). A device
+    renewed for at most `tenure_leases` times its length while others wait for a place (0: no bound). Devices
+    whose tasks came to nothing again share a few of the places then, in `turns`; `lapsed` is `lot` for
+    simulations of older releases, where the first to come had them. A device
     whose task is `upload_now_versions` behind is advised to push what it has (0: never). Its updates on their
     way, and what has come of those that were cut, are `upload_bytes_per_client` at most. A `standby` waits
     while another server leads the run, and takes over from one that is silent for `leader_lease_s`.
@@ -180,6 +182,7 @@ class ServerTable:
     lease_max_s: float = 3600.0
     tasks_per_client: int = 1
     tenure_leases: float = 5.0
+    lapsed: str = TURNS
     upload_now_versions: int = 0
     upload_bytes_per_client: int = UPLOAD_BYTES_PER_CLIENT
     retry_after_min_s: float = 0.5
@@ -272,6 +275,8 @@ class Config:
         quiet = () if every_table else [t for t in LATER if getattr(self, t) == TABLES[t]()]
         write = _writer(every_table).unstructure
         out = {t: write(getattr(self, t)) for t in TABLES if t not in quiet}
+        for table, keys in () if every_table else UNSAID.items():
+            out[table] = {k: v for k, v in out[table].items() if k not in keys or keys[k] != v}
         out["strategy"] = {"name": self.strategy.name, **self.strategy.params}
         return out
 
@@ -299,7 +304,7 @@ class Config:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Config:
         """The inverse of `to_json`, but for secrets; of older releases too. Raises `ConfigError`."""
-        return merge([("before", BEFORE), ("json", data)])
+        return merge([("before", BEFORE), ("before", UNSAID), ("json", data)])
 
     def secrets(self) -> dict[str, str]:
         """The clear text of what `to_json` masks, by `table.key`."""
@@ -332,6 +337,8 @@ TABLES: dict[str, type[Any]] = {
 LATER = ("model", "limits")
 # Settings by which runs of releases that did not know them were as these values make them.
 BEFORE = {"run": {"rejections_max": 0}}
+# And those that are not written either: journals of such runs stay what they were.
+UNSAID = {"server": {"lapsed": LOT}}
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:

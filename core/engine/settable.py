@@ -55,6 +55,7 @@ FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "robust": RULE,
     "uplink": "devices keep what its codec has left out so far",
     "downlink": "devices make the next model of what it has sent them",
+    "server.lapsed": SIMULATED,
     "server": PROCESS,
     "identity": PROCESS,
     "limits": PROCESS,

@@ -25,6 +25,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from anabranch.core.config.ranges import TURNS
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnded, Refused
 from anabranch.core.engine.admission import outstays
 from anabranch.core.engine.engine import Engine
@@ -53,10 +54,11 @@ class Waiter:
 class WaitingLine:
     """The line of devices that were refused for want of a place: whose turn it is.
 
-    `refusal` stands in for the engine's; `heard` must see every effect of the engine.
+    `refusal` stands in for the engine's; `heard` must see every effect of the engine. `lapsed`: the rule for
+    devices whose tasks came to nothing, see `Lapses`.
     """
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, lapsed: str = TURNS) -> None:
         self.waiting_max = limits.waiting_max
         self.interval_s: float | None = None
         self._waiters: dict[str, Waiter] = {}
@@ -64,9 +66,13 @@ class WaitingLine:
         self._ends: list[tuple[float, int, str]] = []
         self._drawn = 0
         self._freed_at: float | None = None
-        self._lapses = Lapses(limits.waiting_max)
+        self._lapses = Lapses(limits.waiting_max, lapsed)
         self.sessions = Sessions()
-        self._sound: set[int] = set()  # of the tickets, those of devices that have not lapsed
+        self._sound: set[int] = set()  # the tickets of devices that may have any place
+        self._sharing: list[int] = []  # of those that share a few places, in turns
+        self._passed: list[
+            int
+        ] = []  # of these, who has to wait for one of the few: only its like wait for it
 
     def __len__(self) -> int:
         return len(self._waiters)
@@ -117,14 +123,16 @@ class WaitingLine:
 
     def ahead(self, client_id: str) -> int:
         """How many devices wait whose turn comes before this one's."""
-        waiter = self._waiters.get(client_id)
-        return len(self._tickets) if waiter is None else bisect_left(self._tickets, waiter.ticket)
+        like = self._before(self._passed, client_id) if client_id in self._lapses else 0
+        return self._before(self._tickets, client_id) + like
 
     # --- the line ----------------------------------------------------------------------------
 
     def _lapsed(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """The refusal of a device whose last tasks came to nothing, while others wait."""
-        return self._lapses.refusal(engine, ask, now) if self._sound else None
+        if not self._sound:
+            return None
+        return self._lapses.refusal(engine, ask, now, self._before(self._sharing, ask.client_id))
 
     def _behind(self, engine: Engine, ask: Ask, now: float) -> Refused | None:
         """The refusal of an ask for a place that is another's first."""
@@ -160,10 +168,15 @@ class WaitingLine:
         ticket = self._drawn if known is None else known.ticket
         if passed_over:
             self._pass_over(ticket)
-        elif not self._is_awaited(ticket):
-            insort(self._tickets, ticket)
+        else:
+            _put(self._tickets, ticket)
+            _take(self._passed, ticket)
         if client_id not in self._lapses:
             self._sound.add(ticket)
+        elif self._lapses.in_turns:
+            _put(self._sharing, ticket)
+            if passed_over:
+                _put(self._passed, ticket)
         waiter = self._waiters[client_id] = Waiter(ticket, now + refused.retry_after_s[1] + GRACE_S)
         heapq.heappush(self._ends, (waiter.until, waiter.ticket, client_id))
         if len(self._ends) > 2 * self.waiting_max:  # somebody asks without end: keep what still counts
@@ -193,12 +206,16 @@ class WaitingLine:
 
     def _pass_over(self, ticket: int) -> None:
         self._sound.discard(ticket)
-        if self._is_awaited(ticket):
-            del self._tickets[bisect_left(self._tickets, ticket)]
+        for tickets in (self._tickets, self._sharing, self._passed):
+            _take(tickets, ticket)
 
     def _is_awaited(self, ticket: int) -> bool:
-        at = bisect_left(self._tickets, ticket)
-        return at < len(self._tickets) and self._tickets[at] == ticket
+        return _is_in(self._tickets, ticket) or _is_in(self._sharing, ticket)
+
+    def _before(self, tickets: list[int], client_id: str) -> int:
+        """How many of these come before a device's; all, if it has none."""
+        waiter = self._waiters.get(client_id)
+        return len(tickets) if waiter is None else bisect_left(tickets, waiter.ticket)
 
     def _freed(self, now: float) -> None:
         if self._freed_at is not None:
@@ -206,3 +223,18 @@ class WaitingLine:
             before_s = newest_s if self.interval_s is None else self.interval_s
             self.interval_s = (1 - INTERVAL_WEIGHT) * before_s + INTERVAL_WEIGHT * newest_s
         self._freed_at = now
+
+
+def _is_in(tickets: list[int], ticket: int) -> bool:
+    at = bisect_left(tickets, ticket)
+    return at < len(tickets) and tickets[at] == ticket
+
+
+def _put(tickets: list[int], ticket: int) -> None:
+    if not _is_in(tickets, ticket):
+        insort(tickets, ticket)
+
+
+def _take(tickets: list[int], ticket: int) -> None:
+    if _is_in(tickets, ticket):
+        del tickets[bisect_left(tickets, ticket)]

@@ -210,7 +210,7 @@ SCENARIOS: dict[Scenario, tuple[Config, list[str]]] = {
     ),
     asked_anew: (
         config(server={"concurrency": 1}),
-        [*["of version 0"] * 2, "UnknownTask", "refused at_capacity", "refused lapsed", "of version 0"],
+        [*["of version 0"] * 2, "UnknownTask", *["refused at_capacity"] * 2, "of version 0"],
     ),
     the_end: (
         config(run={"versions_max": 1}),

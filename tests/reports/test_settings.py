@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from anabranch.core.config.tables import Config, merge, parse_override
 from anabranch.core.config.toml import setting_text
-from anabranch.reports.settings import changed, differing, label_text, simulate_command
+from anabranch.reports.settings import changed, differing, label_text, settings, simulate_command, told_apart
 
 TABLES: dict[str, dict[str, Any]] = {
     "run": {"seed": 3, "updates_max": 24, "name": "it's", "data_path": '/a b/ü"\\'},
@@ -84,3 +84,13 @@ def test_of_the_limits_those_are_told_that_were_set() -> None:
     assert [key for key in changed(limited) if key.startswith("limits.")] == ["limits.delta_abs_max"]
     assert differing([plain, limited]) == ("limits.delta_abs_max",)
     assert simulate_command(limited).count("limits.") == 1
+
+
+def test_what_an_older_release_did_not_record_is_as_it_was_then() -> None:
+    """And so the command for it makes that again; by default it would be otherwise now."""
+    today = Config().to_json()
+    older = {**today, "server": {k: v for k, v in today["server"].items() if k != "lapsed"}}
+    assert changed(older)["server.lapsed"] == settings(older)["server.lapsed"] == "lot"
+    assert differing([older, today]) == ("server.lapsed",)
+    assert told_apart(older, today) == ['server.lapsed is "lot" there and "turns" here']
+    assert "--set server.lapsed=lot" in simulate_command(older)

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 from fleets import Ones, config
-from rough import STRATEGIES, Proved, prove, prove_twice, rough
+from rough import MADE_MIN, STRATEGIES, Proved, prove, prove_twice, rough
 
 from anabranch.core.config.faults import Fate, FaultKind, FaultsTable, MessageFaults, length_s
+from anabranch.core.config.ranges import LOT
 from anabranch.core.config.tables import merge
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError, LogLost
@@ -165,6 +166,15 @@ def test_devices_that_get_no_task_are_found_out(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(Process, "_restart", lambda self: None)  # the server does not come back
     with pytest.raises(AssertionError, match="got no task after the faults were over"):
         prove(rough(2, clients=16))
+
+
+def test_devices_that_wait_for_others_mishaps_are_found_out() -> None:
+    """As in simulations of older releases, where one lost lease was enough to share a few places by lot."""
+    settings = rough(1026)
+    older = merge([("base", settings.to_json()), ("older", {"server": {"lapsed": LOT}})])
+    with pytest.raises(AssertionError, match="got no task after the faults were over"):
+        prove(older, every=1_000)
+    assert prove(settings, every=1_000).versions > MADE_MIN
 
 
 # --- the parts -----------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 from machines import Bench
 
 from anabranch.core import events as ev
+from anabranch.core.config.ranges import TURNS
 from anabranch.core.effects import Granted, LeaseEnded, Refused
 from anabranch.core.engine.admission import given_up
 from anabranch.core.engine.waiting import WaitingLine
@@ -27,11 +28,12 @@ class Room:
         waiting_max: int = 1000,
         strategy: str = "fedbuff",
         names: Iterable[str] = "abcdef",
+        lapsed: str = TURNS,
         **options: Any,
     ) -> None:
         options = {"concurrency": places, "retry_after_s": (0.5, 2.0), **options}
         self.bench = Bench(strategy, **options)
-        self.line = WaitingLine(replace(DEFAULT_LIMITS, waiting_max=waiting_max))
+        self.line = WaitingLine(replace(DEFAULT_LIMITS, waiting_max=waiting_max), lapsed)
         self.bench.enrol(*names)
         self.tasks: dict[str, str] = {}
         self.asked = 0

@@ -61,6 +61,15 @@ def test_a_run_of_before_there_was_a_bound_on_rejections_has_none() -> None:
     assert merge([]).run.rejections_max == Config().run.rejections_max == 100
 
 
+def test_a_run_of_before_devices_took_turns_has_the_lot_and_is_written_as_it_was() -> None:
+    before, now = Config.from_json({}), Config()
+    assert (before.server.lapsed, now.server.lapsed) == ("lot", "turns")
+    assert "lapsed" not in before.to_json()["server"]
+    assert now.to_json()["server"]["lapsed"] == "turns"
+    assert before.to_json(every_table=True)["server"]["lapsed"] == "lot"
+    assert [Config.from_json(c.to_json()) for c in (before, now)] == [before, now]
+
+
 def test_secrets_are_kept_apart() -> None:
     url = "postgresql://me:secret@host/db"
     config = merge([("x", {"server": {"database": url}})])

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from rooms import Room, contest
 
+from anabranch.core.config.ranges import LOT, TURNS
 from anabranch.core.effects import Granted, Refused
 from anabranch.core.engine.lapses import WAIT_S_MAX, Lapses
 from anabranch.core.model.updates import Ask, Reason
@@ -99,23 +101,88 @@ def test_a_device_that_has_lapsed_gets_a_place_that_nobody_else_wants() -> None:
     assert room.is_granted("a", 6.0)
 
 
-def test_devices_that_have_lapsed_have_a_few_of_the_places_while_others_wait() -> None:
-    bad, good = [f"bad-{n}" for n in range(8)], [f"good-{n}" for n in range(20)]
-    room = Room(places=8, names=(*bad, *good))
-    for client in bad:
-        lapse(room, client, 1, 0.0)
-    for client in good:
-        room.ask(client, 1.0)  # eight of them have places, twelve wait
-    for round_s in (2.0, 3.0, 4.0, 5.0):
-        for client in bad:
-            room.ask(client, round_s)
-        for client in [c for c in good if c in room.tasks]:
-            room.push(client, round_s + 0.1)
-            room.ask(client, round_s + 0.1)
-        for client in [c for c in (*bad, *good) if c not in room.tasks]:
-            room.ask(client, round_s + 0.2)
-        assert sum(client in room.tasks for client in bad) <= 1
+BAD, GOOD = tuple(f"bad-{n}" for n in range(8)), tuple(f"good-{n}" for n in range(20))
+
+
+def crowded(lapses: int, lapsed: str = TURNS) -> Room:
+    """Eight places, which the good devices have; twelve of them wait. The bad ones have no wait left."""
+    room = Room(places=8, names=(*BAD, *GOOD), lapsed=lapsed)
+    for client in BAD:
+        lapse(room, client, lapses, 0.0)
+    for client in GOOD:
+        room.ask(client, 4 * LEASE_S)
+    return room
+
+
+def rounds(room: Room, first_s: float, times: int) -> Iterator[list[str]]:
+    """Every device asks, and the good ones push, again and again: which of the bad ones have a place."""
+    for now in (first_s + 0.4 * n for n in range(times)):
+        for client in [c for c in GOOD if c in room.tasks]:
+            room.push(client, now)
+        for client in [c for c in (*BAD, *GOOD) if c not in room.tasks]:
+            room.ask(client, now)
+        for client in [c for c in GOOD if c not in room.tasks]:
+            room.ask(client, now)
+        yield [client for client in BAD if client in room.tasks]
+
+
+def test_devices_that_have_lapsed_again_have_a_few_of_the_places_while_others_wait() -> None:
+    room = crowded(2)
+    for bad in rounds(room, 4 * LEASE_S + 0.4, 6):
+        assert len(bad) <= 1
         assert len(room.tasks) == 8, "no place stays empty"
+    assert bad == [BAD[0]]
+
+
+def had_a_place(room: Room, first_s: float, times: int) -> list[str]:
+    """The bad devices that had one in so many rounds, in their order; each pushes in the next."""
+    had = []
+    for n, bad in enumerate(rounds(room, first_s, times)):
+        for client in bad:
+            had.append(client)
+            room.push(client, first_s + 0.4 * n + 0.2)
+    return had
+
+
+def test_one_fault_that_many_devices_share_costs_them_no_place() -> None:
+    """The share is for who lapses again and again. As it was once, the last of them waited for all."""
+    now = 4 * LEASE_S + 0.4
+    assert set(had_a_place(crowded(1), now, 6)) == {*BAD}
+    assert len({*had_a_place(crowded(1, LOT), now, 6)}) < len(BAD)
+
+
+def in_the_line(lapsed: str) -> Room:
+    """One of two places is free; c, b and a, which lapsed again, wait in this order, and g after them."""
+    room = Room(places=2, names="abcdefg", lapsed=lapsed)
+    for client in "abc":
+        lapse(room, client, 2, 0.0)
+    for client in "defcba":
+        room.ask(client, LEASE_S + 2.0)
+    room.push("d", LEASE_S + 2.2)
+    assert room.is_granted("f", LEASE_S + 2.2)
+    room.ask("g", LEASE_S + 2.2)
+    room.push("e", LEASE_S + 2.3)
+    return room
+
+
+@pytest.mark.parametrize(("lapsed", "order"), [(TURNS, "cba"), (LOT, "cab")])
+def test_devices_that_have_lapsed_again_have_their_places_in_turns(lapsed: str, order: str) -> None:
+    room, had = in_the_line(lapsed), ""
+    for n in range(3):
+        now = LEASE_S + 2.4 + 0.2 * n
+        granted = [c for c in "abc" if c not in had and room.is_granted(c, now)]
+        assert len(granted) == 1, "one has the place that they share"
+        had += granted[0]
+        assert not any(room.is_granted(c, now) for c in "abcg" if c not in had)
+        room.drop(granted[0], now + 0.1)
+    assert had == order
+
+
+def test_a_device_that_has_lapsed_again_and_is_gone_is_not_waited_for() -> None:
+    room = in_the_line(TURNS)
+    assert not room.is_granted("a", LEASE_S + 2.4)
+    assert not room.is_granted("a", LEASE_S + 4.4), "b may come yet"
+    assert room.is_granted("a", LEASE_S + 4.6)
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in time", "after its lease"])
@@ -162,7 +229,7 @@ def test_what_is_kept_of_devices_is_bounded() -> None:
     room = Room(places=1)
     room.line._lapses = lapses = Lapses(3)
     for client in "abcdef":
-        lapse(room, client, 1, 0.0)
+        lapse(room, client, 2, 0.0)
     assert [c in lapses for c in "abcdef"] == [False] * 3 + [True] * 3
 
 
