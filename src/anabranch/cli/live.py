@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -161,6 +161,7 @@ def server(
     With --flower the model is that of the app's ServerApp, unless --model is there already. With --jobs every
     job of a folder is served, each with its own settings, model and data: CONFIG says where they are served.
     """
+    from anabranch.server.app import serve
     from anabranch.server.manifest import read_manifest
 
     set_up_logging(as_json, log_level, service="anabranch-server")
@@ -181,7 +182,7 @@ def server(
 
     voice = _ServerVoice(Output(as_json), settings, insecure)
     voice.cockpit = _cockpit(cockpit, cockpit_identity, settings, insecure, as_json)
-    raise typer.Exit(voice.serve(manifest))
+    raise typer.Exit(voice.tell(serve, manifest))
 
 
 def client(
@@ -305,10 +306,8 @@ class _ServerVoice:
     over: bool = False
     cockpit: CockpitProcess | None = None
 
-    def serve(self, manifest: Manifest) -> int:
-        """Serve the run until a signal, and say what becomes of it; returns the exit code."""
-        from anabranch.server.app import serve
-
+    def tell(self, serve: Callable[..., Coroutine[Any, Any, int]], manifest: Manifest) -> int:
+        """Have the run served until a signal, and say what becomes of it; returns the exit code."""
         told = partial(serve, waiting=self.waiting, ended=self.ended, reopened=self.reopened)
         try:
             code = asyncio.run(told(self.settings, manifest, ready=self.ready, insecure=self.insecure))
