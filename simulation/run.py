@@ -21,7 +21,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
 from anabranch.host.log import Journal
-from anabranch.reports.folders import has_ended, need_free
+from anabranch.reports.folders import CHECKPOINT, has_ended, need_free
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
 from anabranch.reports.models import BEST, FINAL, Best, write_model
@@ -116,6 +116,7 @@ def simulate(
     """
     if resume and out is not None and has_ended(out):
         check_same(out, config)
+        (out / CHECKPOINT).unlink(missing_ok=True)
         return Result.read(out)
     started = time.perf_counter()
     with open_simulation(
@@ -329,8 +330,8 @@ class Simulation:
         if best.model is not None and best.version is not None:
             tensors = spec.unflatten(best.model, self.frozen)
             write_model(out / BEST, tensors, best.version, best.metrics)
-        result.write(out)
         write_report(result, out)
+        result.write(out)  # the last: by it the run has ended
         if self._checkpoint is not None and result.status == "finished":
             self._checkpoint.remove()
 

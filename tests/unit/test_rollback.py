@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from machines import SPEC
 from rollbacks import CLIENTS, Script, World, ask_of, scripts, seq_of_version
@@ -49,6 +49,8 @@ def test_the_model_is_that_of_a_run_in_which_the_updates_were_rejected(variant: 
     effects = mine.roll_back(0, 0, "b")
     other.enrol()
     other.play(script, hostile="b")
+    # With fewer versions an update is less old: what was told it is too old stays so.
+    assume(not any(r.decision.reason is Reason.STALE for r in mine.engine.ledger.receipts.values()))
     assert digest(mine.engine.vector) == digest(other.engine.vector)
     assert mine.engine.version == before + 1, "no number is used twice"
     shifted = mine.engine.strategy.shifted(other.engine.state, mine.engine.version - other.engine.version)
