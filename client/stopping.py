@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import _thread
+import os
 import signal
 import threading
 import time
@@ -16,6 +18,8 @@ from anabranch.core.rng import rank
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+LOCKING = ("__enter__", "__exit__", "_acquire_restore", "_release_save")  # of `threading.Condition`
+AGAIN_S = 0.01
 
 
 class Interrupted(BaseException):
@@ -60,12 +64,23 @@ class Bell:
         self.check()
 
 
+def _in_lock(frame: FrameType | None) -> bool:
+    """Whether a condition's lock is being taken or given back."""
+    return frame is not None and frame.f_globals is vars(threading) and frame.f_code.co_name in LOCKING
+
+
+def _send_again(number: int) -> None:
+    time.sleep(AGAIN_S)
+    os.kill(os.getpid(), number)
+
+
 @contextmanager
 def interruptible(bell: Bell) -> Iterator[None]:
     """Inside, SIGINT and SIGTERM raise `Interrupted` in the main thread; a second one ends the process.
 
     While the bell is `patient`, they wait for its next `check`. Elsewhere than in the main thread,
-    signals are left alone.
+    signals are left alone. One that arrives while a lock is taken or given back comes again a moment later:
+    nobody would give it back, and whoever wants it next, such as gRPC's threads, would wait for ever.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -76,7 +91,9 @@ def interruptible(bell: Bell) -> Iterator[None]:
             signal.signal(number, handler)
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        del frame
+        if _in_lock(frame):
+            _thread.start_new_thread(_send_again, (number,))  # `Thread` takes locks itself
+            return
         restore()
         if not bell.patient:
             raise Interrupted(signal.Signals(number).name)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from virtual import VirtualTime
@@ -63,6 +66,25 @@ def test_another_thread_ends_a_rest() -> None:
     threading.Timer(0.01, bell.stop).start()
     with pytest.raises(Interrupted):
         bell.rest(3600.0)
+
+
+def test_a_signal_leaves_no_lock_behind() -> None:
+    """As gRPC takes its own: the signal arrives with the lock in hand, before there is a block to leave."""
+    events: list[str] = []
+    lock: Any = SimpleNamespace(acquire=None, release=None)
+    lock.__enter__ = partial(os.kill, os.getpid(), signal.SIGTERM)
+    lock.__exit__ = lambda *_: events.append("given back")
+    condition = threading.Condition(lock)
+
+    def locked_and_rested() -> None:
+        with interruptible(Bell()):
+            with condition:
+                events.append("held")
+            Bell().rest(600.0)
+
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        locked_and_rested()
+    assert events == ["held", "given back"]
 
 
 def test_a_signal_interrupts_but_not_what_is_patient() -> None:
