@@ -46,7 +46,7 @@ def _run(tool: str, *arguments: str, cwd: Path, **environment: str) -> subproces
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=1100,
     )
 
 

@@ -65,7 +65,7 @@ def test_folders_and_files_that_cannot_be_used(tmp_path: Path) -> None:
 
 def test_windows_is_refused_in_one_line() -> None:
     code = "import anabranch.cli.main as main; main.PLATFORM = 'nt'; main.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=600)
     assert done.returncode == 2
     assert done.stderr == (
         "error: anabranch runs on Linux and macOS: on Windows use WSL 2, or the container images\n"

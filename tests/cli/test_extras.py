@@ -51,7 +51,7 @@ SHORT = ["simulate", "--set", "run.workload=synthetic", "--set", "run.updates_ma
 def test_commands_without_any_extra(arguments: list[str], exit_code: int, tmp_path: Path) -> None:
     code = WITHOUT.format(modules=set(EXTRAS), arguments=arguments)
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == exit_code, done.stderr
     if exit_code:

@@ -53,7 +53,7 @@ def interrupted(code: str | None, *arguments: str, cwd: Path) -> str:
     """Run it in a process group of its own, as a terminal does, and see how it ends; what it has printed."""
     command = [sys.executable, *(["-c", code] if code else ["-m", "anabranch.cli.main"]), *arguments]
     done = subprocess.run(
-        command, cwd=cwd, capture_output=True, text=True, timeout=120, start_new_session=True
+        command, cwd=cwd, capture_output=True, text=True, timeout=600, start_new_session=True
     )
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
     return done.stdout

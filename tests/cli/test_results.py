@@ -95,7 +95,7 @@ def test_an_explicit_folder_that_holds_a_run_is_an_error(place: Path, what: list
 
 
 def answers(process: Process) -> list[dict[str, Any]]:
-    said, _ = process.communicate(timeout=120)
+    said, _ = process.communicate(timeout=600)
     return [json.loads(line) for line in said.splitlines()]
 
 

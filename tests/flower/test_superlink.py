@@ -55,7 +55,7 @@ def test_a_server_app_that_was_killed_goes_on_in_the_next_run(tmp_path: Path) ->
     journal = tmp_path / "run" / "journal.jsonl"
     with deployed(tmp_path / "flower", 2) as superlink:
         command = [str(Path(sys.executable).parent / "flwr"), "run", str(ours), "here"]
-        subprocess.run(command, env=superlink.environment, check=True, timeout=120, capture_output=True)
+        subprocess.run(command, env=superlink.environment, check=True, timeout=600, capture_output=True)
         await_updates(journal, 2, superlink)
         victim = server_app_process(superlink)
         os.kill(victim, signal.SIGKILL)

@@ -37,7 +37,7 @@ def test_chunks_are_as_small_as_the_server_wants_them(tmp_path: Path, manifest: 
         untold, data = served.device("untold"), np.ones(5000, np.float32).tobytes()
         header = untold.header(untold.task(), data)
         with pytest.raises(grpc.RpcError, match="4096"):
-            untold.stub.PushUpdate(requests(header, chunks(data, size=2 * CHUNK)), timeout=60)
+            untold.stub.PushUpdate(requests(header, chunks(data, size=2 * CHUNK)), timeout=600)
 
 
 def test_what_an_update_may_claim_is_as_was_set(tmp_path: Path, manifest: Manifest) -> None:

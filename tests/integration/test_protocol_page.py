@@ -35,7 +35,7 @@ def cut(device: Device, task: devices.Task, data: bytes, stop: int) -> tuple[str
     """Push up to `stop` bytes of an update, and end the stream."""
     header = device.header(task, data, "update-1")
     with pytest.raises(grpc.RpcError) as caught:
-        device.stub.PushUpdate(requests(header, chunks(data[:stop], size=PIECE)), timeout=60)
+        device.stub.PushUpdate(requests(header, chunks(data[:stop], size=PIECE)), timeout=600)
     return failure(caught.value)
 
 
@@ -61,7 +61,7 @@ def test_what_is_whole_already_needs_no_chunk(served: Served) -> None:
     other = bytes(len(data))  # as much, of another digest: it is refused, and what came is forgotten
     header = device.header(task, data, "update-1")
     with pytest.raises(grpc.RpcError) as caught:
-        device.stub.PushUpdate(requests(header, chunks(other)), timeout=60)
+        device.stub.PushUpdate(requests(header, chunks(other)), timeout=600)
     assert failure(caught.value) == ("INVALID_ARGUMENT", "InvalidUpdate")
     assert device.query("update-1").received_bytes == 0
     assert device.send(task, data, "update-1").decision.verdict == "published"

@@ -95,7 +95,7 @@ def test_a_certificate_is_renewed_without_a_job_and_with_one_that_is_gone(guarde
     for job in ("", "wards", "gone"):
         transport = guarded.transport(ward, job)
         request = devices.RenewCertificateRequest(signing_request=ward.request())
-        made = transport._link.stub().RenewCertificate(request, timeout=60)
+        made = transport._link.stub().RenewCertificate(request, timeout=600)
         assert made.certificate
     with pytest.raises(ConfigError, match="serves several jobs"):
         guarded.transport(ward, "").enrol(Capability())

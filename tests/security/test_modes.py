@@ -61,7 +61,7 @@ def test_a_servers_data(tmp_path: Path) -> None:
             task, values = device.task(), bytes(400_000)
             header = device.header(task, values)
             with pytest.raises(grpc.RpcError, match="bytes declared"):
-                device.stub.PushUpdate(requests(header, chunks(values[:-1])), timeout=60)
+                device.stub.PushUpdate(requests(header, chunks(values[:-1])), timeout=600)
             assert loose(data) == []  # SQLite's own files are there, too
             assert (data / "anabranch.db-wal").exists()
         assert loose(data) == []

@@ -29,7 +29,7 @@ class Prometheus:
     def ask(self, path: str, **query: str) -> Any:
         """What its HTTP interface answers under `/api/v1`."""
         where = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(query)}"
-        with urllib.request.urlopen(where, timeout=60) as answer:
+        with urllib.request.urlopen(where, timeout=600) as answer:
             said = json.load(answer)
         assert said["status"] == "success", said
         return said["data"]
@@ -70,7 +70,7 @@ def _await(process: subprocess.Popen[bytes], address: str, log: Path) -> None:
     while time.monotonic() < latest:
         assert process.poll() is None, log.read_text(encoding="utf-8")
         try:
-            urllib.request.urlopen(f"http://{address}/-/ready", timeout=60).close()
+            urllib.request.urlopen(f"http://{address}/-/ready", timeout=600).close()
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.05)
         else:
