@@ -8,11 +8,11 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
-from anabranch.api.background import Background
 from anabranch.api.configuration import load_config
 from anabranch.api.jobs import add_job, read_job
+from anabranch.api.listening import Listening
 from anabranch.api.live import ANY_PORT
 from anabranch.api.objects import RunObjects, Settings, Source, plan_run, setting_layers
 from anabranch.api.operated import Operated, first_model, run_of_data
@@ -26,16 +26,13 @@ from anabranch.server.job import JobState
 from anabranch.server.job_folder import DATA, SETTINGS, names_in, note_of, set_stopped
 from anabranch.workloads.app import App, load_app
 
-if TYPE_CHECKING:
-    from anabranch.server.hosting import HostInfo
-
 FREE_PORTS = ("a free port", {"server": {"address": ANY_PORT, "admin_address": ANY_PORT}})
 SERVED = frozenset({JobState.RUNNING, JobState.ENDED})
 STOPPED, ENDED = frozenset({JobState.STOPPED}), frozenset({JobState.ENDED})
 HOPELESS = frozenset({JobState.FAILED, JobState.STOPPED})
 
 
-class JobServer(Background):
+class JobServer(Listening):
     """Serves every job of a folder while its context lasts: `with JobServer("jobs") as server: ...`.
 
     It is `anabranch server --jobs`, in a thread: docs/jobs.md says what it promises. `folder`: where the jobs
@@ -67,25 +64,21 @@ class JobServer(Background):
         self._heard = threading.Condition()
         self._said: dict[str, tuple[JobState, str]] = {}
         self._done = False
-        self._ready = threading.Event()
-        self._info: HostInfo | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
 
     @property
     def address(self) -> str:
         """Where devices reach it: `host:port`, and `host:port/job` for one job."""
-        return self._served.address
+        return str(self._served.address)
 
     @property
     def admin_address(self) -> str:
         """Where operators do."""
-        return self._served.admin_address
+        return str(self._served.admin_address)
 
     @property
     def join_address(self) -> str:
         """Where devices join, whatever job they have; empty where nothing is guarded."""
-        return self._served.join_address
+        return str(self._served.join_address)
 
     def add(
         self, name: str, source: Source, *, devices: Sequence[str] = (), **objects: Unpack[RunObjects]
@@ -154,52 +147,28 @@ class JobServer(Background):
         """Whether it serves."""
         return self._thread.is_alive()
 
-    @property
-    def _served(self) -> HostInfo:
-        if self._info is None:
-            raise ConfigError("the server is not running: enter its context, or call start()")
-        return self._info
+    def _over_now(self) -> None:
+        with self._heard:
+            self._done = True
+            self._heard.notify_all()
 
-    def _work(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        finally:
-            self._ready.set()
-            with self._heard:
-                self._done = True
-                self._heard.notify_all()
-
-    async def _serve(self) -> None:
+    async def _serve(self, stop: asyncio.Event) -> None:
         from anabranch.server.hosting import serve_jobs
 
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         await serve_jobs(
             self.folder,
             self.config,
             partial(read_job, self.config),
             ready=self._serving,
             told=self._tell,
-            stop=self._stopping,
+            stop=stop,
             insecure=self.insecure,
         )
-
-    def _serving(self, info: HostInfo) -> None:
-        self._info = info
-        self._ready.set()
 
     def _tell(self, name: str, state: JobState, why: str) -> None:
         with self._heard:
             self._said[name] = (state, why)
             self._heard.notify_all()
-
-    def _began(self) -> None:
-        self._ready.wait()
-        self._raise()
-
-    def _end(self) -> None:
-        loop, stopping = self._loop, self._stopping
-        if loop is not None and stopping is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(stopping.set)
 
 
 class ServedJob(Operated):

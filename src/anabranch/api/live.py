@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from anabranch.api.background import Background
+from anabranch.api.listening import Listening
 from anabranch.api.objects import RunObjects, Source, plan_run
 from anabranch.api.operated import Operated, first_model, run_of_data
 from anabranch.api.run import Run
@@ -23,7 +24,7 @@ ANY_PORT = "127.0.0.1:0"
 LOOK_S = 0.02  # so often it is looked whether a run without a network has ended
 
 
-class Server(Operated, Background):
+class Server(Operated, Listening):
     """Serves a run while its context lasts: `with Server(app, until=Until(updates=100)) as server: ...`.
 
     The server is that of `anabranch server`, in a thread. `source` and the objects are those of `simulate`;
@@ -53,10 +54,7 @@ class Server(Operated, Background):
         self.config: Config = replace(plan.config, server=table)
         self._app = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
         self._insecure = insecure
-        self._ready, self._over = threading.Event(), threading.Event()
-        self._info: Any = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._stopping: asyncio.Event | None = None
+        self._over = threading.Event()
 
     @staticmethod
     def local(source: Source, **objects: Unpack[RunObjects]) -> InProcessServer:
@@ -108,45 +106,21 @@ class Server(Operated, Background):
         table = self.config.server
         return run_of_data(Path(table.data_dir), table.database, self._app, out, self._temporary)
 
-    @property
-    def _served(self) -> Any:
-        if self._info is None:
-            raise ConfigError("the server is not running: enter its context, or call start()")
-        return self._info
+    def _over_now(self) -> None:
+        self._over.set()
 
-    def _work(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        finally:
-            self._ready.set()
-            self._over.set()
-
-    async def _serve(self) -> None:
+    async def _serve(self, stop: asyncio.Event) -> None:
         from anabranch.server.app import serve
 
-        self._loop, self._stopping = asyncio.get_running_loop(), asyncio.Event()
         await serve(
             self.config,
             first_model(self._app, self.config, self.data_dir / "model"),
             ready=self._serving,
-            stop=self._stopping,
+            stop=stop,
             insecure=self._insecure,
             ended=lambda _: self._over.set(),
             reopened=self._over.clear,
         )
-
-    def _serving(self, info: Any) -> None:
-        self._info = info
-        self._ready.set()
-
-    def _began(self) -> None:
-        self._ready.wait()
-        self._raise()
-
-    def _end(self) -> None:
-        loop, stopping = self._loop, self._stopping
-        if loop is not None and stopping is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(stopping.set)
 
 
 class InProcessServer(Background):
