@@ -24,6 +24,7 @@ examples_per_client = 40
 """
 TASKS = 4
 DONE = {"Pause the run": "paused", "Resume the run": "resumed"}
+LATE = "told late"
 HEAD = re.compile(r"/api/runs/[^/]+$")
 
 
@@ -62,21 +63,29 @@ def give(page: Page, order: str) -> None:
     expect(dialog).to_have_count(0)
 
 
-@contextmanager
-def late_answers(page: Page) -> Iterator[list[Route]]:
-    """What the page asks of how the run stands is answered at the end, by what was so at the beginning."""
-    before = page.request.get(page.url.partition("#")[0] + "api/runs/synthetic").json()
-    held: list[Route] = []
+class LateAnswers:
+    """What the page asks of how the run stands until `no_more` is answered late, by what was so then."""
 
-    def hold(route: Route) -> None:
-        held.append(route)
+    def __init__(self, page: Page) -> None:
+        self.page, self.held, self._was = page, list[Route](), dict[str, Any]()
+        page.route(HEAD, self._meet)
 
-    page.route(HEAD, hold)
-    yield held
-    for route in held:
-        route.fulfill(json={**before, "name": "told late"})
-    expect(page.locator(".run-title")).to_have_text("told late")
-    page.unroute(HEAD)
+    def _meet(self, route: Route) -> None:
+        if self._was:
+            route.fulfill(json={**route.fetch().json(), "name": LATE})
+        else:
+            self.held.append(route)
+
+    def no_more(self) -> None:
+        """Keeps what is so; what is asked from now on is answered at once."""
+        self._was = self.page.request.get(self.page.url.partition("#")[0] + "api/runs/synthetic").json()
+
+    def come(self) -> None:
+        """The answers, the newest first."""
+        for route in reversed(self.held):
+            route.fulfill(json={**self._was, "name": LATE})
+        expect(self.page.locator(".run-title")).to_have_text(LATE)
+        self.page.unroute(HEAD)
 
 
 def test_what_happens_shows_and_an_order_asked_twice_reaches_the_server(
@@ -104,12 +113,16 @@ def test_what_happens_shows_and_an_order_asked_twice_reaches_the_server(
         assert not status(said["admin_address"], tmp_path)["paused"]
 
         # What was asked before the stream told of an order, and answered after it, is not how the run stands.
-        give(page, "Pause the run")
+        # The page asks once after its own order; of the next, which somebody else gives, the stream tells it.
+        late = LateAnswers(page)
+        with page.expect_request(HEAD):
+            give(page, "Pause the run")
         expect(page.locator(".top .state")).to_have_text("paused")
-        with late_answers(page) as held:
-            give(page, "Resume the run")
-            expect(page.locator(".top .state")).to_have_text("running")
-            assert held
+        late.no_more()
+        admin = ("--admin", said["admin_address"], "--json")
+        assert run(COMMAND, "admin", "resume", *admin, cwd=tmp_path).returncode == 0
+        expect(page.locator(".top .state")).to_have_text("running")
+        late.come()
         assert page.locator(".top .state").inner_text() == "running"
         page.reload()
         expect(page.locator(".top .state")).to_have_text("running")
