@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -24,7 +25,7 @@ from anabranch.core.errors import ConfigError, LogLost
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Disk
 from anabranch.simulation.faults import DeviceClock, Faults
-from anabranch.simulation.run import open_simulation, simulate
+from anabranch.simulation.run import Simulation, open_simulation, simulate
 from anabranch.simulation.server import Process
 
 SHORT = 16  # each strategy twice
@@ -71,6 +72,7 @@ def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
         (408, {"name": "ca2fl", "buffer_size": 3}),
         (416, {"name": "ace"}),
         (424, {"name": "aced", "staleness_max": 12}),
+        (432, {"name": "delayed_nesterov", "buffer_size": 3}),
     ],
 )
 def test_what_a_strategy_remembers_is_kept_whatever_goes_wrong(seed: int, strategy: dict[str, Any]) -> None:
@@ -81,6 +83,60 @@ def test_what_a_strategy_remembers_is_kept_whatever_goes_wrong(seed: int, strate
     assert first.versions > 5
     assert first.restarts > 0
     assert prove(settings, every=50) == first
+
+
+ROUNDS_FIRST = {"strategy": "fedavg", "clients_per_round": 6}
+
+
+@pytest.mark.parametrize(
+    ("seed", "phases"),
+    [
+        (440, [{**ROUNDS_FIRST, "until_updates": 12}, {"strategy": "fedbuff", "buffer_size": 3}]),
+        (
+            448,
+            [
+                {**ROUNDS_FIRST, "until_versions": 2},
+                {"strategy": "fedbuff", "buffer_size": 3, "until_versions": 6},
+                {"strategy": "fedasync"},
+            ],
+        ),
+        (
+            456,
+            [
+                {"strategy": "ca2fl", "buffer_size": 3, "until_updates": 10},
+                {"strategy": "teasq", "cache_size": 3, "concurrency_fraction": 0.5},
+            ],
+        ),
+    ],
+)
+def test_phases_follow_each_other_whatever_goes_wrong(seed: int, phases: list[dict[str, Any]]) -> None:
+    mine = {
+        "strategy": {"name": "phased", "phases": phases},
+        # What is one for the whole run.
+        "downlink": {"codec": "raw"},
+        "submodel": {"name": "none"},
+        "robust": {"clip": 0.0},
+    }
+    settings = merge([("rough", rough(seed, clients=12).to_json()), ("mine", mine)])
+    ended: list[Ended] = []
+    first = prove(settings, every=5, notes=[lambda simulation: Ended(simulation, ended)])
+    assert ended[0].phase == len(phases) - 1
+    assert first.restarts > 0
+    assert prove(settings, every=50) == first
+
+
+@dataclass
+class Ended:
+    """The phase in which a run of phases ended."""
+
+    simulation: Simulation
+    of: list[Ended]
+    phase: int = -1
+
+    def end(self) -> None:
+        """The run is over."""
+        self.phase = self.simulation.engine.state.phase
+        self.of.append(self)
 
 
 @pytest.mark.parametrize("seed", range(len(STRATEGIES)))
