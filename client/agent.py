@@ -288,7 +288,7 @@ class Agent(DeviceShell):
             lambda error: self._tell("failed", call="enrol", error=type(error).__name__, detail=str(error)),
         )
         self._local.join(seen.spec, seen.config)
-        self._models.join(seen.run_id, seen.frozen_sha256)
+        self._models.join(seen.run_id, seen.frozen_sha256, seen.first)
         self._disk.join(seen.run_id, seen.spec.layout_hash)
         if self._local.examples is None:  # find the data, and say how much it is
             self._local.load(self._shard if isinstance(self._shard, Shard) else self._shard(seen.config))

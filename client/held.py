@@ -18,10 +18,11 @@ from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.compress.model import full_bytes
-from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownVersion
+from anabranch.core.errors import AnabranchError, InvalidUpdate, TooLarge, UnknownVersion
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Task
+from anabranch.host.first import FirstModel
 from anabranch.host.held import NOTHING, HeldModel
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class HeldModels:
         self._clock, self._summary, self._tell = clock, summary, tell
         self._files = FrozenFiles(state_dir)
         self._run_id, self._frozen_sha256 = "", ""
+        self._tried: FirstModel | None = None
         self._held: HeldModel[BaseModel] = NOTHING
 
     @property
@@ -73,14 +75,30 @@ class HeldModels:
         """The version that is here whole."""
         return self._held.version
 
-    def join(self, run_id: str, frozen_sha256: str = "") -> None:
-        """Versions are this run's from now on; `frozen_sha256`: see `Enrolment`."""
+    def join(self, run_id: str, frozen_sha256: str = "", first: FirstModel | None = None) -> None:
+        """Versions are this run's from now on; `frozen_sha256`, `first`: see `Enrolment`."""
         if run_id != self._run_id:
             kept = kept_model(self._state_dir, run_id, self._local.spec)
             self._held = NOTHING if kept is None else HeldModel(kept.version, kept.head, kept)
         if frozen_sha256 != self._frozen_sha256:
             self._local.apart = None
         self._run_id, self._frozen_sha256 = run_id, frozen_sha256
+        if first is not None and first != self._tried and self._held is NOTHING:
+            self._tried = first  # what did not come out once never will
+            self._build(first)
+
+    def _build(self, first: FirstModel) -> None:
+        """Have version 0 without a download; where it comes out as another, it will be fetched."""
+        began = self._clock()
+        try:
+            model = self._local.build(first)
+        except AnabranchError as error:
+            log.warning("%s; what tasks start from is fetched", error)
+            self._tell("failed", call="build", error=type(error).__name__, detail=str(error), again=False)
+            return
+        self._held = HeldModel(model.version, model.head, model)
+        keep_model(self._state_dir, model, self._run_id, self._local.spec)
+        self._tell("built", version=model.version, took_s=self._clock() - began)
 
     def get(self, task: Task) -> BaseModel:
         """What a task starts from. Raises the errors of `Transport.fetch`, `InvalidUpdate` and `TooLarge`.

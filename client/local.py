@@ -44,6 +44,7 @@ from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import Ask, Capability, Receipt, Task
 from anabranch.core.rng import seed_of
 from anabranch.host.build import Blueprint, device_tables
+from anabranch.host.first import first_model
 from anabranch.host.run import AdviceKind, Run, advice
 from anabranch.host.submission import (
     Submission,
@@ -64,9 +65,10 @@ class LocalServer:
     """A run of the weights `tensors`, by name, whose devices are in this process: see `LocalTransport`.
 
     `clock` gives seconds; leases end by it, looked at before each call. `groups`, `buffers` and `trained` are
-    the model's, as `ParamSpec.of` takes them. Any thread may call: one call at a time is worked on. Held are
-    the newest version, those that open tasks start from, the `journal`, and with `[run] keep_payloads` all
-    `payloads`, by SHA-256. Raises `ConfigError` as a server does at its start.
+    the model's, as `ParamSpec.of` takes them; `seed`: the App builds `tensors` from it. Any thread may call:
+    one call at a time is worked on. Held are the newest version, those that open tasks start from, the
+    `journal`, and with `[run] keep_payloads` all `payloads`, by SHA-256. Raises `ConfigError` as a server
+    does at its start.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class LocalServer:
         groups: Iterable[UnitGroup] = (),
         buffers: Iterable[str] = (),
         trained: Collection[str] | None = None,
+        seed: int | None = None,
     ) -> None:
         self.spec = ParamSpec.of(tensors, groups, buffers, trained)
         self.config, self.clock, self.run_id = config, clock, run_id
@@ -85,7 +88,10 @@ class LocalServer:
         self.payloads: dict[str, bytes] = {}
         self.turn = threading.RLock()  # of the calls
         self._frozen = self.spec.frozen(tensors)
-        engine = Blueprint.of(config, self.spec).engine(tensors)
+        blueprint = Blueprint.of(config, self.spec)
+        engine = blueprint.engine(tensors)
+        # What devices may build version 0 from; None where they fetch it.
+        self.first = first_model(blueprint, tensors, seed)
         self._run = Run(engine, WaitingLine(config.limits), config.limits)
         self._downloads = Downloads(self.spec, self._frozen)
         self._encoded: dict[int, bytes] = {}  # by version
@@ -99,9 +105,8 @@ class LocalServer:
         """
         trainer, seed = trainer_for(app, "cpu"), seed_of(config.run.seed, "initial")
         spec = trainer.spec
-        return cls(
-            trainer.initial(seed), config, groups=spec.groups, buffers=spec.buffers, trained=spec.slices
-        )
+        tensors, parts = trainer.initial(seed), (spec.groups, spec.buffers, spec.slices)
+        return cls(tensors, config, time.time, "run-1", *parts, seed)
 
     @property
     def engine(self) -> Engine:
@@ -180,7 +185,8 @@ class LocalTransport:
         s = self.server
         s.take(ev.Enrolled(s.clock(), self.client_id, capability))
         tables = device_tables(s.config)
-        return Enrolment(s.config.run.name, s.run_id, s.spec, tables, s.engine.version, s.frozen_sha256)
+        run = s.config.run.name, s.run_id, s.spec, tables
+        return Enrolment(*run, s.engine.version, s.frozen_sha256, s.first)
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
         """Raises `ManifestMismatch`."""

@@ -10,6 +10,7 @@ from typing import Any
 from anabranch.core.effects import Refused
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Decision, Task
+from anabranch.host.first import FirstModel
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class Enrolment:
     """The run that the server serves. `config` has the tables that a device may read.
 
     `frozen_sha256` (hex) is of the frozen tensors, where these travel apart; empty where they do not.
+    `first`: what a device may build version 0 from, None where it is to be fetched.
     """
 
     run: str
@@ -25,6 +27,7 @@ class Enrolment:
     config: Mapping[str, Any]
     version: int
     frozen_sha256: str = ""
+    first: FirstModel | None = None
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, 
 from anabranch.core.model.submodels import Submodel, UnitMap, gathered
 from anabranch.core.model.updates import Capability, LocalPlan, Task
 from anabranch.core.rng import seed_of
+from anabranch.host.first import FirstModel
 from anabranch.protos.convert import submodel_to_proto
 from anabranch.support.own_code import on_device
 from anabranch.support.tracing import part
@@ -84,6 +85,7 @@ class LocalTrainer:
         self._app, self._device = app, device
         self._trainer = trainer_for(app, settings.device, settings.precision)
         self._served: ParamSpec | None = None
+        self._built: Tensors | None = None  # the frozen tensors of version 0, where that was built here
         self._policy, self._own = AVERAGE, b""
         # The frozen tensors that travel apart from the versions, once they are here.
         self.apart: Tensors | None = None
@@ -103,7 +105,7 @@ class LocalTrainer:
     @property
     def own_frozen(self) -> Tensors:
         """The frozen tensors as the App builds them: of weights that it loads, they may be the run's."""
-        return self._trainer.frozen
+        return self._trainer.frozen if self._built is None else self._built
 
     @property
     def kept(self) -> Keepsake:
@@ -191,6 +193,14 @@ class LocalTrainer:
             return BaseModel(fetched.version, vector, frozen, part, fetched.head)
         assert held is not None, "what leads from a version needs it"
         return BaseModel(fetched.version, vector, held.frozen, head=fetched.head)
+
+    def build(self, first: FirstModel) -> BaseModel:
+        """Version 0, as the App makes it. Raises `InvalidUpdate` where that is another, and `AppError`."""
+        with on_device(self._device):
+            tensors = self._trainer.initial(first.seed)
+        model = BaseModel(0, first.read(self.spec, tensors), self.spec.frozen(tensors), head=first.head)
+        self._built = model.frozen
+        return replace(model, frozen={}) if self.spec.apart else model
 
     def train(
         self,

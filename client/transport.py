@@ -41,6 +41,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Capability, Reason, Task
+from anabranch.host.first import FirstModel
 from anabranch.identity.certificates import Kind
 from anabranch.identity.signatures import update_message
 from anabranch.identity.wallet import Wallet
@@ -177,7 +178,8 @@ class GrpcTransport:
         # A server of before the stream has no such key.
         self._doors.kind = self._connection or config.get("client", {}).get("connection", BY_CALLS)
         apart = answer.manifest.frozen_sha256.hex()
-        self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version, apart)
+        first = _first(answer.first) if answer.HasField("first") else None
+        self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version, apart, first)
         return self._enrolled
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:
@@ -388,3 +390,7 @@ class GrpcTransport:
 def _has(state: UploadState, entry: UpdateEntry) -> int:
     """From where to send. Of a decided update the header alone gets the answer again, and the ask's."""
     return len(entry.payload) + 1 if state.answer is not None else state.received_bytes
+
+
+def _first(said: devices.FirstModel) -> FirstModel:
+    return FirstModel(said.seed, said.codec, said.sha256.hex(), said.head.hex())

@@ -11,7 +11,7 @@ from anabranch.core.engine.broadcast import Broadcast
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO, RAW, StageText, parse_chain
-from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.params import ParamSpec, Vector
 
 LOG = "log"
 FAR = 1 << 30  # a version that no schedule changes after
@@ -42,6 +42,18 @@ def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str) -> Broadcast
     for text in (first, last):
         make_codec(text)
     return DirectDownlink(spec, codec_at, strategy.needs_base)
+
+
+def first_replica(spec: ParamSpec, codec: str, vector: Vector) -> Vector:
+    """What devices have of version 0, (spec.size,), where that is `vector` and its downlink `codec`.
+
+    Raises `UnknownCodec` where a stage of it is not here.
+    """
+    if codec == RAW:
+        return vector
+    if parse_chain(codec)[0].name == LOG:
+        return DeltaLog(spec).first_replica(vector)
+    return DirectDownlink(spec, lambda _: codec, keeps_replicas=False).first_replica(vector)
 
 
 def check_downlink(codec: str) -> None:

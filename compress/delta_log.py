@@ -105,6 +105,10 @@ class DeltaLog:
         """Version 0, rounded to the grid."""
         return self._lineage(0, _bounded(vector))
 
+    def first_replica(self, vector: Vector) -> Vector:
+        """P of version 0, shape (size,): the same whatever the step."""
+        return self.init(vector).replica.astype(self.spec.vector_dtype, copy=False)
+
     def publish(
         self, state: DeltaLogState, version: int, vector: Vector, needed: Collection[int]
     ) -> DeltaLogState:

@@ -31,6 +31,10 @@ class DirectDownlink:
         """Version 0."""
         return self.publish(DirectState(), 0, vector, ())
 
+    def first_replica(self, vector: Vector) -> Vector:
+        """The decoded model of version 0, shape (size,)."""
+        return self.decoded(0, self.encoded(0, vector))
+
     def publish(
         self, state: DirectState, version: int, vector: Vector, needed: Collection[int]
     ) -> DirectState:

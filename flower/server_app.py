@@ -27,6 +27,7 @@ from typing import Any
 
 from anabranch.compress.feedback import make_uplink
 from anabranch.core.clock import EventClock
+from anabranch.core.config.ranges import SENT
 from anabranch.core.config.tables import Config, merge
 from anabranch.core.engine.buffers import LOCAL
 from anabranch.core.errors import AppError, ConfigError
@@ -100,6 +101,11 @@ class Options:
             )
         if config.uplink.codec != AUTO:
             make_uplink(config.uplink.codec)
+        if config.run.initial != SENT:
+            raise ConfigError(
+                "anabranch.run.initial: on Flower's Grid a model comes with every message, so a node that "
+                "builds one saves nothing: leave it 'sent'"
+            )
         if config.submodel.name not in (AUTO, "none"):
             raise ConfigError(
                 "anabranch.submodel.name: a ClientApp on Flower's Grid trains the whole model, 'none'"

@@ -32,6 +32,7 @@ from anabranch.core.model.params import Tensors
 from anabranch.core.retention import Keep
 from anabranch.core.snapshot import Snapshot
 from anabranch.host.build import Blueprint
+from anabranch.host.first import first_model
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.reports.trackers import Trackers
 from anabranch.server.backup import check_restored
@@ -42,6 +43,7 @@ from anabranch.server.exposition import Exposition
 from anabranch.server.feed import Feed
 from anabranch.server.figures import RunFigures
 from anabranch.server.heap import bound_heap
+from anabranch.server.history import head_at
 from anabranch.server.intake import Intake
 from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest, read_manifest
 from anabranch.server.metrics import Metrics
@@ -188,11 +190,13 @@ async def led_run(
     folder = Path(config.server.data_dir)
     keep_manifest(kept_manifest(folder), manifest)
     _keep_register(config, identity)
-    frozen = manifest.frozen
+    frozen, head = manifest.frozen, head_at(store, 0) or ""
+    blueprint = Blueprint.of(config, manifest.spec, limits)
+    first = first_model(blueprint, manifest.tensors, manifest.seed, head)
     del manifest
     restored = read_restored(folder, store, recovered.info, None if identity is None else identity.authority)
     async with _live(store, recovered, config, frozen, limits, identity, wall, metrics) as run:
-        run.restored = restored
+        run.restored, run.first = restored, first
         await run.writer.look_store(partial(_rate, run.models))
         tenure.watch(run.writer)
         if recovered.said:

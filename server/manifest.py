@@ -1,6 +1,6 @@
 """What `anabranch init APP` writes and a server starts from: the model's layout and first weights.
 
-A folder with two files: `manifest.json` (format, app, layout, initial_sha256) and
+A folder with two files: `manifest.json` (format, app, layout, initial_sha256, seed) and
 `initial.safetensors`. Neither torch nor the app is needed to read it.
 """
 
@@ -38,11 +38,15 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Manifest:
-    """The app by name, the layout of its model, and the tensors of version 0 in the layout's order."""
+    """The app by name, the layout of its model, and the tensors of version 0 in the layout's order.
+
+    `seed`: the App builds these tensors from it; None where they came from elsewhere.
+    """
 
     app: str
     spec: ParamSpec
     tensors: Mapping[str, Array]
+    seed: int | None = None
 
     @property
     def vector(self) -> Vector:
@@ -69,12 +73,16 @@ def write_manifest(
     groups: tuple[UnitGroup, ...] = (),
     buffers: tuple[str, ...] = (),
     trained: Collection[str] | None = None,
+    seed: int | None = None,
 ) -> Manifest:
     """Write the manifest of an app's first weights: `groups`, `buffers`, `trained` as for `ParamSpec.of`.
 
+    `seed`: see `Manifest`.
+
     Raises `InvalidUpdate` for weights that are not finite.
     """
-    manifest = Manifest(app, ParamSpec.of(tensors, groups, buffers, trained), plain_tensors(tensors))
+    spec = ParamSpec.of(tensors, groups, buffers, trained)
+    manifest = Manifest(app, spec, plain_tensors(tensors), seed)
     if not np.isfinite(manifest.vector).all():
         raise InvalidUpdate(f"the first weights of {app} are not finite: mend its model()")
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +92,7 @@ def write_manifest(
         "app": app,
         "layout": manifest.spec.to_json(),
         "initial_sha256": manifest.initial_sha256,
-    }
+    } | ({} if seed is None else {"seed": seed})
     (folder / MANIFEST).write_text(json.dumps(head, indent=1) + "\n", encoding="utf-8")
     return manifest
 
@@ -124,7 +132,8 @@ def keep_manifest(folder: Path, manifest: Manifest) -> None:
     with disk_errors("keeping the manifest"):
         spec = manifest.spec
         make_private_folder(temporary)
-        write_manifest(temporary, manifest.app, manifest.tensors, spec.groups, spec.buffers, spec.slices)
+        parts = spec.groups, spec.buffers, spec.slices
+        write_manifest(temporary, manifest.app, manifest.tensors, *parts, manifest.seed)
         for path in (temporary / INITIAL, temporary / MANIFEST):
             tighten(path)
             sync_file(path)
@@ -147,7 +156,8 @@ def read_manifest(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
         spec = ParamSpec.from_json(head["layout"])
         loaded = load(_read_capped(folder / INITIAL, _weights_bytes_max(spec, limits)))
         spec.check(loaded)
-        manifest = Manifest(str(head["app"]), spec, {t.name: loaded[t.name] for t in spec.tensors})
+        tensors = {t.name: loaded[t.name] for t in spec.tensors}
+        manifest = Manifest(str(head["app"]), spec, tensors, _seed(head))
         wrong = [t.name for t in spec.tensors if loaded[t.name].dtype.name != t.dtype]
     except (KeyError, TypeError, ValueError, SafetensorError, AnabranchError) as error:
         raise ConfigError(f"{folder}: the manifest is damaged ({error}); {FIX}") from error
@@ -155,6 +165,14 @@ def read_manifest(folder: Path, limits: Limits = DEFAULT_LIMITS) -> Manifest:
         raise ConfigError(f"{folder / INITIAL} has other weights than {MANIFEST} says; {FIX}")
     check_frozen(spec, limits)
     return manifest
+
+
+def _seed(head: Mapping[str, Any]) -> int | None:
+    """Raises `ValueError` for what is no seed. An earlier release wrote none."""
+    seed = head.get("seed")
+    if seed is not None and type(seed) is not int:
+        raise ValueError(f"seed is {seed!r}, no whole number")
+    return seed
 
 
 def check_frozen(spec: ParamSpec, limits: Limits) -> None:

@@ -29,6 +29,7 @@ from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import digest
 from anabranch.host.build import Begin, Blueprint
+from anabranch.host.first import check_built
 from anabranch.host.journal import Replay
 from anabranch.host.rollback import Refolder
 from anabranch.server.history import History, history_at
@@ -74,6 +75,7 @@ def recover(
     not the one that was acknowledged, and the store's errors.
     """
     began = time.perf_counter()
+    check_built(given, manifest.seed)
     info = store.start(_new_run(given, manifest, wall()))
     stored = Config.from_json(info.config)
     _check_same(stored, given)

@@ -21,6 +21,7 @@ from anabranch.core.model.chains import AUTO, lacks
 from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Reason, Task
 from anabranch.host.build import device_tables
+from anabranch.host.first import FirstModel
 from anabranch.host.run import BEATS_PER_LEASE, AdviceKind, advice
 from anabranch.identity.certificates import certificate_der
 from anabranch.identity.heads import head_message
@@ -104,6 +105,7 @@ class Devices(DevicesServicer):
             config_json=json.dumps(device_tables(run.config)),
             version=run.writer.glance.version,
             server_time_s=run.writer.now(),
+            first=_first(run.first),
         )
 
     def _say_what_is_lacking(self, client_id: str, codecs: Sequence[str]) -> None:
@@ -389,6 +391,13 @@ class Devices(DevicesServicer):
                 first, offset = None, offset + len(data)
         if first is not None:
             yield first, Chunk(offset, b"")
+
+
+def _first(first: FirstModel | None) -> devices.FirstModel | None:
+    if first is None:
+        return None
+    sha256, head = bytes.fromhex(first.sha256), bytes.fromhex(first.head)
+    return devices.FirstModel(seed=first.seed, codec=first.codec, sha256=sha256, head=head)
 
 
 async def renewed(

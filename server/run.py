@@ -11,6 +11,7 @@ from anabranch.core.effects import Effect, Finished, Published, Reopened, Settin
 from anabranch.core.engine.settable import with_values
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec
+from anabranch.host.first import FirstModel
 from anabranch.server.calls import Calls
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
@@ -59,6 +60,8 @@ class LiveRun:
     presence: Presence = field(default_factory=lambda: Presence(ServerTable.lease_s))
     # Where it came from a backup, as its operator has said.
     restored: Restored | None = None
+    # What devices may build version 0 from; None where they fetch it.
+    first: FirstModel | None = None
     sent_to_devices: SentBytes = field(default_factory=SentBytes)
     sent_to_observers: SentBytes = field(default_factory=SentBytes)
 

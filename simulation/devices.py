@@ -42,7 +42,6 @@ from anabranch.simulation.lanes import Lane
 from anabranch.simulation.network import NetworkLink, down, up
 from anabranch.simulation.outbox import FinishedUpdate
 from anabranch.simulation.server import Exchange, Granting, PushOutcome
-from anabranch.simulation.storage import EMPTY
 from anabranch.simulation.surroundings import Surroundings, View, capability_of
 from anabranch.simulation.talker import Talker
 from anabranch.simulation.versions import Model, Offer
@@ -96,7 +95,7 @@ class Device(Talker, DeviceShell):
         self._heartbeat = 0
         self._tasks = 0
         self._offer: Offer | None = None
-        self._disk = EMPTY
+        self._disk = around.storage
         self._training: Pending[LocalResult] | None = None
 
     @property

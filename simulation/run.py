@@ -12,7 +12,7 @@ from pathlib import Path
 
 from anabranch.compress.model import frozen_size_bytes
 from anabranch.core.config.goal import Goal
-from anabranch.core.config.ranges import ELASTIC, OVERLAP
+from anabranch.core.config.ranges import BUILT, ELASTIC, OVERLAP
 from anabranch.core.config.tables import Config
 from anabranch.core.device.overlap import OverlapSession
 from anabranch.core.device.session import Session, SessionSettings
@@ -20,6 +20,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
+from anabranch.host.first import check_built
 from anabranch.host.log import Journal
 from anabranch.reports.folders import CHECKPOINT, has_ended, need_free
 from anabranch.reports.html import write_report
@@ -50,6 +51,7 @@ from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.problem import Problem, ProblemSource, device_name
 from anabranch.simulation.server import DirectServer, Process
 from anabranch.simulation.server_time import ServerTime, SteppedTime
+from anabranch.simulation.storage import EMPTY, Storage
 from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
@@ -165,7 +167,7 @@ def open_simulation(
     _need_budget(config)
     if out is not None and not resume:
         need_free(out)
-    check_elastic(config)
+    _check_start(config, start)
     source = ProblemSource(config, app, start)
     problem = source.open()
     executor_name = chosen(config, problem, workers)
@@ -367,6 +369,7 @@ class Simulation:
             push_steps=config.client.push_steps,
             elastic=self.elastic,
             frozen_bytes=frozen_size_bytes(self._problem.spec),
+            storage=self._first_storage(),
         )
         client, held_max = config.client, config.server.tasks_per_client
         settings = SessionSettings(
@@ -381,6 +384,14 @@ class Simulation:
             device(i, self._problem.count(i), make(name, seed, settings), around, self._clock_of(name))
             for i, name in enumerate(self._names())
         ]
+
+    def _first_storage(self) -> Storage:
+        """What a device has before it has met the server: version 0, where it builds that."""
+        if self._config.run.initial != BUILT:
+            return EMPTY
+        disk = self.world.disk
+        head = disk.head_of(0) if disk is not None and disk.takes_back else ""
+        return Storage(self.world.versions.held(head), has_frozen=True)
 
     def _clock_of(self, client_id: str) -> DeviceClock:
         return RIGHT if self.faults is None else self.faults.clock_of(client_id)
@@ -443,6 +454,12 @@ def _beside(teller: ProgressReporter, checkpoint: Checkpoint | None, clock: Virt
         checkpoint.save_if_due(clock.now)
 
     return beside
+
+
+def _check_start(config: Config, start: Tensors | None) -> None:
+    check_elastic(config)
+    if start is not None:
+        check_built(config, None)
 
 
 def _need_budget(config: Config) -> None:

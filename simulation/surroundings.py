@@ -16,6 +16,7 @@ from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.network import Network
 from anabranch.simulation.server import ServerCalls
 from anabranch.simulation.server_time import ServerTime
+from anabranch.simulation.storage import EMPTY, Storage
 from anabranch.workloads.profiles import DeviceProfiles
 
 
@@ -37,6 +38,7 @@ class Surroundings:
     push_steps: int = 1  # the least between two exchanges of a device that trains on
     elastic: ElasticTrainings | None = None  # where devices train on
     frozen_bytes: int = 0  # what travels apart from the versions, to each device once
+    storage: Storage = EMPTY  # what a device has on its disk at first
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from anabranch.compress.registry import stages
 from anabranch.core.engine.engine import Engine
 from anabranch.core.model.params import Tensors, Vector
 from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.host.held import HeldModel
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +83,17 @@ class Versions:
         version = self.engine.version
         if self._sized_version != version:
             self._sizes, self._sized_version = {version: 0}, version
-        model = self._in_use.get(version)
-        if model is None:
-            model = self._in_use[version] = self._decoded()
+        model = self._kept()
         if isinstance(submodel, UnitMap) and self.engine.broadcast is None and holds != version:
             return Offer(model, full_bytes(submodel.small), part_only=True)
         if holds not in self._sizes:
             self._sizes[holds] = len(self._download(holds).data)
         return Offer(model, self._sizes[holds])
+
+    def held(self, head: str = "") -> HeldModel[Model]:
+        """What a device has that has built the engine's version; `head` where its number may not do."""
+        model = self._kept()
+        return HeldModel(model.version, head, model if head else None)
 
     def exact(self) -> Model:
         """The server's own model of this moment, to the bit."""
@@ -98,6 +102,14 @@ class Versions:
     def in_use(self) -> list[int]:
         """The versions that somebody holds."""
         return sorted(self._in_use)
+
+    def _kept(self) -> Model:
+        """The engine's version, one copy for all."""
+        version = self.engine.version
+        model = self._in_use.get(version)
+        if model is None:
+            model = self._in_use[version] = self._decoded()
+        return model
 
     def _decoded(self) -> Model:
         engine = self.engine

@@ -17,10 +17,12 @@ Tables = Mapping[str, Any]  # by name, as the fields of `Config`
 TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 BY_STREAM, BY_CALLS = "stream", "calls"  # client.connection, beside AUTO
 TURNS, LOT = "turns", "lot"  # server.lapsed
+SENT, BUILT = "sent", "built"  # run.initial
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
     "run.mode": (AUTO, MAX, MIN),
+    "run.initial": (SENT, BUILT),
     "model.buffers": ("average", "latest", "local"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.waiting": (AUTO, "ask", "called"),

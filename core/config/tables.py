@@ -42,7 +42,8 @@ class RunTable:
     `rejections_max`: the run is given up when so many updates in a row cannot be used. The run is judged by
     `metric`, which the App's `evaluate` returns (`auto`: the accuracy, or else the loss); `mode` says whether
     more of it (`max`) or less (`min`) is better, `target` is a value of it. With `stop_at_target` the run
-    ends with the first measurement that is as good. `trackers` are told of the run as it goes on.
+    ends with the first measurement that is as good. `trackers` are told of the run as it goes on. `initial`:
+    version 0 is `sent` to devices, or `built` by each of them from the App and the seed (`host/first.py`).
     """
 
     name: str = "run"
@@ -63,6 +64,7 @@ class RunTable:
     target: float | str = field(default=NO_TARGET, metadata=LATER_KEY)
     stop_at_target: bool = field(default=False, metadata=LATER_KEY)
     trackers: list[str] = field(default_factory=list, metadata=LATER_KEY)
+    initial: str = field(default="sent", metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

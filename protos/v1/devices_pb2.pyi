@@ -145,6 +145,7 @@ class EnrolResponse(_message.Message):
     CONFIG_JSON_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     SERVER_TIME_S_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     run_id: _builtins.str
     config_json: _builtins.str
@@ -153,6 +154,10 @@ class EnrolResponse(_message.Message):
     server_time_s: _builtins.float
     @_builtins.property
     def manifest(self) -> _model_pb2.Manifest: ...
+    @_builtins.property
+    def first(self) -> Global___FirstModel:
+        """Where a device may build version 0 itself: docs/protocol.md, "The first version"."""
+
     def __init__(
         self,
         *,
@@ -162,14 +167,45 @@ class EnrolResponse(_message.Message):
         config_json: _builtins.str = ...,
         version: _builtins.int = ...,
         server_time_s: _builtins.float = ...,
+        first: Global___FirstModel | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["manifest", b"manifest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "manifest", b"manifest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "manifest", b"manifest", "run", b"run", "run_id", b"run_id", "server_time_s", b"server_time_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "first", b"first", "manifest", b"manifest", "run", b"run", "run_id", b"run_id", "server_time_s", b"server_time_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EnrolResponse: _TypeAlias = EnrolResponse  # noqa: Y015
+
+@_typing.final
+class FirstModel(_message.Message):
+    """What version 0 is built from: the App's model of `seed`, through `codec`, has this SHA-256. `head` is as in Task."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEED_FIELD_NUMBER: _builtins.int
+    CODEC_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    HEAD_FIELD_NUMBER: _builtins.int
+    seed: _builtins.int
+    codec: _builtins.str
+    sha256: _builtins.bytes
+    head: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        seed: _builtins.int = ...,
+        codec: _builtins.str = ...,
+        sha256: _builtins.bytes = ...,
+        head: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["codec", b"codec", "head", b"head", "seed", b"seed", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FirstModel: _TypeAlias = FirstModel  # noqa: Y015
 
 @_typing.final
 class AskTaskRequest(_message.Message):

@@ -138,6 +138,7 @@ def test_init_writes_what_a_server_starts_from(tmp_path: Path) -> None:
     said = answer(anabranch("init", "synthetic", "--out", tmp_path / "model", "--json"))
     assert said["parameters"] > 0
     assert {p.name for p in (tmp_path / "model").iterdir()} == {"manifest.json", "initial.safetensors"}
+    assert json.loads((tmp_path / "model" / "manifest.json").read_text())["seed"] == 0
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,8 @@ def test_a_run_starts_from_exported_weights(tmp_path: Path) -> None:
     answer(anabranch("init", "synthetic", "--out", tmp_path / "b", "--weights", exported, "--json"))
     found = load_file(tmp_path / "b" / INITIAL)
     assert {n: w.tolist() for n, w in found.items()} == {n: w.tolist() for n, w in weights.items()}
+    seeds = [json.loads((tmp_path / name / "manifest.json").read_text()).get("seed") for name in ("a", "b")]
+    assert seeds == [1, None], "of weights that were given nobody knows one"
     save_file(first, exported)
     failed = anabranch("init", "synthetic", "--out", tmp_path / "c", "--weights", exported)
     assert failed.returncode == OUTCOMES[ConfigError].exit_code

@@ -108,6 +108,7 @@ def test_a_run_that_an_earlier_server_app_has_begun_goes_on(tmp_path: Path) -> N
         ({"downlink.codec": "int8"}, ConfigError, "on Flower's Grid models travel whole"),
         ({"uplink.codec": "ef(0.9)|int9"}, UnknownCodec, "unknown stage 'int9'"),
         ({"submodel.name": "random"}, ConfigError, "trains the whole model"),
+        ({"run.initial": "built"}, ConfigError, "a node that builds one saves nothing"),
         ({"strategy.nane": "x"}, ConfigError, "nane"),
         ({"serverapp": ""}, AppError, "must name the app's own ServerApp"),
         ({"serverapp": "json:dumps"}, AppError, "is a function, no ServerApp"),

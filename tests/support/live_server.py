@@ -28,9 +28,14 @@ def live_server(
     groups: Iterable[UnitGroup] = (),
     buffers: Iterable[str] = (),
     trained: Collection[str] | None = None,
+    seed: int | None = None,
 ) -> Iterator[ServerInfo]:
-    """A server of a model's first weights in a thread; it drains at the end. Its data lies in `folder`."""
-    manifest = write_manifest(folder / "model", "test", tensors, tuple(groups), tuple(buffers), trained)
+    """A server of a model's first weights in a thread; it drains at the end. Its data lies in `folder`.
+
+    `seed`: that of the weights, where they were built from one.
+    """
+    parts = tuple(groups), tuple(buffers), trained
+    manifest = write_manifest(folder / "model", "test", tensors, *parts, seed)
     table = replace(
         config.server,
         address=f"127.0.0.1:{port}",

@@ -70,7 +70,8 @@ def init(
     if not force:
         check_free(out, first, spec)
     with writing(out):
-        write_manifest(out, app, first, spec.groups, spec.buffers, spec.slices)
+        built_from = seed if weights is None else None
+        write_manifest(out, app, first, spec.groups, spec.buffers, spec.slices, built_from)
         if brought:
             (out / BROUGHT).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
     _tell_model(Output(as_json), out, app, spec, trainer.whole_because, settings.model.buffers)

@@ -65,4 +65,21 @@ FROZEN = Walk(
     ),
 )
 
-WALKS = (SYSTEMS, SUBSPACE, FROZEN)
+BUILT = "--set run.initial=built --set downlink.codec='\"log(2)\"'"
+BUILT_SERVER = f"anabranch server --model model {BUILT}"
+
+DOWNLINK = Walk(
+    "version 0 without a download",
+    page="docs/downlink.md",
+    quick=True,
+    steps=(
+        types(f"anabranch simulate synthetic --updates 100 {BUILT}", says="kB down"),
+        also("anabranch init synthetic --out model"),
+        also_starts(BUILT_SERVER, until="serving"),
+        also("anabranch client synthetic --id a --tasks-max 1", says="built version=0"),
+        also("anabranch admin status", says=r" 0 B down"),
+        End(BUILT_SERVER, by=SIGINT, says="drained"),
+    ),
+)
+
+WALKS = (SYSTEMS, SUBSPACE, FROZEN, DOWNLINK)
