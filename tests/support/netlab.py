@@ -111,8 +111,8 @@ class DeviceProcess:
     def __init__(self, link: Link, app: str, folder: Path, number: int) -> None:
         self.folder = folder / f"device-{number}"
         self.told: list[Told] = []
-        options = ["--server", ADDRESS, "--id", f"device-{number}", "--shard", f"{number}/4", "--json"]
-        command = [*COMMAND, "client", app, *options, "--state-dir", str(self.folder)]
+        options = ["--server", ADDRESS, "--insecure", "--id", f"device-{number}", "--shard", f"{number}/4"]
+        command = [*COMMAND, "client", app, *options, "--state-dir", str(self.folder), "--json"]
         with (folder / f"device-{number}.log").open("wb") as log:
             self._process = _start(link.devices, command, log)
         self._thread = threading.Thread(target=self._listen, daemon=True)
@@ -133,6 +133,11 @@ class DeviceProcess:
         """The updates that were acknowledged to it."""
         return [t.data["update"] for t in list(self.told) if t.kind == "pushed"]
 
+    @property
+    def has_ended(self) -> bool:
+        """By itself."""
+        return self._process.poll() is not None
+
     def stop(self) -> None:
         """SIGTERM, and wait."""
         _end(self._process)
@@ -151,10 +156,11 @@ class Lab:
     devices: list[DeviceProcess] = field(default_factory=list)
 
     def await_that(self, condition: Callable[[], bool], within_s: float) -> bool:
-        """Whether it comes true within this time."""
+        """Whether it comes true within this time, and while all are at it."""
         deadline = time.monotonic() + within_s
         while not condition():
-            if time.monotonic() > deadline or self.server.poll() is not None:
+            ended = self.server.poll() is not None or any(d.has_ended for d in self.devices)
+            if time.monotonic() > deadline or ended:
                 return False
             time.sleep(0.005)
         return True
@@ -223,7 +229,8 @@ def lab(folder: Path, devices: int, app: str = "synthetic", mbit: float = 0.0) -
             assert server.stdout is not None
             assert "serving" in server.stdout.readline(), (folder / "server.log").read_text()
             made.devices += [DeviceProcess(link, app, folder, number) for number in range(devices)]
-            assert made.await_that(lambda: all(d.pushed() for d in made.devices), START_S), "no device works"
+            at_work = made.await_that(lambda: all(d.pushed() for d in made.devices), START_S)
+            assert at_work, [path.read_text()[-500:] for path in sorted(folder.glob("device-*.log"))]
             yield made
         finally:
             made.end()
