@@ -10,25 +10,29 @@ from __future__ import annotations
 import logging
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
 import grpc
 
-from anabranch.client.channel import CONTROL_S
+from anabranch.client.bundles import BundleFiles
+from anabranch.client.channel import CONTROL_S, StallGuard, stream_deadline_s
 from anabranch.client.link import Link
-from anabranch.client.listed import ListedJob, read_jobs
+from anabranch.client.listed import ListedBundle, ListedJob, read_jobs
 from anabranch.client.run import ClientOptions, device_wallet
 from anabranch.client.state import device_id, fresh_seed, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.waiting import WaitingNotice
-from anabranch.core.errors import ConfigError, ProtocolError
+from anabranch.core.errors import AnabranchError, ConfigError, ProtocolError, outcome_of
+from anabranch.core.limits import DEFAULT_LIMITS
 from anabranch.core.rng import rank
 from anabranch.identity.addresses import parse_addresses
+from anabranch.identity.bundle import check_allowed
 from anabranch.protos.v1 import jobs_pb2 as jobs_pb
 from anabranch.protos.v1.jobs_pb2_grpc import JobsStub
+from anabranch.workloads.bundled import bundled_spec
 
 log = logging.getLogger(__name__)
 
@@ -54,11 +58,11 @@ class JobOffice:
 
     def listing(self) -> Listing:
         """The jobs of the moment. Raises `ConfigError` for a server of before there were any."""
-        self._link.stub()  # with the certificate of the moment
-        stub = JobsStub(self._link.servers.current.channel)
         try:
             with self._link.calling(first=True):
-                answer = stub.ListJobs(jobs_pb.ListJobsRequest(client_id=self._client_id), timeout=CONTROL_S)
+                answer = self._stub().ListJobs(
+                    jobs_pb.ListJobsRequest(client_id=self._client_id), timeout=CONTROL_S
+                )
         except ProtocolError as error:
             cause: Any = error.__cause__
             if isinstance(cause, grpc.RpcError) and cause.code() is grpc.StatusCode.UNIMPLEMENTED:
@@ -68,6 +72,24 @@ class JobOffice:
             raise
         window = answer.look_again
         return Listing(read_jobs(answer), (window.earliest_s, window.latest_s))
+
+    def bundle(self, job: ListedJob, bundle: ListedBundle, offset: int) -> Iterator[tuple[int, bytes]]:
+        """The bytes of a job's bundle from an offset on, each piece with where it begins."""
+        request = jobs_pb.FetchBundleRequest(
+            client_id=self._client_id, job=job.name, sha256=bytes.fromhex(bundle.sha256), offset=offset
+        )
+        stub = self._stub()
+        with self._link.calling():
+            call: Any = stub.FetchBundle(request, timeout=stream_deadline_s(bundle.size_bytes))
+            with StallGuard(call.cancel, DEFAULT_LIMITS.upload_idle_s) as guard:
+                for piece in call:
+                    guard.moved()
+                    yield piece.offset, piece.data
+
+    def _stub(self) -> JobsStub:
+        """With the certificate of the moment."""
+        self._link.stub()
+        return JobsStub(self._link.servers.current.channel)
 
 
 class Worker(Protocol):
@@ -90,8 +112,9 @@ class Worker(Protocol):
         ...
 
 
-# Starts a device of a job: (job, the device's name, the folder of its papers or None, its state folder).
-Begin = Callable[[ListedJob, str, Path | None, Path], Worker]
+# Starts a device of a job: (job, its App, the device's name, the folder of its papers or None, its state
+# folder).
+Begin = Callable[[ListedJob, str, str, Path | None, Path], Worker]
 
 
 @dataclass
@@ -116,10 +139,18 @@ class Rota:
 OnJob = Callable[..., None]
 
 
-def serve_jobs(options: ClientOptions, begin: Begin, tell: OnJob, bell: Bell | None = None) -> None:
+def serve_jobs(
+    options: ClientOptions,
+    begin: Begin,
+    tell: OnJob,
+    bell: Bell | None = None,
+    signers: Collection[str] = (),
+) -> None:
     """Work at the server's jobs until SIGTERM, SIGINT or `bell.stop()`. Raises `ConfigError` and the like.
 
-    `tell`: hears "begun", "ended" and "waiting". Of the options, the App and the state folder are each job's.
+    `tell`: hears "begun", "ended", "waiting" and "left", and of bundles "opened" and "unopened". Of the
+    options, the App and the state folder are each job's. `signers`: a job's App is that of its bundle where
+    one of these has signed it, else the one of the options; where those name none, the job is left alone.
     """
     for address in parse_addresses(options.server):
         if "/" in address:
@@ -129,24 +160,54 @@ def serve_jobs(options: ClientOptions, begin: Begin, tell: OnJob, bell: Bell | N
     client_id = device_id(options.state_dir, options.client_id if wallet is None else wallet.name)
     link = Link(options.server, wallet=wallet)
     papers = None if wallet is None else wallet.folder
-    rounds = _Rounds(options, JobOffice(link, client_id), bell, tell)
+    office = JobOffice(link, client_id)
+    rounds = _Rounds(options, office, _Apps(options, office, signers, tell), bell, tell)
+    below = options.state_dir / FOLDER
     try:
         with locked(options.state_dir), interruptible(bell):
-            below = options.state_dir / FOLDER
-            rounds.go(lambda job: begin(job, client_id, papers, below / (job.name or UNNAMED)))
+            rounds.go(lambda job, app: begin(job, app, client_id, papers, below / (job.name or UNNAMED)))
     except Interrupted:
         return
     finally:
         link.close()
 
 
+class _Apps:
+    """Which App a device runs for a job: the one of its bundle, or its own."""
+
+    def __init__(
+        self, options: ClientOptions, office: JobOffice, signers: Collection[str], tell: OnJob
+    ) -> None:
+        self._own, self._signers, self._office, self._tell = options.app, signers, office, tell
+        self._files = BundleFiles(options.state_dir, signers)
+
+    def of(self, job: ListedJob, jobs: list[ListedJob]) -> str:
+        """Its name. Raises `ConfigError` where there is none, and as `BundleFiles.prepare`."""
+        bundle = job.bundle
+        if bundle is not None and bundle.signer in self._signers:
+            self._files.keep({other.bundle.sha256 for other in jobs if other.bundle is not None})
+            folder, opened = self._files.prepare(self._office, job, bundle)
+            name = opened.manifest.name
+            self._tell("opened", job=job.name, bundle=name, sha256=opened.sha256, signer=opened.signer)
+            return bundled_spec(folder, opened.manifest.entry)
+        if not self._own:
+            if bundle is not None:
+                check_allowed(bundle.signer, self._signers)
+            raise ConfigError("it has no bundle, and this device has no App of its own")
+        if bundle is not None:
+            self._tell("unopened", job=job.name, signer=bundle.signer, app=self._own)
+        return self._own
+
+
 class _Rounds:
-    def __init__(self, options: ClientOptions, office: JobOffice, bell: Bell, tell: OnJob) -> None:
-        self._options, self._office, self._bell, self._tell = options, office, bell, tell
+    def __init__(
+        self, options: ClientOptions, office: JobOffice, apps: _Apps, bell: Bell, tell: OnJob
+    ) -> None:
+        self._options, self._office, self._apps, self._bell, self._tell = options, office, apps, bell, tell
         self._rota, self._seed, self._rests = Rota(bell.now), fresh_seed(), 0
         self._waiting = WaitingNotice(options.server)
 
-    def go(self, begin: Callable[[ListedJob], Worker]) -> None:
+    def go(self, begin: Callable[[ListedJob, str], Worker]) -> None:
         idle = False
         while True:
             listing = self._listed()
@@ -157,11 +218,24 @@ class _Rounds:
                 idle = True
                 self._rest(listing)
                 continue
+            app = self._app(job, listing)
+            if app is None:
+                continue
             idle = False
             self._tell("begun", job=job.name, app=job.app)
-            code = self._work(job, begin(job))
+            code = self._work(job, begin(job, app))
             self._rota.done(job.name, code, listing.look_again_s[1])
             self._tell("ended", job=job.name, code=code)
+
+    def _app(self, job: ListedJob, listing: Listing) -> str | None:
+        """The App for a job; None: it cannot be had now, and other jobs are not kept waiting."""
+        try:
+            return self._apps.of(job, listing.jobs)
+        except AnabranchError as error:
+            outcome = outcome_of(error)
+            self._rota.done(job.name, 0 if outcome.retryable else outcome.exit_code, listing.look_again_s[1])
+            self._tell("left", job=job.name, why=str(error))
+            return None
 
     def _work(self, job: ListedJob, worker: Worker) -> int:
         """Until the process ends, or the server does not list its job any more. Returns its exit code."""

@@ -18,6 +18,10 @@ OUTBOX_ENTRIES_MAX = 64
 OUTBOX_BYTES_MAX = 2 * GIB
 # Of a client at a server: updates on their way, and what has come of those that were cut.
 UPLOAD_BYTES_PER_CLIENT = 2 * GIB
+# Of a bundle of an App: code and small files. More is neither made, served nor opened.
+BUNDLE_BYTES_MAX = 16 * MIB
+BUNDLE_MANIFEST_BYTES_MAX = 1 * MIB
+BUNDLE_FILES_MAX = 1_000
 # A server with a full disk looks again after so long.
 RETRY_FULL_DISK_S = 1.0
 

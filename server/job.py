@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from anabranch.server.bundles import OfferedBundle
 from anabranch.server.gate import EVERYBODY, Scope
 from anabranch.server.job_folder import JobNote
 from anabranch.server.metrics import Metrics
@@ -33,6 +34,7 @@ class HostedJob:
     why: str = ""
     told: bool = False  # how it stands
     app: str = ""
+    bundle: OfferedBundle | None = None  # of its App, if devices are to have it
     run: LiveRun | None = None  # while it is served
     metrics: Metrics | None = None
     stop: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,7 +1,8 @@
 """Jobs as they lie on the disk: one folder each, in the folder that a server of several runs is given.
 
 `NAME/job.json` has whose it is, when it was added and whether it is stopped, `NAME/settings.toml` its
-settings, `NAME/model` what `anabranch init` wrote, and `NAME/data` is a server's data folder like any other.
+settings, `NAME/model` what `anabranch init` wrote, `NAME/app.bundle` the code of its App if devices are to
+have it, and `NAME/data` is a server's data folder like any other.
 Whoever may write there decides what the server runs; so the folder is for its owner alone.
 """
 
@@ -20,7 +21,7 @@ from anabranch.identity.addresses import JOB_NAME, checked_job
 from anabranch.identity.files import make_private_folder, tighten_tree, write_private
 from anabranch.server.store.files import sync_folder
 
-NOTE, SETTINGS, MODEL, DATA = "job.json", "settings.toml", "model", "data"
+NOTE, SETTINGS, MODEL, BUNDLE, DATA = "job.json", "settings.toml", "model", "app.bundle", "data"
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,13 @@ def names_in(folder: Path) -> list[str]:
 
 
 def add(
-    folder: Path, name: str, settings: Path | None, model: Path, devices: Sequence[str], now: float
+    folder: Path,
+    name: str,
+    settings: Path | None,
+    model: Path,
+    devices: Sequence[str],
+    now: float,
+    bundle: Path | None = None,
 ) -> Path:
     """A new job, whole or not at all. Raises `ConfigError` where one has its name, `StoreError`."""
     job = folder / checked_job(name)
@@ -74,6 +81,8 @@ def add(
             write_private(made / SETTINGS, settings.read_bytes())
         shutil.copytree(model, made / MODEL)
         tighten_tree(made / MODEL)
+        if bundle is not None:
+            write_private(made / BUNDLE, bundle.read_bytes())
         _write(made, JobNote(now, tuple(devices)))
         made.rename(job)
         sync_folder(folder)

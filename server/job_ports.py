@@ -54,7 +54,7 @@ class JobPorts(Ports):
                 yield made(run, gate_of(identity, kinds, job.name, job.scope))
 
         answer = by_job(service, chosen)
-        add_JobsServicer_to_server(ListsJobs(self._jobs.all, every, admin, self._calls), server)
+        add_JobsServicer_to_server(ListsJobs(self._jobs.all, every, admin, self._calls, self._limits), server)
         if admin:
             add_OperatorsServicer_to_server(answer, server)
             reflect(server)

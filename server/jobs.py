@@ -20,6 +20,7 @@ from anabranch.core.clock import Seconds
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, Unavailable
 from anabranch.server.app import RunEnded, check_done, checked_store, led_run, until_over
+from anabranch.server.bundles import offered_in
 from anabranch.server.job import HostedJob, JobState
 from anabranch.server.job_folder import DATA, JobNote, names_in, note_of
 from anabranch.server.manifest import Manifest
@@ -156,6 +157,7 @@ class Jobs:
 
     async def _lead(self, job: HostedJob) -> None:
         config, manifest = await asyncio.to_thread(self._read, job.path, job.path / DATA)
+        job.bundle = await asyncio.to_thread(offered_in, job.path)
         job.app, limits, metrics = manifest.app, config.limits, Metrics()
         store = checked_store(config.server, limits)
         try:

@@ -202,7 +202,7 @@ class Ports:
 
     def _add_services(self, server: Any, admin: bool, identity: ServerIdentity | None) -> None:
         gate = gate_of(identity, OPERATORS if admin else CALLERS)
-        jobs = ListsJobs(lambda: [HostedJob.only(self._run)], gate, admin, self._run.calls)
+        jobs = ListsJobs(lambda: [HostedJob.only(self._run)], gate, admin, self._run.calls, self._limits)
         add_JobsServicer_to_server(jobs, server)
         if not admin:
             servicer = DevicesAndExchange(self._run, gate)

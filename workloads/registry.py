@@ -18,8 +18,12 @@ BUILT_IN = {
 }
 APPS = PartKind("App", "apps", ("run.workload",), BUILT_IN, needs=("model", "data"))
 
-# `flower:FOLDER`: what makes an App of another framework's. By name, as it lies in a layer above.
-ADAPTERS = {"flower": "anabranch.flower.app:FlowerApp"}
+# `flower:FOLDER`: what makes an App of another framework's; `bundle:FOLDER:module:App`: of a bundle that a
+# device has opened. By name, as they lie above.
+ADAPTERS = {
+    "flower": "anabranch.flower.app:FlowerApp",
+    "bundle": "anabranch.workloads.bundled:bundled_app",
+}
 
 
 def adapter_of(spec: str) -> tuple[Any, str] | None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from anabranch.protos.v1 import model_pb2 as anabranch_dot_protos_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61nabranch/protos/v1/jobs.proto\x12\x0c\x61nabranch.v1\x1a\x1f\x61nabranch/protos/v1/model.proto\"$\n\x0fListJobsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\"n\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x0b\n\x03\x61pp\x18\x06 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x07 \x03(\t\"b\n\x10ListJobsResponse\x12\x1f\n\x04jobs\x18\x01 \x03(\x0b\x32\x11.anabranch.v1.Job\x12-\n\nlook_again\x18\x02 \x01(\x0b\x32\x19.anabranch.v1.RetryWindow2Q\n\x04Jobs\x12I\n\x08ListJobs\x12\x1d.anabranch.v1.ListJobsRequest\x1a\x1e.anabranch.v1.ListJobsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1e\x61nabranch/protos/v1/jobs.proto\x12\x0c\x61nabranch.v1\x1a\x1f\x61nabranch/protos/v1/model.proto\"$\n\x0fListJobsRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\"\x94\x01\n\x03Job\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0b\n\x03why\x18\x03 \x01(\t\x12\x0e\n\x06run_id\x18\x04 \x01(\t\x12\x0f\n\x07version\x18\x05 \x01(\x04\x12\x0b\n\x03\x61pp\x18\x06 \x01(\t\x12\x0f\n\x07\x64\x65vices\x18\x07 \x03(\t\x12$\n\x06\x62undle\x18\x08 \x01(\x0b\x32\x14.anabranch.v1.Bundle\"<\n\x06\x42undle\x12\x0e\n\x06sha256\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06signer\x18\x03 \x01(\t\"T\n\x12\x46\x65tchBundleRequest\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x0e\n\x06offset\x18\x04 \x01(\x04\"3\n\x13\x46\x65tchBundleResponse\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"b\n\x10ListJobsResponse\x12\x1f\n\x04jobs\x18\x01 \x03(\x0b\x32\x11.anabranch.v1.Job\x12-\n\nlook_again\x18\x02 \x01(\x0b\x32\x19.anabranch.v1.RetryWindow2\xa7\x01\n\x04Jobs\x12I\n\x08ListJobs\x12\x1d.anabranch.v1.ListJobsRequest\x1a\x1e.anabranch.v1.ListJobsResponse\x12T\n\x0b\x46\x65tchBundle\x12 .anabranch.v1.FetchBundleRequest\x1a!.anabranch.v1.FetchBundleResponse0\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,10 +34,16 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LISTJOBSREQUEST']._serialized_start=81
   _globals['_LISTJOBSREQUEST']._serialized_end=117
-  _globals['_JOB']._serialized_start=119
-  _globals['_JOB']._serialized_end=229
-  _globals['_LISTJOBSRESPONSE']._serialized_start=231
-  _globals['_LISTJOBSRESPONSE']._serialized_end=329
-  _globals['_JOBS']._serialized_start=331
-  _globals['_JOBS']._serialized_end=412
+  _globals['_JOB']._serialized_start=120
+  _globals['_JOB']._serialized_end=268
+  _globals['_BUNDLE']._serialized_start=270
+  _globals['_BUNDLE']._serialized_end=330
+  _globals['_FETCHBUNDLEREQUEST']._serialized_start=332
+  _globals['_FETCHBUNDLEREQUEST']._serialized_end=416
+  _globals['_FETCHBUNDLERESPONSE']._serialized_start=418
+  _globals['_FETCHBUNDLERESPONSE']._serialized_end=469
+  _globals['_LISTJOBSRESPONSE']._serialized_start=471
+  _globals['_LISTJOBSRESPONSE']._serialized_end=569
+  _globals['_JOBS']._serialized_start=572
+  _globals['_JOBS']._serialized_end=739
 # @@protoc_insertion_point(module_scope)

@@ -52,6 +52,7 @@ class Job(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     APP_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
+    BUNDLE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     state: _builtins.str
     """"starting", "running", "ended", "stopped", "failed" """
@@ -66,6 +67,10 @@ class Job(_message.Message):
     def devices(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Whose job it is: patterns of names; none for all."""
 
+    @_builtins.property
+    def bundle(self) -> Global___Bundle:
+        """The code of its App; not there where a device must have it already."""
+
     def __init__(
         self,
         *,
@@ -76,14 +81,93 @@ class Job(_message.Message):
         version: _builtins.int = ...,
         app: _builtins.str = ...,
         devices: _abc.Iterable[_builtins.str] | None = ...,
+        bundle: Global___Bundle | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["bundle", b"bundle"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["app", b"app", "devices", b"devices", "name", b"name", "run_id", b"run_id", "state", b"state", "version", b"version", "why", b"why"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["app", b"app", "bundle", b"bundle", "devices", b"devices", "name", b"name", "run_id", b"run_id", "state", b"state", "version", b"version", "why", b"why"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class Bundle(_message.Message):
+    """identity/bundle.py says what is in one. A device goes by what it finds in it, not by what is said of it here."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHA256_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SIGNER_FIELD_NUMBER: _builtins.int
+    sha256: _builtins.bytes
+    size_bytes: _builtins.int
+    signer: _builtins.str
+    """The public key of Ed25519, hex."""
+    def __init__(
+        self,
+        *,
+        sha256: _builtins.bytes = ...,
+        size_bytes: _builtins.int = ...,
+        signer: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["sha256", b"sha256", "signer", b"signer", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Bundle: _TypeAlias = Bundle  # noqa: Y015
+
+@_typing.final
+class FetchBundleRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    job: _builtins.str
+    sha256: _builtins.bytes
+    offset: _builtins.int
+    def __init__(
+        self,
+        *,
+        client_id: _builtins.str = ...,
+        job: _builtins.str = ...,
+        sha256: _builtins.bytes = ...,
+        offset: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "job", b"job", "offset", b"offset", "sha256", b"sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchBundleRequest: _TypeAlias = FetchBundleRequest  # noqa: Y015
+
+@_typing.final
+class FetchBundleResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OFFSET_FIELD_NUMBER: _builtins.int
+    DATA_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    data: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        offset: _builtins.int = ...,
+        data: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset", b"offset"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FetchBundleResponse: _TypeAlias = FetchBundleResponse  # noqa: Y015
 
 @_typing.final
 class ListJobsResponse(_message.Message):

@@ -39,6 +39,11 @@ class JobsStub:
                 request_serializer=anabranch_dot_protos_dot_v1_dot_jobs__pb2.ListJobsRequest.SerializeToString,
                 response_deserializer=anabranch_dot_protos_dot_v1_dot_jobs__pb2.ListJobsResponse.FromString,
                 _registered_method=True)
+        self.FetchBundle = channel.unary_stream(
+                '/anabranch.v1.Jobs/FetchBundle',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_jobs__pb2.FetchBundleRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_jobs__pb2.FetchBundleResponse.FromString,
+                _registered_method=True)
 
 
 class JobsServicer:
@@ -51,6 +56,13 @@ class JobsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FetchBundle(self, request, context):
+        """To a device: the bundle of a job that it may serve, from an offset on.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_JobsServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +70,11 @@ def add_JobsServicer_to_server(servicer, server):
                     servicer.ListJobs,
                     request_deserializer=anabranch_dot_protos_dot_v1_dot_jobs__pb2.ListJobsRequest.FromString,
                     response_serializer=anabranch_dot_protos_dot_v1_dot_jobs__pb2.ListJobsResponse.SerializeToString,
+            ),
+            'FetchBundle': grpc.unary_stream_rpc_method_handler(
+                    servicer.FetchBundle,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_jobs__pb2.FetchBundleRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_jobs__pb2.FetchBundleResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +104,33 @@ class Jobs:
             '/anabranch.v1.Jobs/ListJobs',
             anabranch_dot_protos_dot_v1_dot_jobs__pb2.ListJobsRequest.SerializeToString,
             anabranch_dot_protos_dot_v1_dot_jobs__pb2.ListJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FetchBundle(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/anabranch.v1.Jobs/FetchBundle',
+            anabranch_dot_protos_dot_v1_dot_jobs__pb2.FetchBundleRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_jobs__pb2.FetchBundleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -35,12 +35,16 @@ class JobsStub:
     def __new__(cls, channel: _aio.Channel) -> JobsAsyncStub: ...
     ListJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]
     """To a device: those that it may serve and that go on, in the order in which it should. To an operator: all."""
+    FetchBundle: _grpc.UnaryStreamMultiCallable[_jobs_pb2.FetchBundleRequest, _jobs_pb2.FetchBundleResponse]
+    """To a device: the bundle of a job that it may serve, from an offset on."""
 
 @_typing.type_check_only
 class JobsAsyncStub(JobsStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     ListJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.ListJobsRequest, _jobs_pb2.ListJobsResponse]  # type: ignore[assignment]
     """To a device: those that it may serve and that go on, in the order in which it should. To an operator: all."""
+    FetchBundle: _aio.UnaryStreamMultiCallable[_jobs_pb2.FetchBundleRequest, _jobs_pb2.FetchBundleResponse]  # type: ignore[assignment]
+    """To a device: the bundle of a job that it may serve, from an offset on."""
 
 class JobsServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
@@ -50,5 +54,13 @@ class JobsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.ListJobsResponse, _abc.Awaitable[_jobs_pb2.ListJobsResponse]]:
         """To a device: those that it may serve and that go on, in the order in which it should. To an operator: all."""
+
+    @_abc_1.abstractmethod
+    def FetchBundle(
+        self,
+        request: _jobs_pb2.FetchBundleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_jobs_pb2.FetchBundleResponse], _abc.AsyncIterator[_jobs_pb2.FetchBundleResponse]]:
+        """To a device: the bundle of a job that it may serve, from an offset on."""
 
 def add_JobsServicer_to_server(servicer: JobsServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

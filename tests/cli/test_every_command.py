@@ -162,6 +162,9 @@ OTHERS: dict[str, Call] = {
     "admin jobs add": lambda p, _: ["wards", p.folder / "run.toml", "--model", p.folder / "model"],
     "admin jobs stop": lambda p, cwd: [with_job(p, cwd), "--folder", "jobs"],
     "admin jobs start": lambda p, cwd: [with_job(p, cwd), "--folder", "jobs"],
+    "bundle key": lambda p, _: ["--out", "signer.key"],
+    "bundle make": lambda p, cwd: [own_app(cwd), "--key", signer_key(cwd), "--out", "app.bundle"],
+    "bundle show": lambda p, cwd: [bundled(cwd)],
     "config show": lambda p, _: [p.folder / "run.toml"],
     "demo": lambda p, _: ["--workload", "synthetic", "--clients", 1, "--set", "run.updates_max=4"],
     "check": lambda p, _: ["synthetic"],
@@ -191,6 +194,7 @@ STARTED = (
         "admin backup",
         "admin restore",
         "admin status",
+        "bundle make",
         "check",
         "flower pack",
         "replay",
@@ -207,6 +211,24 @@ def backed_up(at: Place, cwd: Path) -> Path:
     """A backup of a server's data."""
     answer(anabranch(at.folder, "admin", "backup", cwd / "copy", "--data-dir", "stopped", "--json"))
     return cwd / "copy"
+
+
+def own_app(cwd: Path) -> str:
+    """An App in a file."""
+    (cwd / "mine.py").write_text("class Mine:\n    def model(self): ...\n    def data(self, shard): ...\n")
+    return f"{cwd}/mine.py:Mine"
+
+
+def signer_key(cwd: Path) -> Path:
+    """A key to sign bundles with."""
+    answer(anabranch(cwd, "bundle", "key", "--out", "a.key", "--json"))
+    return cwd / "a.key"
+
+
+def bundled(cwd: Path) -> Path:
+    """A bundle of that App."""
+    answer(anabranch(cwd, "bundle", "make", own_app(cwd), "--key", signer_key(cwd), "--json"))
+    return cwd / "app.bundle"
 
 
 def with_job(at: Place, cwd: Path) -> str:

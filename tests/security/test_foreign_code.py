@@ -126,7 +126,7 @@ def test_a_device_is_told_names_and_no_places() -> None:
 
 def test_code_is_loaded_where_it_says_and_nowhere_else() -> None:
     """Every caller of the loader, by name: a new one has to be looked at."""
-    words = ("let_in(", "let_in_one(", "code.load(", "from_file(", "from_name(")
+    words = ("let_in(", "let_in_one(", "code.load(", "from_file(", "from_name(", "from_bundle(")
     callers = {
         str(path.relative_to(ROOT / "src" / "anabranch"))
         for path in (ROOT / "src" / "anabranch").rglob("*.py")
@@ -146,7 +146,9 @@ def test_code_is_loaded_where_it_says_and_nowhere_else() -> None:
         "server/store/factory.py",  # where this machine's data are
         "simulation/replay.py",  # a run that was found, once its caller has looked at it
         "simulation/problem.py",  # worker processes: what the run that started them was given
+        "support/bundled_code.py",  # what was signed by whom the device's user allows: test_bundles.py
         "support/code.py",
+        "workloads/bundled.py",
         "workloads/registry.py",  # APP
     }
     assert code.load.__module__ == "anabranch.support.code"

@@ -38,14 +38,16 @@ staleness = { name = "constant" }
 UNHELD = "[limits]\nearly_calls_at_once = 1000\n"
 
 
-def with_job(folder: Path, name: str, settings: str = "", devices: tuple[str, ...] = ()) -> Path:
+def with_job(
+    folder: Path, name: str, settings: str = "", devices: tuple[str, ...] = (), bundle: Path | None = None
+) -> Path:
     """A job of a small model in `folder`/jobs."""
     model = folder / "model"
     if not model.exists():
         write_manifest(model, "test", FIRST)
     file = folder / f"{name}.toml"
     file.write_text(SETTINGS + settings)
-    return add_job(folder / "jobs", name, file, model, devices)
+    return add_job(folder / "jobs", name, file, model, devices, bundle)
 
 
 def spec() -> ParamSpec:

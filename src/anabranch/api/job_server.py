@@ -81,12 +81,19 @@ class JobServer(Listening):
         return str(self._served.join_address)
 
     def add(
-        self, name: str, source: Source, *, devices: Sequence[str] = (), **objects: Unpack[RunObjects]
+        self,
+        name: str,
+        source: Source,
+        *,
+        devices: Sequence[str] = (),
+        bundle: str | Path | None = None,
+        **objects: Unpack[RunObjects],
     ) -> ServedJob:
         """Put a job into the folder; it begins within seconds, once the server runs.
 
         `source` and the objects are those of `Server`; `devices`: the names of those that may serve it, or
-        patterns such as `ward-*`; none for all. Raises `ConfigError` and `AppError`.
+        patterns such as `ward-*`; none for all. `bundle`: the file from which they may have the App. Raises
+        `ConfigError` and `AppError`.
         """
         plan = plan_run(source, objects, ends=False, name=checked_job(name))
         app = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
@@ -94,7 +101,7 @@ class JobServer(Listening):
             settings, model = Path(made) / SETTINGS, Path(made) / "model"
             write_private(settings, plan.config.to_toml(clear=True).encode())
             first_model(app, plan.config, model)
-            add_job(self.folder, name, settings, model, devices)
+            add_job(self.folder, name, settings, model, devices, None if bundle is None else Path(bundle))
         job = self._jobs[name] = ServedJob(self, name, app)
         return job
 

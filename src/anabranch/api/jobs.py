@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from anabranch.api.configuration import load_config, model_presets
+from anabranch.client.bundles import read_bundle
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AnabranchError, ConfigError, FolderMissing
 from anabranch.server.job_folder import MODEL, SETTINGS, add, names_in, note_of
@@ -44,14 +45,24 @@ def settings_of_job(settings: Path | None, model: Path, name: str) -> tuple[Conf
     return load_config(settings, presets=presets), manifest
 
 
-def add_job(folder: Path, name: str, settings: Path | None, model: Path, devices: Sequence[str] = ()) -> Path:
+def add_job(
+    folder: Path,
+    name: str,
+    settings: Path | None,
+    model: Path,
+    devices: Sequence[str] = (),
+    bundle: Path | None = None,
+) -> Path:
     """Put a job into a server's folder, where the server finds it. Raises `ConfigError`.
 
     `devices`: patterns of the names of those that may serve it; none for all. A database is one job's alone.
+    `bundle`: the file of its App's, from which devices may have it; raises as `read_bundle` for a bad one.
     """
     config, _ = settings_of_job(settings, model, name)
     _check_database(config, _others(folder / name))
-    return add(folder, name, settings, model, devices, time.time())
+    if bundle is not None:
+        read_bundle(bundle)
+    return add(folder, name, settings, model, devices, time.time(), bundle)
 
 
 def _others(job: Path) -> list[Path]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +19,7 @@ from anabranch.api.jobs import FOLDER, add_job, read_job
 from anabranch.cli.initialise import MODEL_FOLDER
 from anabranch.cli.logs import LogLevel
 from anabranch.cli.operating import operates
-from anabranch.cli.options import AsJson, ConfigFile
+from anabranch.cli.options import AsJson, ConfigFile, app_spec
 from anabranch.cli.output import Output
 from anabranch.cli.starter import stop_at_eof
 from anabranch.core.config.tables import Config
@@ -37,11 +37,21 @@ if TYPE_CHECKING:
     from anabranch.server.hosting import HostInfo
     from anabranch.server.job import JobState
 
+SIGNER_CHARS = 16  # of a signer, in a table
+
 jobs_app = typer.Typer(help="The runs of a server that serves several.", no_args_is_help=True)
 
 JobsFolder = Annotated[
     Path | None,
     typer.Option("--jobs", help="Serve every job of this folder instead of one run.", metavar="DIR"),
+]
+Signers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--signer",
+        help="With --jobs: run the App of a job's bundle if this one has signed it. Repeatable.",
+        metavar="HEX",
+    ),
 ]
 EveryJob = Annotated[
     bool, typer.Option("--jobs", help="Serve the server's jobs, one after another, and wait for more.")
@@ -61,8 +71,13 @@ def list_jobs(server: OperatorClient, output: Output) -> None:
     rows = server.jobs()
     for row in rows:
         output.event("job", "", **asdict(row))
-    cells = [[r.name, r.state, str(r.version), r.app, ", ".join(r.devices) or "all", r.why] for r in rows]
-    output.table("", ["job", "state", "version", "App", "devices", "why"], cells)
+    cells = [_cells(row) for row in rows]
+    output.table("", ["job", "state", "version", "App", "devices", "bundle", "why"], cells)
+
+
+def _cells(job: ListedJob) -> list[str]:
+    signed = "" if job.bundle is None else f"of {job.bundle.signer[:SIGNER_CHARS]}"
+    return [job.name, job.state, str(job.version), job.app, ", ".join(job.devices) or "all", signed, job.why]
 
 
 @jobs_app.command("add")
@@ -80,14 +95,20 @@ def add(
             metavar="PATTERN",
         ),
     ] = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle", help="Devices may have the App from it: `anabranch bundle make`.", metavar="FILE"
+        ),
+    ] = None,
     folder: OfFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
     """Give a server another run, on its own machine; it begins within seconds, and needs no restart.
 
-    Settings and model are copied; without --devices it is every device's.
+    Settings, model and bundle are copied; without --devices it is every device's.
     """
-    job = add_job(folder, name, config, model, devices or ())
+    job = add_job(folder, name, config, model, devices or (), bundle)
     whose = f"devices {', '.join(devices)}" if devices else "every device"
     Output(as_json).result(
         {"job": name, "folder": str(job), "devices": devices or []},
@@ -153,6 +174,20 @@ def serve_folder(
     raise typer.Exit(code)
 
 
+def device_app(app: str, flower: Path | None, signers: Sequence[str], jobs: bool) -> str:
+    """The App of a device, empty where it has none and goes by the bundles of jobs. Raises `ConfigError`."""
+    if signers and not jobs:
+        raise ConfigError("--signer is for --jobs: a device of one run has the App that was named")
+    if app or flower is not None or not jobs:
+        return app_spec(app, flower)
+    if not signers:
+        raise ConfigError(
+            "name one App: APP, or --flower DIR for the folder of a Flower app; or allow those whose bundles "
+            "this device shall run: --signer HEX"
+        )
+    return ""
+
+
 def bell_of(until_eof: bool) -> Bell:
     """A bell, which stops a device whose starter is gone: it holds the other end of its standard input."""
     from anabranch.client.stopping import Bell
@@ -163,15 +198,22 @@ def bell_of(until_eof: bool) -> Bell:
     return bell
 
 
-def serve_server(options: ClientOptions, parts: Sequence[str], output: Output, log_level: LogLevel) -> None:
-    """Serve a server's jobs until a signal."""
+def serve_server(
+    options: ClientOptions,
+    parts: Sequence[str],
+    output: Output,
+    log_level: LogLevel,
+    signers: Sequence[str],
+) -> None:
+    """Serve a server's jobs until a signal. `signers`: whose bundles are run."""
     from anabranch.client.jobs import serve_jobs
+    from anabranch.identity.signers import checked_signers
 
     def tell(kind: str, **data: Any) -> None:
         output.event(kind, SAID[kind].format(**data), **data)
 
-    def begin(job: ListedJob, client_id: str, papers: Path | None, state_dir: Path) -> Worker:
-        words = _device_words(options, parts, output, log_level)
+    def begin(job: ListedJob, app: str, client_id: str, papers: Path | None, state_dir: Path) -> Worker:
+        words = _device_words(replace(options, app=app), parts, output, log_level)
         below = f"/{job.name}" if job.name else ""
         servers = ",".join(f"{address}{below}" for address in parse_addresses(options.server))
         words += ["--server", servers, "--id", client_id, "--state-dir", str(state_dir), "--until-eof"]
@@ -180,7 +222,7 @@ def serve_server(options: ClientOptions, parts: Sequence[str], output: Output, l
         # Its own session: a Ctrl-C in the terminal is this process's, which ends it in good order.
         return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)  # noqa: S603
 
-    serve_jobs(options, begin, tell)
+    serve_jobs(options, begin, tell, signers=checked_signers(signers))
     output.result({"kind": "stopped"}, "stopped")
 
 
@@ -188,6 +230,9 @@ SAID = {
     "waiting": "waiting for a job",
     "begun": "job {job} ({app}) begins",
     "ended": "job {job} has ended here, exit code {code}",
+    "opened": "job {job}: its bundle {bundle} is signed by {signer}, who is allowed",
+    "unopened": "job {job}: its bundle is signed by {signer}, whom no --signer allows; {app} is used",
+    "left": "job {job} is left alone for now: {why}",
 }
 
 

@@ -19,8 +19,10 @@ from anabranch.cli.jobs import (
     EveryJob,
     JobsFolder,
     Papers,
+    Signers,
     bell_of,
     check_folder_options,
+    device_app,
     serve_folder,
     serve_server,
 )
@@ -201,6 +203,7 @@ def client(
     threads: Threads = 0,
     tasks_max: Annotated[int, typer.Option(help="Stop after so many tasks (0: never).", min=0)] = 0,
     jobs: EveryJob = False,
+    signers: Signers = None,
     identity: Papers = None,
     token: Token = "",
     token_file: TokenFile = None,
@@ -216,7 +219,8 @@ def client(
     """Run a device: ask, train on local data, push, again; until the run ends or SIGTERM.
 
     Several devices on one machine need a name each: --id device-0, --id device-1 and so on. With --jobs it
-    goes from one job of its server to the next, and waits for more; each has a process of its own.
+    goes from one job of its server to the next, and waits for more; each has a process of its own. With
+    --signer it runs the App of a job's bundle, with this user's rights, and needs no APP of its own.
     """
     from anabranch.client.run import ClientOptions
     from anabranch.client.state import state_dir_of
@@ -227,20 +231,18 @@ def client(
     joins: dict[str, Any] = {"token": _token(token, token_file), "ca_sha256": ca_sha256, "join": join}
     more: dict[str, Any] = {"step_time_s": step_time_s, "tasks_max": tasks_max, "identity": identity}
     options = ClientOptions(
-        app=app_spec(app, flower),
+        app=device_app(app, flower, signers or (), jobs),
         server=server_address,
         client_id=client_id,
         shard=parse_shard(shard) if shard else None,
         state_dir=state_dir or state_dir_of(client_id),
         data_path=data_path,
         options=dict(parse_setting(text) for text in app_options or ()),
-        **trains,
-        **joins,
-        **more,
+        **(trains | joins | more),
         insecure=insecure,
         outbox=_outbox(outbox_results, outbox_mib),
     )
-    _work(options, parts or (), output, log_level if jobs else "", until_eof)
+    _work(options, parts or (), output, until_eof, (log_level, signers or ()) if jobs else None)
 
 
 def evaluate(
@@ -383,13 +385,17 @@ def _outbox(results: int, mib: int) -> OutboxBounds:
 
 
 def _work(
-    options: ClientOptions, parts: Sequence[str], output: Output, jobs_log_level: str, until_eof: bool
+    options: ClientOptions,
+    parts: Sequence[str],
+    output: Output,
+    until_eof: bool,
+    jobs: tuple[str, Sequence[str]] | None,
 ) -> None:
-    """Work for one run, to its end; or for every job of the server, whose devices log from that level on."""
+    """Work for one run, to its end; or for every `jobs`: from which level their devices log, and signers."""
     from anabranch.client.run import run_client
 
-    if jobs_log_level:
-        serve_server(options, parts, output, jobs_log_level)
+    if jobs is not None:
+        serve_server(options, parts, output, *jobs)
         return
     admit_parts(parts)
     done = run_client(options, _teller(output), bell=bell_of(until_eof))

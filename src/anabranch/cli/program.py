@@ -31,6 +31,7 @@ MODULES = {
     "init": "initialise",
     "server": "live",
     "client": "live",
+    "bundle": "bundles",
     "evaluate": "live",
     "compare": "runs",
     "report": "runs",

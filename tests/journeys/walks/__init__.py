@@ -4,6 +4,7 @@ from walking import Walk
 
 from walks import (
     background_push,
+    bundles,
     cockpit,
     deploying,
     exit_codes,
@@ -50,6 +51,7 @@ ALL: tuple[Walk, ...] = tuple(
         cockpit,
         trackers,
         jobs,
+        bundles,
         operators,
         exit_codes,
     )
