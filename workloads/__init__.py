@@ -1,7 +1,8 @@
 """L1, built-in learning problems and the code that runs one: Apps, trainers, data splits, device speeds.
 
 May import numpy and the core; torch and scikit-learn only inside the functions that need them, or in
-modules that only such functions import (`model_graph`, the `unit_*` behind it, `submodule`, `residual`).
+modules that only such functions import (`model_graph`, the `unit_*` behind it, `submodule`, `residual`), or
+Apps that have a torch model (`adapters`).
 """
 
 from anabranch.workloads.app import App, Examples, Shard, load_app

@@ -2,7 +2,7 @@
 
 from signal import SIGINT
 
-from walking import End, Walk, Write, also, also_starts, types
+from walking import End, Walk, Write, also, also_starts, starts, types
 
 DIGITS = "anabranch simulate digits "
 SYNTHETIC = "anabranch simulate synthetic --updates 100 --strategy fedasync --set strategy.alpha=0.5 "
@@ -82,4 +82,34 @@ DOWNLINK = Walk(
     ),
 )
 
-WALKS = (SYSTEMS, SUBSPACE, FROZEN, DOWNLINK)
+ADAPTED, ADAPTED_SERVER = "examples/adapters.py:Adapted", "anabranch server --model adapted"
+ADAPTED_DEVICE = f"anabranch client {ADAPTED} --id device-0"
+MERGED = """
+import sys
+sys.path.insert(0, "examples")
+from adapters import Adapted, Whole
+from safetensors.numpy import load_file, save_file
+from anabranch.workloads.adapters import merged
+
+save_file(merged(Adapted().model(), load_file("runs/adapted/final.safetensors")), "merged.safetensors")
+Whole("merged.safetensors").model()
+"""
+
+ADAPTERS = Walk(
+    "adapters",
+    page="docs/adapters.md",
+    copies=("examples",),
+    steps=(
+        types("anabranch simulate examples/adapters.py:Whole", says=r"1\d\.\d MB up"),
+        types(f"anabranch simulate {ADAPTED}", says=r"1\.36 MB up"),
+        Write("merged.py", MERGED),
+        also("python merged.py"),
+        types(f"anabranch init {ADAPTED}", says=r"3,402 numbers; 71\.0 kB are frozen"),
+        starts(ADAPTED_SERVER, until="serving"),
+        starts(ADAPTED_DEVICE, until="pushed"),
+        End(ADAPTED_DEVICE, by=SIGINT),
+        End(ADAPTED_SERVER, by=SIGINT, says="drained"),
+    ),
+)
+
+WALKS = (SYSTEMS, SUBSPACE, FROZEN, DOWNLINK, ADAPTERS)
