@@ -19,6 +19,7 @@ EXTRAS: dict[str, str] = {
     "polars": "frames",
     "transformers": "transformers",
     "accelerate": "transformers",
+    "peft": "peft",
     "lightning": "lightning",
     "tensorboardX": "tensorboard",
     "mlflow": "mlflow",
