@@ -251,8 +251,9 @@ class LocalTransport:
         submodel: Submodel | None,
     ) -> FetchedModel:
         engine = self.server.engine
-        wanted = engine.version if version is None else version
-        final = bool(engine.finished) and wanted == engine.version
+        newest = engine.version if exact else engine.offered
+        wanted = newest if version is None else version
+        final = bool(engine.finished) and wanted == newest
         if version is None and newer_than is not None and wanted <= newer_than:
             return FetchedModel(wanted, "", b"", final=final, modified=False)
         part = submodel if isinstance(submodel, UnitMap) else None

@@ -27,18 +27,23 @@ def is_exact(codec_at: Callable[[int], str]) -> bool:
     return codec_at(0) == codec_at(FAR) == RAW
 
 
-def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str) -> Broadcast | None:
-    """What `[downlink] codec` means for a model; None: versions travel as they are.
+def make_broadcast(spec: ParamSpec, strategy: Strategy, codec: str, every: int = 1) -> Broadcast | None:
+    """What `[downlink]` means for a model; None: versions travel as they are. `every`-th are published.
 
     Raises `ConfigError` or `UnknownCodec`.
     """
     codec_at = downlink_at(strategy, codec)
-    if is_exact(codec_at):
-        return None
     first, last = codec_at(0), codec_at(FAR)
     stages = parse_chain(first)
     if stages[0].name == LOG:
-        return DeltaLog(spec, *_log_arguments(stages), keeps_replicas=strategy.needs_base)
+        return DeltaLog(spec, *_log_arguments(stages), keeps_replicas=strategy.needs_base, every=every)
+    if every > 1:
+        raise ConfigError(
+            f"downlink.publish_every_versions = {every} is for the delta log, and the downlink is {first!r}: "
+            "set downlink.codec = 'log(2)', or publish_every_versions = 1"
+        )
+    if is_exact(codec_at):
+        return None
     for text in (first, last):
         make_codec(text)
     return DirectDownlink(spec, codec_at, strategy.needs_base)

@@ -64,11 +64,11 @@ RECENT_BYTES_MAX = 64 << 20  # of replicas that are remembered rather than rebui
 
 @dataclass(frozen=True)
 class DeltaLogState:
-    """`replica` is p, float32 (size,), of `version`.
+    """`replica` is p, float32 (size,), of `version`, the newest that was published.
 
-    `entries[i]` are the bytes of the message that leads to version `first + i + 1`, as uint8. `floor` is
-    f, for each group. `kept` has replicas, by version as text, that the log does not lead to any more
-    and tasks still train from.
+    `entries[i]` are the bytes, as uint8, of the message that leads to version `first + (i + 1) * every` from
+    the one before. `floor` is f, for each group. `kept` has replicas, by version as text, that the log does
+    not lead to any more and tasks still train from.
     """
 
     replica: Vector
@@ -82,22 +82,27 @@ class DeltaLogState:
 class DeltaLog:
     """A `Broadcast`; see the module. Computes in float32, for a float64 model too.
 
-    `step` is the unit in root mean squares of what devices lack; `versions_max` bounds the log;
-    `keeps_replicas`: the strategy mixes models, so no base of a live task may get lost. Raises
-    `ConfigError`.
+    `step` is the unit in root mean squares of what devices lack; `versions_max` bounds the messages of the
+    log; `keeps_replicas`: the strategy mixes models, so no base of a live task may get lost. Of the server's
+    versions each `every`-th is published. Raises `ConfigError`.
     """
 
     state_type: ClassVar[type[Any]] = DeltaLogState
 
     def __init__(
-        self, spec: ParamSpec, step: float = 1.0, versions_max: int = 128, keeps_replicas: bool = False
+        self,
+        spec: ParamSpec,
+        step: float = 1.0,
+        versions_max: int = 128,
+        keeps_replicas: bool = False,
+        every: int = 1,
     ) -> None:
         if not 0 < step <= 2:
             raise ConfigError(f"downlink.codec log({step:g}): the step must be in (0, 2]")
         if versions_max < 1:
             raise ConfigError(f"downlink.codec log: the log must hold at least 1 version, not {versions_max}")
         self.spec, self.step, self.versions_max = spec, step, versions_max
-        self.keeps_replicas = keeps_replicas
+        self.keeps_replicas, self.every = keeps_replicas, every
         self.layout = Layout.of(spec)
         self._recent = Recent[tuple[Entry, Vector]](RECENT_BYTES_MAX)
 
@@ -112,7 +117,9 @@ class DeltaLog:
     def publish(
         self, state: DeltaLogState, version: int, vector: Vector, needed: Collection[int]
     ) -> DeltaLogState:
-        """One message more; the oldest go where the log is long or takes much memory."""
+        """One message more, if it is time; the oldest go where the log is long or takes much memory."""
+        if version - state.version < self.every:
+            return state
         w = _bounded(vector)
         needed = needed if self.keeps_replicas else ()
         message = self._message(state, w)
@@ -120,16 +127,11 @@ class DeltaLog:
         if not self._fits(replica, state.floor):
             return self.restart(state, version, vector, needed)
         entries = [*state.entries, np.frombuffer(write_message(message, self.layout), np.uint8)]
-        first = state.first + self._surplus(entries, state.first, needed)
+        surplus = self._surplus(entries, state.first, needed)
+        first = state.first + surplus * self.every
         self._remember(version, entries[-1], replica)
-        return DeltaLogState(
-            replica,
-            version,
-            first,
-            state.floor,
-            entries[first - state.first :],
-            self._kept(state, first, needed),
-        )
+        kept = self._kept(state, first, needed)
+        return DeltaLogState(replica, version, first, state.floor, entries[surplus:], kept)
 
     def restart(
         self, state: DeltaLogState, version: int, vector: Vector, needed: Collection[int]
@@ -139,6 +141,15 @@ class DeltaLog:
         fresh = self._lineage(version, _bounded(vector))
         return replace(fresh, kept=self._kept(state, version, needed))
 
+    def offered(self, state: DeltaLogState, version: int) -> int:  # noqa: ARG002 - the log's own counts
+        """The newest that was published."""
+        return state.version
+
+    def place(self, state: DeltaLogState, version: int) -> int | None:
+        """How many messages of the log lead to a version; None where it is not in the log."""
+        place, between = divmod(version - state.first, self.every)
+        return place if 0 <= place <= len(state.entries) and not between else None
+
     def replica(self, state: DeltaLogState, version: int) -> Vector | None:
         """P of a version that the log leads from, by going back, or that was kept; None for others."""
         p = self.replica32(state, version)
@@ -146,15 +157,16 @@ class DeltaLog:
 
     def replica32(self, state: DeltaLogState, version: int) -> Vector | None:
         """The same in float32."""
-        if not state.first <= version <= state.version:
+        place = self.place(state, version)
+        if place is None:
             return state.kept.get(str(version))
-        later = range(version, state.version)
-        known = ((v, p) for v in later if (p := self._remembered(state, v)) is not None)
-        start, p = next(known, (state.version, state.replica))
-        for entry in reversed(state.entries[version - state.first : start - state.first]):
+        later = range(place, len(state.entries))
+        known = ((n, p) for n in later if (p := self._remembered(state, n)) is not None)
+        start, p = next(known, (len(state.entries), state.replica))
+        for entry in reversed(state.entries[place:start]):
             p = moved(p, read_message(entry.data, self.layout), self.layout, back=True)
-        if version > state.first and start > version:
-            self._remember(version, state.entries[version - state.first - 1], p)
+        if 0 < place < start:
+            self._remember(version, state.entries[place - 1], p)
         return p
 
     def squash(self, state: DeltaLogState, version: int, holds: int) -> bytes:
@@ -222,11 +234,11 @@ class DeltaLog:
     def _surplus(self, entries: Sequence[Entry], first: int, needed: Collection[int]) -> int:
         """How many of the oldest entries may go."""
         surplus = max(0, len(entries) - self.versions_max)
-        oldest = min(needed, default=first + len(entries))
+        oldest = min(needed, default=first + len(entries) * self.every)
         total = sum(entry.size for entry in entries[surplus:])
         while (
             total > LOG_BYTES_PER_VALUE * self.spec.size
-            and first + surplus < oldest
+            and first + surplus * self.every < oldest
             and surplus < len(entries) - 1
         ):
             total -= entries[surplus].size
@@ -241,12 +253,12 @@ class DeltaLog:
     def _remember(self, version: int, entry: Entry, replica: Vector) -> None:
         self._recent.put(version, (entry, replica), replica.nbytes)
 
-    def _remembered(self, state: DeltaLogState, version: int) -> Vector | None:
+    def _remembered(self, state: DeltaLogState, place: int) -> Vector | None:
         """P where it is remembered from this very log: the entry that led to it is the same object."""
-        found = self._recent.get(version)
-        if found is None or version <= state.first:
+        found = self._recent.get(state.first + place * self.every)
+        if found is None or place == 0:
             return None
-        return found[1] if found[0] is state.entries[version - state.first - 1] else None
+        return found[1] if found[0] is state.entries[place - 1] else None
 
 
 def apply(held: Vector, message: bytes | memoryview, layout: Layout) -> Vector:

@@ -50,6 +50,10 @@ class DirectDownlink:
         """As ever: no version leans on another."""
         return self.publish(state, version, vector, needed)
 
+    def offered(self, state: DirectState, version: int) -> int:  # noqa: ARG002 - each is encoded by itself
+        """Every version."""
+        return version
+
     def replica(self, state: DirectState, version: int) -> Vector | None:
         """The decoded model of a version, where it is kept."""
         return state.replicas.get(str(version))

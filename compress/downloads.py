@@ -139,7 +139,7 @@ class Downloads:
         holds: int | None,
         codecs: Collection[str] | None,
     ) -> Make | None:
-        if not state.first <= version <= state.version:
+        if log.place(state, version) is None:
             kept = log.replica(state, version)
             return None if kept is None else lambda: self._raw(version, kept)
         if codecs is not None and lacks(codecs, "log"):
@@ -148,7 +148,7 @@ class Downloads:
 
     def _from_log(self, log: DeltaLog, state: DeltaLogState, version: int, holds: int | None) -> Download:
         sha256 = digest(_known(log.replica(state, version)))
-        if holds is not None and state.first <= holds < version:
+        if holds is not None and _leads(log, state, version, holds):
             codec, data = self._delta(log, state, version, holds)
             # A snapshot is hardly ever under half a byte a value, so most are not made to be compared.
             if 2 * len(data) <= self.spec.size or len(data) <= len(self._snapshot(log, state, version)):
@@ -156,7 +156,7 @@ class Downloads:
         return Download(version, SNAPSHOT, self._snapshot(log, state, version), None, sha256)
 
     def _delta(self, log: DeltaLog, state: DeltaLogState, version: int, holds: int) -> tuple[str, bytes]:
-        entries = state.entries[holds - state.first : version - state.first]
+        entries = state.entries[log.place(state, holds) : log.place(state, version)]
         if len(entries) == 1:
             return SUM, entries[0].tobytes()
         squashed = remembered(self._made, (version, holds), lambda: log.squash(state, version, holds))
@@ -174,8 +174,13 @@ class Downloads:
 
 def downloads_lead_from(engine: Engine, version: int, holds: int) -> bool:
     """Whether a device that holds one version may get the other by what changed."""
-    state = engine.broadcast_state
-    return isinstance(state, DeltaLogState) and state.first <= holds < version <= state.version
+    log, state = engine.broadcast, engine.broadcast_state
+    return isinstance(log, DeltaLog) and _leads(log, state, version, holds)
+
+
+def _leads(log: DeltaLog, state: DeltaLogState, version: int, holds: int) -> bool:
+    """Whether the log has both."""
+    return holds < version and None not in (log.place(state, holds), log.place(state, version))
 
 
 def apply_download(

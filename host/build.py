@@ -52,6 +52,7 @@ class Blueprint:
         strategy = strategy_of(config)
         _check_elastic(config, strategy)
         _check_memory(config, spec, strategy)
+        _check_publishing(config, strategy)
         _warn(doubt(strategy))
         return cls(config, spec, strategy, EngineSettings.of(config, limits))
 
@@ -65,7 +66,8 @@ class Blueprint:
 
         Raises `ConfigError` or `UnknownCodec` where downlink or sub-models do not fit strategy and model.
         """
-        broadcast = make_broadcast(self.spec, self.strategy, self.config.downlink.codec)
+        downlink = self.config.downlink
+        broadcast = make_broadcast(self.spec, self.strategy, downlink.codec, downlink.publish_every_versions)
         planner = make_planner(self.spec, self.strategy, self.config)
         if snapshot is not None:
             return restore(snapshot, self.spec, self.strategy, self.settings, broadcast, planner)
@@ -102,6 +104,21 @@ def _check_memory(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
     for part in _parts(strategy):
         if isinstance(part, RememberingStrategy):
             part.check_fleet(spec, config.fleet.clients)
+
+
+def _check_publishing(config: Config, strategy: Strategy) -> None:
+    """Tasks of an older version must have a use."""
+    every, bound = config.downlink.publish_every_versions, config.server.staleness_max
+    if every > 1 and strategy.synchronous:
+        raise ConfigError(
+            f"downlink.publish_every_versions must be 1, not {every}: strategy {strategy.name!r} works in "
+            "rounds, and each begins from its own version"
+        )
+    if every > 1 and 0 < bound < every:
+        raise ConfigError(
+            f"server.staleness_max must be 0 or at least downlink.publish_every_versions, {every}, not "
+            f"{bound}: tasks start up to {every - 1} versions behind"
+        )
 
 
 def _check_elastic(config: Config, strategy: Strategy) -> None:

@@ -369,7 +369,8 @@ class Devices(DevicesServicer):
         self, engine: Engine, request: devices.FetchModelRequest, submodel: Submodel | None
     ) -> tuple[ModelRequest, bool]:
         """What to serve, made if need be, and whether it is the last version. In the writer's thread."""
-        version = request.version if request.HasField("version") else engine.version
+        newest = engine.version if request.exact else engine.offered
+        version = request.version if request.HasField("version") else newest
         holds = request.holds_version if request.HasField("holds_version") else None
         if not _has_task(engine, request.client_id, version, submodel):
             submodel = None  # a part is a file of its own: they are made for tasks alone
@@ -380,7 +381,7 @@ class Devices(DevicesServicer):
         is_known = request.HasField("newer_than") and version <= request.newer_than
         if not is_known or request.HasField("version"):
             self.run.models.keep(engine, wanted)
-        return wanted, bool(engine.finished) and version == engine.version
+        return wanted, bool(engine.finished) and version == newest
 
     def _chunks(self, file: ModelFile, offset: int, header: devices.ModelHeader) -> Iterator[ModelChunk]:
         """The header with the first chunk, then the others."""

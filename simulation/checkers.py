@@ -69,7 +69,7 @@ class Checker:
                 case Decided():
                     self._check_decision(event, effect)
                 case Granted(task, again=False):
-                    self._need(task.base_version == self._version, event, "a task from an old version")
+                    self._need(task.base_version == self._engine.offered, event, "a task from an old version")
                 case Refused():  # with a task given up by it: that is the event
                     self._need(not isinstance(event, ev.TaskAsked), event, "a refused ask was journalled")
         self._need(self._engine.version == self._version, event, "a version came without being published")

@@ -41,7 +41,7 @@ class Offer:
 
 
 class Versions:
-    """The engine's current version: what devices get of it, and what the server has.
+    """The version that devices get, the engine's newest or the one that it published last, and its own.
 
     A model lives as long as somebody holds it, and the engine may write on its own vector meanwhile.
     The bytes are those of the payload that a live server would send.
@@ -52,7 +52,7 @@ class Versions:
         self._frozen = frozen
         self._downloads = Downloads(engine.spec, frozen)
         self._in_use: WeakValueDictionary[int, Model] = WeakValueDictionary()
-        self._sizes: dict[int | None, int] = {}  # of the current version, by what a device holds
+        self._sizes: dict[int | None, int] = {}  # of the version that devices get, by what one holds
         self._sized_version = -1
 
     def go_back(self) -> None:
@@ -71,7 +71,7 @@ class Versions:
         )
 
     def _leads(self, holds: int) -> bool:
-        return downloads_lead_from(self.engine, self.engine.version, holds)
+        return downloads_lead_from(self.engine, self.engine.offered, holds)
 
     @property
     def version(self) -> int:
@@ -79,8 +79,8 @@ class Versions:
         return self.engine.version
 
     def offer(self, holds: int | None, submodel: Submodel | None = None) -> Offer:
-        """The current version for a device that holds another, or none, and has a task of `submodel`."""
-        version = self.engine.version
+        """What devices get now, for one that holds another version, or none, and has a task of `submodel`."""
+        version = self.engine.offered
         if self._sized_version != version:
             self._sizes, self._sized_version = {version: 0}, version
         model = self._kept()
@@ -91,7 +91,7 @@ class Versions:
         return Offer(model, self._sizes[holds])
 
     def held(self, head: str = "") -> HeldModel[Model]:
-        """What a device has that has built the engine's version; `head` where its number may not do."""
+        """What a device has that has built what devices get; `head` where its number may not do."""
         model = self._kept()
         return HeldModel(model.version, head, model if head else None)
 
@@ -104,8 +104,8 @@ class Versions:
         return sorted(self._in_use)
 
     def _kept(self) -> Model:
-        """The engine's version, one copy for all."""
-        version = self.engine.version
+        """The version that devices get, one copy for all."""
+        version = self.engine.offered
         model = self._in_use.get(version)
         if model is None:
             model = self._in_use[version] = self._decoded()
@@ -115,14 +115,14 @@ class Versions:
         engine = self.engine
         replica = None
         if engine.broadcast is not None:
-            replica = engine.broadcast.replica(engine.broadcast_state, engine.version)
+            replica = engine.broadcast.replica(engine.broadcast_state, engine.offered)
         if replica is None:
             whole = self._download(None)
             replica, _ = apply_download(engine.spec, whole.codec, whole.data, None, None)
             self._sizes[None] = len(whole.data)
-        return Model(engine.version, replica)
+        return Model(engine.offered, replica)
 
     def _download(self, holds: int | None) -> Download:
-        make = self._downloads.offer(self.engine, self.engine.version, holds, stages())
-        assert make is not None, "the current version is always held"
+        make = self._downloads.offer(self.engine, self.engine.offered, holds, stages())
+        assert make is not None, "what devices get is always held"
         return make()

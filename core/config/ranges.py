@@ -46,6 +46,7 @@ POSITIVE = (
     "fleet.availability_period_s",
     "robust.iterations",
     "robust.window_versions",
+    "downlink.publish_every_versions",
     "server.lease_s",
     "server.lease_min_s",
     "server.lease_max_s",

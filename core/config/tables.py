@@ -149,10 +149,12 @@ class UplinkTable:
 class DownlinkTable:
     """`[downlink]`: how published models travel; `auto` is the strategy's own choice, else `raw`.
 
-    A chain encodes each version by itself; `log(step)` is the shared delta log.
+    A chain encodes each version by itself; `log(step)` is the shared delta log, to which every
+    `publish_every_versions`-th version goes: devices train from the newest that is in it.
     """
 
     codec: str = AUTO
+    publish_every_versions: int = field(default=1, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

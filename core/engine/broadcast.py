@@ -27,13 +27,20 @@ class Broadcast(Protocol):
     def publish(
         self, state: BroadcastState, version: int, vector: Vector, needed: Collection[int]
     ) -> BroadcastState:
-        """The state once `vector` is `version`; `needed` names the older versions that tasks train from."""
+        """The state once `vector` is `version`; `needed` names the older versions that tasks train from.
+
+        A downlink may leave a version out.
+        """
         ...
 
     def restart(
         self, state: BroadcastState, version: int, vector: Vector, needed: Collection[int]
     ) -> BroadcastState:
         """The same for a vector that is far from the last: the replica is as near to it as at version 0."""
+        ...
+
+    def offered(self, state: BroadcastState, version: int) -> int:
+        """The newest version that devices get, where the server's own is `version`."""
         ...
 
     def replica(self, state: BroadcastState, version: int) -> Vector | None:

@@ -105,6 +105,13 @@ class Engine:
                 return self._ordered(event)
         return []
 
+    @property
+    def offered(self) -> int:
+        """The newest version that devices get: what the next task starts from."""
+        if self.broadcast is None:
+            return self.version
+        return self.broadcast.offered(self.broadcast_state, self.version)
+
     def refusal(self, ask: Ask, now: float, ahead: int = 0) -> Refused | None:
         """Why this ask would get no task now, or None. Changes nothing, so it needs no journal.
 
@@ -142,7 +149,7 @@ class Engine:
         task = Task(
             task_id=ask.task_id,
             client_id=ask.client_id,
-            base_version=self.version,
+            base_version=self.offered,
             granted_at=now,
             expires_at=now + lease_s,
             lease_s=lease_s,

@@ -26,7 +26,7 @@ def violations(engine: Engine) -> list[str]:
         mine = len(ledger.live_of(client_id))
         check(not share or mine <= share, f"client {client_id} holds {mine} live tasks")
     for task in ledger.tasks.values():
-        check(0 <= task.base_version <= engine.version, f"task {task.task_id} starts from a future version")
+        check(0 <= task.base_version <= engine.offered, f"task {task.task_id} starts from a future version")
         check(task.client_id in ledger.clients, f"task {task.task_id} is of an unknown client")
         check(ledger.receipt_of_task(task.task_id) is None, f"task {task.task_id} is open and answered")
     if engine.strategy.needs_base:

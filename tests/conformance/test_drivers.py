@@ -182,6 +182,18 @@ def rolled_back(run: Driver) -> list[str]:
     return [*told, run.push("b", "t-5", "u-5"), run.ask("b", "t-7")]
 
 
+def published_seldom(run: Driver) -> list[str]:
+    """Tasks start from the last version that was published; a rollback publishes at once."""
+    for client_id in ("a", "b"):
+        run.enrol(client_id)
+    told = []
+    for turn in range(3):
+        told += [run.ask("a", f"t-{turn}"), run.fetch("a", f"t-{turn}").partition(" of ")[0]]
+        told.append(run.push("a", f"t-{turn}", f"u-{turn}", value=0.3))
+    told += [run.ask("b", "t-b"), run.push("b", "t-b", "u-b"), run.ask("a", "t-3"), run.roll_back(2, "b")]
+    return [*told, run.ask("a", "t-4"), run.push("a", "t-4", "u-4"), run.ask("a", "t-5")]
+
+
 SOON = {"server": {"lease_s": 0.2, "lease_min_s": 0.2}}
 Scenario = Callable[[Driver], list[str]]
 SCENARIOS: dict[Scenario, tuple[Config, list[str]]] = {
@@ -233,6 +245,14 @@ SCENARIOS: dict[Scenario, tuple[Config, list[str]]] = {
             *["of version 0", "published", "of version 1", "published", "of version 2", "published"],
             *["of version 3", "of version 3", "UnknownVersion", "ConfigError", "version 4 without 1"],
             *["UnknownTask", "published", "refused quarantined", "UnknownTask", "of version 4"],
+        ],
+    ),
+    published_seldom: (
+        config(downlink={"codec": "log(1)", "publish_every_versions": 2}),
+        [
+            *["of version 0", "all", "published"] * 2,
+            *["of version 2", "all", "published", "of version 2", "published", "of version 4"],
+            *["version 5 without 1", "of version 5", "published", "of version 5"],
         ],
     ),
 }
@@ -304,6 +324,7 @@ NOT_OVER_GRIDS: dict[Scenario, str] = {
     asked_anew: "a node is asked, and not while it has a task",
     ordered_twice: "a run on Flower has no operator",
     rolled_back: "a run on Flower has no operator",
+    published_seldom: "models travel whole on Flower's Grid, with every message",
 }
 
 

@@ -43,6 +43,14 @@ CASES: dict[str, Any] = {
         uplink={"codec": "ef(0.9)|topk(0.1)|int8|gaps|zstd"},
         downlink={"codec": "log(1,8)"},
     ),
+    "published seldom": config(
+        "fedasync",
+        uplink={"codec": "int8"},
+        downlink={"codec": "log(1,8)", "publish_every_versions": 3},
+        fleet=ROUGH,
+        run={"virtual_s_max": 60.0},
+    ),
+    "published seldom, cached": config("teasq", TEASQ, downlink={"publish_every_versions": 2}),
     "a threshold": config("fedbuff", uplink={"codec": "ef(0.9)|threshold(0.1,4)|bf16|gaps|zstd"}),
 }
 
@@ -68,7 +76,7 @@ def test_processes_give_the_serial_digests() -> None:
     assert digests(simulate(settings, workers=1)) == digests(simulate(settings))
 
 
-@pytest.mark.parametrize("name", ["robust", "paper", "fedasync on the log"])
+@pytest.mark.parametrize("name", ["robust", "paper", "fedasync on the log", "published seldom"])
 def test_a_device_trains_from_the_replica_that_the_server_computes_with(name: str) -> None:
     seen = []
     with open_simulation(CASES[name]) as simulation:

@@ -66,6 +66,7 @@ FROZEN = Walk(
 )
 
 BUILT = "--set run.initial=built --set downlink.codec='\"log(2)\"'"
+SELDOM = "--set downlink.publish_every_versions=4"
 BUILT_SERVER = f"anabranch server --model model {BUILT}"
 
 DOWNLINK = Walk(
@@ -79,6 +80,8 @@ DOWNLINK = Walk(
         also("anabranch client synthetic --id a --tasks-max 1", says="built version=0"),
         also("anabranch admin status", says=r" 0 B down"),
         End(BUILT_SERVER, by=SIGINT, says="drained"),
+        also(f"anabranch simulate synthetic --updates 60 {BUILT} {SELDOM} --out seldom", says="kB down"),
+        also("anabranch replay seldom", says="digests equal"),
     ),
 )
 

@@ -1,0 +1,88 @@
+"""What `run.initial = "built"` and `downlink.publish_every_versions` save on the way to one accuracy.
+
+    python -m benchmarks.downlink [--seeds N]
+
+TEASQ-Fed with its delta log on `digits`, 100 unequal devices, paired seeds. Prints the table of
+docs/downlink.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from anabranch.core.config.tables import merge
+from anabranch.reports.result import Result
+from anabranch.simulation.run import simulate
+
+TARGET = 0.85
+BASE: dict[str, dict[str, Any]] = {
+    "run": {
+        "workload": "digits",
+        "virtual_s_max": 120.0,
+        "evaluate_every_s": 2.0,
+        "evaluate_every_versions": 0,
+        "target_accuracy": TARGET,
+        "stop_at_target": True,
+    },
+    "fleet": {
+        "clients": 100,
+        "split": "draws",
+        "dirichlet_alpha": 0.3,
+        "examples_per_client": 50,
+        "speed_ratio": 5.0,
+        "up_mbps": 1.0,
+        "down_mbps": 5.0,
+    },
+    "strategy": {"name": "teasq", "concurrency_fraction": 0.2, "cache_size": 5},
+    "client": {"batch_size": 20, "epochs": 1, "learning_rate": 0.1},
+}
+EVERY_4TH = {"downlink": {"publish_every_versions": 4}}
+CASES: dict[str, dict[str, dict[str, Any]]] = {
+    "`log(2)`": {},
+    "`log(2)`, every 2nd version": {"downlink": {"publish_every_versions": 2}},
+    "`log(2)`, every 4th": EVERY_4TH,
+    "`log(2)`, version 0 built": {"run": {"initial": "built"}},
+    "`log(2)`, version 0 built, every 4th": {"run": {"initial": "built"}, **EVERY_4TH},
+}
+
+
+def run(tables: dict[str, dict[str, Any]], seed: int) -> Result:
+    """One simulation."""
+    return simulate(merge([("base", BASE), ("case", tables), ("seed", {"run": {"seed": seed}})]))
+
+
+def spread(values: Sequence[float], text: Callable[[float], str]) -> str:
+    """Mean and deviation; of one value itself."""
+    deviation = f" ± {text(statistics.stdev(values))}" if len(values) > 1 else ""
+    return text(statistics.mean(values)) + deviation
+
+
+def row(name: str, results: Sequence[Result]) -> str:
+    """A row of the table. The runs end at the target, or with their time."""
+    last = [r.history[-1] for r in results]
+    cells = [
+        name,
+        f"{sum(r.time_to_target_s is not None for r in results)} of {len(results)}",
+        spread([p.time_s for p in last], lambda s: f"{s:.0f}"),
+        spread([p.downlink_bytes / 1e6 for p in last], lambda mb: f"{mb:.2f}"),
+        spread([p.uplink_bytes / 1e6 for p in last], lambda mb: f"{mb:.2f}"),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    seeds = range(1, parser.parse_args().seeds + 1)
+    heads = "downlink", f"at {TARGET:.0%}", "virtual seconds", "MB down", "MB up"
+    print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
+    for name, tables in CASES.items():
+        print(row(name, [run(tables, seed) for seed in seeds]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
