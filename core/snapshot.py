@@ -31,7 +31,7 @@ from anabranch.core.engine.ledger import ClientRecord, Counters
 from anabranch.core.engine.planner import Planner
 from anabranch.core.engine.settable import in_force
 from anabranch.core.engine.settings import EngineSettings
-from anabranch.core.engine.strategy import Strategy
+from anabranch.core.engine.strategy import Strategy, Sums
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt
 from anabranch.core.model.arrays import to_bytes
 from anabranch.core.model.params import Delta, ParamSpec, SparseVector
@@ -129,6 +129,7 @@ class EngineState:
     layout: str
     buffers: Bounds | None = None
     changes: Changes = field(default_factory=Changes)
+    noise: list[Array] = field(default_factory=list)
 
     @classmethod
     def of(cls, engine: Engine) -> EngineState:
@@ -147,6 +148,7 @@ class EngineState:
             layout=engine.spec.layout_hash,
             buffers=engine.buffers.bounds if engine.buffers else None,
             changes=engine.changes,
+            noise=[] if engine.sums is None else engine.sums.history,
         )
 
 
@@ -182,13 +184,14 @@ def restore(
     settings: EngineSettings,
     broadcast: Broadcast | None = None,
     planner: Planner | None = None,
+    sums: Sums | None = None,
 ) -> Engine:
     """An engine that goes on where the snapshot was taken. The snapshot stays as it is.
 
     Raises `StoreCorrupt`, naming the field, where that is no state of such an engine.
     """
     try:
-        return _restored(snapshot, spec, strategy, settings, broadcast, planner)
+        return _restored(snapshot, spec, strategy, settings, broadcast, planner, sums)
     except (FieldError, InvalidUpdate) as error:
         raise StoreCorrupt(f"the snapshot of version {snapshot.meta.get('version')}: {error}") from error
 
@@ -200,11 +203,14 @@ def _restored(
     settings: EngineSettings,
     broadcast: Broadcast | None,
     planner: Planner | None,
+    sums: Sums | None,
 ) -> Engine:
     arrays = {name: a.copy() for name, a in snapshot.arrays.items() if name != "vector"}
     meta, rows = _together(snapshot.meta, arrays), snapshot.rows
     state = from_plain({k: v for k, v in meta.items() if k not in BESIDE}, EngineState, _converter_of(spec))
-    engine = Engine(spec, strategy, settings, snapshot.arrays["vector"], broadcast, planner)
+    engine = Engine(spec, strategy, settings, snapshot.arrays["vector"], broadcast, planner, sums)
+    if sums is not None:
+        sums.history = state.noise
     engine.changes = state.changes
     engine.settings = in_force(settings, engine.changes.values)
     engine.version = state.version
@@ -278,7 +284,7 @@ _converter.register_unstructure_hook(UnitMap, UnitMap.to_json)
 _converter.register_unstructure_hook(Delta, _delta_out)
 _converter.register_structure_hook(Delta, _delta_in)
 written(_converter, Guard, later=("flaws_in_row", "wasted", "last_flaw"))
-written(_converter, EngineState, later=("buffers", "changes"))
+written(_converter, EngineState, later=("buffers", "changes", "noise"))
 
 
 @lru_cache(maxsize=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from anabranch.compress.broadcast import downlink_at, make_broadcast
@@ -15,13 +15,14 @@ from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.settings import EngineSettings
-from anabranch.core.engine.strategy import Strategy
+from anabranch.core.engine.strategy import Strategy, Sums
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import Limits
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.parts import told_name
 from anabranch.core.snapshot import Snapshot, restore
+from anabranch.host.private import private_sums
 from anabranch.strategies.memory import RememberingStrategy
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.registry import doubt, strategy_of
@@ -44,17 +45,28 @@ class Blueprint:
     spec: ParamSpec
     strategy: Strategy
     settings: EngineSettings
+    sums: Callable[[], Sums | None] = lambda: None
 
     @classmethod
-    def of(cls, config: Config, spec: ParamSpec, limits: Limits | None = None) -> Blueprint:
-        """What a configuration says of a model; `limits` stand in for its own. Raises `ConfigError`."""
+    def of(
+        cls, config: Config, spec: ParamSpec, limits: Limits | None = None, key: bytes | None = None
+    ) -> Blueprint:
+        """What a configuration says of a model; `limits` stand in for its own. Raises `ConfigError`.
+
+        `key`: that of a private run's noise.
+        """
         others()  # of two codec stages with one number nobody knows which is meant: said at the start
         strategy = strategy_of(config)
         _check_elastic(config, strategy)
         _check_memory(config, spec, strategy)
         _check_publishing(config, strategy)
         _warn(doubt(strategy))
-        return cls(config, spec, strategy, EngineSettings.of(config, limits))
+        settings = EngineSettings.of(config, limits)
+        if not config.privacy.on:
+            return cls(config, spec, strategy, settings)
+        sums = partial(private_sums, config, spec, strategy, key)
+        sums()  # what is wrong with it is said at the start
+        return cls(config, spec, strategy, settings, sums)
 
     @property
     def codec_at(self) -> Callable[[int], str]:
@@ -70,9 +82,9 @@ class Blueprint:
         broadcast = make_broadcast(self.spec, self.strategy, downlink.codec, downlink.publish_every_versions)
         planner = make_planner(self.spec, self.strategy, self.config)
         if snapshot is not None:
-            return restore(snapshot, self.spec, self.strategy, self.settings, broadcast, planner)
+            return restore(snapshot, self.spec, self.strategy, self.settings, broadcast, planner, self.sums())
         vector = self.spec.flatten(initial)
-        return Engine(self.spec, self.strategy, self.settings, vector, broadcast, planner)
+        return Engine(self.spec, self.strategy, self.settings, vector, broadcast, planner, self.sums())
 
 
 def device_tables(config: Config) -> dict[str, Any]:

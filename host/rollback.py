@@ -60,6 +60,11 @@ def check_rollback(engine: Engine, event: ev.RolledBack) -> None:
         raise ConfigError(
             f"strategy {name!r} works in rounds, whose cohorts were drawn: they cannot be redone"
         )
+    if engine.sums is not None:
+        raise ConfigError(
+            "a private run cannot be rolled back: the same updates in other sums would show the difference; "
+            "start another run from the model of that version"
+        )
     if not 0 <= event.to_version <= engine.version:
         raise UnknownVersion(f"version {event.to_version} is not published: the newest is {engine.version}")
     if not event.without and not event.everyone:

@@ -105,6 +105,13 @@ def _ended(r: Result) -> str:
     return notice(f"This run was given up: {r.given_up}.") if r.given_up else ""
 
 
+def _privacy_tiles(r: Result) -> list[str]:
+    """What a private run promises; nothing of any other."""
+    if (p := r.privacy) is None:
+        return []
+    return [tile("Epsilon", f"{p.epsilon:.3g}", f"at delta {p.delta:g}; {p.epsilon_so_far:.3g} so far")]
+
+
 def _key_figures(r: Result) -> list[str]:
     goal, decided = r.goal, r.updates_applied + r.updates_rejected
     set_ = goal.target is not None
@@ -125,6 +132,7 @@ def _key_figures(r: Result) -> list[str]:
             missing if r.bytes_to_target is None else bytes_text(r.bytes_to_target),
             no_target or "up and down",
         ),
+        *_privacy_tiles(r),
         tile("Versions", count_text(r.versions), "published"),
         tile("Updates applied", count_text(r.updates_applied), _devices_text(r)),
         tile(

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Self, TextIO
 import numpy as np
 
 from anabranch.core.config.goal import Goal
+from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import SettingChange
 from anabranch.core.errors import DataError
@@ -322,6 +323,7 @@ class Recorder:
             model_bytes=0 if spec is None else spec.size_bytes,
             settings_changed=tuple(self._settings),
             fairness=fairness_of(self.goal.among(measured_names(history)), history, clients),
+            privacy=PrivacyTable.of_json(self.config).promise(max(self._marks)),
             **self._judged(history),
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
 from anabranch.core.config.goal import Goal
+from anabranch.core.config.privacy import Promise
 from anabranch.core.errors import DataError, FolderMissing
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY, LOSS
@@ -168,7 +169,7 @@ class Result:
     `metric`, `mode` (`max`, `min`) and `target` are what the run was judged by: `auto` where nothing was
     measured that could count, and in results of older versions. `final_value` and `best_value` are its.
     `target_accuracy` is 0 where another metric counts. `fairness` is of what at least two devices or groups
-    have, and empty in results of older versions.
+    have, and empty in results of older versions. `privacy`: of a private run, what it promises.
     """
 
     strategy: str
@@ -214,6 +215,7 @@ class Result:
     final_value: float | None = None
     best_value: float | None = None
     fairness: tuple[Fairness, ...] = ()
+    privacy: Promise | None = None
 
     @property
     def goal(self) -> Goal:

@@ -191,7 +191,7 @@ async def led_run(
     keep_manifest(kept_manifest(folder), manifest)
     _keep_register(config, identity)
     frozen, head = manifest.frozen, head_at(store, 0) or ""
-    blueprint = Blueprint.of(config, manifest.spec, limits)
+    blueprint = Blueprint.of(config, manifest.spec, limits, recovered.key)
     first = first_model(blueprint, manifest.tensors, manifest.seed, head)
     del manifest
     restored = read_restored(folder, store, recovered.info, None if identity is None else identity.authority)
@@ -372,7 +372,7 @@ def _writer(
     )
     kept = kept_manifest(Path(server.data_dir))
 
-    blueprint = Blueprint.of(config, engine.spec, limits)
+    blueprint = Blueprint.of(config, engine.spec, limits, recovered.key)
 
     def begin(snapshot: Snapshot | None) -> Engine:
         return blueprint.engine(read_manifest(kept, limits).tensors, snapshot)

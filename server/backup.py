@@ -39,7 +39,8 @@ from anabranch.core.errors import (
 from anabranch.core.limits import MIB
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.identity.files import write_private
-from anabranch.server.restored import Restored, attest
+from anabranch.identity.noise_key import NOISE_KEY
+from anabranch.server.restored import Restored, attest, refuse_private
 from anabranch.server.store import mark as marks
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.database import BUSY_TIMEOUT_MS
@@ -55,14 +56,14 @@ from anabranch.server.store.files import (
 )
 from anabranch.server.store.mark import MarkFile
 from anabranch.server.store.packs import PackPlace, Packs
-from anabranch.server.verify import verify
+from anabranch.server.verify import stored_config, verify
 
 FILE = "backup.json"
 RESTORING = "restoring"  # in a data directory: a backup that is being put back
 PARTIAL = ".partial"  # after the name of a backup that is not finished
 NAMED = ("blobs", "packs", "snapshots")  # only what the database names is copied of these
 SPARED = {SQLITE_FILE, f"{SQLITE_FILE}-wal", f"{SQLITE_FILE}-shm", LOCK, marks.FILE, FILE, *NAMED}
-SPARED |= {"spool", "models"}
+SPARED |= {"spool", "models", NOISE_KEY}
 PAGES = 1024  # of the database, between two signs of progress
 ROUNDS_MAX = 10  # so often files may be gone before they were copied
 
@@ -104,7 +105,7 @@ def back_up(data_dir: Path, target: Path, proved: bool = True, tell: Tell | None
     with _on_disk(partial), _emptied(partial):
         size_bytes = _Copying(data_dir, partial, tell or _quiet).run()
         made = replace(
-            _looked_over(partial, proved, tell or _quiet), taken_at=taken_at, size_bytes=size_bytes
+            _looked_over(partial, proved, tell or _quiet, data_dir), taken_at=taken_at, size_bytes=size_bytes
         )
         write_private(partial / FILE, json.dumps(asdict(made), indent=1).encode())
         (partial / LOCK).unlink()
@@ -131,7 +132,8 @@ def put_back(
             staged = data_dir / RESTORING
             make_folder(staged)
             _copy_all(source, staged, tell)
-            found = _looked_over(staged, proved, tell)
+            refuse_private(stored_config(staged))
+            found = _looked_over(staged, proved, tell, data_dir)
             if (found.run_id, found.events) != (backup.run_id, backup.events):
                 raise StoreCorrupt(f"{source}: {FILE} is of another copy than the data beside it")
             word = attest(staged, "", authority)
@@ -334,8 +336,8 @@ class _Copying:
             self._copied += (target / path.name).stat().st_size
 
 
-def _looked_over(folder: Path, proved: bool, tell: Tell) -> BackupRecord:
-    """How far a copy goes. Raises `StoreCorrupt` unless it is sound."""
+def _looked_over(folder: Path, proved: bool, tell: Tell, source: Path) -> BackupRecord:
+    """How far a copy of a server's data goes. Raises `StoreCorrupt` unless it is sound."""
     with closing(sqlite3.connect(folder / SQLITE_FILE)) as copy:
         ((run_id,),) = copy.execute("SELECT run_id FROM runs").fetchall() or [(None,)]
         ((events,),) = copy.execute("SELECT COALESCE(MAX(seq), 0) FROM events").fetchall()
@@ -344,7 +346,7 @@ def _looked_over(folder: Path, proved: bool, tell: Tell) -> BackupRecord:
         raise DataError(f"{folder} holds no run: name the data_dir of a server")
     if proved:
         tell("proving it", 0, 0)
-        found = verify(folder)
+        found = verify(folder, key_folder=source)  # the key of a private run is in no copy
         if found.problems:
             raise StoreCorrupt(f"the copy is not sound: {'; '.join(found.problems)}")
         version = found.version

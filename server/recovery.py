@@ -7,8 +7,9 @@ import math
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from anabranch.core.clock import EventClock, Seconds
@@ -32,6 +33,7 @@ from anabranch.host.build import Begin, Blueprint
 from anabranch.host.first import check_built
 from anabranch.host.journal import Replay
 from anabranch.host.rollback import Refolder
+from anabranch.identity.noise_key import NOISE_KEY, kept_key, new_key
 from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest
 from anabranch.server.models import DIGEST_BYTES_MAX
@@ -58,6 +60,7 @@ class Recovered:
     # What the files and flags of this start say otherwise than those of the last one, and which do.
     said: Mapping[str, Any]
     said_by: str
+    key: bytes | None = field(repr=False, default=None)  # of a private run's noise
 
 
 def recover(
@@ -76,12 +79,14 @@ def recover(
     """
     began = time.perf_counter()
     check_built(given, manifest.seed)
+    begun = store.info() is not None
     info = store.start(_new_run(given, manifest, wall()))
     stored = Config.from_json(info.config)
     _check_same(stored, given)
     config = as_started(stored, given)
     found = store.load()
-    begin = partial(Blueprint.of(config, manifest.spec, limits).engine, manifest.tensors)
+    key = _noise_key(store, config, begun)
+    begin = partial(Blueprint.of(config, manifest.spec, limits, key).engine, manifest.tensors)
     replayed_log = Replay(store, begin, found, store.receipt)
     engine = replayed_log.engine
     engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)
@@ -108,7 +113,15 @@ def recover(
     took_s = time.perf_counter() - began
     log.info("recovered version=%d replayed=%d took=%.3fs", engine.version, replayed, took_s)
     place = (seq, last_now, saved, replayed, took_s, history)
-    return Recovered(info, engine, *place, said, _sources(given, said))
+    return Recovered(info, engine, *place, said, _sources(given, said), key)
+
+
+def _noise_key(store: Store, config: Config, begun: bool) -> bytes | None:
+    """The key of a private run: made before its first event, and only then. Raises `DataError`."""
+    folder = Path(config.server.data_dir)
+    if begun and ((folder / NOISE_KEY).exists() or next(store.records(), None) is not None):
+        return kept_key(config, folder)
+    return new_key(config, folder)
 
 
 def _said(stored: Config, given: Config, engine: Engine, read_at: float) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError, InvalidSignature
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import public_key_of
@@ -54,6 +55,7 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
     store = open_store(database, data_dir)
     try:
         info, _ = stored_run(store, data_dir)
+        refuse_private(Config.from_json(info.config))
         version, seq = _newest(store)
         head = history_at(store, info, version, seq).head
         made = Restored(info.run_id, version, head, time.time_ns() // 1_000_000, "")
@@ -64,6 +66,15 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
     finally:
         store.close()
     return made
+
+
+def refuse_private(config: Config) -> None:
+    """Raises `ConfigError` for a run whose noise must not come twice."""
+    if config.privacy.on:
+        raise ConfigError(
+            "a private run cannot go on from a backup: versions that were published since would come "
+            "again with the same noise and other sums; start another run from its newest model"
+        )
 
 
 def read_restored(

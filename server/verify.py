@@ -15,6 +15,7 @@ from anabranch.core.model.params import digest
 from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Begin, Blueprint
 from anabranch.host.journal import Replay
+from anabranch.identity.noise_key import kept_key
 from anabranch.server.history import History, history_at
 from anabranch.server.manifest import Manifest, kept_manifest, read_manifest
 from anabranch.server.proofbook import Proofbook
@@ -70,17 +71,21 @@ def verify(
     ca_sha256: str = "",
     whole: bool = False,
     archive: Path | None = None,
+    key_folder: Path | None = None,
 ) -> VerifyReport:
     """Check a server's data, from where it was proved last to the last event, and note how far it is proved.
 
     `whole`: from the first event that is kept; with an `archive` from the first of all. With `ca_sha256`
-    every update must be signed by a device of that authority. Raises `DataError` where there are no data,
+    every update must be signed by a device of that authority. The noise key of a private run is in
+    `key_folder`, or else with the data. Raises `DataError` where there are no data,
     `StoreCorrupt` where their beginning is lost.
     """
     store = open_data(database, data_dir, archive)
     try:
         info, manifest = stored_run(store, data_dir)
-        begin = partial(Blueprint.of(Config.from_json(info.config), manifest.spec).engine, manifest.tensors)
+        config = Config.from_json(info.config)
+        blueprint = Blueprint.of(config, manifest.spec, key=kept_key(config, key_folder or data_dir))
+        begin = partial(blueprint.engine, manifest.tensors)
         first = store.first()
         book = Proofbook(data_dir)
         known = None if whole or archive is not None else book.read(store, info, ca_sha256, first)

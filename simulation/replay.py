@@ -19,6 +19,7 @@ from anabranch.core.snapshot import state_digest
 from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
 from anabranch.host.log import WholeLog
+from anabranch.identity.noise_key import kept_key
 from anabranch.reports.journal_files import JournalReader
 from anabranch.reports.result import Result
 from anabranch.simulation.parts import PARTS
@@ -72,7 +73,8 @@ def replay_run(
             "give it an out folder of its own, with run.keep_payloads"
         )
     elif result.kind == "simulated":
-        with open_simulation(reader.config, None, app, workers) as simulation:
+        key = kept_key(reader.config, folder)
+        with open_simulation(reader.config, None, app, workers, noise_key=key) as simulation:
             simulation.run()
             engine, journal_sha256 = simulation.engine, simulation.result(0.0).journal_sha256
     else:
@@ -100,7 +102,8 @@ def _admit(config: Config, folder: Path, load_code: bool, with_app: bool) -> Non
 
 
 def _through_payloads(reader: JournalReader) -> Engine:
-    begin = partial(Blueprint.of(reader.config, reader.spec).engine, reader.initial())
+    blueprint = Blueprint.of(reader.config, reader.spec, key=kept_key(reader.config, reader.folder))
+    begin = partial(blueprint.engine, reader.initial())
     with reader.open_payloads() as payload:
         replay = Replay(WholeLog(reader.records, payload), begin)
         for _ in replay:

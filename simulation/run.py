@@ -22,6 +22,7 @@ from anabranch.core.model.params import Tensors, Vector, digest
 from anabranch.host.build import Blueprint
 from anabranch.host.first import check_built
 from anabranch.host.log import Journal
+from anabranch.identity.noise_key import kept_key, new_key
 from anabranch.reports.folders import CHECKPOINT, has_ended, need_free
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import DigestJournal, JournalWriter
@@ -158,11 +159,13 @@ def open_simulation(
     keep_payloads: bool = True,
     checkpoint_s: float | None = 0.0,
     resume: bool = False,
+    noise_key: bytes | None = None,
 ) -> Iterator[Simulation]:
     """A run that is set up and has not begun; what it holds is released at the end. As `simulate`.
 
     `start`: the first weights, in the place of the App's own. `trackers`: None tells nobody of it, whomever
-    the configuration names, as where a run is repeated.
+    the configuration names, as where a run is repeated. `noise_key`: of a private run that is repeated; else
+    it is made, or read where the run goes on.
     """
     _need_budget(config)
     if out is not None and not resume:
@@ -184,10 +187,7 @@ def open_simulation(
                 JournalWriter(out, problem.spec, problem.initial, config, keep_payloads)
             )
         began = started_now() if checkpoint is None else checkpoint.origin.started_at
-        workload = config.run.workload if app is None else app.name
-        recorder = stack.enter_context(
-            _recorder(config, problem, workload, out, trackers or Trackers(), began)
-        )
+        recorder = stack.enter_context(_recorder(config, problem, app, out, trackers or Trackers(), began))
         recorder.trackers.start(TrackedRun.of(config, "simulated", out))
         if problem.app.any_model:  # workers need not find out for themselves what the model is
             source = replace(source, start=problem.initial)
@@ -195,20 +195,25 @@ def open_simulation(
         stack.callback(executor.close)
         if checkpoint is not None:
             executor = RecallingExecutor(executor, EXECUTORS.find(executor_name).exact, checkpoint)
-        simulation = Simulation(config, problem, executor, journal, recorder, progress, checkpoint)
-        stack.callback(simulation.hasher.close)
-        stack.callback(simulation.elastic.close)
+        key = noise_key or _noise_key(config, out, resume)
+        simulation = Simulation(config, problem, executor, journal, recorder, progress, checkpoint, key)
         # What a run holds is large, and Python frees circles of objects late.
-        stack.callback(simulation.clear)
+        for close in (simulation.hasher.close, simulation.elastic.close, simulation.clear):
+            stack.callback(close)
         if checkpoint is not None:
             stack.callback(checkpoint.save)  # while the devices still hold their memories
         yield simulation
 
 
+def _noise_key(config: Config, out: Path | None, resume: bool) -> bytes | None:
+    """That of a private run: read where it goes on, made where it begins."""
+    return kept_key(config, out) if resume and out is not None else new_key(config, out)
+
+
 def _recorder(
     config: Config,
     problem: Problem,
-    workload: str,
+    app: App | None,
     out: Path | None,
     trackers: Trackers,
     started_at: str,
@@ -216,7 +221,7 @@ def _recorder(
     """That of a run which began, or first began, at this moment."""
     return Recorder(
         strategy=config.strategy.name,
-        workload=workload,
+        workload=config.run.workload if app is None else app.name,
         seed=config.run.seed,
         goal=Goal.of(config.run),
         config=config.to_json(),
@@ -240,14 +245,14 @@ class Simulation:
         recorder: Recorder,
         progress: Tell | None,
         checkpoint: Checkpoint | None = None,
+        noise_key: bytes | None = None,
     ) -> None:
         self._config, self._problem = config, problem
         self._journal, self._recorder, self._checkpoint = journal, recorder, checkpoint
         self.executor, self.hasher = executor, Hasher()
         self.elastic = ElasticTrainings(problem)
-        self.clock = VirtualClock()
-        self.frozen = problem.frozen
-        blueprint = Blueprint.of(config, problem.spec)
+        self.clock, self.frozen = VirtualClock(), problem.frozen
+        blueprint = Blueprint.of(config, problem.spec, key=noise_key)
         begin = partial(blueprint.engine, problem.initial)
         engine = begin(None)
         versions = Versions(engine, problem.frozen)

@@ -10,7 +10,10 @@
     w <- w + the optimiser's step for g
 
 With a rule of `robust/` g is what the rule makes of the rows weight_i Delta_i, which are kept one by one. A
-buffer that is applied before it is full is divided by the updates it has. The optimiser is that of the
+buffer that is applied before it is full is divided by the updates it has.
+
+In a private run (`core/privacy/mechanism.py`) the sum is of bounded parts, with noise, and is always divided
+by K: how many updates there were would tell of them. The optimiser is that of the
 parameter `outer` (`optimisers.py`), of a strategy that has it.
 """
 
@@ -66,6 +69,11 @@ class BufferStrategy(GatheringStrategy):
         return 1
 
     @property
+    def updates_in_sum(self) -> int:
+        """By what the sum of a private run is divided."""
+        return self.buffer_size
+
+    @property
     def optimiser(self) -> Optimiser:
         """What step g is: that of the parameter `outer`; g itself where there is none."""
         return make_outer(getattr(self, "outer", {}))
@@ -81,6 +89,8 @@ class BufferStrategy(GatheringStrategy):
         state = replace(state, count=state.count + 1, since=since)
         if self.rule is not None:
             return replace(state, rows=[*state.rows, StoredRow.of(update, weight)])
+        if context.sums is not None:
+            return replace(state, buffer=state.buffer + context.sums.part(update.delta, weight))
         add_scaled(state.buffer, weight, update.delta)
         return state
 
@@ -90,11 +100,19 @@ class BufferStrategy(GatheringStrategy):
 
     def aggregate(self, state: State, vector: Vector, context: Context) -> tuple[Vector, float, State]:
         """Total and count, whose quotient is g, and the state with what the rule remembers."""
+        if context.sums is not None:
+            noised = context.sums.noised(self.total(state), context.version + 1)
+            return noised.astype(vector.dtype, copy=False), self.updates_in_sum, state
         if self.rule is None:
             return state.buffer, state.count, state
         rows = [row.row(context.spec) for row in state.rows]
         combined = combine(self.rule, rows, vector, state.memory)
         return combined.direction, 1, replace(state, memory=combined.memory)
+
+    def total(self, state: State) -> Vector:
+        """The sum so far."""
+        buffer: Vector = state.buffer
+        return buffer
 
     def covered(self, state: State, context: Context) -> slice | Indices:
         """The coordinates that g is of."""

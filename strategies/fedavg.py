@@ -97,6 +97,11 @@ class FedAvg(BufferStrategy):
     rule: Rule | None = field(default=None, metadata=NO_KEY)
 
     @property
+    def updates_in_sum(self) -> int:
+        """M."""
+        return self.clients_per_round
+
+    @property
     def selected_per_draw(self) -> int:
         """Devices asked in a round: ceil(over_selection * m)."""
         return math.ceil(self.over_selection * self.clients_per_round)
@@ -138,14 +143,17 @@ class FedAvg(BufferStrategy):
         return Refusal(Reason.ROUND_OVER, detail)
 
     def weight(self, update: Update, context: Context) -> float:
-        """n_i."""
-        return float(update.examples)
+        """n_i; 1 in a private run, since a device may claim any number of examples."""
+        return float(update.examples) if context.sums is None else 1.0
 
     def gather(self, state: FedAvgState, update: Update, weight: float, context: Context) -> FedAvgState:
         """The round with one update more."""
         answered = [*state.answered, update.client_id]
         if self.rule is not None:
             return replace(state, answered=answered, rows=[*state.rows, StoredRow.of(update, 1.0)])
+        if context.sums is not None:
+            total = state.total + context.sums.part(update.delta, weight)
+            return replace(state, total=total, examples=state.examples + 1, answered=answered)
         add_to_part(state.total, weight, update.delta, update.submodel)
         covered = self._covered(state, update)
         return replace(state, examples=state.examples + update.examples, answered=answered, covered=covered)
@@ -159,12 +167,16 @@ class FedAvg(BufferStrategy):
         self, state: FedAvgState, vector: Vector, context: Context
     ) -> tuple[Vector, float, FedAvgState]:
         """The mean, for each coordinate of those who cover it."""
-        if self.rule is not None:
+        if self.rule is not None or context.sums is not None:
             return super().aggregate(state, vector, context)
         if not state.covered.size:
             return state.total, state.examples, state
         mean = np.divide(state.total, state.covered, out=state.total, where=state.covered > 0)
         return mean.astype(vector.dtype, copy=False), 1, state
+
+    def total(self, state: FedAvgState) -> Vector:
+        """The round's sum so far."""
+        return state.total
 
     def covered(self, state: FedAvgState, context: Context) -> slice | Indices:
         """The coordinates that the mean is of."""

@@ -113,6 +113,7 @@ def check_ranges(tables: Tables) -> None:
     _check_relations(tables)
     Keep.of(tables["server"].keep)
     tables["robust"].check()
+    tables["privacy"].check()
     _check_push(tables)
 
 

@@ -20,6 +20,7 @@ from anabranch.core.config.faults import FaultsTable
 from anabranch.core.config.flower import FlowerTable
 from anabranch.core.config.goal import NO_TARGET
 from anabranch.core.config.model import ModelTable
+from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.config.ranges import LOT, TASK, TURNS, check_ranges
 from anabranch.core.config.ray import RayTable
 from anabranch.core.config.secrets import SECRET, masked
@@ -260,6 +261,7 @@ class Config:
     model: ModelTable = field(default_factory=ModelTable)
     submodel: SubmodelTable = SubmodelTable()
     robust: RobustTable = field(default_factory=RobustTable)
+    privacy: PrivacyTable = field(default_factory=PrivacyTable)
     uplink: UplinkTable = field(default_factory=UplinkTable)
     downlink: DownlinkTable = DownlinkTable()
     server: ServerTable = ServerTable()
@@ -329,6 +331,7 @@ TABLES: dict[str, type[Any]] = {
     "model": ModelTable,
     "submodel": SubmodelTable,
     "robust": RobustTable,
+    "privacy": PrivacyTable,
     "uplink": UplinkTable,
     "downlink": DownlinkTable,
     "server": ServerTable,
@@ -338,7 +341,7 @@ TABLES: dict[str, type[Any]] = {
     "faults": FaultsTable,
     "flower": FlowerTable,
 }
-LATER = ("model", "limits")
+LATER = ("model", "limits", "privacy")
 # Settings by which runs of releases that did not know them were as these values make them.
 BEFORE = {"run": {"rejections_max": 0}}
 # And those that are not written either: journals of such runs stay what they were.

@@ -45,7 +45,8 @@ def refusal_of(ask: Ask, context: Context, books: AdmissionView, ahead: int = 0)
     gone = [task for task in superseded(ask, books) if task.state is TaskState.LEASED]
     live = ledger.live - len(gone) + ahead
     others = len(ledger.live_of(ask.client_id)) - len(gone)
-    if refusal := books.guard.refusal(ask.client_id, others, context.now, settings):
+    spent = _spent(ask.client_id, others, books)
+    if refusal := spent or books.guard.refusal(ask.client_id, others, context.now, settings):
         return refusal
     # A device that asks anew with a task in hand keeps its place where nobody waits for it.
     if settings.concurrency and live >= settings.concurrency and (ahead or not gone):
@@ -55,6 +56,14 @@ def refusal_of(ask: Ask, context: Context, books: AdmissionView, ahead: int = 0)
         state = books.strategy.on_lost(state, task, context)
     seen = context if live == context.live_tasks else replace(context, live_tasks=live)
     return books.strategy.admit(state, ask, seen)
+
+
+def _spent(client_id: str, live: int, books: AdmissionView) -> Refusal | None:
+    """That a client has given, or is about to, all the updates that it may give in the run."""
+    most = books.settings.participations_max
+    if not most or books.ledger.clients[client_id].accepted + live < most:
+        return None
+    return Refusal(Reason.OVER_SHARE, f"has given the {most} updates that [privacy] lets one device give")
 
 
 def superseded(ask: Ask, books: AdmissionView) -> list[Task]:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from anabranch.core import events as ev
 from anabranch.core.effects import (
     Barred,
@@ -40,7 +42,7 @@ from anabranch.core.engine.outcome import outcome
 from anabranch.core.engine.planner import Applicant, Planner, PlannerState
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.stepping import stepped
-from anabranch.core.engine.strategy import Context, State, Step, Strategy, rejected
+from anabranch.core.engine.strategy import Context, State, Step, Strategy, Sums, rejected
 from anabranch.core.model.chains import chain_for
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel
@@ -62,6 +64,7 @@ class Engine:
         vector: Vector,
         broadcast: Broadcast | None = None,
         planner: Planner | None = None,
+        sums: Sums | None = None,
     ) -> None:
         self.spec = spec
         self.strategy = strategy
@@ -75,6 +78,7 @@ class Engine:
         self.broadcast_state: BroadcastState = None if broadcast is None else broadcast.init(self.vector)
         self.planner = planner
         self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
+        self.sums = sums
         self.buffers = Buffers(spec, settings.buffers, self.vector)
         self.history: dict[int, Vector] = {}
         self.ledger = Ledger(settings.receipts_max)
@@ -190,7 +194,8 @@ class Engine:
         effects += self._settle(task, receipt, event)
         values = event.payload.values or self.spec.size
         raw_bytes = values * self.spec.vector_dtype.itemsize
-        said = update.examples, False, update.metrics
+        # Of a private run's device nobody hears how its training went.
+        said = update.examples, False, {} if self.sums is not None else update.metrics
         decided = Decided(update.client_id, receipt, *said, event.payload, raw_bytes)
         return [decided, *effects, *self._after(effects, event.now)]
 
@@ -207,6 +212,8 @@ class Engine:
                 refused = rejected(context.staleness, Reason.BASE_GONE, detail)
                 return Step(self._without(task, event), None, refused)
             context = replace(context, base=base)
+        if event.flaw:  # no objection: the run is private
+            update = replace(update, delta=np.zeros(self.spec.size, self.spec.vector_dtype))
         return stepped(update, context, self, self._donated(context.base))
 
     def _base(self, version: int) -> Vector | None:
@@ -361,9 +368,8 @@ class Engine:
         staleness = 0 if update is None else self.version - update.base_version
         clients = self.ledger.client_ids
         live, slowness = self.ledger.live, self.ledger.slowness
-        return Context(
-            now, self.version, self.settings.seed, clients, live, staleness, None, self.spec, slowness
-        )
+        place = now, self.version, self.settings.seed
+        return Context(*place, clients, live, staleness, None, self.spec, slowness, self.sums)
 
     def _donated(self, base: Vector | None = None) -> Vector:
         """The vector for a strategy to write on: a copy where a live task may need the old one."""
@@ -385,6 +391,8 @@ class Engine:
         if not afresh:
             self.buffers.publish(self.vector)
         self.version += 1
+        if self.sums is not None:
+            self.sums.published(self.version)
         self.guard.published(self.settings)
         if self.broadcast is not None:
             publish = self.broadcast.restart if afresh else self.broadcast.publish
@@ -405,9 +413,23 @@ class Engine:
         return more if self.finished else [*more, *self._ended()]
 
     def _ended(self) -> list[Effect]:
-        spent = self.settings.spent(self.version, self.counters.applied)
+        spent = self.settings.spent(self.version, self.counters.applied) or self._given_all()
         self.finished = spent or self.guard.hopeless(self.settings)
         return [Finished(self.finished, given_up=not spent)] if self.finished else []
+
+    def _given_all(self) -> str:
+        """Why nothing can follow in a private run: too few of its devices may still give an update.
+
+        Looked at after each version, since within one nothing of it changes.
+        """
+        most, begun = self.settings.participations_max, self.guard.folded[-1]
+        if self.sums is None or begun or len(self.ledger.clients) < self.settings.fleet:
+            return ""
+        lately = {client_id for of in self.guard.folded for client_id in of}
+        able = sum(c.accepted < most and i not in lately for i, c in self.ledger.clients.items())
+        if able >= self.sums.updates_needed:
+            return ""
+        return f"the run ended at version {self.version}: [privacy] lets {able} devices give another update"
 
     def _forget_base(self, version: int) -> None:
         if version in self.history and not self.ledger.bases.get(version):

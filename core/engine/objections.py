@@ -38,7 +38,8 @@ def objection(
         return no(*_no_task(update, task, books))
     if books.finished:
         return no(Reason.RUN_FINISHED, books.finished)
-    if event.flaw:
+    # In a private run it adds nothing, but it counts: or the number of versions would tell of its values.
+    if event.flaw and not books.settings.participations_max:
         return no(Reason.INVALID, event.flaw)
     if staleness < 0:
         detail = f"base_version {update.base_version} is ahead of version {books.version}"

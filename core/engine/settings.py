@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from anabranch.core.config.tables import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
@@ -18,6 +18,8 @@ class EngineSettings:
     cover another part of the model than its task, which is for those who aggregate by hand. `admits_all`: who
     asks gets a task, which is for a fold of a log in which that was decided. From `clip` on:
     `clipping.py` and `guard.py`; `auto` leaves the clip to the strategy. `buffers`: see `buffers.py`.
+    `participations_max`: updates of one client in the whole run, which is private then; it ends when its
+    `fleet` is there and can give no more.
     """
 
     seed: int = 0
@@ -45,6 +47,8 @@ class EngineSettings:
     rejections_max: int = 0
     buffers: str = "average"
     upload_now_versions: int = 0
+    participations_max: int = 0
+    fleet: int = 0
 
     def lease_of(self, task_s_ewma: float | None) -> float:
         """Seconds of the lease of a client with this mean task time, None where that is not known."""
@@ -64,7 +68,7 @@ class EngineSettings:
     def of(cls, config: Config, limits: Limits | None = None) -> EngineSettings:
         """The settings of a configuration; `limits` stand in for its own."""
         server, run, client, robust = config.server, config.run, config.client, config.robust
-        return cls(
+        made = cls(
             seed=run.seed,
             concurrency=server.concurrency,
             staleness_max=server.staleness_max,
@@ -95,4 +99,20 @@ class EngineSettings:
             rejections_max=run.rejections_max,
             buffers=config.model.buffers,
             upload_now_versions=server.upload_now_versions,
+        )
+        return made.privately(config) if config.privacy.on else made
+
+    def privately(self, config: Config) -> EngineSettings:
+        """With what `[privacy]` has in the place of `[robust]`: who is heard how often, whatever it sends."""
+        privacy = config.privacy
+        apart = privacy.separation - 1
+        return replace(
+            self,
+            clip=0.0,
+            buffer_max=1,
+            window_max=1 if apart else 0,
+            window_versions=max(apart, 1),
+            flaws_max=0,
+            participations_max=privacy.participations,
+            fleet=config.fleet.clients,
         )

@@ -21,10 +21,33 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from anabranch.core.model.chains import RAW
-from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.params import Delta, ParamSpec, Vector
 from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Task, Update, Verdict
 
 State = Any
+
+
+class Sums(Protocol):
+    """How a private run adds updates up (`core/privacy/mechanism.py`). Sums are float64, (size,).
+
+    `history`: the noise of the newest versions, as far as it counts, which a snapshot has. `updates_needed`:
+    how many further updates make a version sooner or later, at least.
+    """
+
+    history: list[Vector]
+    updates_needed: int
+
+    def part(self, delta: Delta, weight: float) -> Vector:
+        """What an update adds, whose length is bounded."""
+        ...
+
+    def noised(self, total: Vector, version: int) -> Vector:
+        """A sum of parts with the noise of the version that it makes."""
+        ...
+
+    def published(self, version: int) -> None:
+        """A version was made of a sum."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -33,7 +56,7 @@ class Context:
 
     `clients` are the enrolled ones, in their order, as they are during the call. `spec` is the model's; it
     is never None in a run. `slowness` is a client's place among those whose speed is known, 0 the fastest,
-    1 the slowest; None of others.
+    1 the slowest; None of others. `sums`: of a private run, whose strategy adds up by nothing else.
     """
 
     now: float
@@ -45,6 +68,7 @@ class Context:
     base: Vector | None = None
     spec: ParamSpec | None = None
     slowness: Callable[[str], float | None] = lambda _: None
+    sums: Sums | None = None
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,11 @@ def test_runs_over_streams_keep_their_promises(tmp_path: Path) -> None:
     check(run(tmp_path, plan), plan)
 
 
+def test_private_runs_keep_their_promises_and_their_noise(tmp_path: Path) -> None:
+    plan = Plan(seed=9, kills=3, updates=150, private=True)
+    check(run(tmp_path, plan), plan)
+
+
 @pytest.mark.parametrize("compressed", [False, True], ids=["raw", "compressed"])
 def test_runs_of_sub_models_keep_their_promises(compressed: bool, tmp_path: Path) -> None:
     plan = Plan(seed=6, kills=3, updates=150, compressed=compressed, units=True)

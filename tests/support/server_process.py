@@ -39,6 +39,7 @@ class Plan:
     units: bool = False
     phases: bool = False
     standby: bool = False
+    private: bool = False
     stream: bool = False  # devices speak over streams
     flaw: str = ""  # "normal" or "unsynced": see crash_server.py
     # Where the server kills itself, in this order, each time on the n-th occasion: then `kills` is of no use.
@@ -74,6 +75,7 @@ class ServerProcess:
             *["compressed"][: plan.compressed],
             *["units"][: plan.units],
             *["phases"][: plan.phases],
+            *["private"][: plan.private],
             *["standby"][: plan.standby],
             *[plan.flaw][: bool(plan.flaw)],
             *([json.dumps(dict(limits))] if limits else []),

@@ -25,6 +25,7 @@ from anabranch.host.build import Blueprint
 from anabranch.host.journal import Replay
 from anabranch.host.log import WholeLog
 from anabranch.host.records import RunReporter
+from anabranch.identity.noise_key import kept_key
 from anabranch.reports.folders import numbered
 from anabranch.reports.html import write_report
 from anabranch.reports.journal_files import JournalReader
@@ -39,7 +40,7 @@ def report_of_data(data_dir: Path, database: str, folder: Path, archive: Path | 
     from anabranch.server.export import export_run
 
     exported = export_run(data_dir, database, folder, archive)
-    result = result_of_journal(folder, exported.metrics)
+    result = result_of_journal(folder, exported.metrics, data_dir)
     result.write(folder)
     write_report(result, folder)
     return result
@@ -57,14 +58,18 @@ def same_before(folder: Path, base: Path, result: Result) -> Path | None:
     return None
 
 
-def result_of_journal(folder: Path, metrics: Mapping[int, Mapping[str, float]]) -> Result:
+def result_of_journal(
+    folder: Path, metrics: Mapping[int, Mapping[str, float]], data_dir: Path | None = None
+) -> Result:
     """Replay a live run's journal, and write its models; `metrics` are those of its versions.
+
+    The noise key of a private run is in `data_dir`, or else in the folder.
 
     Times count from the first event.
     """
     journal = JournalReader(folder)
     config, spec, initial = journal.config, journal.spec, journal.initial()
-    blueprint = Blueprint.of(config, spec)
+    blueprint = Blueprint.of(config, spec, key=kept_key(config, data_dir or folder))
     recorder = Recorder.of(config, folder, spec)
     with recorder, journal.open_payloads() as payload:
         replay = Replay(WholeLog(journal.records, payload), partial(blueprint.engine, initial))

@@ -15,6 +15,7 @@ from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
 from anabranch.cli.output import Output
 from anabranch.cli.restoring import attest_restore, backup, restore
 from anabranch.core.config.goal import Goal
+from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.config.tables import parse_override
 from anabranch.core.config.toml import setting_text
 from anabranch.core.errors import ConfigError, Unavailable
@@ -91,6 +92,8 @@ def status(server: OperatorClient, output: Output) -> None:
         *(f"  in quarantine: {client} ({why})" for client, why in sorted(s.quarantined.items())),
         *(f"  {change}" for change in changed),
     ]
+    promise = PrivacyTable.of_json(s.config).promise(s.version)
+    lines += [] if promise is None else [f"  {promise.text()}"]
     lines += [f"  run by two processes at a time: {client}: stop one of them" for client in s.run_twice]
     if s.best_version is not None:
         best = f"{s.best_metric} {metric_text(s.best_metric, s.best_value)}"

@@ -1,0 +1,1 @@
+"""Central differential privacy: what it costs, bounded contributions, secret noise."""

@@ -1,0 +1,62 @@
+"""The key of a private run's noise: 32 bytes of the operating system, in a file beside the run's data.
+
+Whoever has it can take the noise off every version. So it is in no journal, snapshot, export, backup or log,
+and each run has its own: the same noise in two runs would show the difference of what they added up.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from anabranch.core.config.tables import Config
+from anabranch.core.errors import ConfigError, DataError
+from anabranch.core.privacy.mechanism import KEY_BYTES
+from anabranch.identity.files import make_private_folder, tighten, write_private
+
+NOISE_KEY = "privacy.key"
+
+
+def new_key(config: Config, folder: Path | None) -> bytes | None:
+    """The key of a run that begins, written down if there is a `folder`; None for one that is not private.
+
+    Raises `ConfigError` where there is one already, `StoreError`.
+    """
+    if not config.privacy.on:
+        return None
+    key = secrets.token_bytes(KEY_BYTES)
+    if folder is not None:
+        path = folder / NOISE_KEY
+        if path.exists():
+            raise ConfigError(
+                f"{path} is the noise key of another run, whose noise may not be used again: remove it, or "
+                "start in another folder"
+            )
+        if not folder.exists():
+            make_private_folder(folder)
+        write_private(path, key.hex().encode() + b"\n", replace=False)
+    return key
+
+
+def kept_key(config: Config, folder: Path) -> bytes | None:
+    """The key of a run that has begun; None for one that is not private. Raises `DataError`."""
+    if not config.privacy.on:
+        return None
+    path = folder / NOISE_KEY
+    tighten(path)
+    try:
+        key = bytes.fromhex(path.read_text("ascii").strip())
+    except FileNotFoundError:
+        raise DataError(
+            f"{path} is missing: the noise of this run's versions is made of it, so without it none of them "
+            "can be made or proved again; put the file there that the run was started with"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read: {type(error).__name__}; put the run's own key there"
+        ) from None
+    if len(key) != KEY_BYTES:
+        raise DataError(
+            f"{path} has {len(key)} bytes in hex, a key has {KEY_BYTES}: put the run's own key there"
+        )
+    return key
