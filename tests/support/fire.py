@@ -11,7 +11,7 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -262,11 +262,12 @@ class Stalled:
     async def _one(self, number: int, channel: Any) -> None:
         device = Device(channel, self._server.spec, f"stalled-{number}")
         stub: Any = device.stub  # of asyncio, as the channel is
-        await stub.Enrol(devices.EnrolRequest(client_id=device.client_id, protocol_version=PROTOCOL_VERSION))
+        enrolment = devices.EnrolRequest(client_id=device.client_id, protocol_version=PROTOCOL_VERSION)
+        await _answer(lambda: stub.Enrol(enrolment))
         ask = devices.AskTaskRequest(
             client_id=device.client_id, task_id=str(uuid.uuid4()), manifest_sha256=device.manifest_sha256
         )
-        task = (await stub.AskTask(ask)).task
+        task = (await _answer(lambda: stub.AskTask(ask))).task
         while not self._end.is_set():
             call = stub.PushUpdate(self._messages(device, task))
             watch = asyncio.create_task(self._cancel_at_the_end(call))
@@ -293,3 +294,14 @@ class Stalled:
     async def _cancel_at_the_end(self, call: Any) -> None:
         await self._end.wait()
         call.cancel()
+
+
+async def _answer(call: Callable[[], Awaitable[Any]]) -> Any:
+    """What comes of a call that may be repeated: a server that is slow sheds some, and devices try again."""
+    while True:
+        try:
+            return await call()
+        except aio.AioRpcError as error:
+            if error.code() not in WAITING:
+                raise
+        await asyncio.sleep(1.0)
