@@ -262,8 +262,8 @@ class Simulation:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
             every_updates = config.server.snapshot_every_updates
             kept = Disk(journal, begin, every_updates, config.faults.takes_back)
-        rules = config.limits, config.server.lapsed
-        self.room = WaitingRoom(engine, *rules) if called_when_free(config) else None
+        rules = config.limits, config.server.lapsed, config.server.windows
+        self.room = WaitingRoom(engine, *rules[:2]) if called_when_free(config) else None
         self.time = (SteppedTime if config.faults.clock_step_every_s else ServerTime)(self.clock)
         self.world = World(
             self.clock,

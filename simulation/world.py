@@ -14,7 +14,7 @@ from functools import partial
 
 from anabranch.compress.model import full_bytes
 from anabranch.core import events as ev
-from anabranch.core.config.ranges import TURNS
+from anabranch.core.config.ranges import TASKS, TURNS
 from anabranch.core.effects import Effect, Finished, Granted, Published, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.waiting import WaitingLine
@@ -48,7 +48,7 @@ class World:
 
     After a crash there is another engine: `restarted` are told of it, and `taken_back`, before, if it is of
     an earlier event: of which one. With a `room` refused devices sleep in it, without one they stand in the
-    live server's line. `lapsed`: see `WaitingLine`.
+    live server's line. `lapsed` and `windows`: see `WaitingLine`.
     """
 
     def __init__(
@@ -63,8 +63,9 @@ class World:
         time: ServerTime | None = None,
         limits: Limits = DEFAULT_LIMITS,
         lapsed: str = TURNS,
+        windows: str = TASKS,
     ) -> None:
-        self._limits, self._line = limits, partial(WaitingLine, limits, lapsed)
+        self._limits, self._line = limits, partial(WaitingLine, limits, lapsed, windows)
         self.clock, self.time = clock, time or ServerTime(clock)
         self.host = Run(engine, self._line() if room is None else room, limits)
         self.versions = versions

@@ -17,6 +17,7 @@ Tables = Mapping[str, Any]  # by name, as the fields of `Config`
 TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 BY_STREAM, BY_CALLS = "stream", "calls"  # client.connection, beside AUTO
 TURNS, LOT = "turns", "lot"  # server.lapsed
+TASKS, MINUTE = "tasks", "minute"  # server.windows
 SENT, BUILT = "sent", "built"  # run.initial
 
 CHOICES = {
@@ -27,6 +28,7 @@ CHOICES = {
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.waiting": (AUTO, "ask", "called"),
     "server.lapsed": (TURNS, LOT),
+    "server.windows": (TASKS, MINUTE),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "identity.tls": ("auto", "always"),
     "client.push": (TASK, OVERLAP, ELASTIC),

@@ -21,7 +21,7 @@ from anabranch.core.config.flower import FlowerTable
 from anabranch.core.config.goal import NO_TARGET
 from anabranch.core.config.model import ModelTable
 from anabranch.core.config.privacy import PrivacyTable
-from anabranch.core.config.ranges import LOT, TASK, TURNS, check_ranges
+from anabranch.core.config.ranges import LOT, MINUTE, TASK, TASKS, TURNS, check_ranges
 from anabranch.core.config.ray import RayTable
 from anabranch.core.config.secrets import SECRET, masked
 from anabranch.core.config.toml import toml_text
@@ -166,7 +166,8 @@ class ServerTable:
     updates (0: no bound). A lease lasts 3 times the device's own mean task time, within the bounds; it is
     renewed for at most `tenure_leases` times its length while others wait for a place (0: no bound). Devices
     whose tasks came to nothing again share a few of the places then, in `turns`; `lapsed` is `lot` for
-    simulations of older releases, where the first to come had them. A device
+    simulations of older releases, where the first to come had them. Who waits comes back after half a
+    task's time at the latest: `windows` of `tasks`; a `minute` in simulations of older releases. A device
     whose task is `upload_now_versions` behind is advised to push what it has (0: never). Its updates on their
     way, and what has come of those that were cut, are `upload_bytes_per_client` at most. A `standby` waits
     while another server leads the run, and takes over from one that is silent for `leader_lease_s`.
@@ -188,6 +189,7 @@ class ServerTable:
     tasks_per_client: int = 1
     tenure_leases: float = 5.0
     lapsed: str = TURNS
+    windows: str = TASKS
     upload_now_versions: int = 0
     upload_bytes_per_client: int = UPLOAD_BYTES_PER_CLIENT
     retry_after_min_s: float = 0.5
@@ -345,7 +347,7 @@ LATER = ("model", "limits", "privacy")
 # Settings by which runs of releases that did not know them were as these values make them.
 BEFORE = {"run": {"rejections_max": 0}}
 # And those that are not written either: journals of such runs stay what they were.
-UNSAID = {"server": {"lapsed": LOT}}
+UNSAID = {"server": {"lapsed": LOT, "windows": MINUTE}}
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:

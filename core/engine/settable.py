@@ -60,6 +60,7 @@ FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "uplink": "devices keep what its codec has left out so far",
     "downlink": "devices make the next model of what it has sent them",
     "server.lapsed": SIMULATED,
+    "server.windows": SIMULATED,
     "server": PROCESS,
     "identity": PROCESS,
     "limits": PROCESS,

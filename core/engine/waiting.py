@@ -3,7 +3,7 @@
 Without it a device that has just pushed, and asks within milliseconds, wins every time against one that
 was refused and comes back in a second. So a place that is free belongs to the device that has waited
 longest. That one is not there at the moment, and the place stays empty until it is: so each is told to come
-back as soon as its turn may be near, the first in the line most often of all.
+back as soon as its turn may be near, the first in the line most often of all (`pace.py`).
 
 A device that asks anew with a task in hand gives the task up, and has its turn like the others: it keeps the
 place only where there are enough for all who wait. One whose last tasks came to nothing waits longer
@@ -12,10 +12,6 @@ processes of one device one has its tasks, and the other waits (`sessions.py`).
 
 Beside the engine, and no part of its state or its journal: a refusal changes nothing there, and after
 a restart the line forms again. Pure like the engine, driven by the same `now`, and bounded.
-
-The pace, ours: with a place freed every `interval_s` (an exponential mean), a device with p others before
-it expects its turn in p * interval_s and is told to come back in a quarter to half of that, the first in
-1/32 to 1/16 of an interval. A line of n devices then asks O(log n) times for each place that is freed.
 """
 
 from __future__ import annotations
@@ -25,20 +21,17 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from anabranch.core.config.ranges import TURNS
-from anabranch.core.effects import Decided, Effect, Granted, LeaseEnded, Refused
+from anabranch.core.config.ranges import TASKS, TURNS
+from anabranch.core.effects import Effect, Granted, Refused
 from anabranch.core.engine.admission import outstays
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.lapses import Lapses
+from anabranch.core.engine.pace import Pace
 from anabranch.core.engine.sessions import Sessions
 from anabranch.core.events import LeaseRenewed
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Reason, Task
 
-INTERVAL_WEIGHT = 0.1  # of the newest interval
-LATEST = 0.5  # of the time until a device's turn; the earliest moment of a window is at half of that
-FIRST = 0.125  # of an interval, as if so much were left before the turn of the first in the line
-PACE_S_MIN, PACE_S_MAX = 0.05, 60.0  # the latest moment of a window is within these
 GRACE_S = 0.5  # for the way there and back; a device that is later is not waited for
 KEPT_S = 60.0  # and one that is so much later has lost its turn
 
@@ -55,17 +48,17 @@ class WaitingLine:
     """The line of devices that were refused for want of a place: whose turn it is.
 
     `refusal` stands in for the engine's; `heard` must see every effect of the engine. `lapsed`: the rule for
-    devices whose tasks came to nothing, see `Lapses`.
+    devices whose tasks came to nothing, see `Lapses`; `windows`: the one for when who waits comes back, see
+    `Pace`.
     """
 
-    def __init__(self, limits: Limits = DEFAULT_LIMITS, lapsed: str = TURNS) -> None:
+    def __init__(self, limits: Limits = DEFAULT_LIMITS, lapsed: str = TURNS, windows: str = TASKS) -> None:
         self.waiting_max = limits.waiting_max
-        self.interval_s: float | None = None
+        self._pace = Pace(windows)
         self._waiters: dict[str, Waiter] = {}
         self._tickets: list[int] = []
         self._ends: list[tuple[float, int, str]] = []
         self._drawn = 0
-        self._freed_at: float | None = None
         self._lapses = Lapses(limits.waiting_max, lapsed)
         self.sessions = Sessions()
         self._sound: set[int] = set()  # the tickets of devices that may have any place
@@ -110,6 +103,7 @@ class WaitingLine:
         """Take note of what an event has come to: places taken, places freed."""
         effects = list(effects)
         self._lapses.heard(now, effects)
+        self._pace.heard(now, effects)
         for effect in effects:
             match effect:
                 case Granted(task):
@@ -118,8 +112,6 @@ class WaitingLine:
                 case Refused(ask):
                     self._join(effect, now)
                     self.sessions.decided(ask.client_id, ask.task_id, granted=False)
-                case Decided(duplicate=False) | LeaseEnded():
-                    self._freed(now)
 
     def ahead(self, client_id: str) -> int:
         """How many devices wait whose turn comes before this one's."""
@@ -144,10 +136,10 @@ class WaitingLine:
 
     def _refused(self, refused: Refused, now: float) -> Refused:
         """The refusal with a window of its own, if it is for want of a place."""
-        if refused.reason is Reason.AT_CAPACITY and self.interval_s is not None and self.waiting_max:
-            turn_s = (self.ahead(refused.ask.client_id) + FIRST) * self.interval_s
-            latest_s = min(max(LATEST * turn_s, PACE_S_MIN), PACE_S_MAX)
-            refused = replace(refused, retry_after_s=(latest_s / 2.0, latest_s))
+        if refused.reason is Reason.AT_CAPACITY and self.waiting_max:
+            latest_s = self._pace.latest_s(self.ahead(refused.ask.client_id), len(self._waiters))
+            if latest_s is not None:
+                refused = replace(refused, retry_after_s=(latest_s / 2.0, latest_s))
         self._join(refused, now)
         return refused
 
@@ -216,13 +208,6 @@ class WaitingLine:
         """How many of these come before a device's; all, if it has none."""
         waiter = self._waiters.get(client_id)
         return len(tickets) if waiter is None else bisect_left(tickets, waiter.ticket)
-
-    def _freed(self, now: float) -> None:
-        if self._freed_at is not None:
-            newest_s = now - self._freed_at
-            before_s = newest_s if self.interval_s is None else self.interval_s
-            self.interval_s = (1 - INTERVAL_WEIGHT) * before_s + INTERVAL_WEIGHT * newest_s
-        self._freed_at = now
 
 
 def _is_in(tickets: list[int], ticket: int) -> bool:

@@ -30,7 +30,8 @@ def record_run(
 ) -> Result:
     """Every seventh update is rejected; every `buffer_size`th applied one publishes and is evaluated."""
     rng = random.Random(seed)
-    of_today = {"server": {"lapsed": "turns"}}  # what an older record does not say, and a page then does
+    # What an older record does not say, and a page then does.
+    of_today = {"server": {"lapsed": "turns", "windows": "tasks"}}
     settings = {"run": {"seed": seed}, **of_today} if config is None else config
     recorder = Recorder(strategy, "synthetic", seed, Goal(target=target or None), settings, kind)
     now, version, applied = 0.0, 0, 0

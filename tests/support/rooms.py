@@ -5,13 +5,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from machines import Bench
 
 from anabranch.core import events as ev
-from anabranch.core.config.ranges import TURNS
+from anabranch.core.config.ranges import TASKS, TURNS
 from anabranch.core.effects import Granted, LeaseEnded, Refused
 from anabranch.core.engine.admission import given_up
 from anabranch.core.engine.waiting import WaitingLine
@@ -29,11 +29,12 @@ class Room:
         strategy: str = "fedbuff",
         names: Iterable[str] = "abcdef",
         lapsed: str = TURNS,
+        windows: str = TASKS,
         **options: Any,
     ) -> None:
         options = {"concurrency": places, "retry_after_s": (0.5, 2.0), **options}
         self.bench = Bench(strategy, **options)
-        self.line = WaitingLine(replace(DEFAULT_LIMITS, waiting_max=waiting_max), lapsed)
+        self.line = WaitingLine(replace(DEFAULT_LIMITS, waiting_max=waiting_max), lapsed, windows)
         self.bench.enrol(*names)
         self.tasks: dict[str, str] = {}
         self.asked = 0
@@ -105,3 +106,32 @@ def contest(room: Room, honest: Iterable[str], hostile: Mapping[str, float], unt
             next_s = 1.0 if isinstance(answer, Granted) else answer.retry_after_s[1]
         heapq.heappush(due, (now + next_s, n, client))
     return done
+
+
+@dataclass
+class Worked:
+    """What a fleet came to: `updates` of each device, and how many `places` were in use from when on."""
+
+    updates: Counter[str]
+    places: list[tuple[float, int]]
+
+
+def work(room: Room, task_s: Mapping[str, float], until: float, begins: Mapping[str, float]) -> Worked:
+    """Devices that train for so long each, and come when they are told; at first at `begins`, or at 0."""
+    worked = Worked(Counter(dict.fromkeys(task_s, 0)), [])
+    due = [(begins.get(client, 0.0), n, client) for n, client in enumerate(task_s)]
+    heapq.heapify(due)
+    while due[0][0] < until:
+        now, n, client = heapq.heappop(due)
+        while (deadline := room.bench.engine.next_deadline()) is not None and deadline <= now:
+            room.tick(deadline)
+        if client in room.tasks:
+            room.push(client, now)
+            worked.updates[client] += 1
+            next_s = 0.0
+        else:
+            answer = room.ask(client, now)
+            next_s = task_s[client] if isinstance(answer, Granted) else answer.retry_after_s[1]
+        worked.places.append((now, room.bench.engine.ledger.live))
+        heapq.heappush(due, (now + next_s, n, client))
+    return worked
