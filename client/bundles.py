@@ -15,12 +15,19 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
 from anabranch.client.listed import ListedBundle, ListedJob
-from anabranch.core.errors import AnabranchError, ConfigError, DataError, InvalidUpdate, TooLarge, disk_error
+from anabranch.core.errors import (
+    AnabranchError,
+    ConfigError,
+    DataError,
+    InvalidUpdate,
+    TooLarge,
+    disk_error,
+    on_disk,
+)
 from anabranch.core.limits import BUNDLE_BYTES_MAX
 from anabranch.identity.bundle import Bundle, check_allowed, open_bundle
 from anabranch.identity.files import make_private_folder, private
@@ -58,7 +65,7 @@ class BundleFiles:
 
     def keep(self, sha256s: Collection[str]) -> None:
         """Only those of these digests stay. Raises `StoreError`."""
-        with _of_disk(self._folder):
+        with on_disk(self._folder):
             for path in self._folder.iterdir() if self._folder.is_dir() else ():
                 if path.name.partition(".")[0] in sha256s:
                     continue
@@ -70,14 +77,14 @@ class BundleFiles:
     def _opened(self, sha256: str) -> Bundle | None:
         """The one that is here; None: it is not, or was damaged since. Raises as `open_bundle`."""
         path = self._folder / f"{sha256}{WHOLE}"
-        with _of_disk(path):
+        with on_disk(path):
             data = path.read_bytes() if path.is_file() else b""
         return open_bundle(data, self._signers) if hashlib.sha256(data).hexdigest() == sha256 else None
 
     def _fetched(self, office: Office, job: ListedJob, bundle: ListedBundle) -> Bundle:
         part = self._folder / f"{bundle.sha256}{PART}"
         make_private_folder(self._folder)
-        with _of_disk(part):
+        with on_disk(part):
             _receive(part, bundle.size_bytes, lambda offset: office.bundle(job, bundle, offset))
             data = part.read_bytes()
             try:
@@ -121,7 +128,7 @@ def unpack(bundle: Bundle, folder: Path) -> Path:
 
     Raises `StoreError`.
     """
-    with _of_disk(folder):
+    with on_disk(folder):
         shutil.rmtree(folder, ignore_errors=True)
         make_private_folder(folder)
         for path, data in bundle.files.items():
@@ -161,12 +168,3 @@ def _check_listed(bundle: ListedBundle) -> None:
             raise InvalidUpdate(f"the server lists a bundle with a {name} {text[:64]!r}, which is none")
     if bundle.size_bytes > BUNDLE_BYTES_MAX:
         raise TooLarge(f"the server lists a bundle of {bundle.size_bytes} bytes, at most {BUNDLE_BYTES_MAX}")
-
-
-@contextmanager
-def _of_disk(place: Path) -> Iterator[None]:
-    """Inside, what the disk refuses becomes a `StoreError`."""
-    try:
-        yield
-    except OSError as error:
-        raise disk_error(error.filename or place, error) from error

@@ -42,6 +42,8 @@ the client and the command line.
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 Window = tuple[float, float]
@@ -167,6 +169,15 @@ def disk_error(place: object, error: OSError) -> StoreError:
     if error.errno in NO_SPACE:
         return StoreFull(f"{place}: no space left on the disk: make room, then start again")
     return StoreError(f"{place} cannot be used: {error.strerror or error}")
+
+
+@contextmanager
+def on_disk(place: object) -> Iterator[None]:
+    """Inside, what the operating system says of a file becomes a `disk_error`, of `place` if unnamed."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(error.filename or place, error) from error
 
 
 class StoreUnreachable(StoreError):

@@ -34,7 +34,7 @@ from anabranch.core.errors import (
     StoreCorrupt,
     StoreError,
     StoreFull,
-    disk_error,
+    on_disk,
 )
 from anabranch.core.limits import MIB
 from anabranch.identity.authority import Authority, authority_exists
@@ -102,7 +102,7 @@ def back_up(data_dir: Path, target: Path, proved: bool = True, tell: Tell | None
     if target.resolve().is_relative_to(data_dir.resolve()):
         raise ConfigError(f"{target} lies in {data_dir}, which it is to be a copy of: name another place")
     taken_at, partial = time.time(), target.with_name(f"{target.name}{PARTIAL}")
-    with _on_disk(partial), _emptied(partial):
+    with on_disk(partial), _emptied(partial):
         size_bytes = _Copying(data_dir, partial, tell or _quiet).run()
         made = replace(
             _looked_over(partial, proved, tell or _quiet, data_dir), taken_at=taken_at, size_bytes=size_bytes
@@ -124,7 +124,7 @@ def put_back(
     `authority`: None for a federation without one. Raises `ConfigError`, `DataError`, `StoreError`.
     """
     backup, tell = read_backup(source), tell or _quiet
-    with _on_disk(data_dir):
+    with on_disk(data_dir):
         make_folder(data_dir)
         lock = FolderLock(data_dir)
         try:
@@ -193,15 +193,6 @@ def _check_empty(data_dir: Path) -> None:
         )
     for name in sorted(names):  # it was empty when that restore began
         _remove(data_dir / name)
-
-
-@contextmanager
-def _on_disk(place: Path) -> Iterator[None]:
-    """What the operating system says of a file, as `StoreFull` or `StoreError`."""
-    try:
-        yield
-    except OSError as error:
-        raise disk_error(error.filename or place, error) from error
 
 
 @contextmanager

@@ -100,6 +100,10 @@ class PrivateSums:
     key: bytes = field(repr=False)
     updates_needed: int = 1
     history: list[Vector] = field(default_factory=list)
+    # The noise that was made last, of which version and after which history.
+    _made: tuple[int, list[Vector], Vector] | None = field(
+        default=None, init=False, repr=False, compare=False
+    )
 
     def part(self, delta: Delta, weight: float) -> Vector:
         """See `Mechanism.part`."""
@@ -111,17 +115,22 @@ class PrivateSums:
 
     def noise(self, version: int) -> Vector:
         """N_t: a function of the key, the version and the noise of the releases before it."""
+        if self._made is not None and self._made[0] == version and self._made[1] is self.history:
+            return self._made[2]
         own = normals(version_key(self.key, version), self.size)
         own *= self.mechanism.noise * self.mechanism.clip
         for c, before in zip(coefficients(self.mechanism.bands)[1:], reversed(self.history), strict=False):
             own -= c * before
-        return self.mechanism.on_grid(own)
+        noise = self.mechanism.on_grid(own)
+        self._made = version, self.history, noise
+        return noise
 
     def published(self, version: int) -> None:
         """A version was made of a sum: its noise counts for the next ones."""
         kept = self.mechanism.bands - 1
         if kept:
             self.history = [*self.history, self.noise(version)][-kept:]
+        self._made = None
 
 
 def version_key(key: bytes, version: int) -> bytes:
