@@ -29,9 +29,11 @@ def update_message(run_id: str, record: Mapping[str, Any]) -> bytes:
     """What is signed of an update: a line of text, then canonical JSON (sorted keys, no spaces).
 
     `record` is the update's in the journal; only what is signed is read of it. The metrics are not: they
-    decide nothing about the model.
+    decide nothing about the model. `seals` are there where the update is masked: keepers to boxes, base64.
     """
     signed = {name: record[name] for name in FIELDS}
+    if seals := record.get("seals"):
+        signed["seals"] = seals
     payload = {name: record["payload"][name] for name in PAYLOAD_FIELDS}
     data = {**signed, "payload": payload, "run_id": run_id}
     return DOMAIN + json.dumps(data, sort_keys=True, separators=(",", ":")).encode()

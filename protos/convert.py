@@ -6,10 +6,12 @@ the engine.
 
 from __future__ import annotations
 
+import base64
 import hashlib
+import json
 import math
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import numpy as np
 
@@ -27,10 +29,15 @@ from anabranch.core.model.updates import (
     Task,
     Verdict,
 )
+from anabranch.core.secagg.cohort import Cohort, CohortMember
+from anabranch.core.secagg.terms import Terms
 from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import keepers_pb2 as keepers
 from anabranch.protos.v1 import model_pb2 as model
 
 PROTOCOL_VERSION = 1
+BOX_BYTES, KEEPERS_MAX = 80, 16  # of a seed's box; that an update has boxes for
+MEMBERS_AT_ONCE = 256  # of a cohort in one message: below 4 MiB
 CODECS_MAX, CODEC_CHARS_MAX = 64, 64  # stages that a device may name, letters of each
 _CODEC = re.compile(r"[a-z][a-z0-9_.-]*(?::[0-9]+)?").fullmatch
 
@@ -285,4 +292,79 @@ def decision_from_proto(message: model.Decision) -> Decision:
         weight=message.weight if message.HasField("weight") else None,
         reason=Reason(message.reason) if known else Reason.INVALID,
         detail=message.detail if known else f"{message.reason}: {message.detail}",
+    )
+
+
+# --- masked sums -------------------------------------------------------------------------------
+
+
+def seals_to_proto(seals: Mapping[str, str]) -> list[model.Seal]:
+    """The boxes of an update (keepers to base64), as they are in what is signed."""
+    return [
+        model.Seal(keeper=bytes.fromhex(keeper), box=base64.b64decode(box))
+        for keeper, box in sorted(seals.items())
+    ]
+
+
+def seals_from_proto(seals: Iterable[model.Seal]) -> dict[str, str]:
+    """The inverse, of what a device has sent. Raises `InvalidUpdate`."""
+    found: dict[str, str] = {}
+    for seal in seals:
+        keeper = checked_digest(seal.keeper, "seals.keeper")
+        if len(seal.box) != BOX_BYTES or keeper in found or len(found) == KEEPERS_MAX:
+            raise InvalidUpdate(
+                f"seals: a box of {BOX_BYTES} bytes for each keeper, {KEEPERS_MAX} keepers at most"
+            )
+        found[keeper] = base64.b64encode(seal.box).decode()
+    return found
+
+
+def cohort_to_proto(cohort: Cohort) -> Iterator[keepers.UnmaskRequest]:
+    """What is asked of a keeper, in messages of some members each."""
+    head = keepers.CohortHead(
+        run_id=cohort.run_id,
+        number=cohort.number,
+        version=cohort.version,
+        terms_json=json.dumps(cohort.terms.to_json()),
+        members=len(cohort.members),
+    )
+    yield keepers.UnmaskRequest(head=head)
+    for start in range(0, len(cohort.members), MEMBERS_AT_ONCE):
+        some = cohort.members[start : start + MEMBERS_AT_ONCE]
+        yield keepers.UnmaskRequest(members=[_member_to_proto(member) for member in some])
+
+
+def _member_to_proto(member: CohortMember) -> keepers.CohortMember:
+    return keepers.CohortMember(
+        signed=member.signed,
+        signature=member.signature,
+        certificate=member.certificate,
+        base_head=bytes.fromhex(member.base_head),
+        arrived_version=member.arrived_version,
+        weight=member.weight,
+    )
+
+
+def cohort_from_proto(head: keepers.CohortHead, members: Iterable[keepers.CohortMember]) -> Cohort:
+    """The inverse of `cohort_to_proto`. Raises `InvalidUpdate`, `ConfigError` for the terms."""
+    try:
+        terms = Terms.from_json(json.loads(head.terms_json))
+    except (ValueError, RecursionError):
+        raise InvalidUpdate("terms_json is no JSON") from None
+    return Cohort(
+        run_id=checked_id(head.run_id, "run_id"),
+        number=checked_count(head.number, "number"),
+        version=checked_count(head.version, "version"),
+        terms=terms,
+        members=tuple(
+            CohortMember(
+                signed=m.signed,
+                signature=m.signature,
+                certificate=m.certificate,
+                base_head=m.base_head.hex(),
+                arrived_version=checked_count(m.arrived_version, "arrived_version"),
+                weight=m.weight,
+            )
+            for m in members
+        ),
     )

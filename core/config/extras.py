@@ -9,6 +9,7 @@ EXTRAS: dict[str, str] = {
     "prometheus_client": "server",
     "grpc_health": "server",
     "grpc_reflection": "server",
+    "cryptography.hazmat.primitives.hpke": "secagg",  # releases that the base install takes lack it
     "psycopg": "postgresql",
     "sklearn": "workloads",
     "flwr": "flower",
@@ -34,5 +35,6 @@ EXTRAS: dict[str, str] = {
 
 def how_to_install(module: str | None) -> str:
     """The command that brings a module of this name, or one below it; empty for a stranger's."""
-    extra = EXTRAS.get((module or "").partition(".")[0])
+    name = module or ""
+    extra = EXTRAS.get(name) or EXTRAS.get(name.partition(".")[0])
     return f'pip install "anabranch[{extra}]"' if extra else ""

@@ -146,6 +146,7 @@ class EnrolResponse(_message.Message):
     VERSION_FIELD_NUMBER: _builtins.int
     SERVER_TIME_S_FIELD_NUMBER: _builtins.int
     FIRST_FIELD_NUMBER: _builtins.int
+    MASKING_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     run_id: _builtins.str
     config_json: _builtins.str
@@ -158,6 +159,10 @@ class EnrolResponse(_message.Message):
     def first(self) -> Global___FirstModel:
         """Where a device may build version 0 itself: docs/protocol.md, "The first version"."""
 
+    @_builtins.property
+    def masking(self) -> _model_pb2.Masking:
+        """Where updates are masked: docs/protocol.md, "Keepers"."""
+
     def __init__(
         self,
         *,
@@ -168,10 +173,11 @@ class EnrolResponse(_message.Message):
         version: _builtins.int = ...,
         server_time_s: _builtins.float = ...,
         first: Global___FirstModel | None = ...,
+        masking: _model_pb2.Masking | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "manifest", b"manifest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "manifest", b"manifest", "masking", b"masking"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "first", b"first", "manifest", b"manifest", "run", b"run", "run_id", b"run_id", "server_time_s", b"server_time_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["config_json", b"config_json", "first", b"first", "manifest", b"manifest", "masking", b"masking", "run", b"run", "run_id", b"run_id", "server_time_s", b"server_time_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -592,6 +598,7 @@ class UpdateHeader(_message.Message):
     NEXT_FIELD_NUMBER: _builtins.int
     SIGNATURE_FIELD_NUMBER: _builtins.int
     BASE_HEAD_FIELD_NUMBER: _builtins.int
+    SEALS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
     update_id: _builtins.str
@@ -614,6 +621,10 @@ class UpdateHeader(_message.Message):
     def next(self) -> Global___AskTaskRequest:
         """The next task, asked for in the same call: it starts from the version that this update leads to."""
 
+    @_builtins.property
+    def seals(self) -> _containers.RepeatedCompositeFieldContainer[_model_pb2.Seal]:
+        """Of a masked update: the seed of each mask, for its keeper. Under the signature."""
+
     def __init__(
         self,
         *,
@@ -631,10 +642,11 @@ class UpdateHeader(_message.Message):
         next: Global___AskTaskRequest | None = ...,
         signature: _builtins.bytes = ...,
         base_head: _builtins.bytes = ...,
+        seals: _abc.Iterable[_model_pb2.Seal] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["next", b"next", "submodel", b"submodel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_head", b"base_head", "base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "next", b"next", "parts", b"parts", "signature", b"signature", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["base_head", b"base_head", "base_kind", b"base_kind", "base_version", b"base_version", "client_id", b"client_id", "examples", b"examples", "local_steps", b"local_steps", "manifest_sha256", b"manifest_sha256", "metrics", b"metrics", "next", b"next", "parts", b"parts", "seals", b"seals", "signature", b"signature", "submodel", b"submodel", "task_id", b"task_id", "update_id", b"update_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

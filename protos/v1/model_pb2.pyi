@@ -377,3 +377,83 @@ class Decision(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__weight) -> _WhichOneofReturnType__weight | None: ...
 
 Global___Decision: _TypeAlias = Decision  # noqa: Y015
+
+@_typing.final
+class KeeperKey(_message.Message):
+    """What a keeper says of itself. The SHA-256 of the certificate is its name."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CERTIFICATE_FIELD_NUMBER: _builtins.int
+    PUBLIC_KEY_FIELD_NUMBER: _builtins.int
+    SIGNATURE_FIELD_NUMBER: _builtins.int
+    certificate: _builtins.bytes
+    """DER; it signs itself, and the keeper's TLS."""
+    public_key: _builtins.bytes
+    """X25519, 32 bytes: boxes are sealed for it."""
+    signature: _builtins.bytes
+    """By the certificate's key, of the line "anabranch keeper key 1", a line feed and the public key."""
+    def __init__(
+        self,
+        *,
+        certificate: _builtins.bytes = ...,
+        public_key: _builtins.bytes = ...,
+        signature: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["certificate", b"certificate", "public_key", b"public_key", "signature", b"signature"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeeperKey: _TypeAlias = KeeperKey  # noqa: Y015
+
+@_typing.final
+class Masking(_message.Message):
+    """What holds for all sums of a run, as JSON, and the keepers that it names."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TERMS_JSON_FIELD_NUMBER: _builtins.int
+    KEEPERS_FIELD_NUMBER: _builtins.int
+    terms_json: _builtins.str
+    @_builtins.property
+    def keepers(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeeperKey]: ...
+    def __init__(
+        self,
+        *,
+        terms_json: _builtins.str = ...,
+        keepers: _abc.Iterable[Global___KeeperKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keepers", b"keepers", "terms_json", b"terms_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Masking: _TypeAlias = Masking  # noqa: Y015
+
+@_typing.final
+class Seal(_message.Message):
+    """A seed for a keeper, in a box of HPKE."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEEPER_FIELD_NUMBER: _builtins.int
+    BOX_FIELD_NUMBER: _builtins.int
+    keeper: _builtins.bytes
+    """SHA-256 of the keeper's certificate."""
+    box: _builtins.bytes
+    def __init__(
+        self,
+        *,
+        keeper: _builtins.bytes = ...,
+        box: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["box", b"box", "keeper", b"keeper"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Seal: _TypeAlias = Seal  # noqa: Y015

@@ -17,7 +17,7 @@ from anabranch.core.config.tables import NO_KEY, TABLES
 from anabranch.core.errors import OUTCOMES
 from anabranch.core.limits import DEFAULT_LIMITS, GIB, KIB, MIB
 from anabranch.core.model.updates import Reason
-from anabranch.protos.v1 import devices_pb2, operators_pb2
+from anabranch.protos.v1 import devices_pb2, keepers_pb2, operators_pb2
 from anabranch.strategies.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[2]
@@ -65,6 +65,7 @@ def test_the_stages() -> None:
     "service",
     [
         devices_pb2.DESCRIPTOR.services_by_name["Devices"],
+        keepers_pb2.DESCRIPTOR.services_by_name["Keepers"],
         operators_pb2.DESCRIPTOR.services_by_name["Operators"],
     ],
     ids=lambda s: s.name,

@@ -28,6 +28,7 @@ from anabranch.cli.main import main
 main()
 """
 DISTRIBUTIONS = {  # of what is imported by another name
+    "cryptography.hazmat.primitives.hpke": "cryptography",
     "grpc_health": "grpcio-health-checking",
     "grpc_reflection": "grpcio-reflection",
     "sklearn": "scikit-learn",
@@ -92,4 +93,7 @@ def test_the_table_is_that_of_the_package() -> None:
 
 def test_what_lies_in_a_module_is_of_its_extra() -> None:
     assert how_to_install("sqlalchemy.orm") == 'pip install "anabranch[server]"'
+    hpke = "cryptography.hazmat.primitives.hpke"
+    assert how_to_install(hpke) == 'pip install "anabranch[secagg]"'
+    assert not how_to_install("cryptography.x509")
     assert how_to_install("statsmodels") == how_to_install(None) == ""

@@ -227,6 +227,15 @@ def test_what_is_not_signed_does_not_matter() -> None:
     )
 
 
+def test_seals_are_signed_where_there_are_some() -> None:
+    record = {"base_version": 0, "client_id": "a", "examples": 1, "local_steps": 0, "submodel": None}
+    record |= {"task_id": "t", "update_id": "u", "payload": {"codec": "c", "sha256": "", "size_bytes": 4}}
+    plain = update_message("r", record)
+    assert update_message("r", {**record, "seals": {}}) == plain
+    sealed = update_message("r", {**record, "seals": {"k": "Ym94"}})
+    assert sealed == plain.replace(b'"submodel"', b'"seals":{"k":"Ym94"},"submodel"')
+
+
 def test_a_proof_is_of_its_client_its_authority_and_its_time(authority: Authority, tmp_path: Path) -> None:
     wallet = issued(authority, Kind.DEVICE, "a", tmp_path / "a")
     operator = issued(authority, Kind.OPERATOR, "a", tmp_path / "operator")

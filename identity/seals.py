@@ -1,0 +1,103 @@
+"""Boxes that one keeper alone opens: HPKE (RFC 9180), base mode, X25519, HKDF-SHA256, ChaCha20-Poly1305.
+
+What a box is for is bound into it: it opens only with the same words (`seal_info`), so it stands for one
+update of one run, under one set of terms. The keeper's key for boxes is signed by that of its certificate,
+and the certificate's SHA-256 is the keeper's name, which devices are told by whoever trusts the keeper.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
+
+from anabranch.core.errors import InvalidSignature
+from anabranch.identity.certificates import fingerprint, public_key_of, read_certificate
+from anabranch.identity.signatures import check_signature
+
+INFO, KEY_DOMAIN = b"anabranch/1 mask\n", b"anabranch keeper key 1\n"
+BOX_BYTES = 80  # of a seed of 32: the sender's public key, the seed, the tag
+_SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
+
+
+def seal_info(
+    run_id: str,
+    keeper: str,
+    update_id: str,
+    client_id: str,
+    base_version: int,
+    base_head: str,
+    payload_sha256: str,
+    terms: str,
+) -> bytes:
+    """What a box is bound to: a line of text, then canonical JSON. `terms`: their digest; digests in hex."""
+    words = {
+        "base_head": base_head,
+        "base_version": base_version,
+        "client_id": client_id,
+        "keeper": keeper,
+        "payload_sha256": payload_sha256,
+        "run_id": run_id,
+        "terms": terms,
+        "update_id": update_id,
+    }
+    return INFO + json.dumps(words, sort_keys=True, separators=(",", ":")).encode()
+
+
+def seal(public_key: bytes, seed: bytes, info: bytes) -> bytes:
+    """A box with a seed, for the holder of a key (32 bytes). Raises `InvalidSignature` for what is no key."""
+    try:
+        return _SUITE.encrypt(seed, X25519PublicKey.from_public_bytes(public_key), info)
+    except ValueError as error:
+        raise InvalidSignature(f"the keeper's public key cannot be used: {error}") from None
+
+
+def unseal(key: X25519PrivateKey, box: bytes, info: bytes) -> bytes:
+    """The inverse. Raises `InvalidSignature` for a box of another key, or sealed for anything else."""
+    try:
+        return _SUITE.decrypt(box, key, info)
+    except (InvalidTag, ValueError):
+        raise InvalidSignature(
+            "the box does not open: it was sealed for another key, update or terms"
+        ) from None
+
+
+def box_text(box: bytes) -> str:
+    """As it is in what a device signs, and in the log."""
+    return base64.b64encode(box).decode()
+
+
+def read_box(text: str) -> bytes:
+    """The inverse. Raises `InvalidSignature`."""
+    try:
+        box = base64.b64decode(text, validate=True)
+    except ValueError:
+        box = b""
+    if len(box) != BOX_BYTES:
+        raise InvalidSignature(f"a box has {BOX_BYTES} bytes, in base64")
+    return box
+
+
+@dataclass(frozen=True)
+class KeeperKey:
+    """What a keeper says of itself: its certificate (DER), and its key for boxes, which that one signs."""
+
+    certificate: bytes
+    public_key: bytes
+    signature: bytes
+
+    @property
+    def fingerprint(self) -> str:
+        """The keeper's name: SHA-256 (hex) of its certificate. Raises `ConfigError` where that is none."""
+        return fingerprint(read_certificate(self.certificate, "the keeper's certificate"))
+
+    def check(self, keeper: str) -> None:
+        """Raises `InvalidSignature` unless it is this keeper's, and whole."""
+        if self.fingerprint != keeper:
+            raise InvalidSignature(f"the keeper's certificate has {self.fingerprint}, not {keeper}")
+        certificate = read_certificate(self.certificate, "the keeper's certificate")
+        check_signature(public_key_of(certificate), self.signature, KEY_DOMAIN + self.public_key)
