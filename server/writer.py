@@ -295,12 +295,17 @@ class Writer:
 
     def _fail(self, batch: list[Call], error: BaseException) -> None:
         self.give_up(error)
+        ending = False
         while not self._queue.empty():
-            if (waiting := self._queue.get_nowait()) is not None:
+            if (waiting := self._queue.get_nowait()) is None:
+                ending = True
+            else:
                 batch.append(waiting)
         for call in batch:
-            call.error = Unavailable(f"the writer has stopped: {error}")
+            call.error = Unavailable(f"the writer has stopped: {self.failure}")
             call.settle()
+        if ending:
+            self._queue.put_nowait(None)  # `close` waits for the end of the queue
 
     def _schedule(self, deadline: float | None, at_least_s: float = 0.0) -> None:
         if self._tick is not None:

@@ -204,6 +204,29 @@ def test_the_last_snapshot_is_of_all_that_was_logged_unless_the_writer_has_faile
     assert store.books.snapshots == []
 
 
+def test_a_writer_is_closed_while_a_commit_fails(tmp_path: Path) -> None:
+    """As a server does that learns in the middle of a commit that another one leads by now."""
+    store = Held()
+
+    async def closing(writer: Writer) -> None:
+        store.go.clear()
+        calls = [asyncio.create_task(writer.submit(enrolled(0)))]
+        assert await asyncio.to_thread(store.at_work.wait, WAIT_S)
+        calls += [asyncio.create_task(writer.submit(enrolled(n))) for n in (1, 2)]
+        await asyncio.sleep(0)
+        store.error = StoreError("cut off")
+        writer.give_up(StoreError("another server leads"))
+        closed = asyncio.create_task(writer.close())
+        await asyncio.sleep(0)  # the end of the queue is in it, behind what waits
+        store.go.set()
+        await asyncio.wait_for(closed, WAIT_S)
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(answer) for answer in answers] == ["the writer has stopped: another server leads"] * 3
+
+    run(Desk(store, tmp_path, settings()), closing)
+    assert store.books.snapshots == []
+
+
 def desk_update(desk: Desk) -> ev.UpdateArrived:
     """The update of task t0, as it came."""
     record = next(r for _, r in desk.store.records() if r["kind"] == "update")
