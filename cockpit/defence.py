@@ -1,17 +1,24 @@
-"""The defence: what was rejected and why, whom the rule has cut, and who is in quarantine."""
+"""The defence: what was rejected and why, whom the rule has heard how much, who is in quarantine.
+
+Of a private run also what it promises.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
+from anabranch.cockpit.series import thinned
+from anabranch.core.config.privacy import PrivacyTable
 from anabranch.reports.picture.columns import plain
 from anabranch.reports.picture.picture import Picture
 
 BINS = 120
 ROWS_MAX = 1000
+POINTS = 1000
 
 
 def defence(picture: Picture, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,6 +33,7 @@ def defence(picture: Picture, config: Mapping[str, Any]) -> dict[str, Any]:
     }
     suspects = sorted(devices.flaws.items(), key=lambda item: (-sum(item[1]), devices.names[item[0]]))
     rule = dict(config.get("robust", {})).get("rule", "")
+    promise = PrivacyTable.of_json(config).promise(picture.version)
     return {
         "rejected": counts,
         "series": {"time": plain((edges[:-1] + edges[1:]) / 2), "by_reason": by_reason},
@@ -39,7 +47,26 @@ def defence(picture: Picture, config: Mapping[str, Any]) -> dict[str, Any]:
             for row, (flaws, shortened) in suspects[:ROWS_MAX]
         ],
         "rule": rule,
+        "heard": heard(picture),
         "scores": scores(picture),
+        "privacy": None if promise is None else asdict(promise),
+    }
+
+
+def heard(picture: Picture) -> dict[str, Any]:
+    """How much the robust rule has heard of each device, the least first, and of each version's updates."""
+    devices, table = picture.devices, picture.heard
+    rows = np.flatnonzero(devices.columns["weighed"] > 0)
+    shares = devices.heard(rows)
+    order = np.lexsort((rows, shares))[:ROWS_MAX]
+    shown = rows[order]
+    counts = devices.columns["weighed"][shown].tolist()
+    found = zip(shown.tolist(), shares[order].tolist(), counts, strict=True)
+    points = thinned(table["least"], POINTS)
+    return {
+        "of": len(rows),
+        "devices": [{"client": devices.names[row], "heard": s, "updates": n} for row, s, n in found],
+        "series": {name: plain(table[name][points]) for name in ("time", "version", "least", "middle")},
     }
 
 

@@ -98,6 +98,7 @@ def device_rows(picture: Picture, rows: Array, states: Array) -> list[dict[str, 
         "seen_s": plain(devices.columns["seen"][rows]),
         "behind": plain(_figures(picture, rows, states, "behind")),
         "speed_s": plain(_figures(picture, rows, states, "speed")),
+        "heard": plain(devices.heard(rows)),
     }
     found = []
     for at, row in enumerate(rows.tolist()):

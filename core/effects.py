@@ -64,11 +64,16 @@ class Conflicting:
 
 @dataclass(frozen=True)
 class Published:
-    """A new version. `vector` is the engine's own array: read it before the next event."""
+    """A new version. `vector` is the engine's own array: read it before the next event.
+
+    `heard`: of each update in it, the client and how much of it a robust rule has heard, 0 to 1; empty where
+    there is no rule, or one that does not say.
+    """
 
     version: int
     vector: Vector
     update_ids: tuple[str, ...]
+    heard: tuple[tuple[str, float], ...] = ()
 
 
 class LeaseEnd(StrEnum):

@@ -54,8 +54,8 @@ class RunReporter:
                     recorder.note(now, "resent", client=client_id, update=receipt.update_id)
                 case Decided():
                     self._decided(now, engine, effect, submodel)
-                case Published(version):
-                    recorder.published(now, version)
+                case Published(version, heard=heard):
+                    recorder.published(now, version, heard)
                 case LeaseEnded(task, end):
                     told = {"client": task.client_id, "task": task.task_id, "end": end.value}
                     recorder.note(now, "lease_ended", **told)

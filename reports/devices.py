@@ -1,4 +1,4 @@
-"""What each device gave: a bar for each of a few devices, one area in rank order for many."""
+"""What each device gave, and how much of it a robust rule has heard: bars, or one area for many devices."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from anabranch.reports.charts import Bar, bar_chart, ranked_area
 from anabranch.reports.page import card, empty, table
 from anabranch.reports.result import ClientShare
 from anabranch.reports.scales import Axis
-from anabranch.reports.text import NOTHING, bytes_text, count_text, number_text, safe
+from anabranch.reports.text import NOTHING, bytes_text, count_text, number_text, percent_text, safe
 
 BARS_MAX = 40
 EXTREMES = 5
 PARTS = (("applied", 0), ("rejected", 1))
+HEARD = (("% heard", 0),)
 
 
 def devices_card(clients: Mapping[str, ClientShare]) -> str:
@@ -34,6 +35,22 @@ def devices_card(clients: Mapping[str, ClientShare]) -> str:
     return card("Contribution of each device", chart + figures, spread_text([s.updates for _, s in ranked]))
 
 
+def heard_cards(clients: Mapping[str, ClientShare], rule: str) -> list[str]:
+    """How much the robust rule has heard of each device, the least first; none where that is not said."""
+    known = sorted((s.heard, name) for name, s in clients.items() if s.heard is not None)
+    if not known:
+        return []
+    bars = [Bar(name, [round(100 * heard)]) for heard, name in known[:BARS_MAX]]
+    some = f" The {BARS_MAX} least of {count_text(len(known))} devices." if len(known) > BARS_MAX else ""
+    middle = percent_text(statistics.median(heard for heard, _ in known))
+    told = (
+        f"In per cent of its updates, on average; median {middle}.{some} "
+        "Devices whose data are unlike the others' are heard less too."
+    )
+    title = f"What {rule.replace('_', ' ')} heard of each device"
+    return [card(title, bar_chart(bars, HEARD, "share of each device's updates that the rule heard"), told)]
+
+
 def spread_text(updates: list[int]) -> str:
     """How evenly the applied updates, most first, come from the devices."""
     total, count = sum(updates), len(updates)
@@ -49,6 +66,7 @@ def spread_text(updates: list[int]) -> str:
 
 
 def _figures(shown: list[tuple[str, ClientShare]]) -> str:
+    ruled = any(s.heard is not None for _, s in shown)
     head = ("device", "applied", "rejected", "examples", "mean staleness", "uplink", "downlink")
     rows = [
         (
@@ -59,7 +77,8 @@ def _figures(shown: list[tuple[str, ClientShare]]) -> str:
             number_text(s.staleness_mean) if s.updates else NOTHING,
             bytes_text(s.uplink_bytes),
             bytes_text(s.downlink_bytes),
+            *((percent_text(s.heard),) if ruled else ()),
         )
         for name, s in shown
     ]
-    return table(head, rows)
+    return table((*head, "heard") if ruled else head, rows)

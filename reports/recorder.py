@@ -42,6 +42,7 @@ from anabranch.reports.trackers import Trackers
 from anabranch.reports.tracking.run import Moment
 
 EVENTS_FILE = "events.jsonl"
+HEARD_DIGITS = 4  # of a share
 
 Measured = dict[str, float | None]  # by the name of the metric; None where it was not finite
 
@@ -68,11 +69,14 @@ class _Tally:
     uplink_bytes_raw: int = 0
     downlink_bytes_full: int = 0
     metrics: Mapping[str, float] | None = None  # of its last applied update
+    heard_sum: float = 0.0  # of its updates that a robust rule has judged
+    judged: int = 0
 
     def share(self) -> ClientShare:
         mean = self.staleness_sum / self.updates if self.updates else 0.0
         sums = self.updates, self.rejected, self.examples, mean, self.uplink_bytes, self.downlink_bytes
-        return ClientShare(*sums, dict(self.metrics or {}))
+        heard = self.heard_sum / self.judged if self.judged else None
+        return ClientShare(*sums, dict(self.metrics or {}), heard)
 
 
 @dataclass
@@ -246,10 +250,14 @@ class Recorder:
         kept = None if part is None else [len(units) for units in part.kept]
         self._emit(now, "trained", {"client": client, "kept": kept})
 
-    def published(self, now: float, version: int) -> None:
-        """A new version of the model exists."""
+    def published(self, now: float, version: int, heard: Iterable[tuple[str, float]] = ()) -> None:
+        """A new version of the model exists; of whose updates a robust rule has `heard` how much, 0 to 1."""
         self._marks[version] = self._mark(now)
-        self._emit(now, "published", {"version": version})
+        told = [(client, round(share, HEARD_DIGITS)) for client, share in heard]
+        for client, share in told:
+            tally = self._tally(client)
+            tally.heard_sum, tally.judged = tally.heard_sum + share, tally.judged + 1
+        self._emit(now, "published", {"version": version} | ({"heard": told} if told else {}))
 
     def taken_back(self, now: float, version: int) -> None:
         """The run goes on from an earlier version: later ones are lost, and their numbers come again."""

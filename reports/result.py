@@ -75,7 +75,8 @@ class Staleness:
 class ClientShare:
     """What one device gave. `examples` and `staleness_mean` are over its applied updates.
 
-    `metrics` are those of its training, as its last applied update has them.
+    `metrics` are those of its training, as its last applied update has them. `heard`: how much a robust rule
+    has heard of its updates, their mean, 0 to 1; None where there is none that says so.
     """
 
     updates: int
@@ -85,6 +86,7 @@ class ClientShare:
     uplink_bytes: int
     downlink_bytes: int
     metrics: Mapping[str, float] = field(default_factory=dict)
+    heard: float | None = None
 
 
 @dataclass(frozen=True)

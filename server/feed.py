@@ -94,8 +94,9 @@ def _happening(seq: int, now: float, effect: Effect) -> Happening | None:
             return Happening(seq, now, "refused", ask.client_id, 0, {"reason": reason, "detail": detail})
         case Decided():
             return _judged(seq, now, effect)
-        case Published(version=version, update_ids=update_ids):
-            return Happening(seq, now, "published", "", version, {"updates": len(update_ids)})
+        case Published(version=version, update_ids=update_ids, heard=heard):
+            told = {"updates": len(update_ids)} | ({"heard": heard} if heard else {})
+            return Happening(seq, now, "published", "", version, told)
         case LeaseEnded(task=task, end=end):
             data = {"task_id": task.task_id, "end": end}
             return Happening(seq, now, "lease_ended", task.client_id, task.base_version, data)

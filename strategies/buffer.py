@@ -20,7 +20,7 @@ parameter `outer` (`optimisers.py`), of a strategy that has it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,18 @@ class BufferState:
     memory: Vector = field(default_factory=lambda: np.empty(0))
     second: Vector | None = field(default=None, metadata=LATER_KEY)
     decayed: Vector | None = field(default=None, metadata=LATER_KEY)
+
+
+class Aggregate(NamedTuple):
+    """`total`, shape (size,), and `number`, whose quotient is g; the state with what the rule remembers.
+
+    `heard`: how much of each update the rule has heard, in their order; empty without one.
+    """
+
+    total: Vector
+    number: float
+    state: State
+    heard: tuple[float, ...] = ()
 
 
 class BufferStrategy(GatheringStrategy):
@@ -98,16 +110,17 @@ class BufferStrategy(GatheringStrategy):
         """With K updates."""
         return bool(state.count >= self.buffer_size)
 
-    def aggregate(self, state: State, vector: Vector, context: Context) -> tuple[Vector, float, State]:
-        """Total and count, whose quotient is g, and the state with what the rule remembers."""
+    def aggregate(self, state: State, vector: Vector, context: Context) -> Aggregate:
+        """What g is."""
         if context.sums is not None:
             noised = context.sums.noised(self.total(state), context.version + 1)
-            return noised.astype(vector.dtype, copy=False), self.updates_in_sum, state
+            return Aggregate(noised.astype(vector.dtype, copy=False), self.updates_in_sum, state)
         if self.rule is None:
-            return state.buffer, state.count, state
+            return Aggregate(state.buffer, state.count, state)
         rows = [row.row(context.spec) for row in state.rows]
         combined = combine(self.rule, rows, vector, state.memory)
-        return combined.direction, 1, replace(state, memory=combined.memory)
+        remembering = replace(state, memory=combined.memory)
+        return Aggregate(combined.direction, 1, remembering, combined.heard)
 
     def total(self, state: State) -> Vector:
         """The sum so far."""
@@ -122,9 +135,9 @@ class BufferStrategy(GatheringStrategy):
 
     def apply(self, state: State, vector: Vector, context: Context) -> Step:
         """The optimiser's step for g, and an empty buffer."""
-        total, count, state = self.aggregate(state, vector, context)
+        total, count, state, heard = self.aggregate(state, vector, context)
         state = stepped(self.optimiser, state, vector, total, count, self.covered(state, context))
-        return Step(self.emptied(state, context), vector)
+        return Step(self.emptied(state, context), vector, heard=heard)
 
     def emptied(self, state: State, context: Context) -> State:
         """The state for the next buffer."""

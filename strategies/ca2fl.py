@@ -34,7 +34,7 @@ import numpy as np
 from anabranch.core.engine.strategy import Context, State
 from anabranch.core.model.params import Vector, add_scaled
 from anabranch.core.model.updates import Update
-from anabranch.strategies.buffer import BufferState, BufferStrategy
+from anabranch.strategies.buffer import Aggregate, BufferState, BufferStrategy
 from anabranch.strategies.memory import MEMORY_BYTES_MAX, Kept, RememberingStrategy, no_total, with_newest
 from anabranch.strategies.optimisers import Optimiser, Sgd
 from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE
@@ -80,11 +80,11 @@ class CA2FL(RememberingStrategy, BufferStrategy):
             add_scaled(state.buffer, -1.0, last.delta)
         return replace(state, kept=with_newest(state.kept, update))
 
-    def aggregate(self, state: State, vector: Vector, context: Context) -> tuple[Vector, float, State]:
+    def aggregate(self, state: State, vector: Vector, context: Context) -> Aggregate:
         """K v and K."""
         total = (state.count / len(context.clients)) * state.total
         total += state.buffer
-        return total, state.count, state
+        return Aggregate(total, state.count, state)
 
     def emptied(self, state: State, context: Context) -> State:
         """The state for the next buffer, whose H has this one's updates."""

@@ -123,7 +123,8 @@ class CacheStrategy(GatheringStrategy):
         if self.rule is not None:
             combined = self.combined(self.rule, state, vector, context)
             add_scaled(vector, pull, combined.direction)
-            return Step(replace(self.emptied(state), memory=combined.memory), vector)
+            remembering = replace(self.emptied(state), memory=combined.memory)
+            return Step(remembering, vector, heard=combined.heard)
         shares = self.shares(state, context)
         if self.needs_base:
             vector *= vector.dtype.type(1.0 - pull)

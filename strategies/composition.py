@@ -81,7 +81,7 @@ class ComposedStrategy(AsyncStrategy, ABC):
         weight = self.weight(update, context)
         step = self.fold(state, vector, update, weight, context)
         decision = (held if step.vector is None else published)(context.staleness, weight)
-        return Step(step.state, step.vector, decision, step.dropped)
+        return replace(step, decision=decision)
 
 
 class GatheringStrategy(ComposedStrategy):

@@ -47,7 +47,7 @@ from anabranch.core.model.submodels import add_to_part, part_blocks
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
 from anabranch.core.plain import LATER_KEY
 from anabranch.core.rng import lowest
-from anabranch.strategies.buffer import BufferStrategy
+from anabranch.strategies.buffer import Aggregate, BufferStrategy
 from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE
 from anabranch.strategies.robust.rows import StoredRow
 from anabranch.strategies.robust.rule import Rule
@@ -163,16 +163,14 @@ class FedAvg(BufferStrategy):
         cohort = self.clients_per_round if state.cohort is None else len(state.cohort)
         return len(state.answered) >= min(self.clients_per_round, cohort)
 
-    def aggregate(
-        self, state: FedAvgState, vector: Vector, context: Context
-    ) -> tuple[Vector, float, FedAvgState]:
+    def aggregate(self, state: FedAvgState, vector: Vector, context: Context) -> Aggregate:
         """The mean, for each coordinate of those who cover it."""
         if self.rule is not None or context.sums is not None:
             return super().aggregate(state, vector, context)
         if not state.covered.size:
-            return state.total, state.examples, state
+            return Aggregate(state.total, state.examples, state)
         mean = np.divide(state.total, state.covered, out=state.total, where=state.covered > 0)
-        return mean.astype(vector.dtype, copy=False), 1, state
+        return Aggregate(mean.astype(vector.dtype, copy=False), 1, state)
 
     def total(self, state: FedAvgState) -> Vector:
         """The round's sum so far."""

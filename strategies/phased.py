@@ -290,4 +290,4 @@ class Phased:
         if flushed.vector is None:
             return replace(step, state=flushed.state)
         decision = replace(step.decision, verdict=Verdict.PUBLISHED)
-        return Step(flushed.state, flushed.vector, decision, (*step.dropped, *flushed.dropped))
+        return replace(flushed, decision=decision, dropped=(*step.dropped, *flushed.dropped))

@@ -84,7 +84,8 @@ class TeasqDrop(Teasq):
         if self.rule is not None:
             combined = self.combined(self.rule, state, vector, context)
             vector += pull * total * combined.direction
-            return Step(replace(self.emptied(state), memory=combined.memory), vector)
+            remembering = replace(self.emptied(state), memory=combined.memory)
+            return Step(remembering, vector, heard=combined.heard)
         if self.mixing:
             vector *= 1 - pull * total
         for share, part, c in zip(shares, parts, state.cache, strict=True):

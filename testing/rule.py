@@ -56,6 +56,13 @@ class RuleConformance:
         assert np.isfinite(first).all()
         assert not before.any()
 
+    def test_what_it_has_heard_is_a_share_of_each_row_if_it_says_so(self, rule: Rule, matrix: Any) -> None:
+        rows = rows_of(matrix)
+        rule.combine(rows, np.zeros(SIZE))
+        if rows.heard is not None:
+            assert rows.heard.shape == (len(matrix),)
+            assert np.isfinite(rows.heard).all()
+
     def test_the_order_of_the_rows_does_not_matter(self, rule: Rule, matrix: Any) -> None:
         check_order(rule, matrix, 1)
 

@@ -188,7 +188,7 @@ class Engine:
         context = self._context(event.now, update)
         step = self._step(event, task, context)
         assert step.decision is not None, f"{self.strategy.name}: a step must carry a decision"
-        effects = self._take(step, [update.update_id])
+        effects = self._take(step, update)
         named = update.client_id, event.payload.sha256
         receipt = Receipt(update.update_id, update.task_id, self.version, step.decision, *named)
         effects += self._settle(task, receipt, event)
@@ -295,7 +295,7 @@ class Engine:
         self.pending, self.guard.lengths = found.folded, found.lengths
         effects += [e for task in found.in_doubt for e in self._lose(task, LeaseEnd.CANCELLED, event.now)]
         self.counters.rollbacks += 1
-        effects += self._take(Step(found.state, found.vector), [], afresh=True)
+        effects += self._take(Step(found.state, found.vector), afresh=True)
         self.pending = found.pending
         self.buffers.follow(found.buffers)
         return [*effects, RolledBackTo(self.version, event.to_version, found.left_out)]
@@ -331,7 +331,7 @@ class Engine:
         timer = None if self.finished else self.strategy.timer(self.state)
         if timer is not None and timer <= now:
             step = self.strategy.on_timer(self.state, self._donated(), self._context(now))
-            effects += self._take(step, []) if step else []
+            effects += self._take(step) if step else []
         return [*effects, *self._after(effects, now)]
 
     def _lose(self, task: Task, end: LeaseEnd, now: float) -> list[Effect]:
@@ -376,11 +376,11 @@ class Engine:
         is_base = self._keeps_history and self.ledger.bases.get(self.version)
         return self.vector.copy() if is_base or base is self.vector else self.vector
 
-    def _take(self, step: Step, update_ids: list[str], afresh: bool = False) -> list[Effect]:
+    def _take(self, step: Step, update: Update | None = None, afresh: bool = False) -> list[Effect]:
         """Adopt the outcome of a strategy's call; a vector makes a version, `afresh` after a large step."""
         self.state = step.state
-        if step.decision is None or step.decision.verdict is not Verdict.REJECTED:
-            self.pending += update_ids
+        if update is not None and step.decision and step.decision.verdict is not Verdict.REJECTED:
+            self.pending.append(update.update_id)
         if step.dropped:
             self.pending = [u for u in self.pending if u not in step.dropped]
         if step.vector is None:
@@ -397,8 +397,17 @@ class Engine:
         if self.broadcast is not None:
             publish = self.broadcast.restart if afresh else self.broadcast.publish
             self.broadcast_state = publish(self.broadcast_state, self.version, self.vector, self.ledger.bases)
-        folded, self.pending = tuple(self.pending), []
-        return [Published(self.version, self.vector, folded)]
+        heard, folded, self.pending = self._heard(step, update), tuple(self.pending), []
+        return [Published(self.version, self.vector, folded, heard)]
+
+    def _heard(self, step: Step, newest: Update | None) -> tuple[tuple[str, float], ...]:
+        """Whose updates of those that wait were heard how much, where a rule says so of each of them."""
+        if len(step.heard) != len(self.pending):
+            return ()
+        senders = {u: self.ledger.receipts[u].client_id for u in self.pending if u in self.ledger.receipts}
+        senders |= {} if newest is None else {newest.update_id: newest.client_id}
+        pairs = zip(self.pending, step.heard, strict=True)
+        return tuple((senders[u], share) for u, share in pairs if u in senders)
 
     @property
     def _keeps_history(self) -> bool:

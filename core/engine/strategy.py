@@ -95,13 +95,15 @@ class Plan:
 class Step:
     """The outcome of a call: the new state; the new vector if a version is published.
 
-    `dropped`: updates that were held and will not be folded after all.
+    `dropped`: updates that were held and will not be folded after all. `heard`: how much of each update is in
+    the version, 0 to 1, in the order in which they came; empty: the mean, or a rule that does not say.
     """
 
     state: State
     vector: Vector | None = None
     decision: Decision | None = None
     dropped: tuple[str, ...] = ()
+    heard: tuple[float, ...] = ()
 
 
 class Strategy(Protocol):

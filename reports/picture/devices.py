@@ -41,6 +41,8 @@ class DeviceRows:
             away=np.bool_,
             timed=np.int64,
             speed=np.float32,
+            weighed=np.int64,
+            heard=np.float64,
             **dict.fromkeys(SPEED_COLUMNS, np.float32),
         )
 
@@ -55,7 +57,7 @@ class DeviceRows:
             self.names.append(name)
             lot = zlib.crc32(name.encode())
             zeros = (0,) * 7
-            self.columns.add(lot, *zeros, np.nan, NEVER, 0, False, 0, np.nan, *(0.0,) * SPEEDS)
+            self.columns.add(lot, *zeros, np.nan, NEVER, 0, False, 0, np.nan, 0, 0.0, *(0.0,) * SPEEDS)
         return row
 
     def find(self, name: str) -> int | None:
@@ -70,6 +72,18 @@ class DeviceRows:
         count[row] += 1
         known = sorted(cells[name][row] for name in SPEED_COLUMNS[: count[row]])
         cells["speed"][row] = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2
+
+    def was_heard(self, row: int, share: float) -> None:
+        """So much of an update of it is in a version, 0 to 1, by the robust rule."""
+        cells = self.columns.cells
+        cells["weighed"][row] += 1
+        cells["heard"][row] += share
+
+    def heard(self, rows: Array) -> Array:
+        """How much of their updates the rule has heard, on average; NaN where it has said nothing of any."""
+        weighed, heard = self.columns["weighed"][rows], self.columns["heard"][rows]
+        shares: Array = np.divide(heard, weighed, out=np.full(len(rows), np.nan), where=weighed > 0)
+        return shares
 
     def by_name(self) -> Array:
         """Every row, in the order of the names."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -42,6 +43,7 @@ class Picture:
             staleness=np.int32,
         )
         self.rejected = Columns(time=np.float64, reason=np.int16)
+        self.heard = Columns(time=np.float64, version=np.int64, least=np.float32, middle=np.float32)
         self.server = Columns(
             time=np.float64, queue=np.float64, commit=np.float64, shed=np.float64, memory=np.float64
         )
@@ -104,7 +106,7 @@ class Picture:
     @property
     def size_bytes(self) -> int:
         """What its tables take of memory."""
-        tables = (self.versions, self.steps, self.rejected, self.server)
+        tables = (self.versions, self.steps, self.rejected, self.heard, self.server)
         return self.devices.size_bytes + self.threads.size_bytes + sum(t.size_bytes for t in tables)
 
     # --- tasks and updates ---------------------------------------------------------------------
@@ -221,6 +223,11 @@ class Picture:
         totals = (self.count(name) for name in ("applied", "up", "down"))
         if version > int(self.versions["version"][-1]):
             self.versions.add(version, h.t, *totals)
+        if heard := h.data.get("heard"):
+            for client, share in heard:
+                self.devices.was_heard(self.devices.row(client), share)
+            shares = [share for _, share in heard]
+            self.heard.add(h.t, version, min(shares), statistics.median(shares))
 
     def _taken_back(self, h: Happened) -> None:
         self.version = h.version or 0

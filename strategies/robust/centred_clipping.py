@@ -9,7 +9,8 @@
 
     v <- v + (1/n) sum_i (x_i - v) min(1, tau / ||x_i - v||),    L times
 
-No row moves the result by more than L tau / n. With sub-models the sum is, for each coordinate, over the n_j
+No row moves the result by more than L tau / n. A row was heard as far as the last pass left it: by
+min(1, tau / ||x_i - v||). With sub-models the sum is, for each coordinate, over the n_j
 rows that cover it.
 
 Source: Karimireddy, He and Jaggi, "Learning from history for Byzantine robust optimization", ICML 2021; the
@@ -24,7 +25,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from anabranch.strategies.robust.rows import Floats, Rows
+from anabranch.strategies.robust.rows import Floats, Rows, shortened
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,8 @@ class CentredClipping:
     def _pass(self, rows: Rows, v: Floats) -> Floats:
         distances = rows.distances(v)
         tau = self.radius or float(np.median(distances))
-        shares = np.divide(tau, distances, out=np.ones(len(rows)), where=distances > tau)
+        shares = shortened(tau, distances)
+        rows.hear(shares)
         out = np.zeros_like(v)
         for block in rows.blocks():
             here, counts = v[block.at], block.counts

@@ -11,7 +11,8 @@
 
 With at most f hostile rows the result lies within the range of the honest ones. Both want dense updates:
 where most values are zero because they were not sent (top-k), so is the result. A coordinate that one or two
-rows cover has no majority; there the clip alone protects.
+rows cover has no majority; there the clip alone protects. A row was heard on so large a part of its
+coordinates as its value lay within those that count.
 
 Source: Yin, Chen, Ramchandran and Bartlett, "Byzantine-robust distributed learning: towards optimal
 statistical rates", ICML 2018; the formulas are recalled. Ours: the count by coordinate.
@@ -70,10 +71,10 @@ def median(rows: Rows) -> Floats:
 
 def _trimmed(rows: Rows, cut: Callable[[Counts], Any]) -> Floats:
     """The mean of the m - 2 f middle values; `cut` gives f for every m."""
-    out = np.zeros(rows.size)
+    out, inside, covered = np.zeros(rows.size), np.zeros(len(rows)), np.zeros(len(rows))
     rank = np.arange(len(rows))[:, None]
     for block in rows.blocks():
-        values, m = block.values, block.counts
+        values, m, came = block.values, block.counts, block.values.copy()
         if block.covers is not None:
             values[~block.covers] = np.inf  # behind all that are covered
         values.sort(axis=0)
@@ -81,4 +82,16 @@ def _trimmed(rows: Rows, cut: Callable[[Counts], Any]) -> Floats:
         kept = (rank >= f) & (rank < m - f)
         summed = np.where(kept, values, 0.0).sum(axis=0)
         out[block.at] = summed / np.maximum(m - 2 * f, 1)
+        within = _within(came, values, f, m)
+        inside += np.count_nonzero(within if block.covers is None else within & block.covers, axis=1)
+        covered += values.shape[1] if block.covers is None else np.count_nonzero(block.covers, axis=1)
+    rows.hear(inside / np.maximum(covered, 1))
     return out
+
+
+def _within(came: Floats, ordered: Floats, f: Counts, m: Counts) -> npt.NDArray[np.bool_]:
+    """Which values lie between the least and the greatest of those that count, shape (n, b)."""
+    least = np.take_along_axis(ordered, f[None, :], axis=0)
+    greatest = np.take_along_axis(ordered, np.maximum(m - f - 1, 0)[None, :], axis=0)
+    found: npt.NDArray[np.bool_] = (came >= least) & (came <= greatest)
+    return found

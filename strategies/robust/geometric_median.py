@@ -11,7 +11,8 @@
     v      = sum_i beta_i x_i / sum_i beta_i,    R times
 
 As long as fewer than half of the rows are hostile the result stays near the honest ones, whatever the others
-are. With sub-models the sums are, for each coordinate, over the rows that cover it.
+are. With sub-models the sums are, for each coordinate, over the rows that cover it. A row was heard by its
+beta_i in the last pass beside that of the row in the middle, whole where it is nearer.
 
 Source: Pillutla, Kakade and Harchaoui, "Robust aggregation for federated learning", IEEE Transactions on
 Signal Processing 2022 (the smoothed Weiszfeld algorithm); the formulas are recalled. Ours: v starts from the
@@ -27,7 +28,7 @@ from typing import ClassVar
 import numpy as np
 
 from anabranch.strategies.robust.coordinatewise import median
-from anabranch.strategies.robust.rows import Floats, Rows
+from anabranch.strategies.robust.rows import Floats, Rows, shortened
 
 SMOOTHING = 1e-6
 LEAST = 1e-100  # where all rows are one
@@ -50,6 +51,7 @@ class GeometricMedian:
         v = median(rows)
         for _ in range(self.iterations):
             distances = rows.distances(v)
-            nu = max(SMOOTHING * float(np.median(distances)), LEAST)
-            v = rows.mean(1.0 / np.maximum(distances, nu))
+            middle = float(np.median(distances))
+            v = rows.mean(1.0 / np.maximum(distances, max(SMOOTHING * middle, LEAST)))
+            rows.hear(shortened(middle, distances))
         return v

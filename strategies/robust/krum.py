@@ -48,6 +48,7 @@ class MultiKrum:
         chosen = self._best(rows.square_distances(), f)[: min(self.selected or n - f, n)]
         weights = np.zeros(n)
         weights[chosen] = 1.0
+        rows.hear(weights)
         return rows.mean(weights)
 
     def _best(self, squares: Floats, f: int) -> list[int]:

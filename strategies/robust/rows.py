@@ -93,10 +93,14 @@ class Block:
 
 
 class Rows:
-    """`n` rows of a vector of `size` coordinates."""
+    """`n` rows of a vector of `size` coordinates, and what the rule that takes them says of each.
+
+    `heard`: how much of each row is in the rule's result, (n,) of 0 to 1; None: the rule does not say.
+    """
 
     def __init__(self, rows: Sequence[Row], size: int) -> None:
         self.size = size
+        self.heard: Floats | None = None
         self._rows = [_Prepared(row, size) for row in rows]
         self._partial = any(row.covered is not None for row in self._rows)
 
@@ -112,6 +116,10 @@ class Rows:
             for i, row in enumerate(self._rows):
                 row.fill(start, stop, values[i], None if covers is None else covers[i])
             yield Block(slice(start, stop), values, covers)
+
+    def hear(self, shares: Floats) -> None:
+        """How much of each row is in the result, (n,); for whoever watches, it changes nothing."""
+        self.heard = np.clip(shares, 0.0, 1.0)
 
     def mean(self, weights: Floats) -> Floats:
         """The weighted mean of the rows that cover each coordinate, shape (size,); 0 where none does."""
@@ -153,6 +161,12 @@ class Rows:
         found = np.divide(squares * self.size, shared, out=np.zeros((n, n)), where=shared > 0)
         found[(shared == 0) & np.triu(np.ones((n, n), np.bool_), 1)] = found.max(initial=0.0)
         return found + found.T
+
+
+def shortened(radius: float, distances: Floats) -> Floats:
+    """By how much rows at these distances are shortened that are to lie within a radius: min(1, tau / d)."""
+    found: Floats = np.divide(radius, distances, out=np.ones(len(distances)), where=distances > radius)
+    return found
 
 
 class _Prepared:

@@ -16,7 +16,8 @@ from anabranch.strategies.robust.rows import Floats, Row, Rows
 class Rule(Protocol):
     """One paper's answer to: what is the mean of these rows, some of which may be anything?
 
-    A frozen dataclass of its parameters, pure. A coordinate that no row covers comes out as 0.
+    A frozen dataclass of its parameters, pure. A coordinate that no row covers comes out as 0. It may say by
+    `rows.hear` how much of each row is in the result: operators see by it whom a rule leaves out.
     """
 
     name: ClassVar[str]
@@ -29,17 +30,23 @@ class Rule(Protocol):
 
 @dataclass(frozen=True)
 class Combined:
-    """`direction`, shape (size,), in the model's dtype; `memory` for the state: empty if there is none."""
+    """`direction`, shape (size,), in the model's dtype; `memory` for the state: empty if there is none.
+
+    `heard`: how much of each row the rule has heard, 0 to 1; empty where it does not say.
+    """
 
     direction: Vector
     memory: Vector
+    heard: tuple[float, ...] = ()
 
 
 def combine(rule: Rule, rows: Sequence[Row], vector: Vector, memory: Vector) -> Combined:
     """What a rule makes of a buffer for the model `vector`; `memory` is the last `Combined`'s, or empty."""
     before = memory.astype(np.float64) if memory.size else np.zeros(vector.size)
-    direction = rule.combine(Rows(rows, vector.size), before).astype(vector.dtype)
-    return Combined(direction, direction.copy() if rule.remembers else np.empty(0, vector.dtype))
+    taken = Rows(rows, vector.size)
+    direction = rule.combine(taken, before).astype(vector.dtype)
+    heard = () if taken.heard is None else tuple(taken.heard.tolist())
+    return Combined(direction, direction.copy() if rule.remembers else np.empty(0, vector.dtype), heard)
 
 
 def hostile(attackers: float, rows: int) -> int:

@@ -6,25 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cockpits import Browser, entered
-from nursery import COMMAND, run
+from cockpits import SMALL, Browser, entered, simulated
 
-SMALL = (
-    *("run.workload=synthetic", "fleet.clients=6", "fleet.examples_per_client=40", "run.updates_max=120"),
-    *("uplink.codec=topk(0.1)|int8", "fleet.dropout=0.1"),
-)
 KINDS = {
     "buffered": ("strategy.name=fedbuff", "strategy.buffer_size=3"),
     "one by one": ("strategy.name=teasq", "strategy.staleness_max=2"),  # some are too stale
 }
-
-
-def simulated(where: Path, *settings: str) -> Path:
-    """The folder of a simulated run of these settings."""
-    words = [word for setting in settings for word in ("--set", setting)]
-    done = run(COMMAND, "simulate", *words, "--out", "run", "--json", cwd=where)
-    assert done.returncode == 0, done.stderr
-    return where / "run"
 
 
 @pytest.fixture(scope="module", params=list(KINDS))

@@ -32,6 +32,8 @@ examples_per_client = 40
 [strategy]
 name = "fedbuff"
 buffer_size = 2
+[robust]
+rule = "median"
 """
 
 
@@ -159,6 +161,21 @@ def test_its_river_is_what_happened(live: Served, browser: Browser) -> None:
     with live.operator() as operator:
         began = operator.status().created_at_s
     assert sorted(t[2] for t in river["threads"]) == [e.at_s - began for e in granted]
+
+
+def test_whom_the_rule_has_heard(live: Served, browser: Browser) -> None:
+    told = [e.data["heard"] for e in live.happened() if e.kind == "published"]
+    assert [client for client, _ in told[0]] == ["a", "a"], "as they came"
+    shares: dict[str, list[float]] = {"a": [], "b": []}
+    for client, share in itertools.chain(*told):
+        shares[client].append(share)
+    found = until(
+        lambda: browser.get("/api/runs/synthetic/defence")["heard"],
+        lambda f: len(f["series"]["time"]) == len(told),
+    )
+    assert {row["client"]: (row["updates"], row["heard"]) for row in found["devices"]} == {
+        client: (len(of), pytest.approx(sum(of) / len(of))) for client, of in shares.items()
+    }
 
 
 def test_how_the_server_fares(live: Served, browser: Browser) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter, defaultdict
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cockpits import Browser
+from cockpits import SMALL, Browser, entered, simulated
 from safetensors.numpy import load
 
 from anabranch.reports.result import Result
@@ -280,7 +281,38 @@ def test_the_defence(browser: Browser, folder: Path) -> None:
     assert {name: sum(counts) for name, counts in found["series"]["by_reason"].items()} == result.rejections
     shares = {c: s.rejected / (s.rejected + s.updates) for c, s in result.clients.items() if s.rejected}
     assert {row["client"]: row["score"] for row in found["scores"]} == shares
-    assert found["quarantined"] == []
+    assert (found["quarantined"], found["privacy"]) == ([], None)
+    assert (found["heard"]["of"], found["heard"]["devices"]) == (0, []), "the mean hears everybody"
+
+
+def test_whom_a_rule_has_heard(tmp_path: Path) -> None:
+    of_rule = ("strategy.name=fedbuff", "strategy.buffer_size=4", "robust.rule=trimmed_mean")
+    run = simulated(tmp_path, *SMALL, *of_rule)
+    heard = {c: s.heard for c, s in Result.read(run).clients.items() if s.heard is not None}
+    with entered(run, cwd=tmp_path) as browser:
+        found = browser.get("/api/runs/run/defence")["heard"]
+        row = browser.get("/api/runs/run/fleet")["rows"][0]
+    assert {row["client"]: row["heard"] for row in found["devices"]} == pytest.approx(heard)
+    assert [row["heard"] for row in found["devices"]] == sorted(heard.values())
+    assert (found["of"], row["heard"]) == (len(heard), pytest.approx(heard[row["client"]]))
+    events = map(json.loads, (run / "events.jsonl").read_text().splitlines())
+    told = [event for event in events if event["kind"] == "published"]
+    shares = [[share for _, share in event["heard"]] for event in told]
+    assert sum(row["updates"] for row in found["devices"]) == sum(map(len, shares))
+    assert found["series"]["version"] == [event["version"] for event in told]
+    assert found["series"]["least"] == pytest.approx([min(each) for each in shares])
+    assert found["series"]["middle"] == pytest.approx([statistics.median(each) for each in shares])
+
+
+def test_what_a_private_run_promises(tmp_path: Path) -> None:
+    of_private = ("strategy.name=fedbuff", "strategy.buffer_size=3", "privacy.clip=0.5", "privacy.epsilon=8")
+    run = simulated(tmp_path, "run.workload=synthetic", "fleet.clients=6", *of_private, "run.versions_max=2")
+    promise = Result.read(run).privacy
+    assert promise is not None
+    with entered(run, cwd=tmp_path) as browser:
+        found = browser.get("/api/runs/run/defence")["privacy"]
+    assert found == asdict(promise)
+    assert 0 < found["epsilon_so_far"] <= found["epsilon"] <= 8
 
 
 def test_a_folder_has_no_server_and_takes_no_orders(browser: Browser) -> None:

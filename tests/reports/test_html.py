@@ -12,6 +12,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from anabranch.core.config.privacy import PrivacyTable, Promise
 from anabranch.core.config.tables import merge
 from anabranch.reports.compare import compare_html
 from anabranch.reports.devices import spread_text
@@ -84,6 +85,42 @@ def test_the_page_shows_the_run(record: Callable[..., Result]) -> None:
         f"{100 * (result.final_accuracy or 0):.2f} %",
     ):
         assert shown in page
+
+
+PROMISE = PrivacyTable(clip=0.5, epsilon=8.0, participations=8, separation=3).promise(9)
+
+
+@pytest.mark.parametrize("promise", [None, PROMISE])
+@pytest.mark.parametrize("settings", [{}, {"target": 0.0}, {"evaluate": False}, {"updates": 0}])
+def test_no_key_figure_stands_in_a_row_of_its_own(
+    record: Callable[..., Result], settings: dict[str, object], promise: Promise | None
+) -> None:
+    page = report_html(replace(record(**settings), privacy=promise))
+    count = page.count('<div class="tile">')
+    assert [width for width in range(2, 7) if count % width == 1] == []
+
+
+def test_a_private_run_says_what_it_promises(record: Callable[..., Result]) -> None:
+    page = report_html(replace(record(), privacy=PROMISE))
+    for shown in (
+        "Epsilon so far",
+        "8 updates of a device, 3 versions apart",
+        "clip 0.5, noise",
+        "delta 1e-06",
+    ):
+        assert shown in page
+
+
+def test_whom_a_rule_has_heard(record: Callable[..., Result]) -> None:
+    result = record(config={"robust": {"rule": "multi_krum"}})
+    assert "heard" not in report_html(result)
+    shares = dict(zip(result.clients, (0.9, 0.04, None), strict=True))
+    told = {c: replace(s, heard=shares[c]) for c, s in result.clients.items()}
+    page = report_html(replace(result, clients=told))
+    assert "What multi krum heard of each device" in page
+    _, _, bars = page.partition("share of each device&#x27;s updates that the rule heard")
+    assert re.findall(r">(b|a|90|4)</text>", bars)[:4] == ["b", "4", "a", "90"], "the least first"
+    assert "median 47.00 %" in page
 
 
 def test_the_page_fetches_nothing(record: Callable[..., Result]) -> None:

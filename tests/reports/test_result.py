@@ -43,7 +43,7 @@ def test_it_has_the_fields_that_are_promised(record: Callable[..., Result], tmp_
     }  # fmt: skip
     assert set(data["clients"]["a"]) == {
         "updates", "rejected", "examples", "staleness_mean", "uplink_bytes", "downlink_bytes",
-        "metrics",
+        "metrics", "heard",
     }  # fmt: skip
     assert data["staleness"]["histogram"]["0"] > 0
 

@@ -105,6 +105,43 @@ def test_under_attack_the_mean_falls_apart_and_the_recommended_rule_does_not() -
         assert accuracy(run(attack, {})) < clean - 0.2, attack
 
 
+@pytest.mark.parametrize("strategy", ["fedbuff", "teasq"])
+def test_a_rule_hears_little_of_the_hostile_and_says_so(strategy: str, tmp_path: Path) -> None:
+    own = {"buffer_size": 8} if strategy == "fedbuff" else {"concurrency_fraction": 1.0, "cache_size": 8}
+    settings = config(
+        strategy,
+        run={"virtual_s_max": 20.0, "updates_max": 200},
+        fleet={"clients": 20, "attackers": 0.2, "attack": "scale"},
+        robust={"rule": "multi_krum", "attackers": 0.4},
+    )
+    settings = merge([("base", settings.to_json()), ("own", {"strategy": own})])
+    found = simulate(settings, tmp_path)
+    hostile = {f"device-{i:04d}" for i in hostile_devices(settings.fleet, settings.run.seed)}
+    of = {client: share.heard for client, share in found.clients.items() if share.heard is not None}
+    bad, good = [of[c] for c in of if c in hostile], [of[c] for c in of if c not in hostile]
+    assert 3 * np.mean(bad) < np.mean(good) > 0.6
+
+    told: dict[str, list[float]] = {}
+    held: list[str] = []  # whose updates wait for a version, in their order
+    for event in events(tmp_path, "decided", "published"):
+        if event["kind"] == "published":
+            assert [client for client, _ in event["heard"]] == held
+            assert sum(share for _, share in event["heard"]) == 8 - (8 - 3) // 2, "n - f of its table"
+            held = []
+            for client, share in event["heard"]:
+                told.setdefault(client, []).append(share)
+        elif event["verdict"] != "rejected":
+            held.append(event["client"])
+    assert {client: np.mean(shares) for client, shares in told.items()} == pytest.approx(of)
+    assert replay_run(tmp_path).matches
+
+
+def test_where_there_is_no_rule_nobody_says_who_was_heard(tmp_path: Path) -> None:
+    found = simulate(config(run={"virtual_s_max": 10.0}), tmp_path)
+    assert all("heard" not in event for event in events(tmp_path, "published"))
+    assert {share.heard for share in found.clients.values()} == {None}
+
+
 def test_no_numbers_are_rejected_and_put_their_senders_into_quarantine() -> None:
     found = run("nan", {"flaws_max": 2})
     assert found.updates_rejected == 4 * 2

@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
-from nursery import COMMAND, PIPE, Process
+from nursery import COMMAND, PIPE, Process, run
+
+SMALL = (
+    *("run.workload=synthetic", "fleet.clients=6", "fleet.examples_per_client=40", "run.updates_max=120"),
+    *("uplink.codec=topk(0.1)|int8", "fleet.dropout=0.1"),
+)
 
 
 class Answer(NamedTuple):
@@ -158,6 +163,14 @@ def cockpit(*words: object, cwd: Path) -> Iterator[Printed]:
             yield printed
             process.terminate()
             assert process.wait(600) == 0, (cwd / "cockpit.log").read_text()
+
+
+def simulated(where: Path, *settings: str) -> Path:
+    """The folder of a simulated run of these settings."""
+    words = [word for setting in settings for word in ("--set", setting)]
+    done = run(COMMAND, "simulate", *words, "--out", "run", "--json", cwd=where)
+    assert done.returncode == 0, done.stderr
+    return where / "run"
 
 
 @contextmanager

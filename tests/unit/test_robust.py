@@ -54,6 +54,43 @@ def test_the_trimmed_mean_leaves_out_the_ends_of_every_coordinate() -> None:
     assert result(TrimmedMean(0.1), five) == [202.0, 20.2], "less than one row is trimmed: the mean"
 
 
+FOUR_AND_ONE = ([0, 0], [1, 1], [2, 2], [3, 3], [100, 2])  # the last is far off on one coordinate of two
+
+
+@pytest.mark.parametrize(
+    ("rule", "heard"),
+    [
+        (TrimmedMean(0.2), [0, 1, 1, 0.5, 0.5]),  # 1 to 3 and 1 to 2 count: 3 of the fourth, 2 of the fifth
+        (Median(), [0, 0, 1, 0, 0.5]),
+        (Krum(0.2), [0, 1, 0, 0, 0]),  # its two nearest are as near as those of [2, 2], which comes later
+        (MultiKrum(0.2), [1, 1, 1, 1, 0]),
+        (CentredClipping(2.0, 1), [1, 1, 2 / math.sqrt(8), 2 / math.sqrt(18), 2 / math.hypot(100, 2)]),
+    ],
+    ids=lambda found: getattr(found, "name", ""),
+)
+def test_how_much_a_rule_has_heard_of_each_row(rule: Rule, heard: list[float]) -> None:
+    of = rows(*FOUR_AND_ONE)
+    rule.combine(of, np.zeros(2))
+    assert of.heard is not None
+    assert of.heard.tolist() == pytest.approx(heard)
+
+
+def test_the_geometric_median_hears_less_of_a_row_the_farther_it_is_from_the_middle() -> None:
+    of = rows([0, 1], [0, -1], [1, 0], [-1, 0], [40, 0])
+    centre = np.array(result(GeometricMedian(60), of))
+    assert of.heard is not None
+    away = np.linalg.norm(np.array([[0, 1], [0, -1], [1, 0], [-1, 0], [40, 0]]) - centre, axis=1)
+    assert of.heard.tolist() == pytest.approx(np.minimum(1, np.median(away) / away).tolist(), rel=1e-3)
+    assert of.heard[4] < 0.05 < 0.7 < of.heard[:4].min()
+
+
+def test_of_a_part_a_rule_hears_what_it_covers() -> None:
+    of = Rows([Row(np.array([v]), np.array([0])) for v in (1.0, 2.0, 3.0)] + [Row(np.array([9.0, 9.0]))], 2)
+    TrimmedMean(0.3).combine(of, np.zeros(2))
+    assert of.heard is not None
+    assert of.heard.tolist() == [0, 1, 1, 0.5], "the last one alone has the second coordinate"
+
+
 def test_a_fraction_that_is_not_exact_in_binary_trims_what_it_says() -> None:
     ten = rows(*[[float(i)] for i in range(9)], [1e6])
     assert result(TrimmedMean(0.3), ten) == [4.5]  # 3, 4, 5, 6

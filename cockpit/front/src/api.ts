@@ -128,6 +128,7 @@ export interface FleetRow {
   behind: number | null;
   speed_s: number | null;
   flaws: number | null;
+  heard: number | null;
   quarantined: string;
 }
 
@@ -198,7 +199,23 @@ export interface Defence {
   quarantined: { client: string; why: string; at_s: number | null }[];
   flaws: { client: string; flaws: number; shortened: number }[];
   rule: string | null;
+  heard: { of: number; devices: { client: string; heard: number; updates: number }[]; series: { time: number[]; version: number[]; least: Numbers; middle: Numbers } };
   scores: { client: string; score: number }[];
+  privacy: Privacy | null;
+}
+
+/** What a private run promises. */
+export interface Privacy {
+  epsilon: number;
+  delta: number;
+  epsilon_so_far: number;
+  unit: string;
+  mechanism: string;
+  clip: number;
+  noise: number;
+  bands: number;
+  participations_max: number;
+  separation: number;
 }
 
 export interface NewsRecord {

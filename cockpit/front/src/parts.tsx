@@ -112,13 +112,21 @@ export function Choice<T extends string>({ label, of, value, set }: { label: str
   );
 }
 
-/** Bars of named counts, the longest the whole width. */
-export function Bars({ rows, hue = 0 }: { rows: { name: string; value: number; text: string; title?: string }[]; hue?: number }) {
-  const most = Math.max(1e-12, ...rows.map((row) => row.value));
+interface Bar {
+  name: ComponentChildren;
+  key?: string; // where the name is no text
+  value: number;
+  text: string;
+  title?: string;
+}
+
+/** Bars of named numbers; `most` is the whole width, or else the longest is. */
+export function Bars({ rows, hue = 0, most: whole }: { rows: Bar[]; hue?: number; most?: number }) {
+  const most = whole ?? Math.max(1e-12, ...rows.map((row) => row.value));
   return (
     <ul class="bars">
       {rows.map((row) => (
-        <li key={row.name} title={row.title}>
+        <li key={row.key ?? String(row.name)} title={row.title}>
           <span class="bar-name">{row.name}</span>
           <svg class={`bar c${hue}`} aria-hidden="true" preserveAspectRatio="none" viewBox="0 0 100 8">
             <rect width={(100 * row.value) / most} height="8" rx="0" />

@@ -115,6 +115,7 @@ def summary(result: Result, folder: Path | None) -> str:
         f"  {updates}; {stale}",
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
+    lines += [] if result.privacy is None else [f"  {result.privacy.text()}"]
     if folder is not None:
         models = [f"{told}{folder / name}" for told, name in MODELS.items() if (folder / name).is_file()]
         lines += [f"  model: {', '.join(models)}"] if models else []

@@ -9,7 +9,7 @@ import { OrderButton } from "../orders";
 import { Answer, Card, Empty, Figure, Figures, State, Table } from "../parts";
 import { RiverView } from "../river/view";
 import { link } from "../router";
-import { bytesText, countText, isShare, numberText, plural, secondsText, words } from "../text";
+import { bytesText, countText, isShare, numberText, percentText, plural, secondsText, words } from "../text";
 
 const LIVE_EVERY_S = 3;
 
@@ -53,6 +53,7 @@ function Told({ device, run, client }: { device: Device; run: Run; client: strin
         <Figure name="A task takes" value={secondsText(device.speed_s)} remark="median, from grant to push" />
         <Figure name="Sent" value={bytesText(device.up)} remark={`${bytesText(device.down)} received`} />
         <Figure name="Examples" value={countText(device.examples)} remark="trained on, all updates" />
+        {device.heard !== null && <Figure name="Heard by the rule" value={percentText(device.heard, 0)} remark="of its updates, on average" />}
         <Figure name="Last seen" value={seen} remark={device.lease_until_s === null ? device.state === "training" ? "trains" : "holds no task" : `its lease lasts until ${secondsText(device.lease_until_s)}`} />
       </Figures>
       <Card title="Its arm of the river" wide>
