@@ -6,16 +6,21 @@ the announced one, within its bound.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from typing import Any, ClassVar
-
-import zstandard
 
 from anabranch.compress.stage import Coded, StageContext, Stream
 from anabranch.core.errors import InvalidUpdate, TooLarge
 
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
 WINDOW_BYTES_MAX = 1 << 23
 SMALLEST = 32  # bytes that no coder makes smaller
+MAGIC, SINGLE_SEGMENT = b"\x28\xb5\x2f\xfd", 0x20
 
 
 class _Coder:
@@ -69,26 +74,44 @@ class Zstd(_Coder):
         self.level = level
 
     def shrink(self, data: bytes | memoryview) -> bytes:
-        # One for each call: they are cheap, and not for two threads at a time.
-        compressor = zstandard.ZstdCompressor(self.level, write_checksum=False, write_content_size=True)
-        shrunk: bytes = compressor.compress(data)
+        shrunk: bytes = zstd.compress(data, self.level)
         return shrunk
 
     def expand(self, data: bytes | memoryview, size: int) -> bytes:
+        if bytes(data[: len(MAGIC)]) != MAGIC:
+            raise InvalidUpdate("a zstd stream is damaged: it does not begin as a frame does")
         try:
-            frame = zstandard.get_frame_parameters(data)
-            # `max_output_size` alone does not protect: it is ignored where a frame declares its size.
-            if frame.content_size != size:
-                raise TooLarge(f"a zstd frame of {frame.content_size} bytes was announced as {size}")
-            if frame.window_size > max(WINDOW_BYTES_MAX, size):
-                raise TooLarge(f"a zstd window of {frame.window_size} bytes is over {WINDOW_BYTES_MAX}")
-            decompressor = zstandard.ZstdDecompressor()
-            expanded: bytes = decompressor.decompress(data, size, allow_extra_data=False)
-        except zstandard.ZstdError as error:
+            _check_head(data, size)
+            decompressor = zstd.ZstdDecompressor(options=_longest(size))
+            expanded: bytes = decompressor.decompress(data, size + 1)
+        except zstd.ZstdError as error:
             raise InvalidUpdate(f"a zstd stream is damaged: {error}") from None
-        if len(expanded) != size:
-            raise InvalidUpdate(f"a zstd stream has {len(expanded)} bytes, not {size}")
+        if len(expanded) != size or not decompressor.eof or decompressor.unused_data:
+            read = f"{len(expanded)} bytes, or a tail, instead of {size}"
+            raise InvalidUpdate(f"a zstd stream is damaged: {read}")
         return expanded
+
+
+def _check_head(frame: bytes | memoryview, size: int) -> None:
+    """Raises `TooLarge` for a frame that asks for other memory than `size` bytes and a usual window.
+
+    RFC 8878, section 3.1.1.1. Raises `ZstdError` for a head that is cut short.
+    """
+    declared = zstd.get_frame_info(frame).decompressed_size
+    if declared != size:
+        said = "unknown size" if declared is None else f"{declared} bytes"
+        raise TooLarge(f"a zstd frame of {said} was announced as {size}")
+    if frame[4] & SINGLE_SEGMENT:
+        return
+    exponent, mantissa = frame[5] >> 3, frame[5] & 7
+    window = (1 << 10 + exponent) * (8 + mantissa) // 8
+    if window > max(WINDOW_BYTES_MAX, size):
+        raise TooLarge(f"a zstd window of {window} bytes is over {WINDOW_BYTES_MAX}")
+
+
+def _longest(size: int) -> dict[int, int]:
+    """Of a frame that was looked at no window is refused: its content may be its window."""
+    return {zstd.DecompressionParameter.window_log_max: max(WINDOW_BYTES_MAX, size).bit_length()}
 
 
 class Huffman(_Coder):

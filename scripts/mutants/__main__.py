@@ -34,7 +34,7 @@ SHARE_MIN = 0.85
 # What the code stands on, imported once: a fork has it at once. Nothing of ours, and no plug-in of pytest.
 FOREIGN = (
     *("numpy", "numpy.testing", "grpc.aio", "sqlalchemy", "alembic.command"),
-    *("zstandard", "safetensors.numpy", "cryptography.x509", "google.protobuf.message", "cattrs"),
+    *("backports.zstd", "safetensors.numpy", "cryptography.x509", "google.protobuf.message", "cattrs"),
 )
 
 
