@@ -13,6 +13,7 @@ import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -65,7 +66,7 @@ class Database:
         self._connection: Connection | None = None
         self._writes = False
 
-    @property
+    @cached_property
     def name(self) -> str:
         """The address without its password, for messages."""
         return str(masked(self.url.render_as_string(hide_password=True)))  # a query may have one too
@@ -76,8 +77,8 @@ class Database:
         return self.url.get_backend_name() == "sqlite"
 
     def exists(self) -> bool:
-        """Whether there is anything to read."""
-        return not self.is_sqlite or Path(str(self.url.database)).exists()
+        """Whether there is anything to read; what is connected is there."""
+        return self._connection is not None or not self.is_sqlite or Path(str(self.url.database)).exists()
 
     def open(self, writes: bool) -> None:
         """Connect; as the writer, lock out every other one. Raises `StoreLocked`, `Led`, `StoreError`."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import URL, Connection, delete, func, insert, or_, select
+from sqlalchemy import URL, Connection, bindparam, delete, func, insert, or_, select
 
 from anabranch.core.errors import LogLost, StoreCorrupt, StoreError
 from anabranch.core.events import Payload
@@ -53,7 +53,20 @@ from anabranch.server.store.versions import read_links, read_metrics, read_versi
 ROW_BYTES_MAX = 64 * KIB  # larger payloads go into a pack beside SQLite: a database writes them twice
 BEGINS_LATE = "does not begin with its first event (server.keep): restore a backup"
 PAGE = 500  # events read at a time
+# Written once: to write a statement costs more than to carry it out.
 _INSERT_EVENTS, _INSERT_UPDATES = insert(events), insert(updates)
+_PAGE = (
+    select(events.c.seq, events.c.record)
+    .where(events.c.seq > bindparam("after"))
+    .order_by(events.c.seq)
+    .limit(PAGE)
+)
+_PAYLOAD = (
+    select(*(updates.c[name] for name in ("payload", "pack", "pack_offset", "size_bytes", "sha256")))
+    .where(updates.c.sha256 == bindparam("sha256"))
+    .where(or_(updates.c.payload.is_not(None), updates.c.pack.is_not(None)))
+    .limit(1)
+)
 
 log = logging.getLogger(__name__)
 
@@ -257,10 +270,9 @@ class SqlStore:
 
     def _after(self, seq: int) -> Iterator[tuple[int, Record]]:
         """Events above `seq`, a page at a time: no cursor stays open while others write."""
-        ordered = select(events.c.seq, events.c.record).order_by(events.c.seq).limit(PAGE)
         while True:
             with self._reading() as connection:
-                page = connection.execute(ordered.where(events.c.seq > seq)).all()
+                page = connection.execute(_PAGE, {"after": seq}).all()
             for row in page:
                 seq += 1
                 if row.seq != seq:
@@ -282,11 +294,8 @@ class SqlStore:
 
     def payload(self, reference: Payload) -> bytes | memoryview:
         """The bytes of an update. Raises `StoreCorrupt`."""
-        u = updates.c
-        query = select(u.payload, u.pack, u.pack_offset, u.size_bytes, u.sha256)
-        here = or_(u.payload.is_not(None), u.pack.is_not(None))
         with self._reading() as connection:
-            row = connection.execute(query.where(u.sha256 == reference.sha256, here).limit(1)).first()
+            row = connection.execute(_PAYLOAD, {"sha256": reference.sha256}).first()
         return self._blobs.read(reference.sha256) if row is None else read_payload(row, self._packs)
 
     def receipt(self, update_id: str) -> Receipt | None:
