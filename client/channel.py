@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 import grpc
 
 from anabranch.client.metadata import saying
-from anabranch.client.shown import shown_certificate
 from anabranch.core.errors import (
     OUTCOMES,
     AnabranchError,
@@ -27,6 +26,7 @@ from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.identity.addresses import JOB_KEY, host_and_port, is_loopback, parse_addresses, split_job
 from anabranch.identity.certificates import SERVER_NAME
 from anabranch.identity.wallet import Wallet
+from anabranch.support.shown import shown_certificate
 
 T = TypeVar("T")
 Answer = Any  # grpc.Future, which is generic in its stubs alone

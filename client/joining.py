@@ -17,7 +17,6 @@ from pathlib import Path
 import grpc
 
 from anabranch.client.channel import CONTROL_S, mapped_errors, secure_channel
-from anabranch.client.shown import shown_certificate
 from anabranch.core.errors import ConfigError, NotAuthenticated, Unavailable
 from anabranch.identity.addresses import host_and_port, parse_addresses, split_job
 from anabranch.identity.certificates import (
@@ -32,6 +31,7 @@ from anabranch.identity.files import write_private
 from anabranch.identity.wallet import Wallet, joining_key, read_wallet
 from anabranch.protos.v1 import identity_pb2 as identity
 from anabranch.protos.v1.identity_pb2_grpc import JoiningStub
+from anabranch.support.shown import shown_certificate
 
 JOIN_PORT_AFTER = 2
 TOKEN_ID = "token_id"  # noqa: S105 - the name of a file, with the part of a token that is no secret

@@ -194,6 +194,18 @@ def make_certificate(
     )
 
 
+def make_keeper(key: Key, now: float, life_s: float) -> x509.Certificate:
+    """A keeper's, which signs itself, for a server's use: who calls the keeper has its digest."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"{URI} keeper")])
+    return (
+        _builder(subject, subject, key.public_key(), now, life_s)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+
+
 def _builder(
     subject: x509.Name, issuer: x509.Name, key: PublicKey, now: float, life_s: float
 ) -> x509.CertificateBuilder:

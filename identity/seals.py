@@ -19,7 +19,8 @@ from anabranch.core.errors import InvalidSignature
 from anabranch.identity.certificates import fingerprint, public_key_of, read_certificate
 from anabranch.identity.signatures import check_signature
 
-INFO, KEY_DOMAIN = b"anabranch/1 mask\n", b"anabranch keeper key 1\n"
+INFO, KEY_DOMAIN = b"anabranch/1 mask\n", b"anabranch keeper_key 1\n"
+SUM_DOMAIN = b"anabranch mask_sum 1\n"
 BOX_BYTES = 80  # of a seed of 32: the sender's public key, the seed, the tag
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
@@ -80,6 +81,18 @@ def read_box(text: str) -> bytes:
     if len(box) != BOX_BYTES:
         raise InvalidSignature(f"a box has {BOX_BYTES} bytes, in base64")
     return box
+
+
+def sum_message(run_id: str, number: int, keeper: str, cohort_sha256: str, sha256: str) -> bytes:
+    """What a keeper signs of the sum of a cohort's masks. `sha256`: of the sum as it travels."""
+    words = {
+        "cohort_sha256": cohort_sha256,
+        "keeper": keeper,
+        "number": number,
+        "run_id": run_id,
+        "sha256": sha256,
+    }
+    return SUM_DOMAIN + json.dumps(words, sort_keys=True, separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True)

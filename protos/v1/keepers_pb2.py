@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from anabranch.protos.v1 import model_pb2 as anabranch_dot_protos_dot_v1_dot_model__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!anabranch/protos/v1/keepers.proto\x12\x0c\x61nabranch.v1\x1a\x1f\x61nabranch/protos/v1/model.proto\"\x0f\n\rGetKeyRequest\"6\n\x0eGetKeyResponse\x12$\n\x03key\x18\x01 \x01(\x0b\x32\x17.anabranch.v1.KeeperKey\"b\n\nCohortHead\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x12\n\nterms_json\x18\x04 \x01(\t\x12\x0f\n\x07members\x18\x05 \x01(\r\"\x82\x01\n\x0c\x43ohortMember\x12\x0e\n\x06signed\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\x12\x11\n\tbase_head\x18\x04 \x01(\x0c\x12\x17\n\x0f\x61rrived_version\x18\x05 \x01(\x04\x12\x0e\n\x06weight\x18\x06 \x01(\r\"d\n\rUnmaskRequest\x12&\n\x04head\x18\x01 \x01(\x0b\x32\x18.anabranch.v1.CohortHead\x12+\n\x07members\x18\x02 \x03(\x0b\x32\x1a.anabranch.v1.CohortMember\"W\n\x07MaskSum\x12\x15\n\rcohort_sha256\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"R\n\x0eUnmaskResponse\x12\"\n\x03sum\x18\x01 \x01(\x0b\x32\x15.anabranch.v1.MaskSum\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x32\x97\x01\n\x07Keepers\x12\x43\n\x06GetKey\x12\x1b.anabranch.v1.GetKeyRequest\x1a\x1c.anabranch.v1.GetKeyResponse\x12G\n\x06Unmask\x12\x1b.anabranch.v1.UnmaskRequest\x1a\x1c.anabranch.v1.UnmaskResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!anabranch/protos/v1/keepers.proto\x12\x0c\x61nabranch.v1\x1a\x1f\x61nabranch/protos/v1/model.proto\"\x0f\n\rGetKeyRequest\"6\n\x0eGetKeyResponse\x12$\n\x03key\x18\x01 \x01(\x0b\x32\x17.anabranch.v1.KeeperKey\"b\n\nCohortHead\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06number\x18\x02 \x01(\x04\x12\x0f\n\x07version\x18\x03 \x01(\x04\x12\x12\n\nterms_json\x18\x04 \x01(\t\x12\x0f\n\x07members\x18\x05 \x01(\r\"\x82\x01\n\x0c\x43ohortMember\x12\x0e\n\x06signed\x18\x01 \x01(\x0c\x12\x11\n\tsignature\x18\x02 \x01(\x0c\x12\x13\n\x0b\x63\x65rtificate\x18\x03 \x01(\x0c\x12\x11\n\tbase_head\x18\x04 \x01(\x0c\x12\x17\n\x0f\x61rrived_version\x18\x05 \x01(\x04\x12\x0e\n\x06weight\x18\x06 \x01(\r\"d\n\rUnmaskRequest\x12&\n\x04head\x18\x01 \x01(\x0b\x32\x18.anabranch.v1.CohortHead\x12+\n\x07members\x18\x02 \x03(\x0b\x32\x1a.anabranch.v1.CohortMember\"W\n\x07MaskSum\x12\x15\n\rcohort_sha256\x18\x01 \x01(\x0c\x12\x12\n\nsize_bytes\x18\x02 \x01(\x04\x12\x0e\n\x06sha256\x18\x03 \x01(\x0c\x12\x11\n\tsignature\x18\x04 \x01(\x0c\"/\n\rUnmaskRefusal\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65tail\x18\x02 \x01(\t\"\x80\x01\n\x0eUnmaskResponse\x12\"\n\x03sum\x18\x01 \x01(\x0b\x32\x15.anabranch.v1.MaskSum\x12\x0e\n\x06offset\x18\x02 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\x0c\x12,\n\x07refusal\x18\x04 \x01(\x0b\x32\x1b.anabranch.v1.UnmaskRefusal2\x97\x01\n\x07Keepers\x12\x43\n\x06GetKey\x12\x1b.anabranch.v1.GetKeyRequest\x1a\x1c.anabranch.v1.GetKeyResponse\x12G\n\x06Unmask\x12\x1b.anabranch.v1.UnmaskRequest\x1a\x1c.anabranch.v1.UnmaskResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -44,8 +44,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNMASKREQUEST']._serialized_end=490
   _globals['_MASKSUM']._serialized_start=492
   _globals['_MASKSUM']._serialized_end=579
-  _globals['_UNMASKRESPONSE']._serialized_start=581
-  _globals['_UNMASKRESPONSE']._serialized_end=663
-  _globals['_KEEPERS']._serialized_start=666
-  _globals['_KEEPERS']._serialized_end=817
+  _globals['_UNMASKREFUSAL']._serialized_start=581
+  _globals['_UNMASKREFUSAL']._serialized_end=628
+  _globals['_UNMASKRESPONSE']._serialized_start=631
+  _globals['_UNMASKRESPONSE']._serialized_end=759
+  _globals['_KEEPERS']._serialized_start=762
+  _globals['_KEEPERS']._serialized_end=913
 # @@protoc_insertion_point(module_scope)

@@ -182,28 +182,56 @@ class MaskSum(_message.Message):
 Global___MaskSum: _TypeAlias = MaskSum  # noqa: Y015
 
 @_typing.final
+class UnmaskRefusal(_message.Message):
+    """Why there is no sum: docs/privacy.md has the reasons."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASON_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    reason: _builtins.str
+    detail: _builtins.str
+    def __init__(
+        self,
+        *,
+        reason: _builtins.str = ...,
+        detail: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "reason", b"reason"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnmaskRefusal: _TypeAlias = UnmaskRefusal  # noqa: Y015
+
+@_typing.final
 class UnmaskResponse(_message.Message):
-    """The first message has the sum's header, every message a chunk of it: little-endian numbers."""
+    """The first message has the sum's header, every message a chunk of it: little-endian numbers. Or one refusal."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     SUM_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
+    REFUSAL_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     data: _builtins.bytes
     @_builtins.property
     def sum(self) -> Global___MaskSum: ...
+    @_builtins.property
+    def refusal(self) -> Global___UnmaskRefusal: ...
     def __init__(
         self,
         *,
         sum: Global___MaskSum | None = ...,
         offset: _builtins.int = ...,
         data: _builtins.bytes = ...,
+        refusal: Global___UnmaskRefusal | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sum", b"sum"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["refusal", b"refusal", "sum", b"sum"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset", b"offset", "sum", b"sum"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "offset", b"offset", "refusal", b"refusal", "sum", b"sum"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

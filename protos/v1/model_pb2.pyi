@@ -392,7 +392,7 @@ class KeeperKey(_message.Message):
     public_key: _builtins.bytes
     """X25519, 32 bytes: boxes are sealed for it."""
     signature: _builtins.bytes
-    """By the certificate's key, of the line "anabranch keeper key 1", a line feed and the public key."""
+    """By the certificate's key, of the line "anabranch keeper_key 1", a line feed and the public key."""
     def __init__(
         self,
         *,

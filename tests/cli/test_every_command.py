@@ -162,6 +162,9 @@ OTHERS: dict[str, Call] = {
     "admin jobs add": lambda p, _: ["wards", p.folder / "run.toml", "--model", p.folder / "model"],
     "admin jobs stop": lambda p, cwd: [with_job(p, cwd), "--folder", "jobs"],
     "admin jobs start": lambda p, cwd: [with_job(p, cwd), "--folder", "jobs"],
+    "keeper init": lambda p, _: ["--ca", p.ca / "ca.pem"],
+    "keeper show": lambda p, cwd: ["--folder", kept(p, cwd)],
+    "keeper serve": lambda p, cwd: ["--folder", kept(p, cwd), "--listen", "127.0.0.1:0"],
     "bundle key": lambda p, _: ["--out", "signer.key"],
     "bundle make": lambda p, cwd: [own_app(cwd), "--key", signer_key(cwd), "--out", "app.bundle"],
     "bundle show": lambda p, cwd: [bundled(cwd)],
@@ -187,7 +190,7 @@ OTHERS: dict[str, Call] = {
     ],
 }
 COMMANDS = {**OPERATORS, **SERVERS, **OTHERS}
-ENDLESS = ("server", "ui", "admin watch")  # until they are told to stop
+ENDLESS = ("server", "ui", "admin watch", "keeper serve")  # until they are told to stop
 # One for each module of commands, and for each that imports more when it runs.
 STARTED = (
     *(
@@ -197,6 +200,7 @@ STARTED = (
         "bundle make",
         "check",
         "flower pack",
+        "keeper init",
         "replay",
         "report",
         "search",
@@ -229,6 +233,12 @@ def bundled(cwd: Path) -> Path:
     """A bundle of that App."""
     answer(anabranch(cwd, "bundle", "make", own_app(cwd), "--key", signer_key(cwd), "--json"))
     return cwd / "app.bundle"
+
+
+def kept(at: Place, cwd: Path) -> Path:
+    """The folder of a keeper."""
+    answer(anabranch(cwd, "keeper", "init", "--ca", at.ca / "ca.pem", "--folder", "mine", "--json"))
+    return cwd / "mine"
 
 
 def with_job(at: Place, cwd: Path) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from anabranch.client.shown import shown_certificate
+from anabranch.support.shown import shown_certificate
 
 WAIT_S = 600.0
 

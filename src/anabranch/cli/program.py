@@ -31,6 +31,7 @@ MODULES = {
     "init": "initialise",
     "server": "live",
     "client": "live",
+    "keeper": "keeper",
     "bundle": "bundles",
     "evaluate": "live",
     "compare": "runs",

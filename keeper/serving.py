@@ -1,0 +1,156 @@
+"""A keeper's port: TLS with the certificate that its name is the digest of, `Keepers`, and health."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from anabranch.core.errors import FALLBACK, AnabranchError, InvalidUpdate, PortInUse, TooLarge, outcome_of
+from anabranch.core.limits import MIB
+from anabranch.core.secagg.cohort import Cohort
+from anabranch.identity.addresses import host_and_port
+from anabranch.keeper.keeper import Keeper, Unmasked
+from anabranch.keeper.rules import Declined
+from anabranch.protos.convert import cohort_from_proto
+from anabranch.protos.v1 import keepers_pb2 as keepers
+from anabranch.protos.v1 import model_pb2 as model
+from anabranch.protos.v1.keepers_pb2_grpc import KeepersServicer, add_KeepersServicer_to_server
+
+log = logging.getLogger(__name__)
+
+MEMBERS_MAX, MEMBER_BYTES_MAX = 10_000, 32 * 1024
+CHUNK_BYTES = MIB
+READ_S = 60.0  # for a cohort to come in
+DRAIN_S = 10.0
+SERVING = health_pb2.HealthCheckResponse.SERVING
+OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 * MIB))
+
+Told = Callable[[Cohort, Unmasked | Declined], None]
+Context = aio.ServicerContext[Any, Any]
+
+
+class KeeperService(KeepersServicer):
+    """The calls. `told` hears what became of each cohort."""
+
+    def __init__(self, keeper: Keeper, told: Told) -> None:
+        self._keeper, self._told = keeper, told
+        said = keeper.papers.statement()
+        self._statement = model.KeeperKey(
+            certificate=said.certificate, public_key=said.public_key, signature=said.signature
+        )
+
+    async def GetKey(  # noqa: N802 - gRPC's name
+        self, request: keepers.GetKeyRequest, context: Context
+    ) -> keepers.GetKeyResponse:
+        """What this keeper says of itself."""
+        del request, context
+        return keepers.GetKeyResponse(key=self._statement)
+
+    async def Unmask(  # noqa: N802 - gRPC's name
+        self, request_iterator: AsyncIterator[keepers.UnmaskRequest], context: Context
+    ) -> AsyncIterator[keepers.UnmaskResponse]:
+        """The sum of a cohort's masks, or why there is none."""
+        try:
+            cohort = await _read_in_time(request_iterator)
+            found = await asyncio.to_thread(self._keeper.unmask, cohort)
+        except Exception as error:  # noqa: BLE001 - the last line of defence of a call
+            await _abort(context, error)
+            return
+        self._told(cohort, found)
+        if isinstance(found, Declined):
+            refusal = keepers.UnmaskRefusal(reason=found.why.value, detail=found.detail)
+            yield keepers.UnmaskResponse(refusal=refusal)
+            return
+        head: keepers.MaskSum | None = keepers.MaskSum(
+            cohort_sha256=bytes.fromhex(found.cohort_sha256),
+            size_bytes=len(found.numbers),
+            sha256=bytes.fromhex(found.sha256),
+            signature=found.signature,
+        )
+        for offset in range(0, len(found.numbers), CHUNK_BYTES):
+            data = found.numbers[offset : offset + CHUNK_BYTES]
+            yield keepers.UnmaskResponse(sum=head, offset=offset, data=data)
+            head = None
+
+
+async def _read_in_time(requests: AsyncIterator[keepers.UnmaskRequest]) -> Cohort:
+    try:
+        return await asyncio.wait_for(_read(requests), READ_S)
+    except TimeoutError:
+        raise InvalidUpdate(f"the cohort did not come in within {READ_S:g} s") from None
+
+
+async def _read(requests: AsyncIterator[keepers.UnmaskRequest]) -> Cohort:
+    """A cohort, whole. Raises `InvalidUpdate`, `TooLarge`, `ConfigError`."""
+    head: keepers.CohortHead | None = None
+    members: list[keepers.CohortMember] = []
+    async for request in requests:
+        if head is None:
+            if not request.HasField("head"):
+                raise InvalidUpdate("the first message must have the cohort's head")
+            head = request.head
+        members += request.members
+        if len(members) > min(head.members, MEMBERS_MAX):
+            raise TooLarge(f"more than the {head.members} members that were said, or than {MEMBERS_MAX}")
+        if any(member.ByteSize() > MEMBER_BYTES_MAX for member in request.members):
+            raise TooLarge(f"a member of a cohort has {MEMBER_BYTES_MAX} bytes at most")
+    if head is None or len(members) < head.members:
+        raise InvalidUpdate("the cohort broke off: fewer members than its head says")
+    return cohort_from_proto(head, members)
+
+
+async def _abort(context: Context, error: Exception) -> None:
+    if not isinstance(error, AnabranchError):
+        log.error("a call failed", exc_info=error)
+        await context.abort(grpc.StatusCode[FALLBACK.grpc_status], "the keeper failed; its log says why")
+    status = grpc.StatusCode[outcome_of(error).grpc_status]
+    metadata = (("anabranch-error", type(error).__name__),)
+    await context.abort(status, str(error), metadata)
+
+
+async def _port(
+    keeper: Keeper, address: str, told: Told
+) -> tuple[aio.Server, health.aio.HealthServicer, str]:
+    """A port that is open, and where. Raises `PortInUse`, `ConfigError`."""
+    host, _ = host_and_port(address)
+    server, status = aio.server(options=OPTIONS), health.aio.HealthServicer()
+    add_KeepersServicer_to_server(KeeperService(keeper, told), server)
+    health_pb2_grpc.add_HealthServicer_to_server(status, server)
+    credentials = grpc.ssl_server_credentials([keeper.papers.credentials()])
+    try:
+        port = server.add_secure_port(address, credentials)
+    except RuntimeError:
+        port = 0
+    if not port:
+        raise PortInUse(
+            f"{address} cannot be served: another process has the port, or it is not this machine's"
+        )
+    await server.start()
+    await status.set("", SERVING)
+    return server, status, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def serve(
+    keeper: Keeper, address: str, ready: Callable[[str], None], told: Told, stop: threading.Event
+) -> None:
+    """Serve until SIGTERM, SIGINT or `stop`; what is being answered then is answered.
+
+    `ready` is told the address. Raises `PortInUse`, `ConfigError`.
+    """
+    server, status, where = await _port(keeper, address, told)
+    loop = asyncio.get_running_loop()
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+    ready(where)
+    await loop.run_in_executor(None, stop.wait)
+    await status.enter_graceful_shutdown()
+    await server.stop(DRAIN_S)

@@ -1,0 +1,511 @@
+"""A keeper: exact sums over gRPC, every refusal with its memory unchanged, kills, noise, who it is."""
+
+from __future__ import annotations
+
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from commands import anabranch, answer
+from guarded import issued, yesterday
+from keepers import (
+    MaskingDevice,
+    Sent,
+    cohort_of,
+    devices,
+    keeper_process,
+    remembered,
+    terms_of,
+    total_of,
+    wanted,
+)
+
+from anabranch.core.errors import ConfigError, InvalidUpdate, NotAuthenticated, TooLarge, Unavailable
+from anabranch.core.secagg.cohort import Cohort
+from anabranch.core.secagg.terms import Terms
+from anabranch.identity.authority import Authority
+from anabranch.identity.certificates import Kind
+from anabranch.keeper.keeper import Keeper, Unmasked
+from anabranch.keeper.papers import Floors, KeeperPapers, make_papers, read_papers
+from anabranch.keeper.rules import Declined, Why
+from anabranch.keeper.store import KeeperStore
+from anabranch.protos.convert import cohort_to_proto
+from anabranch.protos.v1 import keepers_pb2 as keepers
+from anabranch.server.keeper_link import KeeperLink, KeeperRefusal
+
+ROOT = Path(__file__).parents[2]
+
+
+class Place:
+    """An authority, its devices, and a keeper's process."""
+
+    def __init__(self, authority: Authority, folder: Path, papers: KeeperPapers, address: str) -> None:
+        self.authority, self.folder, self.papers, self.address = authority, folder, papers, address
+        self.link = KeeperLink(address, papers.name)
+        self.key = self.link.key()
+        self.devices = devices(authority, folder / "devices", [self.key], 8)
+        self.terms = terms_of(papers.name)
+        self.runs = 0
+
+    def run(self) -> str:
+        """A run that nobody has heard of."""
+        self.runs += 1
+        return f"run-{self.runs}"
+
+    def sent(
+        self, run: str, count: int = 4, terms: Terms | None = None, prefix: str = "u", **words: Any
+    ) -> list[Sent]:
+        """An update of each of the first devices."""
+        those = self.devices[:count]
+        return [d.send(run, f"{prefix}{i}", terms or self.terms, **words) for i, d in enumerate(those)]
+
+    def summed(self, cohort: Cohort, sent: list[Sent]) -> Any:
+        """The sum that the server gets."""
+        masks = self.link.unmask(cohort)
+        assert not isinstance(masks, KeeperRefusal), masks
+        return cohort.terms.ring.unmasked(total_of(cohort.terms, sent), [masks]).tolist()
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("keeper")
+    with Authority.create(folder / "ca") as authority:
+        papers = make_papers(folder / "keeper", authority.pem, Floors(3), time.time())
+        with keeper_process(folder / "keeper") as (address, _):
+            made = Place(authority, folder, papers, address)
+            yield made
+            made.link.close()
+
+
+def test_a_sum_is_exact_and_given_again_alike(place: Place) -> None:
+    run = place.run()
+    sent = [
+        device.send(run, f"u{i}", place.terms, base_version=i, arrived_version=4)
+        for i, device in enumerate(place.devices[:5])
+    ]
+    cohort = cohort_of(run, place.terms, sent, version=6)
+    assert [s.member.weight for s in sent] == [1, 1, 2, 3, 4]
+    assert place.summed(cohort, sent) == wanted(sent)
+    before = remembered(place.papers.folder)
+    assert place.summed(cohort, sent) == wanted(sent)
+    assert remembered(place.papers.folder) == before
+    later = place.sent(run, prefix="v")
+    assert place.summed(cohort_of(run, place.terms, later, number=2), later) == wanted(later)
+
+
+def test_what_one_keeper_answers_is_not_enough_of_two(place: Place, tmp_path: Path) -> None:
+    papers = make_papers(tmp_path / "other", place.authority.pem, Floors(3), time.time())
+    terms, run = terms_of(place.papers.name, papers.name), place.run()
+    for device in place.devices:
+        device.keepers = [place.key, papers.statement()]
+    sent = place.sent(run, terms=terms)
+    for device in place.devices:
+        device.keepers = [place.key]
+    cohort = cohort_of(run, terms, sent)
+    first = place.link.unmask(cohort)
+    store = KeeperStore(tmp_path / "other" / "keeper.db")
+    second = Keeper(papers, store, time.time).unmask(cohort)
+    store.close()
+    assert isinstance(second, Unmasked)
+    assert not isinstance(first, KeeperRefusal)
+    other = np.frombuffer(second.numbers, terms.ring.dtype)
+    total = total_of(terms, sent)
+    assert terms.ring.unmasked(total, [first, other]).tolist() == wanted(sent)
+    assert terms.ring.unmasked(total, [first]).tolist() != wanted(sent)
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+Asked = Callable[[Place, str], Cohort]
+
+
+def changed(**words: Any) -> Asked:
+    """A cohort with something of its first member said otherwise by the server."""
+
+    def asked(place: Place, run: str) -> Cohort:
+        cohort = cohort_of(run, place.terms, place.sent(run))
+        return replace(cohort, members=(replace(cohort.members[0], **words), *cohort.members[1:]))
+
+    return asked
+
+
+def sealed(**words: Any) -> Asked:
+    """A cohort whose first device has sealed its box for something else."""
+
+    def asked(place: Place, run: str) -> Cohort:
+        first = place.devices[0].send(run, "u0", place.terms, sealed=words)
+        return cohort_of(run, place.terms, [first, *place.sent(run)[1:]])
+
+    return asked
+
+
+def signed(**words: Any) -> Asked:
+    """A cohort whose first device has signed something else."""
+
+    def asked(place: Place, run: str) -> Cohort:
+        first = place.devices[0].send(run, "u0", place.terms, **words)
+        return cohort_of(run, place.terms, [first, *place.sent(run)[1:]])
+
+    return asked
+
+
+def of_a_stranger(place: Place, run: str) -> Cohort:
+    with Authority.create(place.folder / f"{run}-ca") as authority:
+        wallet = issued(authority, Kind.DEVICE, "d0", place.folder / f"{run}-d0")
+    first = MaskingDevice(wallet, [place.key]).send(run, "u0", place.terms)
+    return cohort_of(run, place.terms, [first, *place.sent(run)[1:]])
+
+
+def of_an_operator(place: Place, run: str) -> Cohort:
+    wallet = issued(place.authority, Kind.OPERATOR, "d0", place.folder / f"{run}-op")
+    first = MaskingDevice(wallet, [place.key]).send(run, "u0", place.terms)
+    return cohort_of(run, place.terms, [first, *place.sent(run)[1:]])
+
+
+def of_yesterday(place: Place, run: str) -> Cohort:
+    with yesterday(place.authority, 2.0) as authority:
+        wallet = issued(authority, Kind.DEVICE, "old", place.folder / f"{run}-old")
+    first = MaskingDevice(wallet, [place.key]).send(run, "u0", place.terms)
+    return cohort_of(run, place.terms, [first, *place.sent(run)[1:]])
+
+
+def of_a_revoked_one(place: Place, run: str) -> Cohort:
+    (place.papers.folder / "revoked.txt").write_text("somebody\nd0\n")
+    return cohort_of(run, place.terms, place.sent(run))
+
+
+def of_two_of_one_device(place: Place, run: str) -> Cohort:
+    return cohort_of(run, place.terms, [*place.sent(run), place.devices[0].send(run, "again", place.terms)])
+
+
+def of_one_seed_twice(place: Place, run: str) -> Cohort:
+    seed = [bytes(range(32))]
+    two = [place.devices[i].send(run, f"u{i}", place.terms, seeds=seed) for i in (0, 1)]
+    return cohort_of(run, place.terms, [*two, *place.sent(run)[2:]])
+
+
+def after_one(cohort: Callable[[Place, str, list[Sent]], Cohort]) -> Asked:
+    """What is asked after a cohort that was answered."""
+
+    def asked(place: Place, run: str) -> Cohort:
+        before = place.sent(run)
+        first = cohort_of(run, place.terms, before, number=5)
+        assert place.summed(first, before) == wanted(before)
+        return cohort(place, run, before)
+
+    return asked
+
+
+def with_one_less(place: Place, run: str, before: list[Sent]) -> Cohort:
+    """The difference of two such sums is one update."""
+    return cohort_of(run, place.terms, before[1:], number=6)
+
+
+def in_other_order(place: Place, run: str, before: list[Sent]) -> Cohort:
+    return cohort_of(run, place.terms, before[::-1], number=5)
+
+
+def of_used_seeds(place: Place, run: str, before: list[Sent]) -> Cohort:
+    """A device that seals a seed again, for another update."""
+    first = place.devices[0].send(run, "new", place.terms, seeds=before[0].seeds)
+    return cohort_of(run, place.terms, [first, *place.sent(run, prefix="v")[1:]], number=6)
+
+
+def of_used_updates(place: Place, run: str, before: list[Sent]) -> Cohort:
+    return cohort_of(run, place.terms, place.sent(run), number=6)
+
+
+def of_no_higher_number(place: Place, run: str, before: list[Sent]) -> Cohort:
+    return cohort_of(run, place.terms, place.sent(run, prefix="v"), number=5)
+
+
+def under_other_terms(place: Place, run: str, before: list[Sent]) -> Cohort:
+    terms = replace(place.terms, clip=2.0)
+    return cohort_of(run, terms, place.sent(run, terms=terms, prefix="v"), number=6)
+
+
+def of_another_model(place: Place, run: str, before: list[Sent]) -> Cohort:
+    return cohort_of(run, place.terms, place.sent(run, prefix="v", base_head="0b" * 32), number=6)
+
+
+def of_two_models(place: Place, run: str) -> Cohort:
+    first = place.devices[0].send(run, "u0", place.terms, base_head="0b" * 32)
+    return cohort_of(run, place.terms, [first, *place.sent(run)[1:]])
+
+
+def of_other_terms_than_sealed(place: Place, run: str) -> Cohort:
+    return cohort_of(run, replace(place.terms, clip=2.0), place.sent(run))
+
+
+def of_other_keepers(place: Place, run: str) -> Cohort:
+    terms = terms_of("ab" * 32)
+    return cohort_of(run, terms, place.sent(run, terms=terms))
+
+
+def too_few(cohort_min: int, count: int) -> Asked:
+    """A cohort of so many under terms that want so many."""
+
+    def asked(place: Place, run: str) -> Cohort:
+        terms = replace(place.terms, cohort_min=cohort_min)
+        return cohort_of(run, terms, place.sent(run, count, terms))
+
+    return asked
+
+
+def too_many(place: Place, run: str) -> Cohort:
+    terms = replace(place.terms, cohort=3)
+    return cohort_of(run, terms, place.sent(run, terms=terms))
+
+
+REFUSALS: list[tuple[str, Asked]] = [
+    ("too_few", lambda place, run: cohort_of(run, place.terms, place.sent(run, 2))),
+    ("too_few", too_few(2, 2)),
+    ("too_few", too_few(5, 4)),
+    ("too_many", too_many),
+    ("twice", of_two_of_one_device),
+    ("twice", of_one_seed_twice),
+    ("other_keepers", of_other_keepers),
+    ("weight", changed(weight=0)),
+    ("weight", changed(weight=5)),
+    ("versions", changed(arrived_version=1, weight=3)),
+    ("versions", signed(base_version=1)),
+    ("unreadable", changed(signed=b"")),
+    ("unreadable", changed(signed=b"anabranch update 1\n{}")),
+    ("unreadable", changed(signed=b"anabranch update 1\n" + b"[" * 9999)),
+    ("other_run", lambda place, run: cohort_of(f"{run}x", place.terms, place.sent(run))),
+    ("certificate", of_a_stranger),
+    ("certificate", of_an_operator),
+    ("certificate", of_yesterday),
+    ("certificate", changed(certificate=b"none")),
+    ("revoked", of_a_revoked_one),
+    ("signature", changed(signature=b"none")),
+    ("box", of_other_terms_than_sealed),
+    ("box", changed(base_head="0b" * 32)),
+    ("box", sealed(run_id="another")),
+    ("box", sealed(update_id="another")),
+    ("box", sealed(client_id="d1")),
+    ("box", sealed(keeper="ab" * 32)),
+    ("box", sealed(base_version=9)),
+    ("box", sealed(payload_sha256="ab" * 32)),
+    ("box", signed(seals={})),
+    ("number", after_one(of_no_higher_number)),
+    ("number", after_one(in_other_order)),
+    ("other_terms", after_one(under_other_terms)),
+    ("other_model", after_one(of_another_model)),
+    ("other_model", of_two_models),
+    ("seed_used", after_one(with_one_less)),
+    ("seed_used", after_one(of_used_seeds)),
+    ("update_used", after_one(of_used_updates)),
+]
+
+
+@pytest.mark.parametrize(("reason", "asked"), REFUSALS)
+def test_it_refuses_and_remembers_nothing_of_it(place: Place, reason: str, asked: Asked) -> None:
+    run = place.run()
+    try:
+        cohort = asked(place, run)
+        before = remembered(place.papers.folder)
+        found = place.link.unmask(cohort)
+    finally:
+        (place.papers.folder / "revoked.txt").unlink(missing_ok=True)
+    assert isinstance(found, KeeperRefusal)
+    assert found.reason == reason
+    assert remembered(place.papers.folder) == before
+    sent = place.sent(run, prefix="good")  # nothing is spoiled for who keeps to the rules
+    assert place.summed(cohort_of(run, place.terms, sent, number=7), sent) == wanted(sent)
+
+
+PRIVATE: dict[str, Any] = {"noise": 1.0, "participations": 2, "separation": 3}
+
+
+def test_a_device_is_in_no_more_sums_than_it_may_nor_sooner(place: Place) -> None:
+    terms, run = replace(place.terms, **PRIVATE), place.run()
+
+    def asked(number: int) -> str:
+        sent = place.sent(run, terms=terms, prefix=f"n{number}-")
+        found = place.link.unmask(cohort_of(run, terms, sent, number))
+        return found.reason if isinstance(found, KeeperRefusal) else ""
+
+    assert [asked(number) for number in (1, 3, 4, 7)] == ["", "separation", "", "participations"]
+
+
+def test_a_keeper_may_want_noise(place: Place, tmp_path: Path) -> None:
+    papers = replace(place.papers, floors=Floors(3, noise_min=2.0))
+    store = KeeperStore(tmp_path / "keeper.db")
+    terms, run = replace(place.terms, **PRIVATE), place.run()
+    found = Keeper(papers, store, time.time).unmask(cohort_of(run, terms, place.sent(run, terms=terms)))
+    store.close()
+    assert isinstance(found, Declined)
+    assert found.why is Why.TOO_LITTLE_NOISE
+
+
+def test_every_reason_has_a_test_and_a_row_on_the_page() -> None:
+    tested = {reason for reason, _ in REFUSALS} | {"separation", "participations", "too_little_noise"}
+    assert tested == {why.value for why in Why}
+    page = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
+    rows = page.partition("### What a keeper refuses")[2].partition("\n\n### ")[0]
+    assert {line.split("`")[1] for line in rows.splitlines() if line.startswith("| `")} == tested
+
+
+def test_the_noise_is_normal_secret_and_the_same_again(place: Place) -> None:
+    terms = replace(place.terms, size=4000, value_bits=8, **PRIVATE)
+    run = place.run()
+    sent = place.sent(run, terms=terms)
+    cohort = cohort_of(run, terms, sent)
+    first = np.array(place.summed(cohort, sent)) - wanted(sent)
+    assert np.array_equal(first, np.array(place.summed(cohort, sent)) - wanted(sent))
+    assert first.std() == pytest.approx(terms.deviation, rel=0.05)
+    assert abs(first.mean()) < 5 * terms.deviation / 4000**0.5
+    other = place.run()
+    sent = place.sent(other, terms=terms)
+    second = np.array(place.summed(cohort_of(other, terms, sent), sent)) - wanted(sent)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
+
+
+# --- what is not a cohort --------------------------------------------------------------------------
+
+
+def headed(terms: str) -> keepers.UnmaskRequest:
+    """The head of a cohort with no members."""
+    return keepers.UnmaskRequest(head=keepers.CohortHead(run_id="r", terms_json=terms))
+
+
+@pytest.mark.parametrize(
+    ("requests", "error"),
+    [
+        (lambda cohort: [], InvalidUpdate),
+        (lambda cohort: list(cohort_to_proto(cohort))[1:], InvalidUpdate),
+        (lambda cohort: list(cohort_to_proto(cohort))[:1], InvalidUpdate),
+        (lambda cohort: [*cohort_to_proto(cohort), *list(cohort_to_proto(cohort))[1:]], TooLarge),
+        (lambda cohort: [headed("{")], InvalidUpdate),
+        (lambda cohort: [headed("{}")], ConfigError),
+    ],
+)
+def test_what_is_no_cohort_is_an_error(place: Place, requests: Any, error: type[Exception]) -> None:
+    run = place.run()
+    cohort = cohort_of(run, place.terms, place.sent(run))
+    with pytest.raises(grpc.RpcError) as found:
+        list(place.link._stub.Unmask(iter(requests(cohort))))
+    said = {entry.key: str(entry.value) for entry in found.value.trailing_metadata()}
+    assert said["anabranch-error"] == error.__name__
+
+
+# --- who it is, and where its key is -----------------------------------------------------------------
+
+
+def test_another_keeper_is_not_asked(place: Place) -> None:
+    with pytest.raises(NotAuthenticated, match="not abab"):
+        KeeperLink(place.address, "ab" * 32)
+    with pytest.raises(Unavailable, match="no keeper at"):
+        KeeperLink("127.0.0.1:1", place.papers.name)
+
+
+def test_a_keeper_is_made_once_and_its_key_is_in_one_file_alone(place: Place) -> None:
+    folder = place.papers.folder
+    with pytest.raises(ConfigError, match="has a keeper already"):
+        make_papers(folder, place.authority.pem, Floors(), time.time())
+    assert read_papers(folder).name == place.papers.name
+    run = place.run()
+    sent = place.sent(run)
+    place.summed(cohort_of(run, place.terms, sent), sent)
+    secret = place.papers.box_key.private_bytes_raw()
+    for path in folder.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+        data = path.read_bytes()
+        assert not any(seed in data or seed.hex().encode() in data for s in sent for seed in s.seeds)
+        assert secret not in data
+        assert secret.hex().encode() not in data
+        assert (b"PRIVATE KEY" in data) == (path.name == "keeper.pem")
+
+
+def test_damaged_papers_are_said(tmp_path: Path, place: Place) -> None:
+    with pytest.raises(ConfigError, match="keeper init"):
+        read_papers(tmp_path)
+    make_papers(tmp_path / "k", place.authority.pem, Floors(), time.time())
+    whole = (tmp_path / "k" / "keeper.pem").read_bytes()
+    for damaged in (b"", whole[:300], whole[300:]):
+        (tmp_path / "k" / "keeper.pem").write_bytes(damaged)
+        with pytest.raises(ConfigError):
+            read_papers(tmp_path / "k")
+
+
+# --- kills -----------------------------------------------------------------------------------------
+
+KILLED = """
+import sys, time
+sys.path[:0] = {paths!r}
+from pathlib import Path
+from keepers import end_here
+from anabranch.keeper.keeper import Keeper
+from anabranch.keeper.papers import read_papers
+from anabranch.keeper.store import KeeperStore
+from anabranch.protos.convert import cohort_from_proto
+from anabranch.protos.v1 import keepers_pb2
+folder = Path({folder!r})
+requests = [keepers_pb2.UnmaskRequest.FromString(bytes.fromhex(line)) for line in sys.stdin.read().split()]
+cohort = cohort_from_proto(requests[0].head, [m for r in requests for m in r.members])
+Keeper(read_papers(folder), KeeperStore(folder / "keeper.db"), time.time, end_here).unmask(cohort)
+"""
+
+
+def test_killed_between_its_memory_and_its_answer_it_gives_the_same_answer_and_no_other(
+    place: Place, tmp_path: Path
+) -> None:
+    folder = tmp_path / "killed"
+    papers = make_papers(folder, place.authority.pem, Floors(3), time.time())
+    members = [MaskingDevice(d.wallet, [papers.statement()]) for d in place.devices]
+    terms = terms_of(papers.name)
+    sent = [d.send("r", f"u{i}", terms) for i, d in enumerate(members)]
+    cohort = cohort_of("r", terms, sent)
+    code = KILLED.format(paths=sys.path, folder=str(folder))
+    lines = "\n".join(r.SerializeToString().hex() for r in cohort_to_proto(cohort))
+    done = subprocess.run([sys.executable, "-c", code], input=lines, text=True, timeout=600)
+    assert done.returncode == -9
+    with keeper_process(folder) as (address, process):
+        with KeeperLink(address, papers.name) as link:
+            less = link.unmask(cohort_of("r", terms, sent[1:], number=2))
+            assert isinstance(less, KeeperRefusal)
+            assert less.reason == "seed_used"
+            masks = link.unmask(cohort)
+            assert not isinstance(masks, KeeperRefusal)
+            assert terms.ring.unmasked(total_of(terms, sent), [masks]).tolist() == wanted(sent)
+        process.kill()
+        process.communicate(timeout=600)
+    with keeper_process(folder) as (address, _), KeeperLink(address, papers.name) as link:
+        again = link.unmask(cohort)
+        assert not isinstance(again, KeeperRefusal)
+        assert np.array_equal(again, masks)
+
+
+def test_a_cohort_that_was_answered_is_answered_though_a_member_was_revoked_since(
+    place: Place,
+) -> None:
+    run = place.run()
+    sent = place.sent(run)
+    cohort = cohort_of(run, place.terms, sent)
+    assert place.summed(cohort, sent) == wanted(sent)
+    revoked = place.papers.folder / "revoked.txt"
+    revoked.write_text("d1")
+    try:
+        assert place.summed(cohort, sent) == wanted(sent)
+    finally:
+        revoked.unlink()
+
+
+def test_the_command_makes_and_shows_one(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_bytes(place.authority.pem)
+    made = answer(anabranch(tmp_path, "keeper", "init", "--ca", "ca.pem", "--cohort-min", 20, "--json"))
+    shown = answer(anabranch(tmp_path, "keeper", "show", "--json"))
+    assert shown["keeper"] == made["keeper"] == read_papers(tmp_path / "anabranch-keeper").name
+    assert (shown["cohort_min"], shown["cohorts"], shown["ca_sha256"]) == (20, 0, place.authority.sha256)
+    assert anabranch(tmp_path, "keeper", "init", "--ca", "none.pem").returncode == 2
+    assert anabranch(tmp_path, "keeper", "init", "--ca", "ca.pem", "--cohort-min", 1).returncode == 2
+    assert anabranch(tmp_path, "keeper", "show", "--folder", "none").returncode == 2

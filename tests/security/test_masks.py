@@ -1,0 +1,201 @@
+"""Who has masked updates learns sums alone: how they look, and what a keeper or a mask done worse would show.
+
+Each attack is run twice: on what is here, where it finds nothing, and on what it is meant for, where it does.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from keepers import MaskingDevice, Sent, cohort_of, devices, terms_of, total_of
+
+from anabranch.core.secagg.cohort import Cohort
+from anabranch.core.secagg.ring import Integers, Numbers, Ring, mask_of
+from anabranch.core.secagg.terms import Terms
+from anabranch.identity.authority import Authority
+from anabranch.keeper.keeper import Keeper, Unmasked
+from anabranch.keeper.papers import Floors, make_papers
+from anabranch.keeper.store import KeeperStore
+
+RING = Ring(32, 20, 1.0, 32_768)
+SMALL = Ring(32, 12, 1.0, 16)
+Mask = Callable[[bytes, int], Numbers]
+
+
+def ours(seed: bytes, size: int) -> Numbers:
+    return mask_of(seed, size, 32)
+
+
+def folded(seed: bytes, size: int) -> Numbers:
+    """As Flower's SecAgg+ makes masks: 256 bits folded to 32, then the Mersenne twister."""
+    short = np.bitwise_xor.reduce(np.frombuffer(seed, "<u4"))
+    return np.random.RandomState(short).randint(0, 2**32, size, dtype=np.uint32)
+
+
+def of_16_bits(seed: bytes, size: int) -> Numbers:
+    return ours(seed[:2] + bytes(30), size)
+
+
+def p_of_bytes(data: bytes) -> float:
+    """How likely a histogram of bytes as uneven as this is (Wilson and Hilferty's normal of chi-square)."""
+    counts = np.bincount(np.frombuffer(data, np.uint8), minlength=256)
+    expected = len(data) / 256
+    chi2, freedom = float(((counts - expected) ** 2 / expected).sum()), 255.0
+    z = ((chi2 / freedom) ** (1 / 3) - (1 - 2 / (9 * freedom))) / math.sqrt(2 / (9 * freedom))
+    return math.erfc(z / math.sqrt(2)) / 2
+
+
+def test_masked_updates_look_alike_whatever_is_in_them() -> None:
+    """Two fleets with one sum: in the first all send nothing, in the second as much as they may."""
+    nothing = np.zeros(RING.size, np.int64)
+    much = np.full(RING.size, RING.top)
+    for fleet in ([nothing] * 8, [much, -much] * 4):
+        sent = [RING.masked(integers, [secrets.token_bytes(32)]) for integers in fleet]
+        data = b"".join(y.tobytes() for y in sent)
+        assert len(data) > 10**6
+        assert p_of_bytes(data) > 1e-4
+        assert p_of_bytes(data[::4]) > 1e-4
+        assert abs(np.corrcoef(sent[0].astype(float), sent[1].astype(float))[0, 1]) < 0.05
+        assert all(p_of_bytes((sent[0] - y).tobytes()) > 1e-4 for y in sent[1:])
+    assert p_of_bytes(RING.masked(much, []).tobytes()) < 1e-4
+
+
+def test_a_mask_that_is_used_twice_is_noticed() -> None:
+    integers = [np.arange(RING.size) % 7, np.arange(RING.size) % 5]
+    seed = [secrets.token_bytes(32)]
+    twice = [RING.masked(q, seed) for q in integers]
+    assert p_of_bytes((twice[0] - twice[1]).tobytes()) < 1e-4
+    assert RING.unmasked(twice[0], [twice[1]]).tolist() == (integers[0] - integers[1]).tolist()
+
+
+def tried(y: Numbers, mask: Mask) -> Integers | None:
+    """The update behind a masked one, by all seeds of 16 bits."""
+    for number in range(2**16):
+        found = SMALL.unmasked(y, [mask(number.to_bytes(2, "little") + bytes(30), SMALL.size)])
+        if np.abs(found).max() <= SMALL.top:
+            return found
+    return None
+
+
+def test_short_seeds_are_found_by_trying() -> None:
+    integers = np.arange(SMALL.size) - 8
+    seed = secrets.token_bytes(32)
+    short = SMALL.numbers(integers) + of_16_bits(seed, SMALL.size)
+    found = tried(short, of_16_bits)
+    assert found is not None
+    assert found.tolist() == integers.tolist()
+    assert tried(SMALL.masked(integers, [seed]), of_16_bits) is None
+
+
+def test_seeds_that_fold_alike_have_other_masks() -> None:
+    first = secrets.token_bytes(32)
+    other = first[4:8] + first[:4] + first[8:]
+    assert folded(first, 8).tolist() == folded(other, 8).tolist()
+    assert not (ours(first, 8) == ours(other, 8)).any()
+    flipped = bytes([first[0] ^ 1]) + first[1:]
+    assert not (ours(first, 8) == ours(flipped, 8)).any()
+
+
+# --- keepers that do less -----------------------------------------------------------------------------
+
+
+class Forgetful(KeeperStore):
+    """Without a list of what was used."""
+
+    def admit(self, cohort: Cohort, members: object) -> None:
+        return None
+
+
+@dataclass
+class Ward:
+    """Devices, and how to open a keeper for them."""
+
+    members: list[MaskingDevice]
+    terms: Terms
+    keeper: Callable[[type[KeeperStore]], Keeper]
+
+    def sent(self, prefix: str = "u", arrived: int = 0) -> list[Sent]:
+        """An update of each; the first comes at once, the others `arrived` versions late."""
+        return [
+            device.send("r", f"{prefix}{i}", self.terms, arrived_version=arrived if i else 0)
+            for i, device in enumerate(self.members)
+        ]
+
+
+@pytest.fixture
+def ward(tmp_path: Path) -> Iterator[Ward]:
+    with Authority.create(tmp_path / "ca") as authority:
+        papers = make_papers(tmp_path / "keeper", authority.pem, Floors(3), time.time())
+        members = devices(authority, tmp_path, [papers.statement()], 5)
+        stores: list[KeeperStore] = []
+
+        def keeper(kind: type[KeeperStore]) -> Keeper:
+            stores.append(kind(tmp_path / f"{len(stores)}.db"))
+            return Keeper(papers, stores[-1], time.time)
+
+        yield Ward(members, terms_of(papers.name), keeper)
+        for store in stores:
+            store.close()
+
+
+def asked(keeper: Keeper, cohort: Cohort, sent: list[Sent]) -> Integers | None:
+    """The sum that a server gets; None where it is refused."""
+    found = keeper.unmask(cohort)
+    if not isinstance(found, Unmasked):
+        return None
+    ring = cohort.terms.ring
+    return ring.unmasked(total_of(cohort.terms, sent), [np.frombuffer(found.numbers, ring.dtype)])
+
+
+def difference(ward: Ward, keeper: Keeper) -> Integers | None:
+    """What two sums show that differ by the first update."""
+    sent = ward.sent()
+    whole = asked(keeper, cohort_of("r", ward.terms, sent), sent)
+    less = asked(keeper, cohort_of("r", ward.terms, sent[1:], number=2), sent[1:])
+    if whole is None or less is None:
+        return None
+    found = (whole - less) // sent[0].member.weight
+    assert found.tolist() == sent[0].integers.tolist()
+    return found
+
+
+def test_two_sums_that_differ_by_one_update_show_it_where_nothing_is_remembered(ward: Ward) -> None:
+    assert difference(ward, ward.keeper(Forgetful)) is not None
+    assert difference(ward, ward.keeper(KeeperStore)) is None
+
+
+def test_a_weight_of_zero_shows_the_others(ward: Ward, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One fresh update among late ones: with a last weight of zero the sum is that update."""
+
+    def shown() -> bool:
+        sent = ward.sent(secrets.token_hex(4), arrived=3)
+        cohort = cohort_of("r", ward.terms, sent, number=time.time_ns(), version=3)
+        found = asked(ward.keeper(KeeperStore), cohort, sent)
+        assert found is not None
+        return np.array_equal(found // 4, sent[0].integers)
+
+    assert not shown()
+    monkeypatch.setattr(Terms, "weight", lambda self, staleness: 0 if staleness else 4)
+    assert shown()
+
+
+def test_noise_stands_between_the_sum_and_who_knows_all_others(ward: Ward) -> None:
+    """With all but one update of a cohort a server has the last one, unless there is noise."""
+    plain = ward.sent("p")
+    found = asked(ward.keeper(KeeperStore), cohort_of("r", ward.terms, plain), plain)
+    others = sum(s.member.weight * s.integers for s in plain[1:])
+    assert found is not None
+    assert ((found - others) // 4).tolist() == plain[0].integers.tolist()
+    ward.terms = replace(ward.terms, noise=1.0, participations=9)
+    noised = ward.sent("n")
+    found = asked(ward.keeper(KeeperStore), cohort_of("r", ward.terms, noised), noised)
+    others = sum(s.member.weight * s.integers for s in noised[1:])
+    assert found is not None
+    assert np.abs(found - others - 4 * noised[0].integers).max() > ward.terms.deviation / 10
