@@ -39,7 +39,7 @@ from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import Hook, cut, smaller, trainer_for
+from anabranch.workloads.trainer import Hook, cut, only, smaller, trainer_for
 
 SMALL_MODEL_VALUES = 1_000_000
 
@@ -221,7 +221,7 @@ class LocalTrainer:
         start = self.buffers.start(base.part(task.submodel), smaller(task), self._own)
         with watched(each_step), on_device(self._device):
             result = self._trainer.train(
-                start, self._frozen(base), self.examples, task.local, task.seed, smaller(task)
+                start, self._frozen(base), self.examples, task.local, task.seed, smaller(task), only(task)
             )
         covered = cut(task, start), cut(task, result.delta)
         entry, pending = self.pack(task, update_id, *covered, result.steps, result.metrics, memory)

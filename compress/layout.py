@@ -134,7 +134,7 @@ def _layout(spec: ParamSpec, submodel: Submodel | None) -> Layout:
     for tensor in spec.tensors:
         if not tensor.aggregated:
             continue
-        stop = start + sizes[tensor.name]
+        stop = start + sizes.get(tensor.name, 0)
         name = MAIN if len(tensor.shape) > 1 and _is_large(tensor.size, spec.size) else SMALL
         name = EXACT if tensor.name in spec.buffers else name
         if start < stop:
@@ -146,7 +146,7 @@ def _layout(spec: ParamSpec, submodel: Submodel | None) -> Layout:
 
 
 def _sizes(spec: ParamSpec, submodel: Submodel | None) -> dict[str, int]:
-    """How many coordinates of each tensor are covered."""
+    """How many coordinates of each tensor are covered; of those that are not named none."""
     if isinstance(submodel, Coordinates):
         bounds = ((n, np.searchsorted(submodel.indices, (s.start, s.stop))) for n, s in spec.slices.items())
         return {name: int(stop - start) for name, (start, stop) in bounds}

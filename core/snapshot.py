@@ -28,6 +28,7 @@ from anabranch.core.engine.changes import Changes
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import ClientRecord, Counters
+from anabranch.core.engine.part_changes import PartChanges
 from anabranch.core.engine.planner import Planner
 from anabranch.core.engine.settable import in_force
 from anabranch.core.engine.settings import EngineSettings
@@ -35,7 +36,14 @@ from anabranch.core.engine.strategy import Strategy, Sums
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt
 from anabranch.core.model.arrays import to_bytes
 from anabranch.core.model.params import Delta, ParamSpec, SparseVector
-from anabranch.core.model.submodels import Coordinates, Submodel, SubmodelJson, UnitMap, submodel_from_json
+from anabranch.core.model.submodels import (
+    Coordinates,
+    Submodel,
+    SubmodelJson,
+    TensorSet,
+    UnitMap,
+    submodel_from_json,
+)
 from anabranch.core.model.updates import Capability, Decision, Reason, Receipt, Task, Verdict
 from anabranch.core.plain import FieldError, from_plain, make_converter, written
 
@@ -130,6 +138,7 @@ class EngineState:
     buffers: Bounds | None = None
     changes: Changes = field(default_factory=Changes)
     noise: list[Array] = field(default_factory=list)
+    part_changes: PartChanges = field(default_factory=PartChanges)
 
     @classmethod
     def of(cls, engine: Engine) -> EngineState:
@@ -149,6 +158,7 @@ class EngineState:
             buffers=engine.buffers.bounds if engine.buffers else None,
             changes=engine.changes,
             noise=[] if engine.sums is None else engine.sums.history,
+            part_changes=engine.part_changes,
         )
 
 
@@ -221,6 +231,7 @@ def _restored(
         engine.broadcast_state = from_plain(state.broadcast, broadcast.state_type, _converter)
     if planner is not None:
         engine.planner_state = from_plain(state.planner, planner.state_type, _converter)
+    engine.part_changes = state.part_changes
     if state.buffers is not None:
         engine.buffers.restore(state.buffers)
     engine.history = {int(k.removeprefix(HISTORY)): a for k, a in arrays.items() if k.startswith(HISTORY)}
@@ -281,10 +292,11 @@ def _delta_in(plain: Any, _: Any) -> Any:
 
 _converter = make_converter()
 _converter.register_unstructure_hook(UnitMap, UnitMap.to_json)
+_converter.register_unstructure_hook(TensorSet, TensorSet.to_json)
 _converter.register_unstructure_hook(Delta, _delta_out)
 _converter.register_structure_hook(Delta, _delta_in)
 written(_converter, Guard, later=("flaws_in_row", "wasted", "last_flaw"))
-written(_converter, EngineState, later=("buffers", "changes", "noise"))
+written(_converter, EngineState, later=("buffers", "changes", "noise", "part_changes"))
 
 
 @lru_cache(maxsize=4)

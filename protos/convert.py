@@ -19,7 +19,14 @@ from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch, 
 from anabranch.core.ids import checked_id as checked_id
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec, TensorSpec
-from anabranch.core.model.submodels import Coordinates, Submodel, UnitMap, unit_map_of_bits
+from anabranch.core.model.submodels import (
+    Coordinates,
+    Submodel,
+    TensorSet,
+    UnitMap,
+    tensor_set_of_bits,
+    unit_map_of_bits,
+)
 from anabranch.core.model.units import Member, UnitGroup
 from anabranch.core.model.updates import (
     Capability,
@@ -128,11 +135,13 @@ def check_manifest(sha256: bytes, spec: ParamSpec) -> None:
 
 
 def submodel_to_proto(submodel: Submodel | None) -> model.SubmodelMap | None:
-    """Bits of the kept units, or runs of coordinates."""
+    """Bits of the kept units or of the tensors, or runs of coordinates."""
     if submodel is None:
         return None
     if isinstance(submodel, UnitMap):
         return model.SubmodelMap(kept=submodel.bits)
+    if isinstance(submodel, TensorSet):
+        return model.SubmodelMap(tensors=submodel.bits)
     i = submodel.indices
     first = np.flatnonzero(np.diff(i, prepend=i[0] - 2) != 1)
     lengths = np.diff(np.append(first, i.size))
@@ -141,11 +150,12 @@ def submodel_to_proto(submodel: Submodel | None) -> model.SubmodelMap | None:
 
 def submodel_from_proto(message: model.SubmodelMap, spec: ParamSpec) -> Submodel:
     """The sub-model of a message about the model `spec`. Raises `InvalidUpdate`."""
-    if not message.kept:
-        return _coordinates(message, spec.size)
-    if message.starts or message.lengths:
-        raise InvalidUpdate("submodel: give kept units or runs of coordinates, not both")
-    return unit_map_of_bits(spec, message.kept)
+    runs = bool(message.starts or message.lengths)
+    if runs + bool(message.kept) + bool(message.tensors) > 1:
+        raise InvalidUpdate("submodel: give kept units, tensors or runs of coordinates, one of them")
+    if message.tensors:
+        return tensor_set_of_bits(spec, message.tensors)
+    return unit_map_of_bits(spec, message.kept) if message.kept else _coordinates(message, spec.size)
 
 
 def _coordinates(message: model.SubmodelMap, size: int) -> Coordinates:

@@ -22,7 +22,7 @@ from anabranch.core.errors import DataError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
 from anabranch.core.model.updates import Decision, Verdict
 from anabranch.reports.coverage_tally import Coverages
 from anabranch.reports.fairness import fairness_of
@@ -244,7 +244,12 @@ class Recorder:
         self._emit(now, "decided", row)
 
     def trained(self, now: float, client: str, spec: ParamSpec, submodel: Submodel | None) -> None:
-        """An applied update, in a run with sub-models, was of this part of the model (None: the whole)."""
+        """An applied update, in a run with sub-models, was of this part of the model (None: the whole).
+
+        What covers whole tensors covers no units: nothing is said of those.
+        """
+        if isinstance(submodel, TensorSet):
+            return
         part = submodel if isinstance(submodel, UnitMap) else None
         self._coverage.add(now, client, spec.groups, part)
         kept = None if part is None else [len(units) for units in part.kept]

@@ -30,7 +30,7 @@ from anabranch.workloads.app import App, Array, Examples, Shard, load_app
 from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import Training, TrainResult, cut, smaller, trainer_for
+from anabranch.workloads.trainer import Training, TrainResult, cut, only, smaller, trainer_for
 
 EXAMPLES_KEPT = 10_000  # devices
 
@@ -120,7 +120,7 @@ class Problem:
         vector = self.start(job)
         devices = self._attack.helpers(job.device) or [job.device]
         examples = (self._attack.examples(d, self.examples(d), self._last_label) for d in devices)
-        return [Training(vector, e, task.local, task.seed, submodel) for e in examples]
+        return [Training(vector, e, task.local, task.seed, submodel, only(task)) for e in examples]
 
     def finish(self, job: Job, results: Sequence[TrainResult]) -> LocalResult:
         """The update, of the results of the job's trainings. Raises `InvalidUpdate` where it has diverged."""
@@ -155,7 +155,7 @@ class Problem:
     def _train(self, job: Job, t: Training) -> TrainResult:
         self.app.version, self.app.kept = job.task.base_version, job.kept
         with on_device(device_name(job.device)):
-            result = self.trainer.train(t.vector, self.frozen, t.examples, t.plan, t.seed, t.submodel)
+            result = self.trainer.train(t.vector, self.frozen, t.examples, t.plan, t.seed, t.submodel, t.only)
         return replace(result, kept=self.app.kept)
 
     def _last_label(self) -> int:

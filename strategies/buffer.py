@@ -9,6 +9,7 @@
     g = (1/K) sum_i weight_i Delta_i
     w <- w + the optimiser's step for g
 
+Where updates are of parts of the model, K is on each coordinate the number of those that cover it.
 With a rule of `robust/` g is what the rule makes of the rows weight_i Delta_i, which are kept one by one. A
 buffer that is applied before it is full is divided by the updates it has.
 
@@ -25,7 +26,8 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, State, Step
-from anabranch.core.model.params import Indices, Vector, add_scaled
+from anabranch.core.model.params import Indices, Vector
+from anabranch.core.model.submodels import add_to_part, part_blocks
 from anabranch.core.model.updates import Update
 from anabranch.core.plain import LATER_KEY
 from anabranch.strategies.composition import GatheringStrategy
@@ -38,7 +40,8 @@ from anabranch.strategies.robust.rule import combine
 class BufferState:
     """`buffer`: sum of weight_i Delta_i, shape (size,); `moment`, `second`, `decayed`: of the optimiser.
 
-    With a rule `buffer` is empty, `rows` has the updates, and `memory` what the rule remembers.
+    `covered`: how many updates there are of each coordinate; None as long as all are of the whole model. With
+    a rule `buffer` is empty, `rows` has the updates, and `memory` what the rule remembers.
     """
 
     buffer: Vector
@@ -49,6 +52,7 @@ class BufferState:
     memory: Vector = field(default_factory=lambda: np.empty(0))
     second: Vector | None = field(default=None, metadata=LATER_KEY)
     decayed: Vector | None = field(default=None, metadata=LATER_KEY)
+    covered: Vector | None = field(default=None, metadata=LATER_KEY)
 
 
 class Aggregate(NamedTuple):
@@ -97,24 +101,26 @@ class BufferStrategy(GatheringStrategy):
 
     def gather(self, state: State, update: Update, weight: float, context: Context) -> State:
         """Add to the buffer."""
-        since = context.now if state.since is None else state.since
-        state = replace(state, count=state.count + 1, since=since)
+        since, before = context.now if state.since is None else state.since, state.count
+        state = replace(state, count=before + 1, since=since)
         if self.rule is not None:
             return replace(state, rows=[*state.rows, StoredRow.of(update, weight)])
         if context.sums is not None:
             return replace(state, buffer=state.buffer + context.sums.part(update.delta, weight))
-        add_scaled(state.buffer, weight, update.delta)
-        return state
+        add_to_part(state.buffer, weight, update.delta, update.submodel)
+        return replace(state, covered=counted(state.covered, before, update, 1, state.buffer.size))
 
     def full(self, state: State, context: Context) -> bool:
         """With K updates."""
         return bool(state.count >= self.buffer_size)
 
     def aggregate(self, state: State, vector: Vector, context: Context) -> Aggregate:
-        """What g is."""
+        """What g is; of each coordinate the quotient by the updates that cover it."""
         if context.sums is not None:
             noised = context.sums.noised(self.total(state), context.version + 1)
             return Aggregate(noised.astype(vector.dtype, copy=False), self.updates_in_sum, state)
+        if self.rule is None and state.covered is not None:
+            return Aggregate(averaged(state.buffer, state.covered), 1, state)
         if self.rule is None:
             return Aggregate(state.buffer, state.count, state)
         rows = [row.row(context.spec) for row in state.rows]
@@ -129,6 +135,8 @@ class BufferStrategy(GatheringStrategy):
 
     def covered(self, state: State, context: Context) -> slice | Indices:
         """The coordinates that g is of."""
+        if self.rule is None:
+            return slice(None) if state.covered is None else places_covered(state.covered)
         covers = [places_of(stored_part(row.submodel, context.spec)) for row in state.rows]
         parts = [at for at in covers if not isinstance(at, slice)]
         return np.unique(np.concatenate(parts)) if parts and len(parts) == len(covers) else slice(None)
@@ -142,4 +150,29 @@ class BufferStrategy(GatheringStrategy):
     def emptied(self, state: State, context: Context) -> State:
         """The state for the next buffer."""
         state.buffer.fill(0)
-        return replace(state, count=0, since=None, rows=[])
+        return replace(state, count=0, since=None, rows=[], covered=None)
+
+
+def counted(covered: Vector | None, before: float, update: Update, amount: float, size: int) -> Vector | None:
+    """What counts on each of `size` coordinates, with an update of `amount` more than `before`.
+
+    None, and an empty one, stand for the same on all of them.
+    """
+    whole = covered is None or not covered.size
+    if update.submodel is None and whole:
+        return covered
+    found = np.full(size, float(before)) if covered is None or whole else covered
+    for block in part_blocks(update.submodel, size):
+        block.put(block.take(found) + amount, found)
+    return found
+
+
+def averaged(total: Vector, covered: Vector) -> Vector:
+    """The mean on each coordinate that is covered, and zero on the others; written into `total`."""
+    mean = np.divide(total, covered, out=total, where=covered > 0)
+    return mean.astype(total.dtype, copy=False)
+
+
+def places_covered(covered: Vector) -> slice | Indices:
+    """The coordinates that anything is of."""
+    return slice(None) if covered.all() else np.flatnonzero(covered)

@@ -43,11 +43,11 @@ import numpy as np
 from anabranch.core.config.tables import NO_KEY
 from anabranch.core.engine.strategy import Context, Plan, Refusal, Step
 from anabranch.core.model.params import Indices, Vector
-from anabranch.core.model.submodels import add_to_part, part_blocks
+from anabranch.core.model.submodels import add_to_part
 from anabranch.core.model.updates import Ask, LocalPlan, Reason, Task, Update
 from anabranch.core.plain import LATER_KEY
 from anabranch.core.rng import lowest
-from anabranch.strategies.buffer import Aggregate, BufferStrategy
+from anabranch.strategies.buffer import Aggregate, BufferStrategy, averaged, counted, places_covered
 from anabranch.strategies.parameters import AT_LEAST_ONE, NOT_NEGATIVE
 from anabranch.strategies.robust.rows import StoredRow
 from anabranch.strategies.robust.rule import Rule
@@ -155,8 +155,9 @@ class FedAvg(BufferStrategy):
             total = state.total + context.sums.part(update.delta, weight)
             return replace(state, total=total, examples=state.examples + 1, answered=answered)
         add_to_part(state.total, weight, update.delta, update.submodel)
-        covered = self._covered(state, update)
-        return replace(state, examples=state.examples + update.examples, answered=answered, covered=covered)
+        covered = counted(state.covered, state.examples, update, update.examples, state.total.size)
+        state = replace(state, covered=state.covered if covered is None else covered)
+        return replace(state, examples=state.examples + update.examples, answered=answered)
 
     def full(self, state: FedAvgState, context: Context) -> bool:
         """With m updates, or those of the whole cohort where the fleet has fewer devices."""
@@ -169,8 +170,7 @@ class FedAvg(BufferStrategy):
             return super().aggregate(state, vector, context)
         if not state.covered.size:
             return Aggregate(state.total, state.examples, state)
-        mean = np.divide(state.total, state.covered, out=state.total, where=state.covered > 0)
-        return Aggregate(mean.astype(vector.dtype, copy=False), 1, state)
+        return Aggregate(averaged(state.total, state.covered), 1, state)
 
     def total(self, state: FedAvgState) -> Vector:
         """The round's sum so far."""
@@ -178,9 +178,9 @@ class FedAvg(BufferStrategy):
 
     def covered(self, state: FedAvgState, context: Context) -> slice | Indices:
         """The coordinates that the mean is of."""
-        if self.rule is not None or not state.covered.size or state.covered.all():
+        if self.rule is not None:
             return super().covered(state, context)
-        return np.flatnonzero(state.covered)
+        return places_covered(state.covered) if state.covered.size else slice(None)
 
     def emptied(self, state: FedAvgState, context: Context) -> FedAvgState:
         """The next round: its cohort is drawn."""
@@ -213,14 +213,6 @@ class FedAvg(BufferStrategy):
         if cohort is not None:
             cohort = sorted([*cohort, *self._draw(context, context.version, draws, cohort)])
         return Step(replace(state, draws=draws, cohort=cohort, deadline=self._deadline(context)))
-
-    def _covered(self, state: FedAvgState, update: Update) -> Vector:
-        if update.submodel is None and not state.covered.size:
-            return state.covered
-        covered = state.covered if state.covered.size else np.full(state.total.size, float(state.examples))
-        for block in part_blocks(update.submodel, covered.size):
-            block.put(block.take(covered) + update.examples, covered)
-        return covered
 
     def _deadline(self, context: Context) -> float | None:
         return context.now + self.deadline_s if self.deadline_s else None

@@ -44,6 +44,7 @@ class FedBuff(BufferStrategy):
     """
 
     name: ClassVar[str] = "fedbuff"
+    supports_submodels: ClassVar[bool] = True
 
     buffer_size: Annotated[int, AT_LEAST_ONE] = 10
     server_lr: Annotated[float, POSITIVE] = 1.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant, Planner
-from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.submodels import TensorSet, UnitMap, tensor_set
 from anabranch.core.parts import PartKind
 from anabranch.core.rng import seed_of
 from anabranch.strategies.submodels.registry import PLANNERS
@@ -26,12 +27,13 @@ def applicant(number: int, version: int = 0, slowness: float | None = 0.5) -> Ap
     return Applicant(slowness, version, seed_of(0, number))
 
 
-def life(of: Planner, count: int = 40) -> tuple[Any, list[UnitMap | None]]:
+def life(of: Planner, count: int = 40) -> tuple[Any, list[UnitMap | TensorSet | None]]:
     """Tasks that are planned, applied or lost in turn; the last state and every sub-model."""
     state, found = of.init(VECTOR), []
     drift = VECTOR.copy()
     for i in range(count):
-        state, part = of.plan(state, drift, applicant(i, version=i, slowness=(i % 8) / 7))
+        asks = applicant(i, version=i, slowness=(i % 8) / 7)
+        state, part = of.plan(state, drift, replace(asks, client_id=f"device-{i % 4}", turn=i // 4))
         found.append(part)
         state = of.released(state, part) if i % 5 == 4 else of.applied(state, part, i + 1)
         drift = drift + np.float32(0.01) * np.random.default_rng(i).standard_normal(drift.size).astype("f4")
@@ -64,11 +66,13 @@ class PlannerConformance:
         assert frozen(of, state) == frozen(of, again)
         assert frozen(of, read_again(of, state)) == frozen(of, state)
 
-    def test_a_submodel_is_of_the_models_own_units(self) -> None:
+    def test_a_submodel_is_of_the_models_own_units_or_tensors(self) -> None:
         for part in life(self.make())[1]:
-            if part is not None:
+            if isinstance(part, UnitMap):
                 kept = zip(SPEC.groups, part.kept, strict=True)
                 assert all(0 < len(set(units)) <= group.size for group, units in kept)
+            elif part is not None:
+                assert tensor_set(SPEC, part.tensors) == part
 
     def test_no_call_writes_to_the_state_or_the_vector(self) -> None:
         of = self.make()
@@ -81,12 +85,15 @@ class PlannerConformance:
         assert frozen(of, state) == before == frozen(of, kept)
         assert np.array_equal(vector, VECTOR)
 
-    def test_every_unit_is_touched_sooner_or_later(self) -> None:
+    def test_every_unit_and_tensor_is_touched_sooner_or_later(self) -> None:
         if not self.everyone:
             pytest.skip("this planner leaves some units alone, on purpose")
         _, found = life(self.make(), 60)
         for g, group in enumerate(SPEC.groups):
             touched: set[int] = set()
             for part in found:
-                touched |= set(range(group.size)) if part is None else set(part.kept[g])
+                touched |= set(part.kept[g]) if isinstance(part, UnitMap) else set(range(group.size))
             assert touched == set(range(group.size))
+        if all(isinstance(part, TensorSet) for part in found):
+            tensors = {name for part in found if isinstance(part, TensorSet) for name in part.names}
+            assert tensors == set(SPEC.slices)

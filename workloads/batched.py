@@ -100,6 +100,8 @@ class BatchedTraining:
             return (
                 f"{self._trainer.app.name} has {'an' if self._own[0] == 'o' else 'a'} {self._own} of its own"
             )
+        if training.only is not None:
+            return "its tasks are of some tensors, and a stack trains all"
         if isinstance(training.examples, Streamed):
             return f"{self._trainer.app.name} has its examples in a Dataset"
         if self._trainer.runtime.precision == "float16":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,3 +30,23 @@ def _is_still(module: torch.nn.Module, path: str) -> bool:
     if wanted or not path:
         return bool(wanted) and not any(wanted)
     return _is_still(module, path.rpartition(".")[0])
+
+
+@contextmanager
+def training_only(module: torch.nn.Module, names: Collection[str] | None) -> Iterator[None]:
+    """Inside, of the parameters only those of these names require a gradient; None: as they are.
+
+    Where none of them has a gradient, all stay as they are: a loss must lead somewhere.
+    """
+    named = list(module.named_parameters(remove_duplicate=False))
+    kept = {id(p) for name, p in named if names is None or name in names}
+    cleared = [p for _, p in named if p.requires_grad and id(p) not in kept]
+    if not any(p.requires_grad and id(p) in kept for _, p in named):
+        cleared = []
+    for parameter in cleared:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in cleared:
+            parameter.requires_grad_(True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
-from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.submodels import TensorSet, UnitMap
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
@@ -79,8 +80,14 @@ class NumpyTrainer:
         plan: LocalPlan,
         seed: int,
         submodel: UnitMap | None = None,
+        only: TensorSet | None = None,
     ) -> TrainResult:
-        """Local training from `vector`; the App changes the arrays of the dict it gets."""
+        """Local training from `vector`; the App changes the arrays of the dict it gets, all of them."""
+        if only is not None:
+            raise AppError(
+                f"{self._app.name}: a task is of some tensors, and nobody can keep an App from changing the "
+                "other arrays of its model: set client.push = 'elastic', which trains them all"
+            )
         spec = self.spec
         if submodel is not None:
             check_submodel(self.spec, submodel)

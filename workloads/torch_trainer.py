@@ -10,12 +10,12 @@ import numpy as np
 
 from anabranch.core.errors import AppError, ConfigError
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
-from anabranch.core.model.submodels import UnitMap
+from anabranch.core.model.submodels import TensorSet, UnitMap
 from anabranch.core.model.units import UnitGroup, check_groups
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
-from anabranch.workloads.frozen_tensors import still_names
+from anabranch.workloads.frozen_tensors import still_names, training_only
 from anabranch.workloads.resident import LiveModule, Resident
 from anabranch.workloads.torch_loop import TorchRuntime, import_torch
 from anabranch.workloads.trainer import (
@@ -77,12 +77,14 @@ class TorchTrainer:
         plan: LocalPlan,
         seed: int,
         submodel: UnitMap | None = None,
+        only: TensorSet | None = None,
     ) -> TrainResult:
         """Local training from `vector` by the App's `train`, under torch's generators seeded."""
         resident = self.resident(submodel)
         given = self._load(resident, vector, frozen)
         resident.module.train()
-        with self.runtime.seeded(seed):
+        names = None if only is None else frozenset(only.names)
+        with self.runtime.seeded(seed), training_only(resident.module, names):
             metrics = calls.train(self.app, resident.module, examples, plan, seed)
         resident.module.zero_grad(set_to_none=True)
         delta = resident.flat().sub_(given).cpu().numpy()

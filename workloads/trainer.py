@@ -15,7 +15,7 @@ from anabranch.core.errors import AppError, ConfigError, InvalidUpdate, Manifest
 from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.metrics import TRAINED_MAX
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
-from anabranch.core.model.submodels import Coordinates, UnitMap
+from anabranch.core.model.submodels import TensorSet, UnitMap, gathered
 from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import LocalPlan, Task
 from anabranch.core.rng import seed_of
@@ -45,13 +45,17 @@ class TrainResult:
 
 @dataclass(frozen=True, eq=False)
 class Training:
-    """Local training as `Trainer.train` takes it; `vector` is (size,) of the submodel, if there is one."""
+    """Local training as `Trainer.train` takes it; `vector` is (size,) of the submodel, if there is one.
+
+    `only`: the tensors that alone are trained; None: all.
+    """
 
     vector: Vector
     examples: Examples
     plan: LocalPlan
     seed: int
     submodel: UnitMap | None = None
+    only: TensorSet | None = None
 
     @property
     def steps(self) -> int:
@@ -64,7 +68,7 @@ class Training:
         plan = self.plan
         rates = plan.learning_rate, plan.momentum, plan.weight_decay, plan.proximal_mu
         small = None if self.submodel is None else self.submodel.small
-        return small, rates, *self.examples.kind
+        return small, self.only, rates, *self.examples.kind
 
 
 Hook = Callable[[LiveWeights], None]
@@ -105,8 +109,11 @@ class Trainer(Protocol):
         plan: LocalPlan,
         seed: int,
         submodel: UnitMap | None = None,
+        only: TensorSet | None = None,
     ) -> TrainResult:
         """Local training from `vector`. Raises `ManifestMismatch` when it is of another model.
+
+        `only`: the tensors of the whole model that alone are trained. Raises `AppError` where that cannot be.
 
         With a sub-model the smaller model alone is built and trained: `vector` and the delta are its,
         (submodel.size,), in the order of `submodel.indices`. Raises `AppError` when a layer is not
@@ -184,8 +191,13 @@ def smaller(task: Task) -> UnitMap | None:
 
 
 def cut(task: Task, delta: Vector) -> Vector:
-    """What a task's update covers of what was trained: all of it, unless coordinates were asked for."""
-    return delta[task.submodel.indices] if isinstance(task.submodel, Coordinates) else delta
+    """What a task's update covers of what was trained: all of a smaller model, of a whole one its part."""
+    return delta if isinstance(task.submodel, UnitMap) else gathered(delta, task.submodel)
+
+
+def only(task: Task) -> TensorSet | None:
+    """The tensors that alone are trained for a task, in the whole model; None: all."""
+    return task.submodel if isinstance(task.submodel, TensorSet) else None
 
 
 def check_vector(spec: ParamSpec, vector: Vector) -> None:

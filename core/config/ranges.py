@@ -24,6 +24,7 @@ CHOICES = {
     "run.evaluate_on": ("test", "validation"),
     "run.mode": (AUTO, MAX, MIN),
     "run.initial": (SENT, BUILT),
+    "submodel.pattern": ("balanced", "strided", "sequential"),
     "model.buffers": ("average", "latest", "local"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.waiting": (AUTO, "ask", "called"),

@@ -123,8 +123,9 @@ class SubmodelTable:
 
     `auto` is the strategy's own choice, `none` the whole model. `drop` is for `random` and `hetero`: the
     fraction of the units of each group that are left out. `widths` are for `heterofl`, `fedrolex` and
-    `fjord`: the fractions that are kept, by the device's speed. `parts` is for `ist`. A unit that no update
-    has touched for more than `coverage_versions` versions goes into every sub-model (0: no such guard).
+    `fjord`: the fractions that are kept, by the device's speed. `parts` is for `ist` and `fragments`; by
+    `pattern` these deal the model's blocks to them. A unit that no update has touched for more than
+    `coverage_versions` versions goes into every sub-model (0: no such guard).
     """
 
     name: str = AUTO
@@ -132,6 +133,7 @@ class SubmodelTable:
     widths: list[float] = field(default_factory=lambda: [1.0, 0.875, 0.75, 0.625, 0.5])
     parts: int = 4
     coverage_versions: int = 50
+    pattern: str = field(default="balanced", metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ import numpy as np
 
 from anabranch.core.model.arrays import from_bytes, to_bytes
 from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Tensors, Vector
-from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.submodels import Coordinates, Submodel
 from anabranch.core.model.updates import Update
 
 AVERAGE, LATEST, LOCAL = "average", "latest", "local"
@@ -57,7 +57,7 @@ class Covered:
         places = spec.buffer_places
         if submodel is None:
             return cls(places, np.arange(places.size))
-        if isinstance(submodel, UnitMap):
+        if not isinstance(submodel, Coordinates):
             at, covered = submodel.covered(spec.buffers)
             return cls(at, np.searchsorted(places, covered))
         found = np.searchsorted(submodel.indices, places)

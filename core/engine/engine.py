@@ -39,6 +39,7 @@ from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import Counters, Ledger
 from anabranch.core.engine.objections import objection, repeated
 from anabranch.core.engine.outcome import outcome
+from anabranch.core.engine.part_changes import PartChanges
 from anabranch.core.engine.planner import Applicant, Planner, PlannerState
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.stepping import stepped
@@ -79,6 +80,8 @@ class Engine:
         self.planner = planner
         self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
         self.sums = sums
+        self.part_changes = PartChanges()
+        self._in_parts = getattr(planner, "of_tensors", False)
         self.buffers = Buffers(spec, settings.buffers, self.vector)
         self.history: dict[int, Vector] = {}
         self.ledger = Ledger(settings.receipts_max)
@@ -125,6 +128,10 @@ class Engine:
         if refused is None:
             return None
         return Refused(ask, refused.reason, refused.detail, self.settings.retry_after_s, bool(self.finished))
+
+    def staleness(self, of: Update | Task) -> int:
+        """How many versions have changed what an update covers, or one of a task will, since its base."""
+        return self.part_changes.staleness(of.submodel, self.version - of.base_version)
 
     def next_deadline(self) -> float | None:
         """When a `Ticked` event is due: the earliest lease end or timer of the strategy."""
@@ -173,7 +180,10 @@ class Engine:
         if self.planner is None:
             return None
         seed = seed_of(self.settings.seed, "submodel", ask.client_id, self.counters.granted)
-        applicant = Applicant(self.ledger.slowness(ask.client_id), self.version, seed)
+        client, open_tasks = self.ledger.clients[ask.client_id], len(self.ledger.live_of(ask.client_id))
+        turn = client.accepted + client.rejected + open_tasks
+        slowness = self.ledger.slowness(ask.client_id)
+        applicant = Applicant(slowness, self.version, seed, ask.client_id, turn)
         self.planner_state, submodel = self.planner.plan(self.planner_state, self.vector, applicant)
         return submodel
 
@@ -188,6 +198,8 @@ class Engine:
         context = self._context(event.now, update)
         step = self._step(event, task, context)
         assert step.decision is not None, f"{self.strategy.name}: a step must carry a decision"
+        if self._in_parts and step.decision.verdict is not Verdict.REJECTED:
+            self.part_changes = self.part_changes.taken(update.submodel)
         effects = self._take(step, update)
         named = update.client_id, event.payload.sha256
         receipt = Receipt(update.update_id, update.task_id, self.version, step.decision, *named)
@@ -295,6 +307,7 @@ class Engine:
         self.pending, self.guard.lengths = found.folded, found.lengths
         effects += [e for task in found.in_doubt for e in self._lose(task, LeaseEnd.CANCELLED, event.now)]
         self.counters.rollbacks += 1
+        self.part_changes = self.part_changes.taken(None)  # all there is may change
         effects += self._take(Step(found.state, found.vector), afresh=True)
         self.pending = found.pending
         self.buffers.follow(found.buffers)
@@ -365,7 +378,7 @@ class Engine:
     # --- versions ----------------------------------------------------------------------------
 
     def _context(self, now: float, update: Update | None = None) -> Context:
-        staleness = 0 if update is None else self.version - update.base_version
+        staleness = 0 if update is None else self.staleness(update)
         clients = self.ledger.client_ids
         live, slowness = self.ledger.live, self.ledger.slowness
         place = now, self.version, self.settings.seed
@@ -391,6 +404,8 @@ class Engine:
         if not afresh:
             self.buffers.publish(self.vector)
         self.version += 1
+        if self._in_parts:
+            self.part_changes = self.part_changes.published()
         if self.sums is not None:
             self.sums.published(self.version)
         self.guard.published(self.settings)

@@ -24,6 +24,10 @@ class ObjectionView(Protocol):
     version: int
     finished: str
 
+    def staleness(self, of: Task) -> int:
+        """How late an update of a task is by now."""
+        ...
+
 
 def objection(
     event: ev.UpdateArrived, task: Task | None, context: Context, books: ObjectionView
@@ -61,7 +65,7 @@ def tasks_of_use(books: ObjectionView) -> set[tuple[str, str]]:
     return {
         (task.client_id, task.task_id)
         for task in books.ledger.tasks.values()
-        if not books.finished and not (bound and books.version - task.base_version > bound)
+        if not books.finished and not (bound and books.staleness(task) > bound)
     }
 
 

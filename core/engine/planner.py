@@ -1,7 +1,8 @@
 """Who trains which part of the model: the interface of a sub-model planner.
 
-A planner chooses the units of a task's sub-model, whatever the strategy then does with the update. Pure, like
-a strategy: its state is data, equal calls give equal results, and arrays of a state are never written to.
+A planner chooses the units, or the tensors, of a task's sub-model, whatever the strategy then does with the
+update. Pure, like a strategy: its state is data, equal calls give equal results, and arrays of a state are
+never written to.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from anabranch.core.model.params import Vector
-from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
 
 PlannerState = Any
 
@@ -20,19 +21,21 @@ class Applicant:
     """The device that asks, and the moment at which it does.
 
     `slowness`: its place among the devices whose step time is known, 0 the fastest, 1 the slowest; None
-    until its own is known. `seed` is of this task alone.
+    until its own is known. `seed` is of this task alone. `turn`: how many tasks it has answered or has open.
     """
 
     slowness: float | None
     version: int
     seed: int
+    client_id: str = ""
+    turn: int = 0
 
 
 class Planner(Protocol):
     """One method of choosing sub-models.
 
     A class of one has `of(spec, table, seed)` as well: a planner for the model `spec`, by `[submodel]`, in a
-    run of this seed.
+    run of this seed. One whose sub-models are of whole tensors says `of_tensors = True`: it wants no units.
     """
 
     name: ClassVar[str]
@@ -44,7 +47,7 @@ class Planner(Protocol):
 
     def plan(
         self, state: PlannerState, vector: Vector, applicant: Applicant
-    ) -> tuple[PlannerState, UnitMap | None]:
+    ) -> tuple[PlannerState, UnitMap | TensorSet | None]:
         """The sub-model of a task (None: the whole model), and the state with the task counted."""
         ...
 

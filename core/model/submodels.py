@@ -1,7 +1,8 @@
 """Which part of the model a task covers, and what belongs to it.
 
 `UnitMap` keeps some units of each group (`units.py`) and everything that is in no group: a smaller model of
-the same kind, whose tensors a device can build and train. `Coordinates` is any set of coordinates: it can be
+the same kind, whose tensors a device can build and train. `TensorSet` is some whole tensors: the model stays
+as large as it is, and an update has these alone. `Coordinates` is any set of coordinates: it can be
 aggregated, but only be trained as a whole model of which the rest is not sent.
 
 Values go from the vector to the part and back by `blocks`: all coordinates of a large model at once are eight
@@ -170,7 +171,115 @@ class UnitMap:
         return found
 
 
-Submodel = Coordinates | UnitMap
+@dataclass(frozen=True)
+class TensorSet:
+    """`tensors`: places in `spec.tensors`, increasing, at least one, of such as are in the vector.
+
+    Made by `tensor_set`, which checks them.
+    """
+
+    spec: ParamSpec
+    tensors: tuple[int, ...]
+
+    @property
+    def indices(self) -> Indices:
+        """The covered coordinates of the vector, increasing, shape (size,); eight bytes each."""
+        return np.concatenate([np.arange(run.start, run.stop) for run in self.runs])
+
+    @cached_property
+    def runs(self) -> tuple[slice, ...]:
+        """Where the vector has them, neighbours joined."""
+        found: list[slice] = []
+        for name in self.names:
+            where = self.spec.slices[name]
+            joins = bool(found) and found[-1].stop == where.start
+            start = found.pop().start if joins else where.start
+            found.append(slice(start, where.stop))
+        return tuple(found)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the tensors."""
+        return [self.spec.tensors[i].name for i in self.tensors]
+
+    @cached_property
+    def size(self) -> int:
+        """How many coordinates."""
+        return sum(run.stop - run.start for run in self.runs)
+
+    @cached_property
+    def small(self) -> ParamSpec:
+        """These tensors alone: its vector is the covered part of the whole one."""
+        names = self.names
+        buffers = tuple(name for name in self.spec.buffers if name in names)
+        return ParamSpec(tuple(self.spec.tensors[i] for i in self.tensors), buffers=buffers)
+
+    def blocks(self) -> Iterator[PartBlock]:
+        """All covered coordinates, in order."""
+        at = 0
+        for run in self.runs:
+            for start in range(run.start, run.stop, BLOCK):
+                within = slice(start, min(start + BLOCK, run.stop))
+                yield PartBlock(slice(at, at + within.stop - start), within, 1, None)
+                at += within.stop - start
+
+    def covered(self, names: Collection[str]) -> tuple[Indices, Indices]:
+        """What is covered of some tensors: where the part has it, and where the vector; increasing."""
+        at, places = [_NOTHING], [_NOTHING]
+        for name in (name for name in self.names if name in names):
+            within, where = self.small.slices[name], self.spec.slices[name]
+            at.append(np.arange(within.start, within.stop))
+            places.append(np.arange(where.start, where.stop))
+        return np.concatenate(at), np.concatenate(places)
+
+    def places(self, at: Indices) -> Indices:
+        """Where the vector has these of the covered coordinates."""
+        starts = np.array([run.start for run in self.runs])
+        begins = np.cumsum([0, *(run.stop - run.start for run in self.runs)])[:-1]
+        owner = np.searchsorted(begins, at, side="right") - 1
+        found: Indices = at + (starts - begins)[owner]
+        return found
+
+    def check(self, spec: ParamSpec) -> None:
+        """Raises `InvalidUpdate` when it is of another model."""
+        if spec.layout_hash != self.spec.layout_hash:
+            raise InvalidUpdate("submodel: its tensors are those of another model")
+
+    def to_json(self) -> dict[str, list[str]]:
+        """The tensors as bits, in hexadecimal."""
+        return {"tensors": [self.bits.hex()]}
+
+    @property
+    def bits(self) -> bytes:
+        """ceil(tensors / 8) bytes: tensor i of the manifest is bit i % 8 of byte i // 8."""
+        flags = np.zeros(len(self.spec.tensors), np.bool_)
+        flags[list(self.tensors)] = True
+        return np.packbits(flags, bitorder="little").tobytes()
+
+
+Submodel = Coordinates | UnitMap | TensorSet
+
+
+def tensor_set(spec: ParamSpec, tensors: Iterable[int]) -> TensorSet:
+    """The sub-model of these tensors of a model. Raises `InvalidUpdate`, naming the tensor."""
+    found = tuple(int(i) for i in tensors)
+    if not found or any(a >= b for a, b in itertools.pairwise(found)):
+        raise InvalidUpdate("submodel: tensors must be strictly increasing, at least one")
+    if found[0] < 0 or found[-1] >= len(spec.tensors):
+        raise InvalidUpdate(f"submodel: tensors must be within 0..{len(spec.tensors) - 1}")
+    for i in found:
+        if not spec.tensors[i].aggregated:
+            raise InvalidUpdate(f"submodel: tensor {spec.tensors[i].name!r} is not trained")
+    return TensorSet(spec, found)
+
+
+def tensor_set_of_bits(spec: ParamSpec, bits: bytes) -> TensorSet:
+    """The inverse of `TensorSet.bits`. Raises `InvalidUpdate`."""
+    count = len(spec.tensors)
+    if len(bits) != math.ceil(count / 8):
+        raise InvalidUpdate(f"submodel: {count} tensors need {math.ceil(count / 8)} bytes, not {len(bits)}")
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
+    return tensor_set(spec, np.flatnonzero(flags).tolist())
 
 
 def unit_map(spec: ParamSpec, kept: Iterable[Iterable[int]]) -> UnitMap:
@@ -210,7 +319,7 @@ def unit_map_of_bits(spec: ParamSpec, bits: Sequence[bytes]) -> UnitMap:
     return unit_map(spec, kept)
 
 
-SubmodelJson = dict[str, list[str]] | list[int]  # of a `UnitMap`, of `Coordinates`
+SubmodelJson = dict[str, list[str]] | list[int]  # of a `UnitMap` or a `TensorSet`, of `Coordinates`
 
 
 def submodel_json(submodel: Submodel | None) -> SubmodelJson | None:
@@ -226,13 +335,18 @@ def submodel_from_json(data: SubmodelJson | None, spec: ParamSpec) -> Submodel |
         if not all(0 <= i < spec.size for i in data):
             raise InvalidUpdate(f"submodel: indices must be within 0..{spec.size - 1}")
         return Coordinates(np.asarray(data, np.int64))
-    if data.keys() != {"kept"}:
-        raise InvalidUpdate(f"submodel: the units that are kept are wanted, not {sorted(data)}")
+    if data.keys() not in ({"kept"}, {"tensors"}):
+        raise InvalidUpdate(f"submodel: the units that are kept, or tensors, are wanted, not {sorted(data)}")
+    ((kind, texts),) = data.items()
     try:
-        bits = [bytes.fromhex(text) for text in data["kept"]]
+        bits = [bytes.fromhex(text) for text in texts]
     except ValueError:
-        raise InvalidUpdate("submodel: kept must be in hexadecimal") from None
-    return unit_map_of_bits(spec, bits)
+        raise InvalidUpdate(f"submodel: {kind} must be in hexadecimal") from None
+    if kind == "kept":
+        return unit_map_of_bits(spec, bits)
+    if len(bits) != 1:
+        raise InvalidUpdate(f"submodel: tensors must be one text, not {len(bits)}")
+    return tensor_set_of_bits(spec, bits[0])
 
 
 Cut = dict[tuple[str, int], Indices]

@@ -119,8 +119,9 @@ Global___Part: _TypeAlias = Part  # noqa: Y015
 @_typing.final
 class SubmodelMap(_message.Message):
     """What a task or an update covers. Either the kept units, for each group of the manifest, in its order:
-    unit u is bit u % 8 of byte u / 8. Or coordinates of the flat vector as runs (start, length), sorted,
-    not touching: start_i + length_i < start_{i+1}.
+    unit u is bit u % 8 of byte u / 8. Or whole tensors: tensor i of the manifest is bit i % 8 of byte i / 8, and
+    none that is not in the vector. Or coordinates of the flat vector as runs (start, length), sorted, not
+    touching: start_i + length_i < start_{i+1}. One of the three, and bits beyond the last are zero.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -128,6 +129,8 @@ class SubmodelMap(_message.Message):
     STARTS_FIELD_NUMBER: _builtins.int
     LENGTHS_FIELD_NUMBER: _builtins.int
     KEPT_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
+    tensors: _builtins.bytes
     @_builtins.property
     def starts(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -140,10 +143,11 @@ class SubmodelMap(_message.Message):
         starts: _abc.Iterable[_builtins.int] | None = ...,
         lengths: _abc.Iterable[_builtins.int] | None = ...,
         kept: _abc.Iterable[_builtins.bytes] | None = ...,
+        tensors: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "lengths", b"lengths", "starts", b"starts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kept", b"kept", "lengths", b"lengths", "starts", b"starts", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,12 +12,13 @@ from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.parts import PartKind, members
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows, RandomUnits
+from anabranch.strategies.submodels.fragments import Fragments
 from anabranch.strategies.submodels.ist import Ist
 from anabranch.strategies.submodels.widths import FedRolex, FjORD, HeteroFL
 
 NONE = "none"
 BUILT_IN: dict[str, type[Any]] = {
-    c.name: c for c in (RandomUnits, HeteroWindows, HeteroFL, FedRolex, FjORD, Ist)
+    c.name: c for c in (RandomUnits, HeteroWindows, HeteroFL, FedRolex, FjORD, Ist, Fragments)
 }
 PLANNERS = PartKind(
     "planner", "planners", ("submodel.name",), BUILT_IN, (*members(Planner), "of"), also=(AUTO, NONE)
@@ -33,15 +34,15 @@ def make_planner(spec: ParamSpec, strategy: Strategy, config: Config) -> Planner
     name = strategy.submodel if table.name == AUTO else table.name
     if name == NONE:
         return None
-    PLANNERS.find(name)
+    found = PLANNERS.find(name)
     if not strategy.supports_submodels:
         raise ConfigError(
             f"submodel.name is {name!r}, but strategy {strategy.name!r} takes whole models only"
         )
-    if not spec.groups:
+    if not spec.groups and not getattr(found, "of_tensors", False):
         raise ConfigError(
             f"submodel.name is {name!r}, but no units that may be left out are known of this model: "
             "`anabranch init` says why; set submodel.name = 'none' to train it whole"
         )
-    planner: Planner = PLANNERS.find(name).of(spec, table, config.run.seed)
+    planner: Planner = found.of(spec, table, config.run.seed)
     return planner

@@ -199,7 +199,7 @@ def test_ist_deals_every_unit_once_and_a_lost_part_comes_back() -> None:
 @pytest.mark.parametrize(
     ("spec", "strategy", "table", "words"),
     [
-        (line(4), "fedbuff", {"name": "random"}, "strategy 'fedbuff' takes whole models only"),
+        (line(4), "fadas", {"name": "random"}, "strategy 'fadas' takes whole models only"),
         (None, "asyncdrop", {}, "submodel.name is 'hetero', but no units"),
         (line(2), "fedavg", {"name": "ist", "parts": 3}, "group 'w' has 2 units only"),
     ],

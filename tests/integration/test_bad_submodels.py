@@ -83,7 +83,7 @@ BAD: dict[str, Bad] = {
     "no unit of a group": Bad("'hidden': units must be", lambda own: Map(kept=[b"\0", b"\7"])),
     "too few groups": Bad("1 groups of units were given, the model has 2", lambda own: Map(kept=[b"\1"])),
     "too many groups": Bad("groups of units were given", lambda own: Map(kept=[b"\1"] * 9999)),
-    "units and runs": Bad("not both", both),
+    "units and runs": Bad("one of them", both),
     "an empty map": Bad("at least one", lambda own: Map()),
     "runs beyond the model": Bad("leaves the coordinates", lambda own: Map(starts=[0], lengths=[2**63])),
     "runs that overlap": Bad("must be sorted", lambda own: Map(starts=[0, 3], lengths=[4, 4])),
@@ -193,7 +193,8 @@ def test_a_bad_map_of_a_fetch(name: str, tmp_path: Path) -> None:
 
 def test_units_of_a_model_that_has_none(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "model", "test", tensors())
-    with Served(server_config(tmp_path / "data"), manifest) as served:
+    mean = {"name": "delayed_nesterov", "buffer_size": 1, "server_lr": 1.0, "momentum": 0.0}
+    with Served(server_config(tmp_path / "data", strategy=mean), manifest) as served:
         device = served.device(codecs=STAGES)
         task, one = device.task(), Map(kept=[b"\1"])
         data = np.ones(SPEC.size, np.float32).tobytes()
@@ -212,7 +213,7 @@ def test_units_of_a_model_that_has_none(tmp_path: Path) -> None:
 
 def test_a_strategy_of_whole_models_does_not_start_with_a_planner(tmp_path: Path) -> None:
     manifest = write_manifest(tmp_path / "model", "test", tensors(), GROUPS)
-    config = server_config(tmp_path / "data", submodel={"name": "random"})
+    config = server_config(tmp_path / "data", submodel={"name": "random"}, strategy={"name": "fadas"})
     with pytest.raises(ConfigError, match="takes whole models only"), Served(config, manifest):
         pass
 

@@ -24,6 +24,10 @@ def strategy(name: str, **params: Any) -> dict[str, Any]:
     return {"strategy": {"name": name, **params}}
 
 
+def fragments(parts: int, pattern: str = "balanced") -> dict[str, Any]:
+    return {"submodel": {"name": "fragments", "parts": parts, "pattern": pattern}}
+
+
 WORKS: dict[str, Tables] = {
     "a buffer, error feedback, the delta log": {
         **strategy("fedbuff", buffer_size=3, outer=NESTEROV), **EF, **LOG,
@@ -34,6 +38,25 @@ WORKS: dict[str, Tables] = {
         **strategy("fedavg", clients_per_round=4, deadline_s=20.0, outer=ADAM),
         **LOG,
         "submodel": {"name": "heterofl"},
+    },
+    "parts of a buffer": {
+        **strategy("fedbuff", buffer_size=4, outer=NESTEROV), "submodel": {"name": "heterofl"},
+    },
+    "tensors of a buffer, momentum, error feedback, the delta log": {
+        **strategy("fedbuff", buffer_size=3, outer=ADAM), **fragments(3), **EF, **LOG,
+    },
+    "tensors of a buffer, a rule, a cut": {
+        **strategy("fedbuff", buffer_size=4), **fragments(2), **CENTRED,
+    },
+    "tensors of a hidden state": {**strategy("qafel", buffer_size=3), **fragments(2, "strided")},
+    "tensors, mixed in, few bits": {
+        **strategy("fedasync"), **fragments(3, "sequential"), **LOG, "uplink": {"codec": "int4(256)|zstd"},
+        "server": {"staleness_max": 3},
+    },
+    "tensors of a cache": {**strategy("teasq_drop"), **fragments(2)},
+    "rounds of tensors, Nesterov": {
+        **strategy("fedavg", clients_per_round=4, deadline_s=20.0, outer=NESTEROV), **fragments(2), **EF,
+        "model": {"buffers": "latest"},
     },
     "rounds of parts, a rule": {
         **strategy("fedprox", clients_per_round=4, deadline_s=20.0, outer=NESTEROV),
@@ -72,9 +95,14 @@ REFUSED: dict[str, tuple[Tables, str]] = {
         {**strategy("delayed_nesterov"), **CENTRED},
         "gathers no buffer that takes one",
     ),
-    "parts of a buffer": (
-        {**strategy("fedbuff", outer=NESTEROV), "submodel": {"name": "heterofl"}},
-        "'fedbuff' takes whole models only|does not take sub-models|sub-models",
+    "more parts than blocks": (
+        {**strategy("fedbuff"), **fragments(9)},
+        "submodel.parts is 9, but the model has 3 blocks",
+    ),
+    "tensors of a memory": ({**strategy("ca2fl"), **fragments(2)}, "'ca2fl' takes whole models only"),
+    "tensors of a sum with noise": (
+        {**strategy("fedbuff"), **fragments(2), "privacy": {"noise": 1.0, "clip": 1.0}},
+        "submodel.name = 'fragments' has devices send other parts",
     ),
     "parts for a memory": (
         {**strategy("ca2fl"), "submodel": {"name": "heterofl"}},

@@ -150,7 +150,7 @@ def test_a_flaw_closes_the_task_and_leaves_the_model() -> None:
 
 
 def test_a_submodel_is_refused_by_a_strategy_of_whole_models() -> None:
-    bench = Bench("fedbuff", buffer_size=1)
+    bench = Bench("fadas", buffer_size=1)
     bench.enrol("a")
     bench.ask("a", "t0")
     assert decision(bench.push("a", "t0", (1, 1), submodel=part(0, 2))).reason is Reason.NO_SUBMODELS

@@ -292,9 +292,9 @@ def test_what_is_no_list_of_phases_is_refused_with_its_place(tables: list[Any], 
         ([ROUND, {"strategy": "teasq"}], {"downlink": {"codec": "raw"}}, "set robust.clip"),
         ([ROUND, {"strategy": "asyncdrop"}], {}, "'none' and 'hetero' for submodel.name"),
         (
-            [ROUND, BUFFER],
+            [ROUND, {"strategy": "fadas"}],
             {"submodel": {"name": "heterofl"}},
-            r"phases\[1\]: 'fedbuff' takes whole models only",
+            r"phases\[1\]: 'fadas' takes whole models only",
         ),
     ],
 )

@@ -145,7 +145,7 @@ def test_who_chooses_the_parts(strategy: str, table: dict[str, Any], name: str |
 @pytest.mark.parametrize(
     ("strategy", "spec", "words"),
     [
-        ("fedbuff", UNITS, "submodel.name is 'ist', but strategy 'fedbuff' takes whole models only"),
+        ("fadas", UNITS, "submodel.name is 'ist', but strategy 'fadas' takes whole models only"),
         ("fedavg", PLAIN, "submodel.name is 'ist', but no units that may be left out are known"),
         ("fedavg", UNITS, "'lstm'"),  # three units for four parts
     ],
