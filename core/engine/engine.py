@@ -307,7 +307,8 @@ class Engine:
         self.pending, self.guard.lengths = found.folded, found.lengths
         effects += [e for task in found.in_doubt for e in self._lose(task, LeaseEnd.CANCELLED, event.now)]
         self.counters.rollbacks += 1
-        self.part_changes = self.part_changes.taken(None)  # all there is may change
+        if self._in_parts:
+            self.part_changes = self.part_changes.taken(None)  # all there is may change
         effects += self._take(Step(found.state, found.vector), afresh=True)
         self.pending = found.pending
         self.buffers.follow(found.buffers)
