@@ -14,8 +14,9 @@ from anabranch.client.trainer import BaseModel, LocalTrainer
 from anabranch.compress.feedback import Memory
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.engine.ledger import TRAIN_S
+from anabranch.core.model.submodels import gathered
 from anabranch.core.model.updates import Task
-from anabranch.host.elastic import SILENT, SILENT_S, Exchanges, TrainingMoment, check_whole, merge_of
+from anabranch.host.elastic import SILENT, SILENT_S, Exchanges, TrainingMoment, merge_of, part_of
 from anabranch.host.merging import make_merge
 from anabranch.host.policies import make_policy
 from anabranch.workloads.trainer import Hook
@@ -51,16 +52,17 @@ class ElasticTrainer:
 
         `each_step` is called while steps are made, not at each. Raises what it raises, and what the App does.
         """
-        check_whole(task)
+        part = part_of(task)
         live = self._live or self._begin(task, base)
-        answer = self._exchanges.meet(base.vector, self._bell.now())
+        answer = self._exchanges.meet(base.vector, self._bell.now(), part)
         if answer is not None:
             live.answer(answer)
         taken = self._await_snapshot(live, each_step)
         self._exchanges.leave(taken, self._bell.now())
-        delta = taken.vector - base.vector
+        start = gathered(base.vector, part)
+        delta = gathered(taken.vector, part) - start
         seconds = {TRAIN_S: taken.seconds} if math.isfinite(taken.seconds) else {}
-        return self._local.pack(task, update_id, base.vector, delta, taken.steps, seconds, memory)
+        return self._local.pack(task, update_id, start, delta, taken.steps, seconds, memory)
 
     def advise(self) -> None:
         """From any thread: the server wants what there is."""

@@ -12,6 +12,10 @@ With FedAsync the server's side is w_PS <- (1 - a) w_PS + a w_s, which is Shadow
 One exchange at a time: a snapshot is taken when one is wanted and the policy finds it due, and stays as it is
 while it is in flight. Whoever trains calls `BetweenSteps.step` where no step is half done, so no snapshot is
 torn; who calls from another thread has a lock, or a baton.
+
+Tasks may be of a part of the model, some whole tensors (`strategies/submodels/fragments.py`): all of it is
+trained, the update is the part's, and the answer is merged where the snapshot was sent. Streaming DiLoCo
+(Douillard et al., arXiv 2501.18512) is that, with the rule `blend`.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from anabranch.core.engine.buffers import LOCAL, DeviceBuffers
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import Vector
+from anabranch.core.model.submodels import TensorSet, gathered, scatter
 from anabranch.core.model.updates import Task
 from anabranch.host.merging import Merge, WithBuffers, make_merge
 from anabranch.host.policies import ExchangeState, PushPolicy
@@ -47,11 +52,15 @@ class TrainingMoment:
 
 @dataclass(frozen=True, eq=False)
 class ElasticAnswer:
-    """What to merge: the snapshot that was sent, and the server's model since then; how long that took."""
+    """What to merge: the snapshot that was sent, and the server's model since then; how long that took.
+
+    Of a `part` both are (part.size,), and nothing else changes; None: the whole model.
+    """
 
     snapshot: Vector
     center: Vector
     exchange_s: float
+    part: TensorSet | None = None
 
 
 class BetweenSteps:
@@ -109,7 +118,7 @@ class BetweenSteps:
         """Merge the answer, if there is one."""
         answer, self._answer = self._answer, None
         if answer is not None:
-            self._merge.apply(live, answer.snapshot, answer.center)
+            self._merge.apply(live, *_spread(answer, live))
             self._exchanged_at = now
             self._last = live.flat() if self._policy.watches_steps else None
 
@@ -127,6 +136,7 @@ class Exchanges:
     def __init__(self, follows: bool) -> None:
         self._follows = follows
         self._base: Vector | None = None  # of the task before
+        self._part: TensorSet | None = None  # that it is of
         self._sent: tuple[Vector, float] | None = None  # a snapshot without its answer, and when it was taken
 
     @classmethod
@@ -134,13 +144,18 @@ class Exchanges:
         """As the run's `[client]` says."""
         return cls(follows=table.merge_weight == 1)
 
-    def meet(self, base: Vector, now: float) -> ElasticAnswer | None:
-        """A task begins, of this model of the server's: what is to be merged."""
-        before, sent = self._base, self._sent
-        self._base, self._sent = base, None
+    def meet(self, base: Vector, now: float, part: TensorSet | None = None) -> ElasticAnswer | None:
+        """A task begins, of a part of this model of the server's: what is to be merged."""
+        before, of, sent = self._base, self._part, self._sent
+        self._base, self._part, self._sent = base, part, None
         if sent is not None:
             snapshot, taken_at = sent
-            return ElasticAnswer(snapshot, base, now - taken_at)
+            if of is None or before is None or not self._follows:
+                return ElasticAnswer(snapshot, gathered(base, of), now - taken_at, of)
+            # What others did to the parts that were not sent is taken over; what was learned there stays.
+            whole = before.copy()
+            scatter(snapshot, whole, of)
+            return ElasticAnswer(whole, base, now - taken_at)
         if before is not None and self._follows:
             # The task before came to nothing. A server that adds updates up must not be sent, with what was
             # learned, the way back from what the others did meanwhile; one that mixes wants the snapshot.
@@ -149,13 +164,28 @@ class Exchanges:
 
     def leave(self, taken: TrainingMoment, now: float) -> None:
         """A snapshot is on its way."""
-        self._sent = taken.vector, now
+        self._sent = gathered(taken.vector, self._part), now
 
 
-def check_whole(task: Task) -> None:
-    """Raises `ConfigError` for a task of a part of the model."""
-    if task.submodel is not None:
-        raise ConfigError("client.push = 'elastic' trains the whole model: set submodel.name = 'none'")
+def _spread(answer: ElasticAnswer, live: LiveWeights) -> tuple[Vector, Vector]:
+    """Snapshot and center of the whole model: where nothing was sent both are what there is."""
+    if answer.part is None:
+        return answer.snapshot, answer.center
+    snapshot = live.flat()
+    center = snapshot.copy()
+    scatter(answer.snapshot, snapshot, answer.part)
+    scatter(answer.center, center, answer.part)
+    return snapshot, center
+
+
+def part_of(task: Task) -> TensorSet | None:
+    """The tensors that a task is of; None: the whole model. Raises `ConfigError` for a smaller model."""
+    if task.submodel is None or isinstance(task.submodel, TensorSet):
+        return task.submodel
+    raise ConfigError(
+        "client.push = 'elastic' trains the whole model: set submodel.name = 'none', or "
+        "'fragments', which exchanges whole tensors in turn"
+    )
 
 
 def merge_of(table: ClientTable, buffers: DeviceBuffers) -> Merge:

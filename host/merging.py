@@ -8,7 +8,7 @@
 | a      | weight   | how far towards the server, in (0, 1]                    |
 
     delta          w <- w + a (w_PS - w_s)        the steps that were taken meanwhile are kept whole
-    interpolation  w <- (1 - a) w + a w_PS        they are scaled by 1 - a
+    interpolation  w <- (1 - a) w + a w_PS        they are scaled by 1 - a; Streaming DiLoCo's `blend`
     replacement    w <- w_PS                      they are lost
 
 The elastic force and the interpolation are those of ShadowEASGD (Zheng et al., arXiv 2003.03477, after
@@ -26,7 +26,7 @@ from anabranch.core.errors import ConfigError
 from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.params import Indices, Vector
 
-DELTA, PAPER_INTERPOLATION = "delta", "paper-interpolation"
+DELTA, PAPER_INTERPOLATION, BLEND = "delta", "paper-interpolation", "blend"
 
 
 class Merge(Protocol):
@@ -111,6 +111,6 @@ def make_merge(name: str, weight: float) -> Merge:
         raise ConfigError(f"client.merge_weight must be in (0, 1], not {weight!r}")
     if name == DELTA:
         return ElasticDelta(weight)
-    if name == PAPER_INTERPOLATION:
+    if name in (PAPER_INTERPOLATION, BLEND):
         return PaperInterpolation(weight)
-    raise ConfigError(f"client.merge must be {DELTA} or {PAPER_INTERPOLATION}, not {name!r}")
+    raise ConfigError(f"client.merge must be {DELTA}, {PAPER_INTERPOLATION} or {BLEND}, not {name!r}")

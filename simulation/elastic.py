@@ -27,8 +27,8 @@ from anabranch.host.elastic import (
     BetweenSteps,
     Exchanges,
     TrainingMoment,
-    check_whole,
     merge_of,
+    part_of,
 )
 from anabranch.host.policies import make_policy
 from anabranch.simulation.attacks import ATTACKS
@@ -74,7 +74,7 @@ class ElasticTraining:
     """
 
     def __init__(self, problem: Problem, own: Problem, job: Job, clock: Callable[[], float]) -> None:
-        check_whole(job.task)
+        part_of(job.task)
         self._problem, self._app, self._clock = problem, own.app, clock
         self._app.kept = job.kept
         table = problem.config.client
@@ -99,9 +99,8 @@ class ElasticTraining:
 
     def meet(self, job: Job) -> None:
         """A task begins: the server's model of the moment is merged before the next step."""
-        check_whole(job.task)
         self._app.version = job.task.base_version
-        answer = self._exchanges.meet(job.vector, self._clock())
+        answer = self._exchanges.meet(job.vector, self._clock(), part_of(job.task))
         if answer is not None:
             self._between.answer(answer)
         self._between.want()

@@ -35,7 +35,7 @@ CHOICES = {
     "client.push": (TASK, OVERLAP, ELASTIC),
     "client.connection": (AUTO, BY_STREAM, BY_CALLS),
     "client.push_when": ("interval", "continuous", "change", "advised"),
-    "client.merge": ("delta", "paper-interpolation"),
+    "client.merge": ("delta", "paper-interpolation", "blend"),
     "client.precision": ("auto", "float32", "bfloat16", "float16"),
     "faults.delay_shape": ("fixed", "uniform", "exponential", "lognormal", "pareto"),
 }
@@ -150,8 +150,11 @@ def _check_push(tables: Tables) -> None:
     client, server, submodel = tables["client"], tables["server"], tables["submodel"]
     if client.push_steps_max < client.push_steps:
         raise ConfigError(f"client.push_steps_max must not be under push_steps, {client.push_steps}")
-    if client.push == ELASTIC and submodel.name not in (AUTO, "none"):
-        raise ConfigError("client.push = 'elastic' trains the whole model: set submodel.name = 'none'")
+    if client.push == ELASTIC and submodel.name not in (AUTO, "none", "fragments"):
+        raise ConfigError(
+            "client.push = 'elastic' trains the whole model: set submodel.name = 'none', or "
+            "'fragments', which exchanges whole tensors in turn"
+        )
     if client.push == OVERLAP and server.tasks_per_client < 2:
         raise ConfigError(
             "client.push = 'overlap' needs server.tasks_per_client of at least 2: "

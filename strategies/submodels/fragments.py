@@ -12,7 +12,8 @@
     strided:     block b to part b mod P
     sequential:  runs of neighbours of about equal bytes
 
-A device whose task is of a part needs the whole model to compute; it trains what it sends, nothing besides. A
+A device whose task is of a part needs the whole model to compute. With `client.push = "elastic"` it trains
+all of it and exchanges part after part (Streaming DiLoCo); else it trains what it sends, nothing besides. A
 task that came to nothing does not count as a turn.
 
 Fragments are of Douillard et al., "Streaming DiLoCo with overlapping communication", arXiv 2501.18512. There

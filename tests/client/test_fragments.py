@@ -55,6 +55,27 @@ def test_each_device_sends_its_parts_in_turn_whoever_is_started_again(
     assert verify(tmp_path / "data", whole=True).problems == ()
 
 
+def test_two_devices_that_train_on_exchange_their_parts_in_turn(tmp_path: Path) -> None:
+    trainer = trainer_for(Synthetic())
+    manifest = write_manifest(tmp_path / "model", "synthetic", trainer.initial(0), trainer.spec.groups)
+    tables: dict[str, Any] = {
+        "strategy": {"name": "fedasync", "alpha": 0.5},
+        "client": {"push": "elastic", "push_when": "interval", "push_steps": 2, "merge": "blend"},
+        "submodel": {"name": "fragments", "parts": 2},
+        "uplink": {"codec": "int4(64)|zstd"},
+        "downlink": {"codec": "log(2)"},
+    }
+    parts = [t.size for t in trainer.spec.tensors]
+    with Served(server_config(tmp_path / "data", **tables), manifest) as served:
+        assert served.info is not None
+        for name in ("a", "b"):
+            with GrpcTransport(served.info.address, name) as transport:
+                summary = Agent(Synthetic(), transport, name, SHARD, tmp_path / name, tasks_max=4).run()
+            assert (summary.applied, summary.failures) == (4, 0)
+            assert summary.uplink_bytes_raw == 2 * 4 * sum(parts)  # each part twice
+    assert verify(tmp_path / "data", whole=True).problems == ()
+
+
 def one_task(served: Served, name: str, folder: Path) -> AgentSummary:
     assert served.info is not None
     with GrpcTransport(served.info.address, name) as transport:

@@ -10,6 +10,7 @@ import pytest
 from anabranch.core.config.tables import ClientTable, merge
 from anabranch.core.errors import ConfigError
 from anabranch.host.merging import (
+    BLEND,
     DELTA,
     PAPER_INTERPOLATION,
     ElasticDelta,
@@ -80,8 +81,8 @@ def test_a_buffer_goes_part_of_the_way_whatever_the_rule_makes_of_weights(rule: 
 
 def test_rules_by_name() -> None:
     assert make_merge(DELTA, 0.25) == ElasticDelta(0.25)
-    assert make_merge(PAPER_INTERPOLATION, 0.25) == PaperInterpolation(0.25)
-    with pytest.raises(ConfigError, match=r"client\.merge must be delta or"):
+    assert make_merge(PAPER_INTERPOLATION, 0.25) == make_merge(BLEND, 0.25) == PaperInterpolation(0.25)
+    with pytest.raises(ConfigError, match=r"client\.merge must be delta, paper-interpolation or blend"):
         make_merge("average", 0.5)
     with pytest.raises(ConfigError, match="merge_weight"):
         make_merge(DELTA, 0.0)

@@ -95,6 +95,10 @@ REFUSED: dict[str, tuple[Tables, str]] = {
         {**strategy("delayed_nesterov"), **CENTRED},
         "gathers no buffer that takes one",
     ),
+    "units for devices that train on": (
+        {**strategy("fedasync"), "client": {"push": "elastic"}, "submodel": {"name": "heterofl"}},
+        "set submodel.name = 'none', or 'fragments'",
+    ),
     "more parts than blocks": (
         {**strategy("fedbuff"), **fragments(9)},
         "submodel.parts is 9, but the model has 3 blocks",

@@ -12,7 +12,7 @@ is looked at after every move, not only when the network is quiet.
 from __future__ import annotations
 
 import pytest
-from exchanges import Server, World
+from exchanges import CLIENTS, InParts, Server, World
 
 from anabranch.core.model.params import Vector
 from anabranch.host.merging import ElasticDelta, Merge, PaperInterpolation, Replacement
@@ -22,9 +22,9 @@ MOVES = 5_000
 ROUNDING = 1e-12
 
 
-def conserved(rule: Merge, seed: int, moves: int) -> World:
+def conserved(rule: Merge, seed: int, moves: int, server: type[Server] = Server) -> World:
     """A world that has conserved after every move, and once it has come to rest."""
-    world = World(rule, seed)
+    world = World(rule, seed, server)
     for move in range(moves):
         world.move()
         assert not world.learned.any() or world.error() < ROUNDING, f"seed {seed}, move {move}"
@@ -49,6 +49,20 @@ def test_the_delta_rule_conserves_exactly_whatever_the_network_does(seed: int) -
     assert counters.applied > 100
     assert counters.rejected == 0
     assert min(world.lost, world.doubled, world.repeated, counters.duplicates) > 20, "nothing went wrong"
+
+
+def test_each_part_conserves_by_itself_whatever_the_network_does() -> None:
+    """Of every coordinate, so of every part: none is moved by another's exchange."""
+    world = conserved(ElasticDelta(A), 0, MOVES, InParts)
+    engine = world.server.engine
+    drift = abs(world.total() - world.start - world.learned) / abs(world.learned)
+    assert drift.max() < 1e-10
+    assert engine.counters.applied > 100
+    assert {client.accepted > 10 for client in engine.ledger.clients.values()} == {True}
+    assert len(set(engine.part_changes.of)) == 3
+    assert len(world.devices) == CLIENTS
+    for seed in range(100):
+        conserved(ElasticDelta(A), seed, 20 + seed, InParts)
 
 
 def test_two_hundred_interleavings_conserve() -> None:

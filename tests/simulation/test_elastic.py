@@ -6,6 +6,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +71,22 @@ class Counted(App):
         return {"accuracy": 0.5, "loss": float(model["w"].mean())}
 
 
-def versions(settings: Config, app: App) -> list[float]:
-    """The first weight of each version that is published."""
-    found: list[float] = []
+def vectors(settings: Config, app: App) -> list[list[float]]:
+    """Each version that is published."""
+    found: list[list[float]] = []
 
     def observe(event: ev.Event, effects: Sequence[Effect]) -> None:
-        found.extend(float(e.vector[0]) for e in effects if isinstance(e, Published))
+        found.extend(e.vector.tolist() for e in effects if isinstance(e, Published))
 
     with open_simulation(settings, app=app) as simulation:
         simulation.world.observers.append(observe)
         simulation.run()
     return found
+
+
+def versions(settings: Config, app: App) -> list[float]:
+    """The first weight of each version that is published."""
+    return [vector[0] for vector in vectors(settings, app)]
 
 
 @pytest.mark.parametrize(("latency_s", "steps_away"), [(0.1, 1), (0.3, 2), (0.6, 3), (0.9, 4)])
@@ -252,6 +258,76 @@ def test_a_part_of_the_model_is_refused() -> None:
 def test_a_hostile_device_may_train_on() -> None:
     settings = elastic(fleet={"attackers": 0.4, "attack": "sign_flip"})
     assert min(versions(settings, Counted())) < 0
+
+
+class Pair(Counted):
+    """Two tensors: a device's steps add `step` to both."""
+
+    def model(self) -> dict[str, Any]:
+        return {"a": np.zeros(3, np.float32), "b": np.zeros(4, np.float32)}
+
+    def train(
+        self, model: dict[str, Any], examples: Examples, plan: LocalPlan, seed: int
+    ) -> dict[str, float]:
+        for n, _ in enumerate(batches(len(examples), plan, seed)):
+            for name in ("a", "b") if n < self.last else ():
+                model[name] += np.float32(self.step(examples))
+        return {}
+
+    def evaluate(self, model: dict[str, Any], examples: Examples) -> dict[str, float]:
+        return {"accuracy": 0.5}
+
+
+def fragments(parts: int) -> dict[str, Any]:
+    return {"name": "fragments", "parts": parts, "pattern": "strided"}
+
+
+def test_one_fragment_is_the_whole_model() -> None:
+    whole = vectors(elastic(), Pair())
+    assert len(whole) > 3
+    assert vectors(elastic(submodel=fragments(1)), Pair()) == whole
+
+
+def test_fragments_are_exchanged_in_turn_and_all_is_trained_meanwhile() -> None:
+    """A device alone, to a server that adds up: each exchange brings of a part all that was learned."""
+    tables: dict[str, Any] = {
+        "strategy": {"name": "fedbuff", "buffer_size": 1},
+        "client": {**EVERY_3, "merge_weight": 1.0},
+        "fleet": STEADY,
+        "submodel": fragments(2),
+        "run": {"virtual_s_max": 20.0},
+    }
+    settings = merge([("fleet", config("fedbuff").to_json()), ("test", tables)])
+    found = vectors(settings, Pair())
+    changed = []
+    for before, after in pairwise([[0.0] * 7, *found]):
+        moved = [a != b for a, b in zip(before, after, strict=True)]
+        assert moved in ([True] * 3 + [False] * 4, [False] * 3 + [True] * 4)
+        changed.append(moved[0])
+    assert len(changed) > 4
+    assert all(a != b for a, b in pairwise(changed))
+    # At every third step all that there is, of the part whose turn it is: what was learned before, too.
+    assert [max(vector) for vector in found] == [3.0 * (n + 1) for n in range(len(found))]
+
+
+@pytest.mark.parametrize("rule", ["delta", "blend"])
+def test_fragments_with_faults_have_one_history(rule: str) -> None:
+    settings = elastic(
+        submodel=fragments(2), client={**EVERY_3, "merge": rule}, faults={**NETWORK, "until_s": 25.0},
+        run={"virtual_s_max": 40.0}, downlink={"codec": "log(2)"},
+        uplink={"codec": "ef(0.9)|int4(256)|zstd"},
+    )  # fmt: skip
+    first, again = simulate(settings, app=Pair()), simulate(settings, app=Pair())
+    assert first.updates_applied > 10
+    assert (first.model_sha256, first.journal_sha256) == (again.model_sha256, again.journal_sha256)
+
+
+def test_fragments_of_a_folder_replay(tmp_path: Path) -> None:
+    settings = elastic(
+        submodel=fragments(2), fleet={"dropout": 0.3, "up_mbps": 1.0}, uplink={"codec": "int4"}
+    )
+    assert simulate(settings, tmp_path).updates_applied > 3
+    assert replay_run(tmp_path).matches
 
 
 STUBBORN = """

@@ -21,9 +21,13 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.invariants import violations
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.submodels import Submodel, TensorSet, gathered, scatter
 from anabranch.core.model.updates import Ask, Capability, Task, Update
+from anabranch.host.elastic import BetweenSteps, ElasticAnswer
 from anabranch.host.merging import Merge
+from anabranch.host.policies import EverySteps
 from anabranch.strategies.registry import make_strategy
+from anabranch.strategies.submodels.fragments import Fragments
 
 A = 0.5
 SIZE = 7
@@ -36,10 +40,14 @@ Call = ef.AskTask | ef.FetchModel | ef.Push
 class Server:
     """The engine alone; a version is there to fetch as long as a task starts from it."""
 
+    sizes = (SIZE,)  # of the tensors, each of which is a part
+
     def __init__(self, first: Vector) -> None:
         strategy = make_strategy("fedasync", {"alpha": A, "rho": 0.0, "staleness": {"name": "constant"}})
         settings = EngineSettings(lease_s=1e9, receipts_max=10**6)
-        self.engine = Engine(ParamSpec.of({"w": first}), strategy, settings, first)
+        spec = ParamSpec.of({f"w{n}": np.zeros(size) for n, size in enumerate(self.sizes)})
+        planner = Fragments(spec, len(self.sizes))
+        self.engine = Engine(spec, strategy, settings, first, planner=planner)
         self.made: dict[str, Vector] = {}  # by update: the model as it was right after
         for n in range(CLIENTS):
             self.engine.handle(ev.Enrolled(0.0, f"c{n}", Capability()))
@@ -68,6 +76,12 @@ class Server:
         return effects
 
 
+class InParts(Server):
+    """Three parts, one at a time."""
+
+    sizes = (2, 3, 2)
+
+
 @dataclass
 class Device:
     """The session, the weights in training, and the one result under way. It does what the session orders."""
@@ -80,6 +94,7 @@ class Device:
     call: Call | None = None  # the one that it waits for
     base: Vector | None = None
     sent: Vector | None = None
+    part: TensorSet | None = None  # that was sent
     update: Update | None = None
 
     def __post_init__(self) -> None:
@@ -106,7 +121,10 @@ class Device:
         if self.call != ef.FetchModel(task):
             return  # a fetch ends with its call: it has no id
         if self.sent is not None:
-            self.rule.apply(self, self.sent, model)
+            between = BetweenSteps(self.rule, EverySteps(1), 0.0)
+            sent, center = gathered(self.sent, self.part), gathered(model, self.part)
+            between.answer(ElasticAnswer(sent, center, 0.0, self.part))
+            between.merge(self, 0.0)
         self.base, self.sent = model, None
         self.do(ev.ModelFetched(0.0))
 
@@ -114,8 +132,12 @@ class Device:
         """The weights as they are, and the update that they make."""
         assert self.base is not None
         self.sent = self.flat()
-        delta, task = self.sent - self.base, order.task
-        self.update = Update(order.update_id, task.task_id, self.client_id, task.base_version, 1, delta)
+        task = order.task
+        assert task.submodel is None or isinstance(task.submodel, TensorSet)
+        self.part = task.submodel
+        delta = gathered(self.sent, self.part) - gathered(self.base, self.part)
+        ids = order.update_id, task.task_id, self.client_id
+        self.update = Update(*ids, task.base_version, 1, delta, self.part)
         self.do(ev.Trained(0.0, order.update_id))
 
 
@@ -139,7 +161,8 @@ class World:
             total = total + device.vector
             if device.update is not None and device.sent is not None:
                 made = self.server.made.get(device.update.update_id)
-                total = total + (0.0 if made is None else A * (made - device.sent))
+                if made is not None:
+                    total = total + A * _only(made - device.sent, device.part)
         return total
 
     def error(self) -> float:
@@ -218,3 +241,10 @@ class World:
         if isinstance(answer, ef.Granted):
             event = ev.TaskGranted(0.0, answer.task)
         self.flying.append(lambda: device.do(event))
+
+
+def _only(vector: Vector, part: Submodel | None) -> Vector:
+    """A vector on a part, zero elsewhere."""
+    found = np.zeros_like(vector)
+    scatter(gathered(vector, part), found, part)
+    return found

@@ -12,15 +12,15 @@ from anabranch.core.config.tables import ClientTable
 from anabranch.core.engine.buffers import AVERAGE, LOCAL, DeviceBuffers
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec, TensorSpec
-from anabranch.core.model.submodels import Coordinates
+from anabranch.core.model.submodels import Coordinates, tensor_set
 from anabranch.core.model.updates import LocalPlan, Task
 from anabranch.host.elastic import (
     BetweenSteps,
     ElasticAnswer,
     Exchanges,
     TrainingMoment,
-    check_whole,
     merge_of,
+    part_of,
 )
 from anabranch.host.merging import ElasticDelta
 from anabranch.host.policies import EverySteps, ExchangeState
@@ -182,8 +182,51 @@ def test_the_rule_of_a_run(rule: str, policy: str, after: list[float]) -> None:
     assert live.vector.tolist() == after
 
 
-def test_a_part_of_the_model_is_refused() -> None:
+def test_a_smaller_model_is_refused_and_whole_tensors_are_not() -> None:
     task = Task("t", "a", 0, 0.0, 1.0, 1.0, 7, LocalPlan())
-    check_whole(task)
+    assert part_of(task) is None
+    assert part_of(replace(task, submodel=SECOND)) == SECOND
     with pytest.raises(ConfigError, match=r"trains the whole model: set submodel.name"):
-        check_whole(replace(task, submodel=Coordinates(np.arange(1))))
+        part_of(replace(task, submodel=Coordinates(np.arange(1))))
+
+
+TWO = ParamSpec((TensorSpec("w", (1,), "float32"), TensorSpec("mean", (2,), "float32")), buffers=("mean",))
+FIRST, SECOND = tensor_set(TWO, (0,)), tensor_set(TWO, (1,))
+
+
+@pytest.mark.parametrize(("rule", "after"), [("delta", 3.0), ("blend", 2.5), ("paper-interpolation", 2.5)])
+def test_golden_an_answer_of_a_part_touches_that_part_alone(rule: str, after: float) -> None:
+    """The specification's: live 4, snapshot 3, centre 1."""
+    for part, others in ((FIRST, [9.0, 8.0]), (None, [7.0, 6.5])):
+        merge = merge_of(ClientTable(merge=rule, merge_weight=0.5), DeviceBuffers(TWO))
+        between, live = BetweenSteps(merge, EverySteps(9), 0.0), Live(4.0, 9.0, 8.0)
+        size = 1 if part else 3
+        between.answer(ElasticAnswer(vector(3.0, 3.0, 3.0)[:size], vector(1.0, 5.0, 5.0)[:size], 0.0, part))
+        between.merge(live, 1.0)
+        assert live.vector.tolist() == [after, *others]
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0])
+def test_what_is_met_of_parts_in_turn(weight: float) -> None:
+    """Who follows takes over what others did to any part; who is pulled changes where it has sent alone."""
+    exchanges = Exchanges.of(ClientTable(merge_weight=weight))
+    live = Live(0.0, 0.0, 0.0)
+    between = BetweenSteps(ElasticDelta(weight), EverySteps(9), 0.0)
+    assert exchanges.meet(vector(0.0, 0.0, 0.0), 0.0, FIRST) is None
+    live.add(vector(2.0, 2.0, 2.0))
+    exchanges.leave(TrainingMoment(live.flat(), 1, 1.0), 1.0)
+    live.add(vector(1.0, 1.0, 1.0))
+    # The server has taken the first part's 2, others have put 4 on each.
+    answer = exchanges.meet(vector(6.0, 4.0, 4.0), 2.0, SECOND)
+    assert answer is not None
+    between.answer(answer)
+    between.merge(live, 2.0)
+    assert live.vector.tolist() == ([5.0, 3.0, 3.0] if weight < 1 else [7.0, 7.0, 7.0])
+    exchanges.leave(TrainingMoment(live.flat(), 1, 1.0), 3.0)
+    answer = exchanges.meet(vector(8.0, 9.0, 9.0), 4.0, FIRST)
+    assert answer is not None
+    between.answer(answer)
+    between.merge(live, 4.0)
+    # Pulled: half way from what was sent (3) to 9. Following: what was learned and not sent stays, 1 on the
+    # first part; of the second all was sent.
+    assert live.vector.tolist() == ([5.0, 6.0, 6.0] if weight < 1 else [9.0, 9.0, 9.0])
