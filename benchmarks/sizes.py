@@ -1,10 +1,11 @@
 """What an installation takes on the disk: ours by extras, the peers' beside it, each in a blank environment.
 
-    python -m benchmarks.sizes [--out docs/sizes.md]
+    python -m benchmarks.sizes [--out docs/sizes.md] [--only NVFlare]
 
-pip installs as a reader would, from the checkout and from the package index. Where a package wants torch,
-which a device has anyway and which would hide all else, everything but torch (and what only torch brings:
-CUDA, triton) is installed. Packed: the packages as a tar file, compressed by gzip as a layer of an image is.
+pip installs as a reader would, from the checkout and from the package index. Rows that `--only` leaves out
+stay on the page as they were. Where a package wants torch, which a device has anyway and which would hide all
+else, everything but torch (and what only torch brings: CUDA, triton) is installed. Packed: the packages as a
+tar file, compressed by gzip as a layer of an image is.
 """
 
 from __future__ import annotations
@@ -113,28 +114,33 @@ def _packed(parts: Sequence[Path], out: Path) -> int:
     return out.stat().st_size
 
 
-def page(sizes: dict[Wanted, Size]) -> str:
-    """The table."""
+def page(sizes: dict[Wanted, Size], before: str = "") -> str:
+    """The table; what was not measured now is as the page of `before` has it."""
+    known = {line.split(" | ")[0].removeprefix("| "): line for line in before.splitlines()}
+    rows = [row_of(w, sizes[w]) if w in sizes else known.get(w.what, "") for w in ROWS]
     lines = [
         "# What an installation takes",
         "",
-        f"{MADE} {time.strftime('%Y-%m-%d')}, Python {sys.version.split()[0]}, x86_64. {MEANS}",
+        f"{MADE} Python {sys.version.split()[0]}, x86_64. {MEANS}",
         "",
-        "| what | `pip install` | installed | packed | packages | goal |",
-        "|---|---|---|---|---|---|",
+        "| what | `pip install` | installed | packed | packages | goal | measured |",
+        "|---|---|---|---|---|---|---|",
+        *filter(None, rows),
     ]
-    for wanted, size in sizes.items():
-        told = f"{wanted.packages} ({size.release.rpartition('-')[2]})" + (
-            ", without its torch" if size.torch else ""
-        )
-        goal = ""
-        if wanted.what in GOALS:
-            kind, bound = GOALS[wanted.what]
-            kept = getattr(size, kind) < bound * MB
-            goal = f"{kind} under {bound} MB: {'kept' if kept else 'missed'}"
-        figures = f"{size.installed / MB:.0f} MB | {size.packed / MB:.0f} MB | {size.packages}"
-        lines.append(f"| {wanted.what} | {told} | {figures} | {goal} |")
     return "\n".join(lines) + "\n"
+
+
+def row_of(wanted: Wanted, size: Size) -> str:
+    """A line of the table."""
+    told = f"{wanted.packages} ({size.release.rpartition('-')[2]})"
+    told += ", without its torch" if size.torch else ""
+    goal = ""
+    if wanted.what in GOALS:
+        kind, bound = GOALS[wanted.what]
+        kept = getattr(size, kind) < bound * MB
+        goal = f"{kind} under {bound} MB: {'kept' if kept else 'missed'}"
+    figures = f"{size.installed / MB:.0f} MB | {size.packed / MB:.0f} MB | {size.packages}"
+    return f"| {wanted.what} | {told} | {figures} | {goal} | {time.strftime('%Y-%m-%d')} |"
 
 
 def main() -> None:
@@ -145,7 +151,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="Write the page here, and not to stdout.")
     parser.add_argument("--only", help="Rows whose name has this.", default="")
     given = parser.parse_args()
-    sizes = {}
+    sizes: dict[Wanted, Size] = {}
+    before = given.out.read_text(encoding="utf-8") if given.out is not None and given.out.exists() else ""
     with tempfile.TemporaryDirectory() as work:
         for wanted in (row for row in ROWS if given.only in row.what):
             try:
@@ -153,7 +160,7 @@ def main() -> None:
             except subprocess.CalledProcessError as error:
                 sys.stderr.write(f"{wanted.what}: cannot be installed: {error}\n")
             if given.out is not None:
-                given.out.write_text(page(sizes), encoding="utf-8")
+                given.out.write_text(page(sizes, before), encoding="utf-8")
     if given.out is None:
         sys.stdout.write(page(sizes))
 

@@ -99,8 +99,9 @@ class DeviceRows:
         """Those of the rows whose names have this text in them, in capitals or not."""
         for name in self.names[len(self._folded) :]:
             self._folded.append(name.casefold())
-        folded, wanted = self._folded, text.casefold()
-        return rows[np.fromiter((wanted in folded[row] for row in rows.tolist()), np.bool_, len(rows))]
+        wanted, has = text.casefold(), np.zeros(len(self.names), np.bool_)
+        has[[row for row, name in enumerate(self._folded) if wanted in name]] = True
+        return rows[has[rows]]
 
     def sample(self, count: int) -> Array:
         """So many rows, in the order of the names: drawn by lot, and the same from call to call."""

@@ -81,7 +81,8 @@ function tickUnit(largest: number, step: number, quantity: Quantity): readonly [
 export function quantityText(value: number | null | undefined, quantity: Quantity): string {
   if (quantity === "bytes") return bytesText(value);
   if (quantity === "seconds") return secondsText(value);
-  return quantity === "share" ? percentText(value) : numberText(value, 4);
+  if (quantity === "share") return percentText(value);
+  return Number.isInteger(value) ? countText(value) : numberText(value, 4);
 }
 
 /** A metric's value: accuracies, and what else lies from 0 to 1 by its name, in per cent. */

@@ -36,7 +36,7 @@ function Told({ defence: d, run }: { defence: Defence; run: Run }) {
         <Figure name="In quarantine" value={countText(d.quarantined.length)} remark={d.quarantined.length ? "no task until released" : "nobody"} />
         <Figure name="Rule" value={rule ? words(rule) : "mean"} remark={rule ? "robust aggregation" : "no robust rule is set"} />
       </Figures>
-      <div class="charts">
+      <div class="cards">
         <Card title="Rejections by reason">
           {reasons.length ? <Bars hue={1} rows={reasons.map(([reason, count]) => ({ name: words(reason), value: count, text: countText(count) }))} /> : <Empty>No update was rejected.</Empty>}
         </Card>
@@ -63,7 +63,7 @@ function Told({ defence: d, run }: { defence: Defence; run: Run }) {
         {d.privacy && <Private of={d.privacy} />}
         {d.scores.length > 0 && (
           <Card title="Share of a device's updates that was rejected" note={d.scores.length > SCORES_MAX ? `The ${SCORES_MAX} highest of ${plural(d.scores.length, "device")}.` : undefined}>
-            <Bars hue={3} rows={[...d.scores].sort((a, b) => b.score - a.score).slice(0, SCORES_MAX).map((each) => ({ name: each.client, value: each.score, text: percentText(each.score) }))} />
+            <Bars hue={3} rows={[...d.scores].sort((a, b) => b.score - a.score).slice(0, SCORES_MAX).map((each) => ({ name: <Device run={run} client={each.client} />, key: each.client, value: each.score, text: percentText(each.score, 0) }))} />
           </Card>
         )}
       </div>

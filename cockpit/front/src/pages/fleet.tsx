@@ -11,7 +11,7 @@ import { bytesText, countText, numberText, secondsText, shortText } from "../tex
 const CHUNK = 100; // rows asked for at once
 const ROW_PX = 34;
 const LIVE_EVERY_S = 2;
-const TYPED_MS = 200;
+const TYPED_MS = 100;
 const STATES = ["training", "idle", "offline", "quarantined"];
 
 interface Column {

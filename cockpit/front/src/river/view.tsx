@@ -6,7 +6,7 @@ import { reducedMotion } from "../colours";
 import type { Run } from "../live";
 import { Choice, Loading, Table, Trouble } from "../parts";
 import { link } from "../router";
-import { numberText, plural, secondsText } from "../text";
+import { countText, numberText, plural, secondsText } from "../text";
 import { useTheme } from "../theme";
 import { draw, inks } from "./draw";
 import { layout, shape, type Layout, type Window } from "./layout";
@@ -311,7 +311,7 @@ function Legend({ largest }: { largest: number }) {
             <rect key={i} class={`stale-${i}`} x={i * 12} width="12" height="8" />
           ))}
         </svg>
-        <span>{largest} stale</span>
+        <span>{countText(largest)} stale</span>
       </li>
       <li>
         <svg class="mark bad" viewBox="0 0 12 12" aria-hidden="true"><path d="M2 2l8 8M10 2l-8 8" /></svg>rejected
