@@ -13,6 +13,7 @@ from anabranch.core.config.tables import merge
 from anabranch.core.engine.planner import Planner
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.submodels import Kept, TensorSet, UnitMap
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import scores
 from anabranch.strategies.submodels.registry import PLANNERS, make_planner
@@ -27,6 +28,12 @@ def planner(name: str, spec: Any = SPEC, strategy: str = "asyncdrop", **table: A
     found = make_planner(spec, make_strategy(strategy, {}), config)
     assert found is not None
     return found
+
+
+def kept_of(part: UnitMap | TensorSet | None) -> Kept:
+    """The units of a part that is of units."""
+    assert isinstance(part, UnitMap)
+    return part.kept
 
 
 @pytest.fixture(params=list(PLANNERS.built_in.values()))
@@ -51,17 +58,17 @@ def test_no_unit_goes_untouched_for_more_than_g_versions(name: str, versions: in
     for version in range(80):
         state, part = of.plan(state, vector, applicant(version, version, slowness=0.0))
         assert part is not None
-        assert len(part.kept[0]) == 20
-        vector[list(part.kept[0])] += 1
+        assert len(kept_of(part)[0]) == 20
+        vector[list(kept_of(part)[0])] += 1
         waits += 1
-        waits[list(part.kept[0])] = 0
+        waits[list(kept_of(part)[0])] = 0
         state = of.applied(state, part, version + 1)
         assert waits.max() <= versions + 1
 
 
 def test_without_the_guard_the_first_channels_alone_are_trained() -> None:
     _, found = life(planner("heterofl", coverage_versions=0, widths=[0.5]))
-    assert {part.kept for part in found if part is not None} == {(tuple(range(4)), (0, 1))}
+    assert {kept_of(part) for part in found if part is not None} == {(tuple(range(4)), (0, 1))}
 
 
 def test_random_leaves_out_the_share_that_was_asked_for() -> None:
@@ -71,8 +78,8 @@ def test_random_leaves_out_the_share_that_was_asked_for() -> None:
     for i in range(400):
         state, part = of.plan(state, np.zeros(128, np.float32), applicant(i))
         assert part is not None
-        assert len(part.kept[0]) == 96
-        counts.update(part.kept[0])
+        assert len(kept_of(part)[0]) == 96
+        counts.update(kept_of(part)[0])
     assert set(counts) == set(range(128))
     assert min(counts.values()) > 240  # 300 expected, 8.7 is one standard deviation
     assert max(counts.values()) < 360
@@ -95,7 +102,7 @@ def windows(slownesses: list[float], spec: Any, drop: float = 0.25) -> list[list
     for q in slownesses:
         _, part = of.plan(state, now, applicant(0, 1, q))
         assert part is not None
-        found.append(sorted(set(range(n)) - set(part.kept[0])))
+        found.append(sorted(set(range(n)) - set(kept_of(part)[0])))
     return found
 
 
@@ -151,16 +158,16 @@ def test_widths_go_by_speed_and_the_first_units_are_kept() -> None:
     sizes = []
     for q in (0.0, 0.3, 0.34, 0.66, 0.67, 1.0, None):
         _, part = of.plan(state, zero, applicant(0, 0, q))
-        sizes.append(16 if part is None else len(part.kept[0]))
-        assert part is None or part.kept[0] == tuple(range(sizes[-1]))
+        sizes.append(16 if part is None else len(kept_of(part)[0]))
+        assert part is None or kept_of(part)[0] == tuple(range(sizes[-1]))
     assert sizes == [16, 16, 8, 8, 4, 4, 4]
 
 
 def test_fedrolex_rolls_by_one_a_version_and_goes_round() -> None:
     of = planner("fedrolex", line(6), widths=[0.5], coverage_versions=0)
     state, zero = of.init(np.zeros(6, np.float32)), np.zeros(6, np.float32)
-    kept = [of.plan(state, zero, applicant(0, v))[1] for v in (0, 1, 5, 6)]
-    assert [part.kept[0] for part in kept if part is not None] == [(0, 1, 2), (1, 2, 3), (0, 1, 5), (0, 1, 2)]
+    kept = [kept_of(of.plan(state, zero, applicant(0, v))[1])[0] for v in (0, 1, 5, 6)]
+    assert kept == [(0, 1, 2), (1, 2, 3), (0, 1, 5), (0, 1, 2)]
 
 
 def test_fjord_draws_among_the_widths_up_to_the_device_s_own() -> None:
@@ -169,7 +176,7 @@ def test_fjord_draws_among_the_widths_up_to_the_device_s_own() -> None:
 
     def sizes(q: float) -> set[int]:
         parts = [of.plan(state, zero, applicant(i, 0, q))[1] for i in range(60)]
-        return {8 if part is None else len(part.kept[0]) for part in parts}
+        return {8 if part is None else len(kept_of(part)[0]) for part in parts}
 
     assert (sizes(0.0), sizes(0.5), sizes(1.0)) == ({8, 4, 2}, {4, 2}, {2})
 
@@ -182,7 +189,7 @@ def test_ist_deals_every_unit_once_and_a_lost_part_comes_back() -> None:
         state, part = of.plan(state, zero, applicant(i))
         assert part is not None
         out.append(part)
-    assert sorted(u for part in out for u in part.kept[0]) == list(range(10))
+    assert sorted(u for part in out for u in kept_of(part)[0]) == list(range(10))
     state, second = of.plan(state, zero, applicant(3))
     assert second == out[0]  # all are out: the one that has been for longest gets a second chance
     state = of.released(state, out[1])

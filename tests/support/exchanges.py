@@ -40,7 +40,7 @@ Call = ef.AskTask | ef.FetchModel | ef.Push
 class Server:
     """The engine alone; a version is there to fetch as long as a task starts from it."""
 
-    sizes = (SIZE,)  # of the tensors, each of which is a part
+    sizes: tuple[int, ...] = (SIZE,)  # of the tensors, each of which is a part
 
     def __init__(self, first: Vector) -> None:
         strategy = make_strategy("fedasync", {"alpha": A, "rho": 0.0, "staleness": {"name": "constant"}})
