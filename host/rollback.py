@@ -55,11 +55,13 @@ UNBOUNDED: Mapping[str, Any] = {
 
 def check_rollback(engine: Engine, event: ev.RolledBack) -> None:
     """Whether a run can be rolled back so. Raises `UnknownVersion`, `ConfigError`."""
-    if engine.strategy.synchronous:
-        name = engine.strategy.name
-        raise ConfigError(
-            f"strategy {name!r} works in rounds, whose cohorts were drawn: they cannot be redone"
+    if not engine.strategy.rolls_back:
+        why = (
+            "works in rounds, whose cohorts were drawn"
+            if engine.strategy.synchronous
+            else "sizes each task by the devices that it is to arrive with"
         )
+        raise ConfigError(f"strategy {engine.strategy.name!r} {why}: no update can be left out")
     if engine.sums is not None:
         raise ConfigError(
             "a private run cannot be rolled back: the same updates in other sums would show the difference; "

@@ -11,6 +11,7 @@ from anabranch.strategies.fadas import FADAS
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
+from anabranch.strategies.fedcompass import FedCompass
 from anabranch.strategies.fedprox import FedProx
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.qafel import QAFeL
@@ -28,6 +29,7 @@ __all__ = [
     "FedAsync",
     "FedAvg",
     "FedBuff",
+    "FedCompass",
     "FedProx",
     "Phased",
     "QAFeL",

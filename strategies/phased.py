@@ -157,6 +157,11 @@ class Phased:
         return any(part.synchronous for part in self.parts)
 
     @property
+    def rolls_back(self) -> bool:
+        """Where every phase does."""
+        return all(part.rolls_back for part in self.parts)
+
+    @property
     def supports_submodels(self) -> bool:
         """Where all do."""
         return all(part.supports_submodels for part in self.parts)

@@ -19,6 +19,7 @@ from anabranch.strategies.fadas import FADAS
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
+from anabranch.strategies.fedcompass import FedCompass
 from anabranch.strategies.fedprox import FedProx
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.qafel import QAFeL
@@ -32,8 +33,8 @@ OUTER_KEY = "outer"  # of strategies with a server optimiser
 BUILT_IN: dict[str, type[Any]] = {
     c.name: c
     for c in (
-        *(ACE, ACED, AsyncDrop, CA2FL, DelayedNesterov, FADAS, FedAsync, FedAvg, FedBuff, FedProx),
-        *(Phased, QAFeL, Teasq, TeasqDrop),
+        *(ACE, ACED, AsyncDrop, CA2FL, DelayedNesterov, FADAS, FedAsync, FedAvg, FedBuff, FedCompass),
+        *(FedProx, Phased, QAFeL, Teasq, TeasqDrop),
     )
 }
 

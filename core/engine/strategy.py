@@ -122,7 +122,12 @@ class Strategy(Protocol):
 
     @property
     def synchronous(self) -> bool:
-        """Whether there are rounds, so that no rollback can fold its updates anew."""
+        """Whether there are rounds."""
+        ...
+
+    @property
+    def rolls_back(self) -> bool:
+        """Whether some of the updates can be folded anew, as if the others had been rejected."""
         ...
 
     @property
@@ -203,6 +208,11 @@ class AsyncStrategy:
     synchronous: ClassVar[bool] = False
     supports_submodels: ClassVar[bool] = False
     submodel: ClassVar[str] = "none"
+
+    @property
+    def rolls_back(self) -> bool:
+        """Where there are no rounds, whose cohorts were drawn."""
+        return not self.synchronous
 
     @property
     def needs_base(self) -> bool:

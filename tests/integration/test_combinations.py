@@ -72,6 +72,10 @@ WORKS: dict[str, Tables] = {
     "an adaptive server, a rule, few bits": {
         **strategy("fadas", buffer_size=4, flush_s=20.0), **CENTRED, "uplink": {"codec": "int4(256)|zstd"},
     },
+    "groups by speed, few bits, a cut": {
+        **strategy("fedcompass", steps_min=1), **LOG,
+        "uplink": {"codec": "int4(256)|zstd"}, "robust": {"clip": 3.0},
+    },
     "a memory of all, error feedback, the delta log": {**strategy("ca2fl", buffer_size=3), **EF, **LOG},
     "a mean of all, few bits, a cut": {
         **strategy("ace"), **LOG, "uplink": {"codec": "int4(256)|zstd"}, "robust": {"clip": 3.0},
@@ -121,6 +125,14 @@ REFUSED: dict[str, tuple[Tables, str]] = {
         {**strategy("fadas"), "submodel": {"name": "fedrolex"}},
         "'fadas' takes whole models only",
     ),
+    "parts for groups by speed": (
+        {**strategy("fedcompass"), "submodel": {"name": "heterofl"}},
+        "'fedcompass' takes whole models only",
+    ),
+    "a rule for groups by speed": (
+        {**strategy("fedcompass"), **CENTRED},
+        "'fedcompass' gathers no buffer that takes one",
+    ),
     "what devices keep and send again": (
         {**strategy("delayed_nesterov"), "client": {"push": "elastic"}},
         "client.merge_weight = 1",
@@ -130,7 +142,7 @@ REFUSED: dict[str, tuple[Tables, str]] = {
 
 @pytest.mark.parametrize("name", WORKS)
 def test_it_is_the_same_after_a_kill_and_its_log_replays(name: str, tmp_path: Path) -> None:
-    """Two operators' rollbacks on the way, where there are no rounds."""
+    """Two operators' rollbacks on the way, where there can be any."""
     tables = WORKS[name]
     for first, last in ((0, 45), (45, 80)):
         life = Life("", tmp_path, tables)

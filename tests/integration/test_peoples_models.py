@@ -56,6 +56,7 @@ QUICK = [
     ("logistic", "ca2fl"),
     ("logistic", "ace"),
     ("logistic", "aced"),
+    ("logistic", "fedcompass"),
     ("logistic", "phased"),
 ]
 ALL = [(model, strategy) for model in APPS for strategy in STRATEGIES.names()]

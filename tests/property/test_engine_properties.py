@@ -37,6 +37,7 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("ca2fl", {"buffer_size": 2, "flush_s": 3.0}),
     ("ace", {}),
     ("aced", {"staleness_max": 2}),
+    ("fedcompass", {"steps_min": 1, "steps_max": 3}),
     ("phased", {"phases": PHASES}),
     ("fedasync", {}),
     ("fedavg", {"clients_per_round": 2, "deadline_s": 4.0}),

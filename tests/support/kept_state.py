@@ -175,16 +175,16 @@ class Life:
             self._turn(f"device-{number % 7}", number, rng)
 
     def _order(self, number: int) -> None:
-        at, synchronous = self.now, self.books.engine.strategy.synchronous
+        at, rolls_back = self.now, self.books.engine.strategy.rolls_back
         said = {"client.learning_rate": 0.01, "robust.clip": 2.5, "server.tasks_per_client": 2}
         orders: dict[int, list[ev.Event]] = {
             0: [self._enrolled(n) for n in range(7)],
             10: [ev.Paused(at), ev.Resumed(at)],
             20: [ev.Quarantined(at, "device-6", "looks odd"), ev.Released(at, "device-6")],
             25: [ev.SettingsChanged(at, said, "operator of a test", at_start=False)],
-            40: [] if synchronous else [ev.RolledBack(at, 2, 0, ("device-5",))],
+            40: [ev.RolledBack(at, 2, 0, ("device-5",))] if rolls_back else [],
             70: [self._enrolled(3, examples=77), ev.Quarantined(at, "device-5", "odd again")],
-            75: [] if synchronous else [ev.RolledBack(at, self.books.engine.version - 1, 0, ("device-4",))],
+            75: ([ev.RolledBack(at, self.books.engine.version - 1, 0, ("device-4",))] if rolls_back else []),
         }
         for event in orders.get(number, []):
             self.tell(event)

@@ -55,10 +55,23 @@ def test_orders_that_make_no_sense(
         check_rollback(played().engine, ev.RolledBack(1.0, version, 0, without))
 
 
-def test_rounds_cannot_be_folded_anew() -> None:
-    world = World("fedavg", {}, {})
+WAITS = {"phases": [{"strategy": "fedbuff", "until_updates": 2}, {"strategy": "fedcompass"}]}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "table", "why"),
+    [
+        ("fedavg", {}, "works in rounds, whose cohorts were drawn: no update"),
+        ("fedcompass", {}, "sizes each task by the devices that it is to arrive with: no update"),
+        ("phased", WAITS, "sizes each task by the devices that it is to arrive with: no update"),
+    ],
+)
+def test_who_waits_for_others_cannot_be_folded_anew_without_them(
+    strategy: str, table: dict[str, Any], why: str
+) -> None:
+    world = World(strategy, table, {})
     world.enrol()
-    with pytest.raises(ConfigError, match="strategy 'fedavg' works in rounds"):
+    with pytest.raises(ConfigError, match=f"strategy '{strategy}' {why}"):
         check_rollback(world.engine, ev.RolledBack(1.0, 0, 0, ("a",)))
 
 

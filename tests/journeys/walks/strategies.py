@@ -11,6 +11,7 @@ CHOOSING = Walk(
         types("anabranch simulate synthetic --strategy fadas", says="48 updates"),
         types("anabranch simulate synthetic --strategy ca2fl", says="48 updates"),
         types("anabranch simulate synthetic --strategy aced", says="48 updates"),
+        types("anabranch simulate synthetic --strategy fedcompass", says="48 updates"),
         types("anabranch simulate synthetic --strategy phased", says="60 updates"),
     ),
 )
