@@ -13,7 +13,7 @@ SIMULATED = Walk(
     page=PAGE,
     steps=(
         Write("private.toml", PRIVATE),
-        types("anabranch simulate private.toml", says="private: epsilon 8 (8 so far) at delta 1e-06"),
+        types("anabranch simulate private.toml", says=r"private: epsilon 8 \(8 so far\) at delta 1e-06"),
         types("anabranch replay runs/private", says="replayed 24 versions, digests equal"),
     ),
 )
