@@ -33,6 +33,8 @@ from anabranch.server.verify import verify
 
 SUPPORT = Path(__file__).parent
 MIB = 1024 * 1024
+# In a server's memory of each update, of the newest 100,000: its receipt, with the indices.
+RECEIPT_BYTES = 900
 # gRPC cancels calls that a busy server has not begun.
 WAITING = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
