@@ -31,6 +31,9 @@ def read_back(config: Config) -> Config:
     return found
 
 
+FROM_ONE_ON = ("over_selection", "latest_factor")
+
+
 def changes() -> Iterator[tuple[str, str, Any]]:
     """A value other than the default for each parameter of each strategy that has a range."""
     for name, cls in BUILT_IN.items():
@@ -59,7 +62,7 @@ def changes() -> Iterator[tuple[str, str, Any]]:
             elif isinstance(value, int):
                 yield name, f.name, value + 1
             else:
-                yield name, f.name, (value / 2 or 0.25) + (f.name == "over_selection")
+                yield name, f.name, (value / 2 or 0.25) + (f.name in FROM_ONE_ON)
 
 
 @pytest.mark.parametrize(("name", "key", "value"), list(changes()))
