@@ -26,6 +26,8 @@ from anabranch.protos.v1.keepers_pb2_grpc import KeepersServicer, add_KeepersSer
 
 log = logging.getLogger(__name__)
 
+# What strangers can have this process hold: so many cohorts on their way, of so many bytes each.
+CALLS_MAX, COHORT_BYTES_MAX = 8, 48 * MIB
 MEMBERS_MAX, MEMBER_BYTES_MAX = 10_000, 32 * 1024
 CHUNK_BYTES = MIB
 READ_S = 60.0  # for a cohort to come in
@@ -92,7 +94,11 @@ async def _read(requests: AsyncIterator[keepers.UnmaskRequest]) -> Cohort:
     """A cohort, whole. Raises `InvalidUpdate`, `TooLarge`, `ConfigError`."""
     head: keepers.CohortHead | None = None
     members: list[keepers.CohortMember] = []
+    size_bytes = 0
     async for request in requests:
+        size_bytes += request.ByteSize()
+        if size_bytes > COHORT_BYTES_MAX:
+            raise TooLarge(f"a cohort has {COHORT_BYTES_MAX} bytes at most")
         if head is None:
             if not request.HasField("head"):
                 raise InvalidUpdate("the first message must have the cohort's head")
@@ -121,7 +127,8 @@ async def _port(
 ) -> tuple[aio.Server, health.aio.HealthServicer, str]:
     """A port that is open, and where. Raises `PortInUse`, `ConfigError`."""
     host, _ = host_and_port(address)
-    server, status = aio.server(options=OPTIONS), health.aio.HealthServicer()
+    server = aio.server(options=OPTIONS, maximum_concurrent_rpcs=CALLS_MAX)
+    status = health.aio.HealthServicer()
     add_KeepersServicer_to_server(KeeperService(keeper, told), server)
     health_pb2_grpc.add_HealthServicer_to_server(status, server)
     credentials = grpc.ssl_server_credentials([keeper.papers.credentials()])

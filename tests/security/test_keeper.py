@@ -36,6 +36,7 @@ from anabranch.identity.certificates import Kind
 from anabranch.keeper.keeper import Keeper, Unmasked
 from anabranch.keeper.papers import Floors, KeeperPapers, make_papers, read_papers
 from anabranch.keeper.rules import Declined, Why
+from anabranch.keeper.serving import COHORT_BYTES_MAX, MEMBER_BYTES_MAX, MEMBERS_MAX
 from anabranch.keeper.store import KeeperStore
 from anabranch.protos.convert import cohort_to_proto
 from anabranch.protos.v1 import keepers_pb2 as keepers
@@ -378,9 +379,18 @@ def headed(terms: str) -> keepers.UnmaskRequest:
     return keepers.UnmaskRequest(head=keepers.CohortHead(run_id="r", terms_json=terms))
 
 
+def heavy() -> Iterator[keepers.UnmaskRequest]:
+    """A cohort of few members so far, each of the most bytes that one may have."""
+    yield keepers.UnmaskRequest(head=keepers.CohortHead(run_id="r", terms_json="{}", members=MEMBERS_MAX))
+    member = keepers.CohortMember(signed=bytes(MEMBER_BYTES_MAX - 16))
+    for _ in range(COHORT_BYTES_MAX // MEMBER_BYTES_MAX + 2):
+        yield keepers.UnmaskRequest(members=[member])
+
+
 @pytest.mark.parametrize(
     ("requests", "error"),
     [
+        (lambda cohort: heavy(), TooLarge),
         (lambda cohort: [], InvalidUpdate),
         (lambda cohort: list(cohort_to_proto(cohort))[1:], InvalidUpdate),
         (lambda cohort: list(cohort_to_proto(cohort))[:1], InvalidUpdate),
