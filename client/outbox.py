@@ -45,6 +45,7 @@ class UpdateEntry:
     """The result of a task as it travels: the header, and the encoded delta of `values` coordinates.
 
     `base_head` (hex) names the version that it was trained from, where that is known: see `BaseModel`.
+    `seals`: of a masked one the seeds, keepers to boxes in base64.
     """
 
     update_id: str
@@ -59,6 +60,7 @@ class UpdateEntry:
     submodel: SubmodelMap | None = field(default=None, repr=False)
     metrics: Mapping[str, float] = field(default_factory=dict)
     base_head: str = ""
+    seals: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @cached_property
     def sha256(self) -> str:
@@ -123,7 +125,7 @@ _converter = make_converter()
 _converter.register_unstructure_hook(SubmodelMap, lambda found: found.SerializeToString().hex())
 _converter.register_structure_hook(SubmodelMap, _submodel)
 _converter.register_structure_hook(bytes | memoryview, lambda payload, _: payload)
-written(_converter, UpdateEntry, later=("base_head",), absent=("payload",))
+written(_converter, UpdateEntry, later=("base_head", "seals"), absent=("payload",))
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def signed_record(entry: UpdateEntry, client_id: str, spec: ParamSpec) -> dict[s
         "examples": entry.examples,
         "local_steps": entry.local_steps,
         "submodel": None if submodel is None else submodel.to_json(),
+        "seals": entry.seals,
         "payload": {"codec": entry.codec, "sha256": entry.sha256, "size_bytes": len(entry.payload)},
     }
 
@@ -97,6 +98,7 @@ def update_header(
         signature=signature,
         next=next_ask,
         base_head=bytes.fromhex(entry.base_head),
+        seals=convert.seals_to_proto(entry.seals),
     )
 
 

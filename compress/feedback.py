@@ -30,6 +30,7 @@ import numpy as np
 from anabranch.compress.codec import Codec
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
+from anabranch.compress.ring import RingNumbers
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
 from anabranch.core.model.chains import FEEDBACK, parse_chain
 from anabranch.core.model.params import ParamSpec, SparseVector, Vector
@@ -66,6 +67,8 @@ class Uplink:
             self.decay = _decay(first, rest)
             text = "|".join(rest)
         self.codec: Codec = make_codec(text)
+        if self.decay is not None and isinstance(self.codec, RingNumbers):
+            raise UnknownCodec(f"codec {self.text!r}: a mask hides what was left out, leave ef out")
 
     def encode(
         self,

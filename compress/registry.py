@@ -5,7 +5,8 @@
     deadzone(0.1)|gaps|huffman         selection and values in one
     mask(0.1)|int4                     the indices follow from a seed
 
-A selection without a stage for values sends them as f32, one without a stage for indices sends u32.
+A selection without a stage for values sends them as f32, one without a stage for indices sends u32. Two are
+no chains, and stand alone: `raw`, and `ring(32,20)` of masked updates.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from anabranch.compress.deadzone import DeadZone
 from anabranch.compress.entropy import Huffman, Zstd
 from anabranch.compress.indices import Bitmap, Gaps, PlainIndices
 from anabranch.compress.quantisers import BLOCKS, BFloat16, Float32, Int4, Int8
+from anabranch.compress.ring import RING, RingNumbers
 from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
 from anabranch.compress.stage import Stage
 from anabranch.core.errors import ConfigError, UnknownCodec
@@ -94,12 +96,14 @@ PLACES = (SELECTIONS, VALUES, INDICES, ENTROPY)
 # What goes into `Capability.codecs`: every stage with its version; `ef` and `log` wrap chains.
 STAGES: tuple[str, ...] = (
     f"{RAW}:1",
+    f"{RING}:1",
     *(f"{kind.name}:{kind.version}" for kind, _, _ in _STAGES),
     "ef:1",
     "log:1",
 )
 OTHERS = range(128, 256)  # the numbers on the wire that are nobody's: for stages of others
-_SPOKEN_FOR = ("raw", FEEDBACK, "log")
+_ALONE = (RAW, RING)
+_SPOKEN_FOR = (*_ALONE, FEEDBACK, "log")
 
 
 def _check(found: Any) -> None:
@@ -166,7 +170,17 @@ def make_codec(text: str) -> Codec:
     """The codec of its text. Raises `UnknownCodec`, naming the stage and the fix."""
     if text == RAW:
         return Raw()
+    first, *rest = parse_chain(text)
+    if first.name == RING and not rest:
+        return _ring(first, text)
     return Chain(text, tuple(_stage(stage, text) for stage in _completed(text)))
+
+
+def _ring(stage: StageText, text: str) -> RingNumbers:
+    bits = [int(word) for word in stage.arguments if word.isdecimal()]
+    if len(bits) != 2 or len(stage.arguments) != 2:
+        raise UnknownCodec(f"codec {text!r}: write the bits of a number and of a value, as in ring(32,20)")
+    return RingNumbers(*bits)
 
 
 def _stage(stage: StageText, text: str) -> Stage:
@@ -214,7 +228,7 @@ def _completed(text: str) -> list[StageText]:
         place = places.get(stage.name)
         if place is None:
             known = f"known: raw, {', '.join(places)}; your own is in uplink.stages (a device's: --part)"
-            hint = "raw stands alone" if stage.name == RAW else known
+            hint = f"{stage.name} stands alone" if stage.name in _ALONE else known
             raise UnknownCodec(f"codec {text!r}: unknown stage {stage.name!r}; {hint}")
         if place in filled:
             same = [name for name, at in places.items() if at == place]

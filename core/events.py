@@ -87,6 +87,9 @@ class UpdateArrived:
     """A complete update. With a `flaw` (what the validation found) the delta is empty.
 
     `other_base`: it was trained from another model than this run's of the same number.
+
+    A masked one has `seals`: the seed of each mask in a box for its keeper, base64. `base_head` (hex)
+    is what the boxes are bound to, as the device knows it; of other updates it is not kept.
     """
 
     now: float
@@ -95,6 +98,8 @@ class UpdateArrived:
     flaw: str = ""
     proof: Proof | None = None
     other_base: bool = False
+    seals: Mapping[str, str] = field(default_factory=dict)
+    base_head: str = ""
 
 
 @dataclass(frozen=True)

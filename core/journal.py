@@ -66,6 +66,8 @@ class UpdateRecord:
     flaw: str = ""
     proof: ev.Proof | None = None
     other_base: bool = False
+    seals: Mapping[str, str] = field(default_factory=dict)
+    base_head: str = ""
 
     @classmethod
     def of(cls, event: ev.UpdateArrived) -> UpdateRecord:
@@ -85,6 +87,8 @@ class UpdateRecord:
             flaw=event.flaw,
             proof=event.proof,
             other_base=event.other_base,
+            seals=event.seals,
+            base_head=event.base_head,
         )
 
     def event(self, spec: ParamSpec, load_delta: LoadDelta) -> ev.UpdateArrived:
@@ -101,7 +105,8 @@ class UpdateRecord:
             local_steps=self.local_steps,
             metrics=self.metrics,
         )
-        return ev.UpdateArrived(self.now, update, self.payload, self.flaw, self.proof, self.other_base)
+        told = self.flaw, self.proof, self.other_base, self.seals, self.base_head
+        return ev.UpdateArrived(self.now, update, self.payload, *told)
 
 
 @dataclass(frozen=True)
@@ -146,7 +151,7 @@ _converter = make_converter(finite)
 written(_converter, ev.LeaseRenewed, absent=("session",))
 written(_converter, ev.TaskDropped, later=("diverged",))
 written(_converter, ev.Proof, later=("at",))
-written(_converter, UpdateRecord, later=("proof", "other_base"))
+written(_converter, UpdateRecord, later=("proof", "other_base", "seals", "base_head"))
 
 
 def to_record(event: ev.Event) -> Record:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -43,11 +43,13 @@ class Submission:
     """An update as its device announces it: `update` has no values yet, `payload` says what they are in.
 
     `base_head` names the version that it was trained from, where its number may not do; else it is empty.
+    `seals`: of a masked one, see `UpdateArrived`.
     """
 
     update: Update
     payload: ev.Payload
     base_head: str = ""
+    seals: Mapping[str, str] = field(default_factory=dict)
 
 
 def announced(
@@ -65,6 +67,7 @@ def announced(
     codec: str,
     submodel: Submodel | None = None,
     base_head: str = "",
+    seals: Mapping[str, str] | None = None,
 ) -> Submission:
     """What a device says of its update, with what follows of it."""
     nothing = np.empty(0, spec.vector_dtype)
@@ -80,7 +83,7 @@ def announced(
         metrics,
     )
     values = 0 if submodel is None else submodel.size
-    return Submission(update, ev.Payload(sha256, size_bytes, codec, values), base_head)
+    return Submission(update, ev.Payload(sha256, size_bytes, codec, values), base_head, seals or {})
 
 
 def checked_metrics(metrics: Mapping[str, float], names_max: int = TRAINED_MAX) -> dict[str, float]:
@@ -161,7 +164,8 @@ def arrived(
     """The event of an update that was `examined`. `head`: its base version's own, where it is known."""
     update, flaw = found
     other_base = is_of_other_base(submission.base_head, head)
-    return ev.UpdateArrived(now, update, submission.payload, flaw, proof, other_base)
+    masked = submission.seals, submission.base_head if submission.seals else ""
+    return ev.UpdateArrived(now, update, submission.payload, flaw, proof, other_base, *masked)
 
 
 def answered(event: ev.UpdateArrived, effects: Sequence[Effect]) -> Decided:

@@ -35,6 +35,7 @@ from anabranch.protos.convert import (
     checked_count,
     checked_digest,
     checked_id,
+    seals_from_proto,
     submodel_from_proto,
 )
 from anabranch.protos.frames import Chunk
@@ -123,6 +124,7 @@ def read_header(message: devices.UpdateHeader, spec: ParamSpec, limits: Limits =
         codec=codec,
         submodel=submodel,
         base_head=checked_digest(message.base_head, "base_head") if message.base_head else "",
+        seals=seals_from_proto(message.seals),
     )
     return Header(submission, ask=_read_ask(message, spec, limits))
 
@@ -258,7 +260,8 @@ class Intake:
         """What is kept of the device's signature, checked. Raises `InvalidSignature`."""
         if caller.peer is None or caller.members is None:
             return None
-        record = to_record(ev.UpdateArrived(0.0, header.update, header.payload))
+        seals = header.submission.seals
+        record = to_record(ev.UpdateArrived(0.0, header.update, header.payload, seals=seals))
         check_signature(caller.peer.key, signature, update_message(self.run_id, record))
         return make_proof(caller.peer.certificate, signature, caller.members.authority.now())
 

@@ -52,6 +52,11 @@ GAIN = 16.0  # g
 BLOCK = 1 << 16  # numbers of a mask at once
 
 
+def dtype_of(bits: int) -> np.dtype[Any]:
+    """Of numbers of so many bits, as they travel."""
+    return np.dtype("<u4" if bits == 32 else "<u2")
+
+
 @dataclass(frozen=True)
 class Ring:
     """r, v, C and d of a run."""
@@ -79,7 +84,7 @@ class Ring:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of the numbers."""
-        return np.dtype("<u4" if self.bits == 32 else "<u2")
+        return dtype_of(self.bits)
 
     @property
     def top(self) -> int:
@@ -155,7 +160,7 @@ def add_mask(total: Numbers, seed: bytes, weight: int) -> None:
 
 def mask_of(seed: bytes, size: int, bits: int) -> Numbers:
     """M: the mask of a seed, (size,) numbers of so many bits."""
-    mask = np.zeros(size, "<u4" if bits == 32 else "<u2")
+    mask = np.zeros(size, dtype_of(bits))
     add_mask(mask, seed, 1)
     return mask
 

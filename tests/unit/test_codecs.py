@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from anabranch.compress.codec import accumulate
+from anabranch.compress.feedback import make_uplink
 from anabranch.compress.grid import PLANES, DenseLevels, Grid
 from anabranch.compress.indices import read_gaps, write_gaps
 from anabranch.compress.layout import Group, Layout
@@ -270,6 +271,15 @@ def test_a_vector_of_another_length_is_not_encoded() -> None:
     ("text", "words"),
     [
         ("raw|zstd", "raw stands alone"),
+        ("ring(32,20)|zstd", "ring stands alone"),
+        ("topk(0.1)|ring(32,20)", "ring stands alone"),
+        ("ring", "as in ring(32,20)"),
+        ("ring(32)", "as in ring(32,20)"),
+        ("ring(32,20,1)", "as in ring(32,20)"),
+        ("ring(32,-2)", "as in ring(32,20)"),
+        ("ring(24,20)", "numbers of 32 or 16 bits"),
+        ("ring(16,17)", "of which a value has 2 or more"),
+        ("ring(16,1)", "of which a value has 2 or more"),
         ("f16", "unknown stage 'f16'; known: raw, topk"),
         ("topk", "topk(0.1)"),
         ("topk(0)", "(0, 1]"),
@@ -298,8 +308,28 @@ def test_chains_that_make_no_sense_are_refused_with_the_fix(text: str, words: st
 
 def test_every_stage_is_announced_with_its_version() -> None:
     covered = {stage.name for text in CHAINS for stage in parse_chain(text)}
-    assert {name.partition(":")[0] for name in STAGES} - {"raw", "ef", "log"} == covered
+    assert {name.partition(":")[0] for name in STAGES} - {"raw", "ring", "ef", "log"} == covered
     assert all(re.fullmatch(r"[a-z0-9]+:[0-9]+", name) for name in STAGES)
+
+
+def test_masked_numbers_travel_as_they_are() -> None:
+    for bits, kind in ((32, "<u4"), (16, "<u2")):
+        codec = make_codec(f"ring({bits},9)")
+        numbers = np.arange(LAYOUT.size).astype(kind) * np.array(1_000_003 % 2**bits, kind)
+        data = codec.encode(numbers, LAYOUT)
+        assert data == numbers.tobytes()
+        assert len(data) == codec.bytes_max(LAYOUT) == LAYOUT.size * bits // 8
+        decoded = codec.decode(data, LAYOUT)
+        assert isinstance(decoded, np.ndarray)
+        assert (decoded.dtype, decoded.tobytes()) == (np.dtype(kind), data)
+        for wrong in (data[:-1], data + b"\0", b""):
+            with pytest.raises(InvalidUpdate, match=f"{LAYOUT.size} numbers need"):
+                codec.decode(wrong, LAYOUT)
+        for not_masked in (numbers.astype(np.float32), numbers.astype("<i4"), numbers[1:]):
+            with pytest.raises(InvalidUpdate, match=r"runs with \[secagg\]"):
+                codec.encode(not_masked, LAYOUT)
+    with pytest.raises(UnknownCodec, match="leave ef out"):
+        make_uplink("ef(0.9)|ring(32,20)")
 
 
 def test_gaps() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.errors import InvalidUpdate, TooLarge, UnknownCodec, UnknownTask
 from anabranch.core.events import Payload
+from anabranch.core.journal import from_record, line, to_record
 from anabranch.core.limits import Limits
 from anabranch.core.model.params import ParamSpec, dense
 from anabranch.core.model.submodels import Coordinates
@@ -163,3 +165,16 @@ def test_a_journals_values_are_read_by_their_reference() -> None:
     load = loader(lambda payload: raw(*map(float, payload.sha256)), SPEC)
     assert dense(load(Payload("5678", 16), None)).tolist() == [5, 6, 7, 8]
     assert dense(decode(Payload("", 16), raw(1, 1, 1, 1), SPEC, None)).tolist() == [1, 1, 1, 1]
+
+
+def test_seals_are_on_record_with_the_head_that_they_are_bound_to() -> None:
+    seals, head = {"ab" * 32: "Ym94"}, "0a" * 32
+    sealed = announced(SPEC, **SAID, base_head=head, seals=seals)
+    event = arrived(sealed, (sealed.update, "its values came wrong"), 2.0, head=head)
+    record = to_record(event)
+    assert (record["seals"], record["base_head"]) == (seals, head)
+    again = from_record(json.loads(line(record)), SPEC, loader(lambda _: b"", SPEC))
+    assert isinstance(again, ev.UpdateArrived)
+    assert (again.seals, again.base_head) == (seals, head)
+    plain = to_record(arrived(replace(sealed, seals={}), (sealed.update, ""), 2.0))
+    assert not {"seals", "base_head"} & plain.keys()  # as it was before there were any
