@@ -106,29 +106,25 @@ def _channelwise(lengths: str, rank: int | None = None) -> Rule:
 
 
 def _keeps_norm_groups(module: nn.Module, slot: Slot, length: int) -> bool:
-    """Without tensors the smaller size cannot be told; groups of a group norm stay together."""
+    """Without tensors the smaller size cannot be told; groups of a group norm stay together.
+
+    One group is all channels: what is left of them has another mean, so it stays whole.
+    """
     bare = not any(True for _ in module.parameters()) and not any(True for _ in module.buffers())
-    if isinstance(module, nn.GroupNorm) and module.num_groups > 1:
+    if isinstance(module, nn.GroupNorm):
         width = length // module.num_groups
         slot.variable.keep_together(width // math.gcd(width, slot.inner or 1))
         return not bare and not slot.variable.locked
-    # A batch norm without tensors works in any size; a group norm of one group too.
+    # A batch norm without tensors works in any size.
     return not (bare and isinstance(module, nn.modules.instancenorm._InstanceNorm))
 
 
 def _last_axis_norm(call: TracedCall) -> Value | None:
+    """What is left of an axis has another mean and mean square than all of it: it stays whole."""
     if (x := call.only_value()) is None:
         return None
-    shape = call.module.normalized_shape
-    taken = [axis for axis in x.slots if axis >= -len(shape)]
-    if not taken:
-        return x
-    if len(shape) > 1 or not call.module.elementwise_affine:
-        return None
-    if (known := x.slots[-1].of_length(shape[0])) is None:
-        return None
-    _consume(call, x, -1, shape[0], [("weight", 0), ("bias", 0)])
-    return Value({**x.slots, -1: known}, x.rank, x.raw, x.batched)
+    lock(Value({a: slot for a, slot in x.slots.items() if a >= -len(call.module.normalized_shape)}))
+    return x
 
 
 def _prelu(call: TracedCall) -> Any:

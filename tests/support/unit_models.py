@@ -53,11 +53,16 @@ def resnet() -> nn.Module:
     )
 
 
-def normed(norm: Callable[[], nn.Module]) -> nn.Module:
-    """A norm over 8 cut channels."""
-    return nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.Conv2d(4, 8, 3), norm(), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3)
-    )
+def normed(norm: Callable[[], nn.Module], *before: nn.Module) -> nn.Module:
+    """A norm over the 8 channels that `before` makes of a stem's 4, or one convolution."""
+    made = before or (nn.Conv2d(4, 8, 3),)
+    return nn.Sequential(nn.Conv2d(1, 4, 3), *made, norm(), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 16, 3))
+
+
+def rows_normed(norm: nn.Module) -> nn.Module:
+    """A norm over 8 units, and 7 before it."""
+    hidden = nn.Sequential(nn.Linear(6, 7), nn.ReLU(), nn.Linear(7, 8))
+    return nn.Sequential(*hidden, norm, nn.ReLU(), nn.Linear(8, 3))
 
 
 def depthwise() -> nn.Module:
@@ -135,7 +140,7 @@ def tokens() -> torch.Tensor:
 
 LSTM = {"batch_first": True, "num_layers": 2}
 
-# Families without a norm over the cut axes: the smaller model is exactly the whole one with units unread.
+# The smaller model is exactly the whole one with units unread.
 EXACT: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "mlp": (Mlp, lambda: torch.randn(5, 6)),
     "cnn": (lambda: Cnn(nn.Flatten()), pictures),
@@ -156,15 +161,14 @@ EXACT: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tensor]]] = {
     "transformer": (Transformer, tokens),
     "transformer, norm first": (lambda: Transformer(norm_first=True), tokens),
     "attention": (Attentive, tokens),
-}
-NORMED = {
-    "group norm of one group": (lambda: normed(lambda: nn.GroupNorm(1, 8)), pictures),
-    "layer norm": (
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3)),
+    "group norm of one group": (
+        lambda: normed(lambda: nn.GroupNorm(1, 8), nn.Conv2d(4, 6, 1), nn.ReLU(), nn.Conv2d(6, 8, 3)),
+        pictures,
+    ),
+    "layer norm": (lambda: rows_normed(nn.LayerNorm(8)), lambda: torch.randn(5, 6)),
+    "layer norm, bare": (
+        lambda: rows_normed(nn.LayerNorm(8, elementwise_affine=False)),
         lambda: torch.randn(5, 6),
     ),
-    "root mean square norm": (
-        lambda: nn.Sequential(nn.Linear(6, 8), nn.RMSNorm(8), nn.ReLU(), nn.Linear(8, 3)),
-        lambda: torch.randn(5, 6),
-    ),
+    "root mean square norm": (lambda: rows_normed(nn.RMSNorm(8)), lambda: torch.randn(5, 6)),
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from unit_models import EXACT, NORMED, Attentive, Cnn, Mlp, Recurrent, Transformer, depthwise, normed, resnet
+from unit_models import EXACT, Attentive, Cnn, Mlp, Recurrent, Transformer, depthwise, normed, resnet
 
 from anabranch.core.errors import AppError
 from anabranch.core.model.params import ParamSpec
@@ -75,7 +75,6 @@ def test_inner_channels_of_residual_blocks_alone() -> None:
         (lambda: nn.BatchNorm2d(8), 8, 1, {"weight", "bias", "running_mean", "running_var"}),
         (lambda: nn.BatchNorm2d(8, affine=False, track_running_stats=False), 8, 1, set()),
         (lambda: nn.GroupNorm(8, 8), 8, 1, {"weight", "bias"}),
-        (lambda: nn.GroupNorm(1, 8), 8, 1, {"weight", "bias"}),
         (lambda: nn.GroupNorm(4, 8), 4, 2, {"weight", "bias"}),
         (lambda: nn.InstanceNorm2d(8, affine=True), 8, 1, {"weight", "bias"}),
     ],
@@ -93,6 +92,8 @@ def test_norms_go_with_their_channels(
     "norm",
     [
         lambda: nn.GroupNorm(2, 8, affine=False),
+        lambda: nn.GroupNorm(1, 8),
+        lambda: nn.GroupNorm(1, 8, affine=False),
         lambda: nn.InstanceNorm2d(8),
         lambda: nn.LayerNorm([8, 4, 4]),
         lambda: nn.LocalResponseNorm(2),
@@ -299,9 +300,22 @@ def test_built_in_models(app: str, groups: dict[str, int]) -> None:
     assert {name: size for name, (size, _) in found(load_app(app).model()).items()} == groups
 
 
-@pytest.mark.parametrize("name", [*EXACT, *NORMED])
+@pytest.mark.parametrize("name", EXACT)
 def test_every_family_has_units(name: str) -> None:
-    assert found((EXACT | NORMED)[name][0]())
+    assert found(EXACT[name][0]())
+
+
+def test_a_norm_over_all_units_of_a_layer_keeps_them_all() -> None:
+    for name, units in (
+        ("group norm of one group", {"1": 6}),
+        ("layer norm", {"0": 7}),
+        ("layer norm, bare", {"0": 7}),
+        ("root mean square norm", {"0": 7}),
+    ):
+        assert {group: size for group, (size, _) in found(EXACT[name][0]()).items()} == units, name
+    after_a_sequence = Recurrent(nn.LSTM(5, 6, batch_first=True))
+    after_a_sequence.add_module("out", nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 3)))
+    assert not found(after_a_sequence)
 
 
 def test_an_unknown_flatten_is_whole() -> None:
