@@ -96,11 +96,12 @@ PLACES = (SELECTIONS, VALUES, INDICES, ENTROPY)
 # What goes into `Capability.codecs`: every stage with its version; `ef` and `log` wrap chains.
 STAGES: tuple[str, ...] = (
     f"{RAW}:1",
-    f"{RING}:1",
     *(f"{kind.name}:{kind.version}" for kind, _, _ in _STAGES),
     "ef:1",
     "log:1",
 )
+# What a device says besides that masks for keepers, and no other: without keepers `ring` is of no use.
+MASKING = f"{RING}:1"
 OTHERS = range(128, 256)  # the numbers on the wire that are nobody's: for stages of others
 _ALONE = (RAW, RING)
 _SPOKEN_FOR = (*_ALONE, FEEDBACK, "log")
@@ -160,7 +161,7 @@ def _with_others(more: tuple[str, ...]) -> tuple[str, ...]:
 
 def known_stages(names: Iterable[str]) -> tuple[str, ...]:
     """Those of the stages that a device names, as `name:version` or `name`, which are here; each once."""
-    here = stages()
+    here = (*stages(), MASKING)
     named = {*here, *(stage.partition(":")[0] for stage in here)}
     return tuple(name for name in dict.fromkeys(names) if name in named)
 

@@ -13,7 +13,6 @@ from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.chain import Chain
 from anabranch.compress.feedback import make_uplink
 from anabranch.compress.registry import STAGES, make_codec
-from anabranch.compress.ring import RING
 from anabranch.core.model.chains import FEEDBACK, RAW
 
 CHAINS = [
@@ -40,8 +39,7 @@ def test_every_stage_has_a_function_and_is_what_it_is_called() -> None:
     functions = {
         name for name, found in vars(codecs).items() if isfunction(found) and not name.startswith("_")
     }
-    # That of masked updates follows from [secagg].
-    assert functions == {stage.partition(":")[0] for stage in STAGES} - {RING} | {FEEDBACK, RAW, "log"}
+    assert functions == {stage.partition(":")[0] for stage in STAGES} | {FEEDBACK, RAW, "log"}
     built = make_codec(codecs.deadzone(0.25) | codecs.gaps())
     assert isinstance(built, Chain)
     assert [stage.name for stage in built.stages] == ["deadzone", "gaps"]
