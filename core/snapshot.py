@@ -296,6 +296,7 @@ _converter.register_unstructure_hook(TensorSet, TensorSet.to_json)
 _converter.register_unstructure_hook(Delta, _delta_out)
 _converter.register_structure_hook(Delta, _delta_in)
 written(_converter, Guard, later=("flaws_in_row", "wasted", "last_flaw"))
+written(_converter, ClientRecord, later=("steps",))
 written(_converter, EngineState, later=("buffers", "changes", "noise", "part_changes"))
 
 

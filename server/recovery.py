@@ -82,8 +82,8 @@ def recover(
     begun = store.info() is not None
     info = store.start(_new_run(given, manifest, wall()))
     stored = Config.from_json(info.config)
-    _check_same(stored, given)
     config = as_started(stored, given)
+    _check_same(stored, config)
     found = store.load()
     key = _noise_key(store, config, begun)
     begin = partial(Blueprint.of(config, manifest.spec, limits, key).engine, manifest.tensors)

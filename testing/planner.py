@@ -11,6 +11,7 @@ import pytest
 
 from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant, Planner
+from anabranch.core.engine.step_times import StepTime
 from anabranch.core.model.submodels import TensorSet, UnitMap, tensor_set
 from anabranch.core.parts import PartKind
 from anabranch.core.rng import seed_of
@@ -22,9 +23,11 @@ from anabranch.testing.models import SPEC, tensors
 VECTOR = SPEC.flatten(tensors())
 
 
-def applicant(number: int, version: int = 0, slowness: float | None = 0.5) -> Applicant:
-    """Of a device of middling speed, unless said otherwise."""
-    return Applicant(slowness, version, seed_of(0, number))
+def applicant(number: int, version: int = 0, slowness: float | None = 0.5, turn: int = 0) -> Applicant:
+    """Of a device of middling speed, unless said otherwise. The slowest takes 5 times the fastest's time."""
+    whole = 1 + 4 * (slowness or 0.0)
+    step_time = None if slowness is None else StepTime(0.2 * whole, 0.8 * whole)
+    return Applicant(slowness, version, seed_of(0, number), turn=turn, step_time=step_time)
 
 
 def life(of: Planner, count: int = 40) -> tuple[Any, list[UnitMap | TensorSet | None]]:

@@ -18,6 +18,7 @@ TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 BY_STREAM, BY_CALLS = "stream", "calls"  # client.connection, beside AUTO
 TURNS, LOT = "turns", "lot"  # server.lapsed
 TASKS, MINUTE = "tasks", "minute"  # server.windows
+LINEAR, PROPORTIONAL = "linear", "proportional"  # submodel.step_time
 SENT, BUILT = "sent", "built"  # run.initial
 
 CHOICES = {
@@ -25,6 +26,7 @@ CHOICES = {
     "run.mode": (AUTO, MAX, MIN),
     "run.initial": (SENT, BUILT),
     "submodel.pattern": ("balanced", "strided", "sequential"),
+    "submodel.step_time": (LINEAR, PROPORTIONAL),
     "model.buffers": ("average", "latest", "local"),
     "fleet.submodel_step": ("operations", "whole"),
     "fleet.waiting": (AUTO, "ask", "called"),

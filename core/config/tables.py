@@ -21,7 +21,16 @@ from anabranch.core.config.flower import FlowerTable
 from anabranch.core.config.goal import NO_TARGET
 from anabranch.core.config.model import ModelTable
 from anabranch.core.config.privacy import PrivacyTable
-from anabranch.core.config.ranges import LOT, MINUTE, TASK, TASKS, TURNS, check_ranges
+from anabranch.core.config.ranges import (
+    LINEAR,
+    LOT,
+    MINUTE,
+    PROPORTIONAL,
+    TASK,
+    TASKS,
+    TURNS,
+    check_ranges,
+)
 from anabranch.core.config.ray import RayTable
 from anabranch.core.config.secrets import SECRET, masked
 from anabranch.core.config.toml import toml_text
@@ -125,7 +134,8 @@ class SubmodelTable:
     fraction of the units of each group that are left out. `widths` are for `heterofl`, `fedrolex` and
     `fjord`: the fractions that are kept, by the device's speed. `parts` is for `ist` and `fragments`; by
     `pattern` these deal the model's blocks to them. A unit that no update has touched for more than
-    `coverage_versions` versions goes into every sub-model (0: no such guard).
+    `coverage_versions` versions goes into every sub-model (0: no such guard). `step_time`: what a device's
+    step is taken to last by its part, for `widths`: a + b x; `proportional` in runs of older releases.
     """
 
     name: str = AUTO
@@ -134,6 +144,7 @@ class SubmodelTable:
     parts: int = 4
     coverage_versions: int = 50
     pattern: str = field(default="balanced", metadata=LATER_KEY)
+    step_time: str = LINEAR
 
 
 @dataclass(frozen=True)
@@ -349,7 +360,7 @@ LATER = ("model", "limits", "privacy")
 # Settings by which runs of releases that did not know them were as these values make them.
 BEFORE = {"run": {"rejections_max": 0}}
 # And those that are not written either: journals of such runs stay what they were.
-UNSAID = {"server": {"lapsed": LOT, "windows": MINUTE}}
+UNSAID = {"server": {"lapsed": LOT, "windows": MINUTE}, "submodel": {"step_time": PROPORTIONAL}}
 
 
 def merge(layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Config:

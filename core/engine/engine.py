@@ -84,7 +84,7 @@ class Engine:
         self._in_parts = getattr(planner, "of_tensors", False)
         self.buffers = Buffers(spec, settings.buffers, self.vector)
         self.history: dict[int, Vector] = {}
-        self.ledger = Ledger(settings.receipts_max)
+        self.ledger = Ledger(settings.receipts_max, getattr(planner, "times_steps", False))
         self.guard = Guard()
         self.pending: list[str] = []
         self.counters = Counters()
@@ -182,8 +182,8 @@ class Engine:
         seed = seed_of(self.settings.seed, "submodel", ask.client_id, self.counters.granted)
         client, open_tasks = self.ledger.clients[ask.client_id], len(self.ledger.live_of(ask.client_id))
         turn = client.accepted + client.rejected + open_tasks
-        slowness = self.ledger.slowness(ask.client_id)
-        applicant = Applicant(slowness, self.version, seed, ask.client_id, turn)
+        slowness, step_time = self.ledger.slowness(ask.client_id), self.ledger.step_time(ask.client_id)
+        applicant = Applicant(slowness, self.version, seed, ask.client_id, turn, step_time)
         self.planner_state, submodel = self.planner.plan(self.planner_state, self.vector, applicant)
         return submodel
 

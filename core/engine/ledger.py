@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from anabranch.core.engine.step_times import Seen, StepTime, fixed_of, observed, quantile, whole_of
 from anabranch.core.model.submodels import UnitMap
 from anabranch.core.model.updates import Capability, Receipt, Task, TaskState, Update
 
@@ -26,7 +27,7 @@ class ClientRecord:
     """What the server knows of a device.
 
     Mean times in seconds: `task_s_ewma` from grant to update, `step_s_ewma` of a local step, as if it were of
-    the whole model.
+    the whole model. Where parts differ in size `steps` are the newest ones, and that is what they tell.
     """
 
     client_id: str
@@ -35,6 +36,7 @@ class ClientRecord:
     rejected: int = 0
     task_s_ewma: float | None = None
     step_s_ewma: float | None = None
+    steps: Seen = ()
 
     @property
     def step_s(self) -> float | None:
@@ -73,10 +75,13 @@ class Touched:
 
 
 class Ledger:
-    """Clients, tasks and receipts, with the indices that make every look-up cheap."""
+    """Clients, tasks and receipts, with the indices that make every look-up cheap.
 
-    def __init__(self, receipts_max: int) -> None:
-        self.receipts_max = receipts_max
+    `times_steps`: tasks are of parts of several sizes, and what a device's steps take by that is learned.
+    """
+
+    def __init__(self, receipts_max: int, times_steps: bool = False) -> None:
+        self.receipts_max, self.times_steps = receipts_max, times_steps
         self.clients: dict[str, ClientRecord] = {}
         self.tasks: dict[str, Task] = {}
         self.receipts: dict[str, Receipt] = {}
@@ -85,6 +90,7 @@ class Ledger:
         self._by_client: dict[str, list[str]] = {}
         self._answered: dict[str, str] = {}
         self._steps_s: Counter[float] = Counter()  # how many clients have a step time: it has two digits
+        self._fixed: Counter[float] = Counter()  # and a part of it that is theirs whatever they train
         self._capabilities: dict[Capability, Capability] = {}
         # Noted for a driver that saves the books piece by piece (`track`), by nobody else.
         self.unsaved: Unsaved | None = None
@@ -130,9 +136,10 @@ class Ledger:
             accepted=client.accepted + (not rejection),
             rejected=client.rejected + rejection,
             task_s_ewma=_ewma(client.task_s_ewma, took_s),
-            step_s_ewma=_ewma(client.step_s_ewma, _step_s(update, took_s)),
         )
-        self._rank(client.step_s, known.step_s)
+        known = self._timed(known, _step_s(update, took_s), _share(update))
+        self._rank(client, -1)
+        self._rank(known, +1)
         self.clients[task.client_id] = known
         self._note(task.client_id)
 
@@ -145,14 +152,36 @@ class Ledger:
         slower = sum(count for other_s, count in self._steps_s.items() if other_s > step_s)
         return faster / (faster + slower) if faster + slower else 0.5
 
-    def _rank(self, before_s: float | None, now_s: float | None) -> None:
+    def step_time(self, client_id: str) -> StepTime | None:
+        """How long a client's steps take by the part that it trains; None until it has trained."""
+        client = self.clients[client_id]
+        fast_s = quantile(self._steps_s, 0.25) if client.steps else None
+        if client.step_s is None or fast_s is None:
+            return None
+        whole, fixed = client.step_s / fast_s, self._fixed_of(client)
+        return StepTime(fixed * whole, (1 - fixed) * whole)
+
+    def _timed(self, client: ClientRecord, step_s: float | None, share: float) -> ClientRecord:
+        """With one more step, of so many seconds, of so much of the model."""
+        if step_s is None:
+            return client
+        if not self.times_steps:
+            return replace(client, step_s_ewma=_ewma(client.step_s_ewma, step_s / share))
+        client = replace(client, steps=observed(client.steps, share, step_s))
+        return replace(client, step_s_ewma=whole_of(client.steps, self._fixed_of(client)))
+
+    def _fixed_of(self, client: ClientRecord) -> float:
+        """Its own, else the fleet's, else 0."""
+        own = fixed_of(client.steps)
+        return own if own is not None else quantile(self._fixed, 0.5) or 0.0
+
+    def _rank(self, client: ClientRecord, by: int) -> None:
         """Keep count of the step times."""
-        if before_s is not None:
-            self._steps_s[before_s] -= 1
-            if not self._steps_s[before_s]:
-                del self._steps_s[before_s]
-        if now_s is not None:
-            self._steps_s[now_s] += 1
+        for counts, value in ((self._steps_s, client.step_s), (self._fixed, fixed_of(client.steps))):
+            if value is not None:
+                counts[value] += by
+                if not counts[value]:
+                    del counts[value]
 
     # --- tasks -------------------------------------------------------------------------------
 
@@ -243,7 +272,7 @@ class Ledger:
             shared = self._shared(client.capability)
             kept = client if shared is client.capability else replace(client, capability=shared)
             self.clients[client.client_id] = kept
-            self._rank(None, client.step_s)
+            self._rank(kept, +1)
         for task in tasks:
             self.open(task)
         for receipt, answers_task in receipts:
@@ -278,12 +307,14 @@ def _ewma(mean: float | None, newest: float | None) -> float | None:
 
 
 def _step_s(update: Update, took_s: float) -> float | None:
-    """Seconds of one of the update's steps, as if it were of the whole model.
+    """Seconds of one of the update's steps.
 
     A device says how long it trained (`TRAIN_S`); without that the whole task's time stands in for it.
     """
     train_s = update.metrics.get(TRAIN_S, took_s)
-    if update.local_steps < 1 or not train_s > 0:
-        return None
-    part = update.submodel.size / update.submodel.spec.size if isinstance(update.submodel, UnitMap) else 1.0
-    return train_s / update.local_steps / part
+    return None if update.local_steps < 1 or not train_s > 0 else train_s / update.local_steps
+
+
+def _share(update: Update) -> float:
+    """How much of the model the update's task was of; some whole tensors are trained within all of it."""
+    return update.submodel.size / update.submodel.spec.size if isinstance(update.submodel, UnitMap) else 1.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
+from anabranch.core.engine.step_times import StepTime
 from anabranch.core.model.params import Vector
 from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
 
@@ -22,6 +23,7 @@ class Applicant:
 
     `slowness`: its place among the devices whose step time is known, 0 the fastest, 1 the slowest; None
     until its own is known. `seed` is of this task alone. `turn`: how many tasks it has answered or has open.
+    `step_time`: how long its steps take by the part that it trains, for planners that ask; None until known.
     """
 
     slowness: float | None
@@ -29,6 +31,7 @@ class Applicant:
     seed: int
     client_id: str = ""
     turn: int = 0
+    step_time: StepTime | None = None
 
 
 class Planner(Protocol):
@@ -36,6 +39,7 @@ class Planner(Protocol):
 
     A class of one has `of(spec, table, seed)` as well: a planner for the model `spec`, by `[submodel]`, in a
     run of this seed. One whose sub-models are of whole tensors says `of_tensors = True`: it wants no units.
+    One whose sub-models differ in size says `times_steps = True`: what a step takes by that is then learned.
     """
 
     name: ClassVar[str]

@@ -67,6 +67,8 @@ FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "limits.receipts_max": "what was answered to updates that came again depends on it",
     "client": JOINING,
 }
+# Rules with another default than in older releases: a run has the one that it was started with.
+RULES = ("submodel.step_time",)
 # What a restart compares with the run's start, as the history is a function of it.
 KEPT = (
     *("run.seed", "run.metric", "run.mode", "strategy", "submodel", "model.buffers", "robust", "privacy"),
@@ -122,8 +124,15 @@ def with_values(config: Config, values: Mapping[str, Any]) -> Config:
 
 
 def as_started(stored: Config, given: Config) -> Config:
-    """What a process was given, with the settings that may change as the run was started with."""
-    return with_values(given, {path: value_of(stored, path) for path in SETTABLE})
+    """What a process was given, with the settings that may change as the run was started with.
+
+    And with its rules, where nobody says anything of them.
+    """
+    today = Config()
+    unsaid = [
+        path for path in RULES if path not in given.sources and value_of(given, path) == value_of(today, path)
+    ]
+    return with_values(given, {path: value_of(stored, path) for path in (*SETTABLE, *unsaid)})
 
 
 def in_force(settings: EngineSettings, values: Mapping[str, Any]) -> EngineSettings:

@@ -40,7 +40,10 @@ def capability_text(capability: Capability) -> str:
 
 def record_text(client: ClientRecord) -> str:
     """All else that is known of a client, as JSON."""
-    return json.dumps({name: getattr(client, name) for name in _REST})
+    known = {name: getattr(client, name) for name in _REST}
+    if not client.steps:  # there was a time when they were not there
+        del known["steps"]
+    return json.dumps(known)
 
 
 def receipt_text(receipt: Receipt, answers_task: bool) -> str:
@@ -67,7 +70,9 @@ class ClientReader:
         known = self._capabilities.get(capability)
         if known is None:
             known = self._capabilities[capability] = capability_of(json.loads(capability))
-        return ClientRecord(client_id, known, **json.loads(record))
+        rest = json.loads(record)
+        steps = tuple((float(share), float(step_s)) for share, step_s in rest.pop("steps", ()))
+        return ClientRecord(client_id, known, **rest, steps=steps)
 
 
 def whole(snapshot: Snapshot, clients: Iterable[ClientRecord], lines: Iterable[str]) -> Snapshot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 
 from anabranch.core.config.tables import merge
-from anabranch.core.engine.planner import Planner
+from anabranch.core.engine.planner import Applicant, Planner
+from anabranch.core.engine.step_times import StepTime
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import Kept, TensorSet, UnitMap
@@ -152,15 +154,44 @@ def test_a_score_is_the_sum_of_the_changes_of_a_unit_s_weights() -> None:
     np.testing.assert_allclose(cell_scores, cells, rtol=1e-6)
 
 
-def test_widths_go_by_speed_and_the_first_units_are_kept() -> None:
-    of = planner("heterofl", line(16), widths=[0.25, 1.0, 0.5], coverage_versions=0)
+def units_of(name: str, applicants: Iterable[Applicant], widths: list[float], **table: Any) -> list[int]:
+    """How many of 16 units each gets; the first ones."""
+    of = planner(name, line(16), widths=widths, coverage_versions=0, **table)
     state, zero = of.init(np.zeros(16, np.float32)), np.zeros(16, np.float32)
-    sizes = []
-    for q in (0.0, 0.3, 0.34, 0.66, 0.67, 1.0, None):
-        _, part = of.plan(state, zero, applicant(0, 0, q))
-        sizes.append(16 if part is None else len(kept_of(part)[0]))
-        assert part is None or kept_of(part)[0] == tuple(range(sizes[-1]))
+    found = [of.plan(state, zero, one)[1] for one in applicants]
+    assert all(part is None or kept_of(part)[0] == tuple(range(len(kept_of(part)[0]))) for part in found)
+    return [16 if part is None else len(kept_of(part)[0]) for part in found]
+
+
+def of_times(*times: tuple[float, float] | None, turn: int = 5) -> list[Applicant]:
+    """Devices of these a and b, or of unknown ones."""
+    known = [None if time is None else StepTime(*time) for time in times]
+    return [Applicant(0.5, 0, 0, turn=turn, step_time=time) for time in known]
+
+
+def test_a_device_gets_the_widest_width_that_hardly_makes_it_slower_than_a_fast_one() -> None:
+    # A step may take 1.25: 1.25 x <= 1.25, 2.5 x <= 1.25 at 1/2, and 5 x at 1/4.
+    times = [(0.0, 1.0), (0.0, 1.25), (0.0, 1.26), (0.0, 2.5), (0.0, 2.51), (0.0, 90.0), (0.7, 1.1), None]
+    assert units_of("heterofl", of_times(*times), [0.25, 1.0, 0.5]) == [16, 16, 8, 8, 4, 4, 8, 16]
+
+
+def test_nobody_trains_less_of_the_model_where_that_saves_no_time() -> None:
+    # 3 whatever is trained; 3 + 1 against 3.25 with a quarter; 2 + 2 against 2.5, and 1.25 of that is 3.125.
+    times = [(3.0, 0.0), (3.0, 1.0), (2.0, 2.0)]
+    assert units_of("heterofl", of_times(*times), [1.0, 0.5, 0.25]) == [16, 16, 8]
+
+
+def test_the_first_tasks_of_a_device_are_of_the_widest_width_and_some_later_ones() -> None:
+    slow = [one for turn in range(18) for one in of_times((0.0, 4.0), turn=turn)]
+    assert units_of("heterofl", slow, [0.75, 0.25]) == [12] * 3 + [4] * 5 + [12] + [4] * 7 + [12, 4]
+
+
+def test_in_runs_of_older_releases_widths_go_by_a_devices_place_in_the_fleet() -> None:
+    slow = StepTime(0.0, 9.0)
+    asks = [Applicant(q, 0, 0, turn=5, step_time=slow) for q in (0.0, 0.3, 0.34, 0.66, 0.67, 1.0, None)]
+    sizes = units_of("heterofl", asks, [0.25, 1.0, 0.5], step_time="proportional")
     assert sizes == [16, 16, 8, 8, 4, 4, 4]
+    assert not getattr(planner("fedrolex", step_time="proportional"), "times_steps", True)
 
 
 def test_fedrolex_rolls_by_one_a_version_and_goes_round() -> None:
@@ -175,10 +206,10 @@ def test_fjord_draws_among_the_widths_up_to_the_device_s_own() -> None:
     state, zero = of.init(np.zeros(8, np.float32)), np.zeros(8, np.float32)
 
     def sizes(q: float) -> set[int]:
-        parts = [of.plan(state, zero, applicant(i, 0, q))[1] for i in range(60)]
+        parts = [of.plan(state, zero, applicant(i, 0, q, turn=5))[1] for i in range(60)]
         return {8 if part is None else len(kept_of(part)[0]) for part in parts}
 
-    assert (sizes(0.0), sizes(0.5), sizes(1.0)) == ({8, 4, 2}, {4, 2}, {2})
+    assert (sizes(0.0), sizes(0.25), sizes(1.0)) == ({8, 4, 2}, {4, 2}, {2})
 
 
 def test_ist_deals_every_unit_once_and_a_lost_part_comes_back() -> None:

@@ -17,7 +17,9 @@ from anabranch.core.engine.changes import Changes, StartSettings
 from anabranch.core.engine.settable import (
     FIXED,
     SETTABLE,
+    as_started,
     check_settable,
+    differences,
     in_force,
     typed,
     value_in_force,
@@ -56,6 +58,19 @@ def test_every_setting_may_change_or_has_a_reason() -> None:
     assert not [path for path in EVERY if path not in SETTABLE and not why_fixed(path)]
     assert not set(SETTABLE) & set(FIXED)
     assert {path.partition(".")[0] for path in FIXED} == set(TABLES)
+
+
+def test_a_run_has_the_rule_that_it_was_started_with_unless_another_is_asked_for() -> None:
+    older = Config.from_json({"submodel": {"name": "heterofl"}})
+    said = {"submodel": {"name": "heterofl"}}
+    restarted = as_started(older, merge([("a file", said)]))
+    assert restarted.submodel.step_time == "proportional"
+    assert list(differences(older, restarted)) == []
+    said["submodel"]["step_time"] = "linear"
+    asked = as_started(older, merge([("a file", said)]))
+    assert list(differences(older, asked)) == [("submodel.step_time", "proportional", "linear")]
+    newer = Config.from_json(merge([("a file", {})]).to_json())
+    assert as_started(newer, merge([])).submodel.step_time == "linear"
 
 
 @pytest.mark.parametrize("path", [path for path in EVERY if path not in SETTABLE])
