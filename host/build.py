@@ -21,8 +21,10 @@ from anabranch.core.limits import Limits
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.parts import told_name
+from anabranch.core.secagg.terms import Terms
 from anabranch.core.snapshot import Snapshot, restore
 from anabranch.host.private import private_sums
+from anabranch.host.secagg import check_masking, terms_of
 from anabranch.strategies.memory import RememberingStrategy
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.registry import doubt, strategy_of
@@ -46,14 +48,20 @@ class Blueprint:
     strategy: Strategy
     settings: EngineSettings
     sums: Callable[[], Sums | None] = lambda: None
+    terms: Terms | None = None
 
     @classmethod
     def of(
-        cls, config: Config, spec: ParamSpec, limits: Limits | None = None, key: bytes | None = None
+        cls,
+        config: Config,
+        spec: ParamSpec,
+        limits: Limits | None = None,
+        key: bytes | None = None,
+        masks: bool = False,
     ) -> Blueprint:
         """What a configuration says of a model; `limits` stand in for its own. Raises `ConfigError`.
 
-        `key`: that of a private run's noise.
+        `key`: that of a private run's noise. `masks`: its devices can mask, and its keepers be asked.
         """
         others()  # of two codec stages with one number nobody knows which is meant: said at the start
         strategy = strategy_of(config)
@@ -62,6 +70,9 @@ class Blueprint:
         _check_publishing(config, strategy)
         _warn(doubt(strategy))
         settings = EngineSettings.of(config, limits)
+        if config.secagg.on:
+            check_masking(masks)
+            return cls(config, spec, strategy, settings, terms=terms_of(config, spec, strategy))
         if not config.privacy.on:
             return cls(config, spec, strategy, settings)
         sums = partial(private_sums, config, spec, strategy, key)

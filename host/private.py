@@ -28,8 +28,7 @@ ADDING: tuple[type[Any], ...] = (FedBuff, QAFeL, FedAvg, FedProx)
 
 def private_sums(config: Config, spec: ParamSpec, strategy: Strategy, key: bytes | None) -> PrivateSums:
     """The sums of a private run, before version 0. Raises `ConfigError` where there can be none."""
-    for why in _objections(config, spec, strategy):
-        raise ConfigError(why)
+    check_private(config, spec, strategy)
     if key is None:
         raise ConfigError(
             "privacy.clip is set, but there is no key for the noise here: private are a server's run and "
@@ -40,6 +39,12 @@ def private_sums(config: Config, spec: ParamSpec, strategy: Strategy, key: bytes
     mechanism = Mechanism(privacy.clip, privacy.noise_used, privacy.bands_used)
     timed = isinstance(strategy, FedAvg) or strategy.flush_s > 0
     return PrivateSums(mechanism, spec.size, key, 1 if timed else strategy.updates_in_sum)
+
+
+def check_private(config: Config, spec: ParamSpec, strategy: Strategy) -> None:
+    """Raises `ConfigError` where a run cannot be private."""
+    for why in _objections(config, spec, strategy):
+        raise ConfigError(why)
 
 
 def _objections(config: Config, spec: ParamSpec, strategy: Strategy) -> Iterator[str]:

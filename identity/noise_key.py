@@ -18,11 +18,11 @@ NOISE_KEY = "privacy.key"
 
 
 def new_key(config: Config, folder: Path | None) -> bytes | None:
-    """The key of a run that begins, written down if there is a `folder`; None for one that is not private.
+    """The key of a run that begins, written down if there is a `folder`.
 
-    Raises `ConfigError` where there is one already, `StoreError`.
+    None for one whose noise is not made here. Raises `ConfigError` where there is one already, `StoreError`.
     """
-    if not config.privacy.on:
+    if not _has_key(config):
         return None
     key = secrets.token_bytes(KEY_BYTES)
     if folder is not None:
@@ -39,8 +39,8 @@ def new_key(config: Config, folder: Path | None) -> bytes | None:
 
 
 def kept_key(config: Config, folder: Path) -> bytes | None:
-    """The key of a run that has begun; None for one that is not private. Raises `DataError`."""
-    if not config.privacy.on:
+    """The key of a run that has begun; None for one whose noise is not made here. Raises `DataError`."""
+    if not _has_key(config):
         return None
     path = folder / NOISE_KEY
     tighten(path)
@@ -60,3 +60,8 @@ def kept_key(config: Config, folder: Path) -> bytes | None:
             f"{path} has {len(key)} bytes in hex, a key has {KEY_BYTES}: put the run's own key there"
         )
     return key
+
+
+def _has_key(config: Config) -> bool:
+    """Whether the noise of a run is made here: that of masked sums is their keepers'."""
+    return config.privacy.on and not config.secagg.on

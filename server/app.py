@@ -33,6 +33,7 @@ from anabranch.core.retention import Keep
 from anabranch.core.snapshot import Snapshot
 from anabranch.host.build import Blueprint
 from anabranch.host.first import first_model
+from anabranch.host.secagg import check_guarded
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.reports.trackers import Trackers
 from anabranch.server.backup import check_restored
@@ -125,6 +126,7 @@ async def serve(
     the writer fail, the error that stopped it: `LeadershipLost` where another server took over.
     """
     identity = identity_of(config, insecure, wall)
+    check_guarded(config, identity is not None)
     bound_heap()
     stop, limits = stop or asyncio.Event(), limits or config.limits
     stop_on_signals(stop)

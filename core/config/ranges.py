@@ -8,6 +8,7 @@ from typing import Any
 
 from anabranch.core.config.caps import check_limits
 from anabranch.core.config.goal import MAX, MIN, Goal
+from anabranch.core.config.secagg import MODES
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.retention import Keep
@@ -34,6 +35,7 @@ CHOICES = {
     "server.windows": (TASKS, MINUTE),
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
     "identity.tls": ("auto", "always"),
+    "secagg.mode": MODES,
     "client.push": (TASK, OVERLAP, ELASTIC),
     "client.connection": (AUTO, BY_STREAM, BY_CALLS),
     "client.push_when": ("interval", "continuous", "change", "advised"),
@@ -119,6 +121,7 @@ def check_ranges(tables: Tables) -> None:
     Keep.of(tables["server"].keep)
     tables["robust"].check()
     tables["privacy"].check()
+    tables["secagg"].check(tables["privacy"])
     _check_push(tables)
 
 

@@ -32,6 +32,7 @@ from anabranch.core.config.ranges import (
     check_ranges,
 )
 from anabranch.core.config.ray import RayTable
+from anabranch.core.config.secagg import SecaggTable
 from anabranch.core.config.secrets import SECRET, masked
 from anabranch.core.config.toml import toml_text
 from anabranch.core.engine.robust import RobustTable
@@ -277,6 +278,7 @@ class Config:
     submodel: SubmodelTable = SubmodelTable()
     robust: RobustTable = field(default_factory=RobustTable)
     privacy: PrivacyTable = field(default_factory=PrivacyTable)
+    secagg: SecaggTable = field(default_factory=SecaggTable)
     uplink: UplinkTable = field(default_factory=UplinkTable)
     downlink: DownlinkTable = DownlinkTable()
     server: ServerTable = ServerTable()
@@ -347,6 +349,7 @@ TABLES: dict[str, type[Any]] = {
     "submodel": SubmodelTable,
     "robust": RobustTable,
     "privacy": PrivacyTable,
+    "secagg": SecaggTable,
     "uplink": UplinkTable,
     "downlink": DownlinkTable,
     "server": ServerTable,
@@ -356,7 +359,7 @@ TABLES: dict[str, type[Any]] = {
     "faults": FaultsTable,
     "flower": FlowerTable,
 }
-LATER = ("model", "limits", "privacy")
+LATER = ("model", "limits", "privacy", "secagg")
 # Settings by which runs of releases that did not know them were as these values make them.
 BEFORE = {"run": {"rejections_max": 0}}
 # And those that are not written either: journals of such runs stay what they were.

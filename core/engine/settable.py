@@ -35,6 +35,8 @@ JUDGED = "the best version so far was found by it"
 PRIVATE = "[privacy] sets it"
 # What the bounds of a private run stand in the place of.
 SET_BY_PRIVACY = ("clip", "buffer_max", "window_max", "window_versions", "flaws_max")
+MASKED = "[secagg] sets it"
+SET_BY_SECAGG = ("clip", "buffer_max")
 REPORTED = "only the run's report reads it, which has what the run was started with"
 FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "run.name": PROCESS,
@@ -57,6 +59,7 @@ FIXED: Mapping[str, str] = {  # a table, or one key of it: why it may not change
     "model": "it says what the values of an update mean",
     "robust": RULE,
     "privacy": "the noise of the versions so far was made for it",
+    "secagg": "masks are sealed under it",
     "uplink": "devices keep what its codec has left out so far",
     "downlink": "devices make the next model of what it has sent them",
     "server.lapsed": SIMULATED,
@@ -72,7 +75,7 @@ RULES = ("submodel.step_time",)
 # What a restart compares with the run's start, as the history is a function of it.
 KEPT = (
     *("run.seed", "run.metric", "run.mode", "strategy", "submodel", "model.buffers", "robust", "privacy"),
-    *("uplink.codec", "downlink.codec", "limits.receipts_max"),
+    *("secagg", "uplink.codec", "downlink.codec", "limits.receipts_max"),
 )
 
 
@@ -97,10 +100,12 @@ def check_settable(paths: Iterable[str]) -> None:
 def typed(config: Config, values: Mapping[str, Any], source: str) -> dict[str, Any]:
     """The values as their settings have them, in a run that has `config`. Raises `ConfigError`."""
     check_settable(values)
-    if config.privacy.on and (
-        set_ := [f"robust.{key}" for key in SET_BY_PRIVACY if f"robust.{key}" in values]
+    for on, keys, kind, why in (
+        (config.privacy.on, SET_BY_PRIVACY, "a private run", PRIVATE),
+        (config.secagg.on, SET_BY_SECAGG, "a run with masked sums", MASKED),
     ):
-        raise ConfigError(f"{set_[0]} cannot be changed in a private run: {PRIVATE}")
+        if on and (set_ := [f"robust.{key}" for key in keys if f"robust.{key}" in values]):
+            raise ConfigError(f"{set_[0]} cannot be changed in {kind}: {why}")
     given: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         table, _, key = path.partition(".")

@@ -19,7 +19,8 @@ class EngineSettings:
     asks gets a task, which is for a fold of a log in which that was decided. From `clip` on:
     `clipping.py` and `guard.py`; `auto` leaves the clip to the strategy. `buffers`: see `buffers.py`.
     `participations_max`: updates of one client in the whole run, which is private then; it ends when its
-    `fleet` is there and can give no more.
+    `fleet` is there and can give no more. `cohorts_waiting_max`: of masked sums, while as many wait for their
+    keepers nobody gets a task.
     """
 
     seed: int = 0
@@ -49,6 +50,7 @@ class EngineSettings:
     upload_now_versions: int = 0
     participations_max: int = 0
     fleet: int = 0
+    cohorts_waiting_max: int = 0
 
     def lease_of(self, task_s_ewma: float | None) -> float:
         """Seconds of the lease of a client with this mean task time, None where that is not known."""
@@ -100,7 +102,8 @@ class EngineSettings:
             buffers=config.model.buffers,
             upload_now_versions=server.upload_now_versions,
         )
-        return made.privately(config) if config.privacy.on else made
+        made = made.privately(config) if config.privacy.on else made
+        return made.masked(config) if config.secagg.on else made
 
     def privately(self, config: Config) -> EngineSettings:
         """With what `[privacy]` has in the place of `[robust]`: who is heard how often, whatever it sends."""
@@ -115,4 +118,15 @@ class EngineSettings:
             flaws_max=0,
             participations_max=privacy.participations,
             fleet=config.fleet.clients,
+        )
+
+    def masked(self, config: Config) -> EngineSettings:
+        """With what `[secagg]` has in the place of other tables: a device is once in a sum."""
+        secagg = config.secagg
+        return replace(
+            self,
+            uplink=f"ring({secagg.bits},{secagg.value_bits})",
+            clip=0.0,
+            buffer_max=1,
+            cohorts_waiting_max=secagg.cohorts_waiting_max,
         )

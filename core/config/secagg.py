@@ -1,0 +1,72 @@
+"""The `[secagg]` table: masked sums, which the server cannot take apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from anabranch.core.config.privacy import PrivacyTable
+from anabranch.core.errors import ConfigError
+
+OFF, KEEPER = "off", "keeper"  # secagg.mode
+MODES = (OFF, KEEPER)
+
+
+@dataclass(frozen=True)
+class SecaggTable:
+    """`[secagg]`: masked sums, which only independent keepers unmask.
+
+    With `mode` `keeper` devices mask what they send, and `keepers`, by their names, take the masks off sums
+    of `cohort_min` updates at least. Values travel as whole numbers of `bits`, of which a value has
+    `value_bits`; a fresh update counts `levels` steps, an old one fewer, down to 1. Updates are cut to the
+    length `clip` (that of `[privacy]`, where there is one). While `cohorts_waiting_max` sums wait for a
+    keeper no task is given out.
+    """
+
+    mode: str = OFF
+    keepers: list[str] = field(default_factory=list)
+    bits: int = 32
+    value_bits: int = 20
+    levels: int = 16
+    clip: float = 0.0
+    cohort_min: int = 8
+    cohorts_waiting_max: int = 8
+
+    @property
+    def on(self) -> bool:
+        """Whether updates are masked."""
+        return self.mode != OFF
+
+    def clip_of(self, privacy: PrivacyTable) -> float:
+        """The length that updates are cut to."""
+        return privacy.clip if privacy.on else self.clip
+
+    def check(self, privacy: PrivacyTable) -> None:
+        """Raises `ConfigError`, naming the key; the ring's own numbers are checked with its model."""
+        if not self.on:
+            self._check_off()
+            return
+        if not self.keepers:
+            raise ConfigError(
+                "secagg.mode is 'keeper' and secagg.keepers names none: give the names that their people "
+                "read in `anabranch keeper show`"
+            )
+        if len(set(self.keepers)) < len(self.keepers):
+            raise ConfigError("secagg.keepers names a keeper twice: name each once")
+        if privacy.on and self.clip not in (0, privacy.clip):
+            raise ConfigError(
+                f"secagg.clip is {self.clip!r} and privacy.clip {privacy.clip!r}: in a private run that of "
+                "[privacy] holds, leave secagg.clip out"
+            )
+        if not self.clip_of(privacy):
+            raise ConfigError("secagg.clip is not set: set the length that updates are cut to")
+        for key in ("levels", "cohorts_waiting_max"):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"secagg.{key} must be at least 1, not {getattr(self, key)!r}")
+
+    def _check_off(self) -> None:
+        said = [key for key in ("keepers", "clip") if getattr(self, key)]
+        if said:
+            raise ConfigError(
+                f"secagg.{said[0]} is set and secagg.mode is 'off': set secagg.mode = 'keeper', or leave "
+                "it out"
+            )

@@ -1,0 +1,137 @@
+"""Which runs can have masked sums, and their terms.
+
+With `[secagg]` nobody but the device sees an update. So it cannot stand beside what looks at single updates,
+publishes each of them, or sends anything but numbers that add up. Every reason is in one place, here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from anabranch.core.config.ranges import ELASTIC
+from anabranch.core.config.tables import Config
+from anabranch.core.engine.robust import NONE, RobustTable
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.engine.strategy import Strategy
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.chains import AUTO
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.secagg.terms import Terms, weights_of
+from anabranch.host.private import check_private
+from anabranch.strategies.fedbuff import FedBuff
+from anabranch.strategies.qafel import QAFeL
+
+# Those that add up buffers of updates whose number is fixed. Subclasses are not meant.
+GATHERING: tuple[type[Any], ...] = (FedBuff, QAFeL)
+
+
+def terms_of(config: Config, spec: ParamSpec, strategy: Strategy) -> Terms:
+    """The terms of a run with masked sums. Raises `ConfigError` where it cannot have them."""
+    for why in _objections(config, spec, strategy):
+        raise ConfigError(why)
+    assert isinstance(strategy, FedBuff)
+    secagg, privacy = config.secagg, config.privacy
+    if privacy.on:
+        check_private(config, spec, strategy)
+    made = Terms(
+        bits=secagg.bits,
+        value_bits=secagg.value_bits,
+        clip=secagg.clip_of(privacy),
+        size=spec.size,
+        weights=weights_of(strategy.s, secagg.levels),
+        cohort=strategy.buffer_size,
+        cohort_min=secagg.cohort_min,
+        keepers=tuple(sorted(secagg.keepers)),
+        noise=privacy.noise_used if privacy.on else 0.0,
+        participations=privacy.participations if privacy.on else 0,
+        separation=privacy.separation if privacy.on else 0,
+    )
+    made.check()
+    return made
+
+
+def check_masking(masks: bool) -> None:
+    """Raises `ConfigError` where whoever drives the run has neither devices that mask nor keepers."""
+    if not masks:
+        raise ConfigError(
+            "secagg.mode = 'keeper' is not served here: nothing of this run masks updates or asks keepers; "
+            "leave [secagg] out"
+        )
+
+
+def check_guarded(config: Config, guarded: bool) -> None:
+    """Raises `ConfigError` for masked sums where devices have no certificates: keepers answer for those."""
+    if config.secagg.on and not guarded:
+        raise ConfigError(
+            "secagg.mode = 'keeper' needs devices with certificates, as keepers check who has signed: set "
+            "identity.tls = 'always', and leave out --insecure"
+        )
+
+
+def _objections(config: Config, spec: ParamSpec, strategy: Strategy) -> Iterator[str]:
+    """Why a run cannot have masked sums, the plainest first."""
+    if type(strategy) not in GATHERING:
+        names = " or ".join(repr(cls.name) for cls in GATHERING)
+        yield (
+            f"strategy {strategy.name!r} cannot have masked sums: it does not make its versions of the sums "
+            f"of a fixed number of updates; with secagg.mode = 'keeper' take {names}"
+        )
+        return
+    assert isinstance(strategy, FedBuff)
+    if strategy.flush_s:
+        yield (
+            f"strategy.flush_s = {strategy.flush_s!r} applies buffers of fewer updates than a sum hides: "
+            "with secagg.mode = 'keeper' leave it out"
+        )
+    yield from _looking(config)
+    yield from _not_adding(config, spec)
+    if config.privacy.on and config.privacy.bands_used > 1:
+        yield (
+            f"privacy.bands is {config.privacy.bands_used}: a keeper's noise is independent from sum to sum; "
+            "with secagg.mode = 'keeper' set privacy.bands = 1"
+        )
+
+
+def _looking(config: Config) -> Iterator[str]:
+    """What looks at single updates."""
+    robust, defaults = config.robust, RobustTable()
+    if robust.rule != NONE:
+        yield (
+            f"robust.rule = {robust.rule!r} looks at single updates, which are masked: with secagg.mode = "
+            "'keeper' set it to 'none'"
+        )
+    if robust.clip not in (AUTO, 0):
+        yield (
+            f"robust.clip = {robust.clip!r} looks at the lengths of updates, which are masked: leave it out, "
+            "devices cut to secagg.clip"
+        )
+    if robust.buffer_max not in (defaults.buffer_max, 1):
+        yield (
+            f"robust.buffer_max is {robust.buffer_max!r}, but a device is once in a masked sum: leave it out"
+        )
+
+
+def _not_adding(config: Config, spec: ParamSpec) -> Iterator[str]:
+    """What sends anything but whole numbers of the whole model."""
+    ring = EngineSettings().masked(config).uplink
+    if config.uplink.codec not in (AUTO, ring):
+        yield (
+            f"uplink.codec = {config.uplink.codec!r} sends what does not add up under masks: with "
+            f"secagg.mode = 'keeper' updates travel as {ring}, leave uplink.codec out"
+        )
+    if config.submodel.name not in (AUTO, NONE):
+        yield (
+            f"submodel.name = {config.submodel.name!r} has devices send parts of the model, which do not add "
+            "up under masks: with secagg.mode = 'keeper' set it to 'none'"
+        )
+    if config.client.push == ELASTIC:
+        yield (
+            "client.push = 'elastic' sends differences of a training that goes on, of which each cut loses a "
+            "part: with secagg.mode = 'keeper' take 'task' or 'overlap'"
+        )
+    if spec.buffer_places.size and config.model.buffers != "local":
+        yield (
+            f"model.buffers = {config.model.buffers!r} needs what each device has measured as it is: with "
+            "secagg.mode = 'keeper' set it to 'local'"
+        )

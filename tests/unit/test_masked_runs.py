@@ -1,0 +1,196 @@
+"""`[secagg]`: the terms that follow of a configuration, and what masked sums do not go with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from machines import SPEC
+from masked_bench import masked_config
+
+from anabranch.core.config.tables import Config, merge
+from anabranch.core.engine.settable import differences, typed
+from anabranch.core.engine.settings import EngineSettings
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.secagg.terms import Terms
+from anabranch.host.build import Blueprint
+from anabranch.host.secagg import check_guarded
+
+FEW_FIT: dict[str, Any] = {"bits": 16, "value_bits": 9, "levels": 8}
+PRIVATE: dict[str, Any] = {
+    "privacy": {"clip": 0.5, "noise": 2.0, "participations": 3, "bands": 1},
+    "fleet": {"clients": 9},
+}
+
+
+def terms(config: Config, spec: ParamSpec = SPEC) -> Terms:
+    """Those of a run's blueprint."""
+    made = Blueprint.of(config, spec, masks=True)
+    assert made.sums() is None
+    assert made.terms is not None
+    return made.terms
+
+
+def test_the_terms_are_those_of_table_strategy_and_model() -> None:
+    strategy = {"name": "fedbuff", "buffer_size": 10, "staleness": {"name": "hinge", "a": 1.0, "b": 1.0}}
+    secagg = {"keepers": ["south", "north"], "bits": 16, "value_bits": 9, "levels": 4, "cohort_min": 9}
+    assert terms(masked_config(strategy, secagg)) == Terms(
+        bits=16,
+        value_bits=9,
+        clip=2.0,
+        size=4,
+        weights=(4, 4, 2, 1),
+        cohort=10,
+        cohort_min=9,
+        keepers=("north", "south"),
+    )
+
+
+def test_the_default_weights_are_those_of_the_specification() -> None:
+    weights = terms(masked_config()).weights
+    assert weights[:12] == (16, 11, 9, 8, 7, 7, 6, 6, 5, 5, 5, 5)
+    assert (weights[-2:], len(weights)) == ((2, 1), 114), "16 / sqrt(tau + 1) is under 1.5 from 113 on"
+
+
+def test_a_private_runs_noise_is_the_keepers_and_its_clip_holds() -> None:
+    config = masked_config(secagg={"clip": 0.0}, **PRIVATE)
+    found = terms(config)
+    assert (found.clip, found.noise, found.participations, found.separation) == (0.5, 2.0, 3, 1)
+    assert masked_config(secagg={"clip": 0.5}, **PRIVATE)
+    promise = config.privacy.promise(1)
+    assert promise is not None
+    assert promise.mechanism == "gaussian"
+
+
+def test_devices_send_numbers_once_in_a_sum_whatever_the_tables_leave_open() -> None:
+    settings = EngineSettings.of(masked_config(secagg=FEW_FIT))
+    assert (settings.uplink, settings.buffer_max, settings.clip) == ("ring(16,9)", 1, 0.0)
+    assert settings.cohorts_waiting_max == 8
+    plain = EngineSettings.of(merge([]))
+    assert (plain.uplink, plain.buffer_max, plain.cohorts_waiting_max) == ("auto", 0, 0)
+
+
+@pytest.mark.parametrize("name", ["fedbuff", "qafel"])
+def test_strategies_of_buffers_can_have_masked_sums(name: str) -> None:
+    assert terms(masked_config({"name": name, "buffer_size": 3})).cohort == 3
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "fedasync": ({"strategy": {"name": "fedasync"}}, "'fedasync' cannot have masked sums.*'fedbuff'"),
+    "asyncdrop": ({"strategy": {"name": "asyncdrop"}}, "'asyncdrop' cannot have masked sums.*'fedbuff'"),
+    "rounds": ({"strategy": {"name": "fedavg"}}, "'fedavg' cannot have masked sums"),
+    "phased": ({"strategy": {"name": "phased"}}, "'phased' cannot have masked sums"),
+    "few": ({"secagg": {"cohort_min": 3}}, r"cohort_min is 3 and a buffer has 2.*buffer_size"),
+    "one": (
+        {"strategy": {"name": "fedbuff", "buffer_size": 1}, "secagg": {"cohort_min": 1}},
+        "a sum of at least 2 hides one",
+    ),
+    "flush": (
+        {"strategy": {"name": "fedbuff", "buffer_size": 2, "flush_s": 9.0}},
+        r"strategy\.flush_s = 9\.0",
+    ),
+    "rule": ({"robust": {"rule": "median"}}, "robust.rule = 'median' looks at single updates"),
+    "clip": ({"robust": {"clip": 3.0}}, r"robust\.clip = 3\.0 looks at the lengths"),
+    "buffer_max": ({"robust": {"buffer_max": 2}}, "robust.buffer_max is 2.*once in a masked sum"),
+    "few values": (
+        {"uplink": {"codec": "topk(0.1)"}},
+        r"uplink\.codec = 'topk\(0\.1\)' sends what does not add",
+    ),
+    "eight bits": ({"uplink": {"codec": "int8(256)|zstd"}}, r"updates travel as ring\(32,20\)"),
+    "error feedback": ({"uplink": {"codec": "ef(1.0)|topk(0.1)"}}, r"uplink\.codec = 'ef"),
+    "another ring": ({"uplink": {"codec": "ring(16,9)"}}, r"updates travel as ring\(32,20\)"),
+    "units": ({"submodel": {"name": "heterofl"}}, "submodel.name = 'heterofl' has devices send parts"),
+    "fragments": ({"submodel": {"name": "fragments"}}, "submodel.name = 'fragments' has devices send parts"),
+    "elastic": ({"client": {"push": "elastic"}}, "client.push = 'elastic'"),
+    "bits": ({"secagg": {"bits": 24}}, "secagg.bits must be 32 or 16, not 24"),
+    "value bits": ({"secagg": {"value_bits": 40}}, "secagg.value_bits must be from 2 to secagg.bits, 32"),
+    "overflow": ({"secagg": {"value_bits": 28}}, "need 33 bits, and secagg.bits is 32"),
+    "bands": (
+        {**PRIVATE, "privacy": {"clip": 2.0, "noise": 1.0, "separation": 2, "bands": 2}},
+        "privacy.bands is 2: a keeper's noise is independent",
+    ),
+    "bands of the separation": (
+        {**PRIVATE, "privacy": {"clip": 2.0, "noise": 1.0, "separation": 3}},
+        "privacy.bands is 3.*set privacy.bands = 1",
+    ),
+    "few devices": ({**PRIVATE, "fleet": {"clients": 1}, "secagg": {"clip": 0.0}}, "need 2 devices"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_masked_sums_do_not_go_with_is_refused_with_the_reason(name: str) -> None:
+    tables, words = REFUSED[name]
+    apart = ("strategy", "secagg")
+    more = {table: keys for table, keys in tables.items() if table not in apart}
+    config = masked_config(tables.get("strategy"), tables.get("secagg"), **more)
+    with pytest.raises(ConfigError, match=words):
+        Blueprint.of(config, SPEC, masks=True)
+
+
+def test_the_ring_itself_may_be_said() -> None:
+    assert terms(masked_config(uplink={"codec": "ring(32,20)"}))
+
+
+def test_a_models_buffers_must_stay_on_the_devices() -> None:
+    spec = ParamSpec.of({"w": np.zeros(3, np.float32), "mean": np.zeros(2, np.float32)}, (), ["mean"])
+    with pytest.raises(ConfigError, match=r"model\.buffers = 'average' needs what each device has measured"):
+        terms(masked_config(), spec)
+    assert terms(masked_config(model={"buffers": "local"}), spec).size == 5
+
+
+def test_where_nothing_masks_there_are_no_masked_sums() -> None:
+    with pytest.raises(ConfigError, match=r"secagg\.mode = 'keeper' is not served here"):
+        Blueprint.of(masked_config(), SPEC)
+
+
+def test_devices_without_certificates_have_no_masked_sums() -> None:
+    with pytest.raises(ConfigError, match=r"needs devices with certificates.*identity\.tls = 'always'"):
+        check_guarded(masked_config(), guarded=False)
+    check_guarded(masked_config(), guarded=True)
+    check_guarded(merge([]), guarded=False)
+
+
+ON = {"mode": "keeper", "keepers": ["north"], "clip": 1.0}
+BAD = {
+    "mode": ({**ON, "mode": "cohort"}, "secagg.mode must be one of off, keeper, not 'cohort'"),
+    "nobody": ({**ON, "keepers": []}, "secagg.keepers names none"),
+    "twice": ({**ON, "keepers": ["north", "north"]}, "names a keeper twice"),
+    "no clip": ({**ON, "clip": 0.0}, "secagg.clip is not set"),
+    "negative": ({**ON, "clip": -1.0}, "secagg.clip must not be negative"),
+    "levels": ({**ON, "levels": 0}, "secagg.levels must be at least 1"),
+    "waiting": ({**ON, "cohorts_waiting_max": 0}, "secagg.cohorts_waiting_max must be at least 1"),
+    "off with keepers": ({"keepers": ["north"]}, "secagg.keepers is set and secagg.mode is 'off'"),
+    "off with a clip": ({"clip": 1.0}, "secagg.clip is set and secagg.mode is 'off'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_table_that_masks_nothing_is_refused(name: str) -> None:
+    table, words = BAD[name]
+    with pytest.raises(ConfigError, match=words):
+        merge([("test", {"secagg": table})])
+
+
+def test_one_clip_holds() -> None:
+    with pytest.raises(ConfigError, match=r"secagg\.clip is 2\.0 and privacy\.clip 0\.5"):
+        masked_config(**PRIVATE)
+
+
+@pytest.mark.parametrize("key", ["clip", "buffer_max"])
+def test_no_operator_changes_what_a_sum_is_made_of(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"robust\.{key} cannot be changed in a run with masked sums"):
+        typed(masked_config(), {f"robust.{key}": 0}, "an operator")
+    with pytest.raises(ConfigError, match=r"secagg\.levels cannot be changed in a run: masks are sealed"):
+        typed(masked_config(), {"secagg.levels": 8}, "an operator")
+
+
+def test_a_restart_may_not_say_other_terms() -> None:
+    was, now = masked_config(), masked_config(secagg={"levels": 8})
+    assert list(differences(was, now)) == [("secagg.levels", 16, 8)]
+
+
+def test_a_run_without_masks_says_nothing_of_them() -> None:
+    assert "secagg" not in merge([]).to_json()
+    assert Blueprint.of(merge([]), SPEC, masks=True).terms is None
