@@ -32,7 +32,9 @@ from anabranch.client.summary import AgentSummary
 from anabranch.client.timers import Reachability, Timers
 from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
+from anabranch.client.trust import KeeperTrust
 from anabranch.client.work import Work
+from anabranch.compress.registry import MASKING
 from anabranch.core import effects as ef
 from anabranch.core import events as ev
 from anabranch.core.config.ranges import ELASTIC, OVERLAP
@@ -48,7 +50,7 @@ from anabranch.core.errors import (
     Unavailable,
     outcome_of,
 )
-from anabranch.core.model.updates import Task
+from anabranch.core.model.updates import Capability, Task
 from anabranch.host.device import DeviceCall, DeviceShell
 from anabranch.support.tracing import answered, begun, span
 from anabranch.workloads.app import App, Shard
@@ -71,7 +73,7 @@ class Agent(DeviceShell):
     emulates a device that needs so long for a local step: after a training the agent rests until it
     has taken that long (0: no rest). A device that is slower by itself is not made faster.
     `seed` is for tests: ids come of it. `bell` has the clock and the sleep. `outbox`: what it holds at most.
-    `threads`, `neighbours`: see `LocalTrainer`.
+    `threads`, `neighbours`: see `LocalTrainer`. `trust`: the keepers that it masks for.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class Agent(DeviceShell):
         on_event: OnEvent | None = None,
         bell: Bell | None = None,
         outbox: OutboxBounds | None = None,
+        trust: KeeperTrust | None = None,
     ) -> None:
         settings = settings or ClientTable()
         self.client_id = client_id
@@ -113,7 +116,7 @@ class Agent(DeviceShell):
         self._sync: SyncThread | None = None
         self._elastic: ElasticTrainer | None = None
         self._lease = LeaseKeeper(transport, self._beat, self._bell, self._tell)
-        self._bounds = outbox
+        self._bounds, self._trust = outbox, trust or KeeperTrust()
         self._models = HeldModels(self._local, transport, state_dir, self._bell.now, self.summary, self._tell)
         self._fatal: AnabranchError | None = None
         self._ended = False  # the session may have, in another thread, and its last orders not
@@ -280,7 +283,7 @@ class Agent(DeviceShell):
 
     def _enrolled(self) -> Enrolment:
         seen = persist(
-            lambda: self._transport.enrol(self._local.capability()),
+            lambda: self._transport.enrol(self._capability()),
             self._bell,
             self._seed,
             self._settings.retry_base_s,
@@ -288,6 +291,7 @@ class Agent(DeviceShell):
             lambda error: self._tell("failed", call="enrol", error=type(error).__name__, detail=str(error)),
         )
         self._local.join(seen.spec, seen.config)
+        self._mask(seen)
         self._models.join(seen.run_id, seen.frozen_sha256, seen.first)
         self._disk.join(seen.run_id, seen.spec.layout_hash)
         if self._local.examples is None:  # find the data, and say how much it is
@@ -295,6 +299,20 @@ class Agent(DeviceShell):
             return self._enrolled()
         self._tell("enrolled", run=seen.run, version=seen.version, examples=len(self._local.examples))
         return seen
+
+    def _capability(self) -> Capability:
+        found = self._local.capability()
+        return replace(found, codecs=(*found.codecs, MASKING)) if self._trust.keepers else found
+
+    def _mask(self, seen: Enrolment) -> None:
+        """Mask what is sent where the run wants it. Raises as `KeeperTrust.check` does."""
+        self._trust.check(seen.masking, seen.spec.size)
+        if seen.masking is None:
+            self._local.masker = None
+            return
+        from anabranch.client.masking import Masker  # the extra [secagg] alone has what it needs
+
+        self._local.masker = Masker(seen.masking, seen.run_id, self.client_id)
 
     def _ask(self, task_id: str, now: float) -> None:  # noqa: ARG002 - it is later by now
         begun(task_id)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 from anabranch.client.messages import FetchedModel, HeartbeatAnswer, Notice, NoticeKind, PushAnswer
+from anabranch.core.errors import ProtocolError
+from anabranch.core.secagg.terms import Terms
+from anabranch.identity.keepers import KeeperKey, Masking
 from anabranch.protos import convert
 from anabranch.protos.v1 import devices_pb2 as devices
+from anabranch.protos.v1 import model_pb2 as model
 
 _NOTICES = {
     devices.NOTICE_KIND_CANCEL: NoticeKind.CANCEL,
@@ -31,3 +37,13 @@ def push_answer(message: devices.PushUpdateResponse) -> PushAnswer:
     """What became of an update."""
     duplicate = message.status == devices.PUSH_STATUS_DUPLICATE
     return PushAnswer(convert.decision_from_proto(message.decision), message.version, duplicate)
+
+
+def masking_of(said: model.Masking) -> Masking:
+    """What a server says of masked sums. Raises `ConfigError` and `ProtocolError`."""
+    keys = [KeeperKey(key.certificate, key.public_key, key.signature) for key in said.keepers]
+    try:
+        terms = Terms.from_json(json.loads(said.terms_json))
+    except (ValueError, RecursionError):
+        raise ProtocolError("the server's terms of masked sums are no JSON") from None
+    return Masking(terms, keys)

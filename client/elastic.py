@@ -62,7 +62,7 @@ class ElasticTrainer:
         start = gathered(base.vector, part)
         delta = gathered(taken.vector, part) - start
         seconds = {TRAIN_S: taken.seconds} if math.isfinite(taken.seconds) else {}
-        return self._local.pack(task, update_id, start, delta, taken.steps, seconds, memory)
+        return self._local.pack(task, update_id, start, delta, taken.steps, seconds, memory, base.head)
 
     def advise(self) -> None:
         """From any thread: the server wants what there is."""

@@ -11,6 +11,7 @@ from anabranch.core.effects import Refused
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Decision, Task
 from anabranch.host.first import FirstModel
+from anabranch.identity.keepers import Masking
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,8 @@ class Enrolment:
     """The run that the server serves. `config` has the tables that a device may read.
 
     `frozen_sha256` (hex) is of the frozen tensors, where these travel apart; empty where they do not.
-    `first`: what a device may build version 0 from, None where it is to be fetched.
+    `first`: what a device may build version 0 from, None where it is to be fetched. `masking`: of a run with
+    masked sums.
     """
 
     run: str
@@ -28,6 +30,7 @@ class Enrolment:
     version: int
     frozen_sha256: str = ""
     first: FirstModel | None = None
+    masking: Masking | None = None
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
 from anabranch.client.transport import GrpcTransport, Transport
 from anabranch.client.transports import is_foreign, open_transport
+from anabranch.client.trust import KeeperTrust
 from anabranch.client.waiting import WaitingNotice
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.tables import ClientTable
@@ -50,7 +51,7 @@ class ClientOptions:
 
     `token` and `ca_sha256` are what it joins with, at `join` (several as for `server`; empty: two ports above
     each server's); afterwards its papers lie in `identity`, or else in `state_dir`, and name it. `insecure`
-    allows another machine's server in the clear.
+    allows another machine's server in the clear. `trust`: the keepers that it masks for.
     """
 
     app: str
@@ -73,6 +74,7 @@ class ClientOptions:
     retry_base_s: float = ClientTable.retry_base_s
     retry_cap_s: float = ClientTable.retry_cap_s
     outbox: OutboxBounds = field(default_factory=OutboxBounds)
+    trust: KeeperTrust = field(default_factory=KeeperTrust)
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,7 @@ def agent_of(
         on_event=on_event,
         bell=bell,
         outbox=options.outbox,
+        trust=options.trust,
     )
 
 

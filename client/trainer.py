@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -24,6 +24,7 @@ from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.registry import stages
 from anabranch.core.config.tables import ClientTable, FleetTable, build
 from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
+from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, digest
@@ -40,6 +41,9 @@ from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
 from anabranch.workloads.trainer import Hook, cut, only, smaller, trainer_for
+
+if TYPE_CHECKING:
+    from anabranch.client.masking import Masker  # the extra [secagg] alone has what it needs
 
 SMALL_MODEL_VALUES = 1_000_000
 
@@ -90,6 +94,8 @@ class LocalTrainer:
         # The frozen tensors that travel apart from the versions, once they are here.
         self.apart: Tensors | None = None
         self.examples: Examples | None = None
+        # What masks the updates, in a run with masked sums.
+        self.masker: Masker | None = None
         self._torch = sys.modules.get("torch")
         self._neighbours = neighbours
         if self._torch is not None:
@@ -149,6 +155,12 @@ class LocalTrainer:
         memory_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
         count = 0 if self.examples is None else len(self.examples)
         return Capability(count, memory_bytes, accelerator=self.accelerator, codecs=stages())
+
+    def check_uplink(self, task: Task) -> None:
+        """What can be known before the training. Raises `UnknownCodec`, and as `Masker.check` does."""
+        make_uplink(task.uplink)
+        if self.masker is not None:
+            self.masker.check(task.uplink)
 
     def step_cost(self, task: Task) -> float:
         """Operations of a step of the task relative to one of the whole model, in (0, 1]."""
@@ -224,7 +236,8 @@ class LocalTrainer:
                 start, self._frozen(base), self.examples, task.local, task.seed, smaller(task), only(task)
             )
         covered = cut(task, start), cut(task, result.delta)
-        entry, pending = self.pack(task, update_id, *covered, result.steps, result.metrics, memory)
+        steps, metrics = result.steps, result.metrics
+        entry, pending = self.pack(task, update_id, *covered, steps, metrics, memory, base.head)
         return replace(entry, examples=result.examples or entry.examples), pending
 
     def train_on(self, base: BaseModel, plan: LocalPlan, seed: int, hook: Hook) -> None:
@@ -244,16 +257,22 @@ class LocalTrainer:
         steps: int,
         metrics: Mapping[str, float],
         memory: Memory | None,
+        base_head: str,
     ) -> tuple[UpdateEntry, Memory | None]:
-        """The update of a task: `start` and `delta` are on its coordinates. Raises as `train` does."""
+        """The update of a task: `start` and `delta` are on its coordinates. Raises as `train` does.
+
+        `base_head`: of what it was trained from. Of the metrics of a masked update only the time goes out.
+        """
         assert self.examples is not None, "load a shard first"
         covered, self._own = self.buffers.told(start, delta, task.submodel, self._own)
-        uplink = make_uplink(task.uplink)
-        seed = seed_of(task.seed, "codec")
+        uplink, pending, seals = make_uplink(task.uplink), None, None
         with part("encode"):
-            payload, pending = uplink.encode(
-                covered, self.spec, task.submodel, memory, seed, task.base_version
-            )
+            if self.masker is None:
+                seed, base = seed_of(task.seed, "codec"), task.base_version
+                payload, pending = uplink.encode(covered, self.spec, task.submodel, memory, seed, base)
+            else:
+                payload, seals = self.masker.masked(covered, update_id, task.base_version, base_head)
+                metrics = {name: value for name, value in metrics.items() if name == TRAIN_S}
         entry = UpdateEntry(
             update_id=update_id,
             task_id=task.task_id,
@@ -266,6 +285,8 @@ class LocalTrainer:
             values=covered.size,
             submodel=submodel_to_proto(task.submodel),
             metrics=finite(metrics),
+            base_head=base_head,
+            seals=seals or {},
         )
         return entry, pending
 

@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any, Protocol
 
-from anabranch.client.answers import heartbeat_answer, not_modified, push_answer
+from anabranch.client.answers import heartbeat_answer, masking_of, not_modified, push_answer
 from anabranch.client.calls import Door
 from anabranch.client.channel import (
     CONTROL_S,
@@ -179,7 +179,9 @@ class GrpcTransport:
         self._doors.kind = self._connection or config.get("client", {}).get("connection", BY_CALLS)
         apart = answer.manifest.frozen_sha256.hex()
         first = _first(answer.first) if answer.HasField("first") else None
-        self._enrolled = Enrolment(answer.run, answer.run_id, spec, config, answer.version, apart, first)
+        masking = masking_of(answer.masking) if answer.HasField("masking") else None
+        said = answer.run, answer.run_id, spec, config, answer.version
+        self._enrolled = Enrolment(*said, apart, first, masking)
         return self._enrolled
 
     def ask(self, ask: Ask, spec: ParamSpec) -> Task | Refused:

@@ -13,7 +13,6 @@ from anabranch.client.outbox import UpdateEntry
 from anabranch.client.stopping import Bell
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import BaseModel, LocalTrainer
-from anabranch.compress.feedback import make_uplink
 from anabranch.core import effects as ef
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.model.updates import Task
@@ -48,8 +47,8 @@ class Work:
         self._start_model: BaseModel | None = None
 
     def fetch(self, task: Task) -> None:
-        """Have what the task starts from. Raises as `HeldModels.get`, and `UnknownCodec`."""
-        make_uplink(task.uplink)  # a codec that is not here: better known before the training
+        """Have what the task starts from. Raises as `HeldModels.get` and `LocalTrainer.check_uplink`."""
+        self._local.check_uplink(task)
         self._start_model = self._models.get(task)
 
     def train(self, order: ef.Train) -> bool:
@@ -75,7 +74,7 @@ class Work:
             took_s = self._bell.now() - began
             trained_s = entry.metrics.get(TRAIN_S, took_s)
             metrics = {**entry.metrics, TRAIN_S: trained_s}
-            entry = replace(entry, metrics=metrics, base_head=self._start_model.head)
+            entry = replace(entry, metrics=metrics)
             self._await_room(entry, task.task_id)
         except Cancelled:
             return False

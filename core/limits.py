@@ -16,6 +16,8 @@ GIB = 1024 * MIB
 # Of a device: results that wait for the server. At the caps training waits, or the oldest makes room.
 OUTBOX_ENTRIES_MAX = 64
 OUTBOX_BYTES_MAX = 2 * GIB
+# Of masked updates: one alone would hide nothing.
+COHORT_MIN = 2
 # Of a client at a server: updates on their way, and what has come of those that were cut.
 UPLOAD_BYTES_PER_CLIENT = 2 * GIB
 # Of a bundle of an App: code and small files. More is neither made, served nor opened.

@@ -1,26 +1,21 @@
 """Boxes that one keeper alone opens: HPKE (RFC 9180), base mode, X25519, HKDF-SHA256, ChaCha20-Poly1305.
 
 What a box is for is bound into it: it opens only with the same words (`seal_info`), so it stands for one
-update of one run, under one set of terms. The keeper's key for boxes is signed by that of its certificate,
-and the certificate's SHA-256 is the keeper's name, which devices are told by whoever trusts the keeper.
+update of one run, under one set of terms. What the keepers themselves say is in `keepers.py`.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.hpke import AEAD, KDF, KEM, Suite
 
 from anabranch.core.errors import InvalidSignature
-from anabranch.identity.certificates import fingerprint, public_key_of, read_certificate
-from anabranch.identity.signatures import check_signature
 
-INFO, KEY_DOMAIN = b"anabranch/1 mask\n", b"anabranch keeper_key 1\n"
-SUM_DOMAIN = b"anabranch mask_sum 1\n"
+INFO = b"anabranch/1 mask\n"
 BOX_BYTES = 80  # of a seed of 32: the sender's public key, the seed, the tag
 _SUITE = Suite(KEM.X25519, KDF.HKDF_SHA256, AEAD.CHACHA20_POLY1305)
 
@@ -81,36 +76,3 @@ def read_box(text: str) -> bytes:
     if len(box) != BOX_BYTES:
         raise InvalidSignature(f"a box has {BOX_BYTES} bytes, in base64")
     return box
-
-
-def sum_message(run_id: str, number: int, keeper: str, cohort_sha256: str, sha256: str) -> bytes:
-    """What a keeper signs of the sum of a cohort's masks. `sha256`: of the sum as it travels."""
-    words = {
-        "cohort_sha256": cohort_sha256,
-        "keeper": keeper,
-        "number": number,
-        "run_id": run_id,
-        "sha256": sha256,
-    }
-    return SUM_DOMAIN + json.dumps(words, sort_keys=True, separators=(",", ":")).encode()
-
-
-@dataclass(frozen=True)
-class KeeperKey:
-    """What a keeper says of itself: its certificate (DER), and its key for boxes, which that one signs."""
-
-    certificate: bytes
-    public_key: bytes
-    signature: bytes
-
-    @property
-    def fingerprint(self) -> str:
-        """The keeper's name: SHA-256 (hex) of its certificate. Raises `ConfigError` where that is none."""
-        return fingerprint(read_certificate(self.certificate, "the keeper's certificate"))
-
-    def check(self, keeper: str) -> None:
-        """Raises `InvalidSignature` unless it is this keeper's, and whole."""
-        if self.fingerprint != keeper:
-            raise InvalidSignature(f"the keeper's certificate has {self.fingerprint}, not {keeper}")
-        certificate = read_certificate(self.certificate, "the keeper's certificate")
-        check_signature(public_key_of(certificate), self.signature, KEY_DOMAIN + self.public_key)

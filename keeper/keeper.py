@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.core.secagg.sums import mask_sum
-from anabranch.identity.seals import sum_message
+from anabranch.identity.keepers import sum_message
 from anabranch.keeper.papers import KeeperPapers
 from anabranch.keeper.rules import Declined, open_cohort
 from anabranch.keeper.store import KeeperStore

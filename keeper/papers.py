@@ -40,7 +40,7 @@ from anabranch.identity.certificates import (
     read_key,
 )
 from anabranch.identity.files import make_private_folder, tighten, write_private
-from anabranch.identity.seals import KEY_DOMAIN, KeeperKey
+from anabranch.identity.keepers import KEY_DOMAIN, KeeperKey
 from anabranch.identity.signatures import sign
 
 PAPERS, AUTHORITY, RULES, REVOKED, STORE = "keeper.pem", "ca.pem", "rules.json", "revoked.txt", "keeper.db"

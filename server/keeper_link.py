@@ -29,7 +29,7 @@ from anabranch.identity.certificates import (
     public_key_of,
     read_certificate,
 )
-from anabranch.identity.seals import KeeperKey, sum_message
+from anabranch.identity.keepers import KeeperKey, sum_message
 from anabranch.identity.signatures import check_signature
 from anabranch.protos.convert import cohort_to_proto
 from anabranch.protos.v1 import keepers_pb2 as keepers

@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from anabranch.core.errors import ConfigError
+from anabranch.core.limits import COHORT_MIN
 from anabranch.core.secagg.ring import Ring, whole_weight
 
 STALENESS_MAX = 1024  # weights that are told one by one
@@ -49,6 +50,11 @@ class Terms:
         """Where the sums are made."""
         return Ring(self.bits, self.value_bits, self.clip, self.size)
 
+    @property
+    def codec(self) -> str:
+        """What its updates travel as."""
+        return f"ring({self.bits},{self.value_bits})"
+
     def weight(self, staleness: int) -> int:
         """W of an update."""
         return self.weights[min(staleness, len(self.weights) - 1)]
@@ -73,7 +79,7 @@ class Terms:
     def check(self) -> None:
         """Raises `ConfigError`, naming the key."""
         self.ring.check()
-        if self.cohort_min < 2 or self.cohort < self.cohort_min:
+        if self.cohort_min < COHORT_MIN or self.cohort < self.cohort_min:
             raise ConfigError(
                 f"secagg.cohort_min is {self.cohort_min} and a buffer has {self.cohort} updates: a sum of at "
                 "least 2 hides one; take a larger strategy.buffer_size, or a smaller secagg.cohort_min"

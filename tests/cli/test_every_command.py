@@ -102,7 +102,12 @@ def plain(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plac
         train(serve(folder, False, stack), folder, "device-1", 4)
     shutil.copytree(folder / "data", folder / "stopped")
     with ExitStack() as stack:
-        yield serve(folder, False, stack)
+        made = serve(folder, False, stack)
+        # Whoever watches hears of something, whichever command comes first.
+        answer(
+            anabranch(folder, "admin", "quarantine", "device-8", "--why", "a test", *made.operator, "--json")
+        )
+        yield made
 
 
 @pytest.fixture(scope="module")

@@ -22,7 +22,8 @@ from anabranch.core.secagg.ring import Integers, Numbers, add_weighted
 from anabranch.core.secagg.terms import Terms
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import Kind, certificate_der
-from anabranch.identity.seals import KeeperKey, box_text, seal, seal_info
+from anabranch.identity.keepers import KeeperKey
+from anabranch.identity.seals import box_text, seal, seal_info
 from anabranch.identity.signatures import update_message
 from anabranch.identity.wallet import Wallet
 

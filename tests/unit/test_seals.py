@@ -12,7 +12,8 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from anabranch.core.errors import InvalidSignature, InvalidUpdate
 from anabranch.identity.certificates import certificate_der, fingerprint, make_authority, new_key
-from anabranch.identity.seals import KEY_DOMAIN, KeeperKey, box_text, read_box, seal, seal_info, unseal
+from anabranch.identity.keepers import KEY_DOMAIN, KeeperKey
+from anabranch.identity.seals import box_text, read_box, seal, seal_info, unseal
 from anabranch.identity.signatures import sign
 from anabranch.protos.convert import KEEPERS_MAX, seals_from_proto, seals_to_proto
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from anabranch.client.state import device_id, state_dir_of
 from anabranch.client.stopping import Bell
 from anabranch.client.summary import AgentSummary
 from anabranch.client.trainer import numbered_shard, shard_of
+from anabranch.client.trust import trusted
+from anabranch.core.limits import COHORT_MIN
 from anabranch.workloads.app import App, Shard, load_app
 
 
@@ -32,8 +34,9 @@ class Client(Background):
     has, unless `shard` (index, count) does. `state_dir` is where its results lie until they are acknowledged:
     by default as for the command, or a temporary folder where the server is in this process. `token` and
     `ca_sha256` are what it joins a guarded federation with, at `join` (empty: where a server of this process
-    says, else two ports above the server's). `on_event` hears what it does. What ends it without hope comes
-    out of `wait`, or of the context's end.
+    says, else two ports above the server's). `keepers` names those that it
+    masks its updates for, and `cohort_min` the fewest updates in a sum. `on_event` hears what it does. What
+    ends it without hope comes out of `wait`, or of the context's end.
     """
 
     def __init__(
@@ -53,6 +56,8 @@ class Client(Background):
         ca_sha256: str = "",
         join: str = "",
         insecure: bool = False,
+        keepers: Sequence[str] = (),
+        cohort_min: int = COHORT_MIN,
         options: Mapping[str, Any] | None = None,
         on_event: OnEvent | None = None,
     ) -> None:
@@ -75,6 +80,7 @@ class Client(Background):
             ca_sha256=ca_sha256,
             join=join,
             insecure=insecure,
+            trust=trusted(keepers, cohort_min),
         )
         self.summary: AgentSummary | None = None
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import queue
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -29,6 +29,7 @@ from anabranch.api.operated import Operated
 from anabranch.client.stopping import Interrupted
 from anabranch.client.summary import AgentSummary
 from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.limits import COHORT_MIN
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import each_step
@@ -217,6 +218,8 @@ def join(
     ca_sha256: str = "",
     join: str = "",
     insecure: bool = False,
+    keepers: Sequence[str] = (),
+    cohort_min: int = COHORT_MIN,
 ) -> JoinedFederation:
     """Make the script that calls this a device of the federation that `server` serves, `host:port`.
 
@@ -237,6 +240,8 @@ def join(
         ca_sha256=ca_sha256,
         join=join,
         insecure=insecure,
+        keepers=keepers,
+        cohort_min=cohort_min,
     )
     return JoinedFederation(client, script, model)
 

@@ -249,12 +249,14 @@ def _device_words(
         "--threads": options.threads,
         "--outbox-results": options.outbox.entries_max,
         "--outbox-mib": options.outbox.bytes_max // MIB,
+        "--cohort-min": options.trust.cohort_min,
         "--log-level": log_level,
     }
     words = [word for name, value in said.items() if value != "" for word in (name, str(value))]
     words += [word for place in parts for word in ("--part", place)]
     given = [f"{key}={json.dumps(value)}" for key, value in options.options.items()]  # which is TOML as well
     words += [word for text in given for word in ("--option", text)]
+    words += [word for keeper in options.trust.keepers for word in ("--keeper", keeper)]
     words += ["--insecure"] if options.insecure else []
     words += ["--json"] if output.as_json else []
     return [options.app, *words]

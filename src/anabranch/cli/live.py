@@ -45,7 +45,7 @@ from anabranch.cli.run_options import Clients, Seed, StrategyName, Updates, Vers
 from anabranch.cli.starter import UntilEof
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import AppError, ConfigError, FolderMissing
-from anabranch.core.limits import MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
+from anabranch.core.limits import COHORT_MIN, MIB, OUTBOX_BYTES_MAX, OUTBOX_ENTRIES_MAX
 from anabranch.core.model.metrics import ACCURACY, LOSS
 from anabranch.core.text import visible
 from anabranch.reports.metrics import metric_text
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from anabranch.client.outbox import OutboxBounds
     from anabranch.client.run import ClientOptions
     from anabranch.client.summary import AgentSummary
+    from anabranch.client.trust import KeeperTrust
     from anabranch.server.app import RunEnded, ServerInfo
     from anabranch.server.manifest import Manifest
 
@@ -122,6 +123,17 @@ OutboxResults = Annotated[
     int, typer.Option(help="Results that wait for the server at most; then training waits.", min=1)
 ]
 OutboxMib = Annotated[int, typer.Option(help="And their size at most, MiB.", min=1)]
+Keepers = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--keeper",
+        help="Mask updates for the keeper of this name, told by whoever runs it. Repeatable.",
+        metavar="HEX",
+    ),
+]
+CohortMin = Annotated[
+    int, typer.Option("--cohort-min", help="With --keeper: the fewest updates in a sum.", min=COHORT_MIN)
+]
 AppOptions = Annotated[
     list[str] | None,
     typer.Option(
@@ -212,6 +224,8 @@ def client(
     insecure: Insecure = False,
     outbox_results: OutboxResults = OUTBOX_ENTRIES_MAX,
     outbox_mib: OutboxMib = OUTBOX_BYTES_MAX // MIB,
+    keepers: Keepers = None,
+    cohort_min: CohortMin = COHORT_MIN,
     until_eof: UntilEof = False,
     log_level: LogLevel = "info",
     as_json: AsJson = False,
@@ -229,17 +243,16 @@ def client(
     output = Output(as_json)
     trains: dict[str, Any] = {"device": device, "precision": precision, "threads": threads}
     joins: dict[str, Any] = {"token": _token(token, token_file), "ca_sha256": ca_sha256, "join": join}
-    more: dict[str, Any] = {"step_time_s": step_time_s, "tasks_max": tasks_max, "identity": identity}
+    joins |= {"identity": identity, "insecure": insecure, "trust": _trust(keepers, cohort_min)}
+    more: dict[str, Any] = {"step_time_s": step_time_s, "tasks_max": tasks_max, "data_path": data_path}
     options = ClientOptions(
         app=device_app(app, flower, signers or (), jobs),
         server=server_address,
         client_id=client_id,
         shard=parse_shard(shard) if shard else None,
         state_dir=state_dir or state_dir_of(client_id),
-        data_path=data_path,
         options=dict(parse_setting(text) for text in app_options or ()),
         **(trains | joins | more),
-        insecure=insecure,
         outbox=_outbox(outbox_results, outbox_mib),
     )
     _work(options, parts or (), output, until_eof, (log_level, signers or ()) if jobs else None)
@@ -382,6 +395,12 @@ def _outbox(results: int, mib: int) -> OutboxBounds:
     from anabranch.client.outbox import OutboxBounds
 
     return OutboxBounds(results, mib * MIB)
+
+
+def _trust(keepers: Sequence[str] | None, cohort_min: int) -> KeeperTrust:
+    from anabranch.client.trust import trusted
+
+    return trusted(keepers or (), cohort_min)
 
 
 def _work(

@@ -1,0 +1,173 @@
+"""A device masks for the keepers that its people have told it, and sends nothing in the clear beside."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from guarded import issued
+from keepers import HEAD, terms_of
+
+from anabranch.client.masking import Masker
+from anabranch.client.outbox import UpdateEntry
+from anabranch.client.transfer import signed_record
+from anabranch.client.trust import KeeperTrust, trusted
+from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate, NotAuthenticated
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.secagg.cohort import Cohort, CohortMember
+from anabranch.core.secagg.terms import Terms
+from anabranch.identity.authority import Authority
+from anabranch.identity.certificates import Kind, certificate_der
+from anabranch.identity.keepers import Masking
+from anabranch.identity.seals import read_box, seal_info, unseal
+from anabranch.identity.signatures import update_message
+from anabranch.keeper.keeper import Keeper, Unmasked
+from anabranch.keeper.papers import Floors, KeeperPapers, make_papers
+from anabranch.keeper.store import KeeperStore
+
+DELTA = np.array([0.5, -0.25, 0.1, 0.0, 0.3], np.float32)
+SPEC = ParamSpec.of({"w": np.zeros(5, np.float32)})
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Iterator[Authority]:
+    with Authority.create(tmp_path / "ca") as made:
+        yield made
+
+
+@pytest.fixture
+def papers(authority: Authority, tmp_path: Path) -> list[KeeperPapers]:
+    """Of two keepers."""
+    return [make_papers(tmp_path / name, authority.pem, Floors(3), authority.now()) for name in ("k0", "k1")]
+
+
+def masking_of(papers: list[KeeperPapers], **others: Any) -> Masking:
+    terms = terms_of(*(p.name for p in papers), **others)
+    return Masking(terms, [p.statement() for p in papers])
+
+
+def mask(seed: bytes, size: int) -> Any:
+    """By RFC 8439 alone."""
+    stream = Cipher(ChaCha20(seed, bytes(16)), mode=None).encryptor()
+    return np.frombuffer(stream.update(bytes(4 * size)), "<u4").astype(np.int64)
+
+
+def test_with_all_its_keepers_an_update_is_itself_to_a_step(papers: list[KeeperPapers]) -> None:
+    """s = (2^11 - 1) / R, R = C = 1 as 16 / sqrt(5) > 1: a step of a value is 1 / 2047."""
+    masker = Masker(masking_of(papers), "run", "d0")
+    payload, seals = masker.masked(DELTA, "u-1", 7, HEAD)
+    left = np.frombuffer(payload, "<u4").astype(np.int64)
+    sha256, digest = hashlib.sha256(payload).hexdigest(), masker.masking.terms.digest
+    for keeper in papers:
+        info = seal_info("run", keeper.name, "u-1", "d0", 7, HEAD, sha256, digest)
+        left -= mask(unseal(keeper.box_key, read_box(seals[keeper.name]), info), 5)
+    signed = (left + 2**31) % 2**32 - 2**31
+    assert np.abs(signed - DELTA * 2047).max() < 1 + 1e-6
+    assert sorted(seals) == sorted(p.name for p in papers)
+
+
+def test_a_long_update_is_cut_to_the_clip(papers: list[KeeperPapers]) -> None:
+    masker = Masker(masking_of(papers[:1]), "run", "d0")
+    payload, seals = masker.masked(100 * DELTA, "u-1", 0, "")
+    info = seal_info("run", papers[0].name, "u-1", "d0", 0, "", hashlib.sha256(payload).hexdigest(),
+                     masker.masking.terms.digest)  # fmt: skip
+    seed = unseal(papers[0].box_key, read_box(seals[papers[0].name]), info)
+    signed = (np.frombuffer(payload, "<u4").astype(np.int64) - mask(seed, 5) + 2**31) % 2**32 - 2**31
+    assert np.abs(signed - DELTA / np.linalg.norm(DELTA) * 2047).max() < 1 + 1e-6
+    with pytest.raises(InvalidUpdate, match="diverged"):
+        masker.masked(np.full(5, np.nan, np.float32), "u-1", 0, "")
+
+
+def test_nothing_is_ever_masked_alike(papers: list[KeeperPapers]) -> None:
+    masker = Masker(masking_of(papers), "run", "d0")
+    made = [masker.masked(DELTA, "u-1", 0, HEAD) for _ in range(50)]
+    assert len({payload for payload, _ in made}) == 50
+    assert len({box for _, seals in made for box in seals.values()}) == 100
+
+
+def test_keepers_take_what_devices_send(
+    authority: Authority, papers: list[KeeperPapers], tmp_path: Path
+) -> None:
+    """Signed as it is on the wire: a keeper that knows the authority gives the sum of the masks."""
+    masking = masking_of(papers[:1])
+    total, members, sent = masking.terms.ring.empty(), [], []
+    for i in range(3):
+        wallet = issued(authority, Kind.DEVICE, f"d{i}", tmp_path / f"d{i}")
+        delta = DELTA * (i - 1)
+        payload, seals = Masker(masking, "run", wallet.name).masked(delta, f"u-{i}", 2, HEAD)
+        entry = UpdateEntry(
+            f"u-{i}", f"t-{i}", SPEC.layout_hash, 2, 10, 1, masking.terms.codec, payload, 5,
+            base_head=HEAD, seals=seals,
+        )  # fmt: skip
+        message = update_message("run", signed_record(entry, wallet.name, SPEC))
+        der = certificate_der(wallet.certificate)
+        members.append(CohortMember(message, wallet.sign(message), der, HEAD, 3, masking.terms.weight(1)))
+        total += np.frombuffer(payload, "<u4") * np.uint32(3)
+        sent.append(delta)
+    with closing(KeeperStore(tmp_path / "keeper.db")) as store:
+        keeper = Keeper(papers[0], store, authority.now)
+        answer = keeper.unmask(Cohort("run", 1, 3, masking.terms, tuple(members)))
+    assert isinstance(answer, Unmasked), answer
+    found = masking.terms.ring.unmasked(total, [np.frombuffer(answer.numbers, "<u4")])
+    assert np.abs(found - 3 * np.sum(sent, axis=0) * 2047).max() < 3 * 3 + 1e-6
+
+
+@pytest.mark.parametrize("uplink", ["raw", "int8", "ring(32,13)", "ring(16,12)", "ef(0.9)|topk(0.1)"])
+def test_a_task_in_the_clear_is_refused(papers: list[KeeperPapers], uplink: str) -> None:
+    masker = Masker(masking_of(papers), "run", "d0")
+    masker.check("ring(32,12)")
+    with pytest.raises(NotAuthenticated, match="nothing is sent in the clear"):
+        masker.check(uplink)
+
+
+def test_a_device_takes_part_as_it_was_told_and_in_no_other_way(papers: list[KeeperPapers]) -> None:
+    both, first = (tuple(sorted(p.name for p in some)) for some in (papers, papers[:1]))
+    masking = masking_of(papers)
+    KeeperTrust().check(None, 5)
+    KeeperTrust(both).check(masking, 5)
+    KeeperTrust(both, cohort_min=3).check(masking, 5)
+    wrong: list[tuple[KeeperTrust, Masking | None, int, type[AnabranchError], str]] = [
+        (KeeperTrust(), masking, 5, ConfigError, "say each with --keeper"),
+        (KeeperTrust(both), None, 5, NotAuthenticated, "nothing is sent in the clear"),
+        (KeeperTrust(first), masking, 5, NotAuthenticated, "it masks for these alone"),
+        (KeeperTrust(both), masking_of(papers[:1]), 5, NotAuthenticated, "it masks for these alone"),
+        (KeeperTrust(both), masking, 6, NotAuthenticated, "terms are of 5 values"),
+        (KeeperTrust(both, cohort_min=4), masking, 5, NotAuthenticated, "--cohort-min"),
+        (KeeperTrust(both), replace(masking, keys=masking.keys[:1]), 5, NotAuthenticated, "what key keeper"),
+        (KeeperTrust(both), masking_of(papers, weights=(4, 0)), 5, ConfigError, "whole numbers from 1"),
+    ]
+    for trust, offered, size, error, words in wrong:
+        with pytest.raises(error, match=words):
+            trust.check(offered, size)
+
+
+def test_a_servers_own_key_does_not_stand_for_a_keepers(papers: list[KeeperPapers]) -> None:
+    """Whoever passes on what a keeper says cannot change the key that devices seal for."""
+    honest, other = papers[0].statement(), papers[1].statement()
+    for forged in (
+        replace(honest, public_key=other.public_key),
+        replace(honest, public_key=other.public_key, signature=other.signature),
+    ):
+        offered = Masking(terms_of(papers[0].name), [forged])
+        with pytest.raises(AnabranchError, match="signature"):
+            KeeperTrust((papers[0].name,)).check(offered, 5)
+
+
+def test_keepers_are_named_in_full() -> None:
+    name = "ab" * 32
+    assert trusted([name, "0" * 64, name]) == KeeperTrust(("0" * 64, name))
+    for bad in ("", name[:-1], name.upper(), f"{name}0", "keeper.example.org:7075"):
+        with pytest.raises(ConfigError, match="64 hexadecimal digits"):
+            trusted([bad])
+
+
+def test_terms_of_masked_numbers_say_their_codec() -> None:
+    assert Terms(16, 9, 1.0, 5, (1,), 8, 8, ("k",)).codec == "ring(16,9)"
