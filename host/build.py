@@ -146,7 +146,7 @@ def _check_publishing(config: Config, strategy: Strategy) -> None:
 
 def _check_elastic(config: Config, strategy: Strategy) -> None:
     """What a device keeps of its own must not be added to the model again with its next update."""
-    adds = not all(part.needs_base for part in _parts(strategy))
+    adds = not all(part.mixes_models for part in _parts(strategy))
     if config.client.push == ELASTIC and adds and config.client.merge_weight < 1:
         raise ConfigError(
             f"client.push = 'elastic' with strategy {strategy.name!r}, which adds updates up, needs "

@@ -8,12 +8,14 @@ from anabranch.strategies.asyncdrop import AsyncDrop
 from anabranch.strategies.ca2fl import CA2FL
 from anabranch.strategies.delayed_nesterov import DelayedNesterov
 from anabranch.strategies.fadas import FADAS
+from anabranch.strategies.fedasmu import FedASMU
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.fedcompass import FedCompass
 from anabranch.strategies.fedprox import FedProx
 from anabranch.strategies.phased import Phased
+from anabranch.strategies.port import PORT
 from anabranch.strategies.qafel import QAFeL
 from anabranch.strategies.registry import strategy_of
 from anabranch.strategies.teasq import Teasq
@@ -24,8 +26,10 @@ __all__ = [
     "ACED",
     "CA2FL",
     "FADAS",
+    "PORT",
     "AsyncDrop",
     "DelayedNesterov",
+    "FedASMU",
     "FedAsync",
     "FedAvg",
     "FedBuff",

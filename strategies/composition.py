@@ -69,6 +69,10 @@ class ComposedStrategy(AsyncStrategy, ABC):
         """How much an update counts; its device is told."""
         return self.s(context.staleness)
 
+    def weight_in(self, vector: Vector, update: Update, context: Context) -> float:
+        """The same, where it depends on the model, shape (size,), as well."""
+        return self.weight(update, context)
+
     @abstractmethod
     def fold(self, state: State, vector: Vector, update: Update, weight: float, context: Context) -> Step:
         """Take an update: a step with a vector publishes, one without holds it."""
@@ -78,7 +82,7 @@ class ComposedStrategy(AsyncStrategy, ABC):
         refusal = self.refuse(update, context)
         if refusal is not None:
             return Step(state, None, rejected(context.staleness, refusal.reason, refusal.detail))
-        weight = self.weight(update, context)
+        weight = self.weight_in(vector, update, context)
         step = self.fold(state, vector, update, weight, context)
         decision = (held if step.vector is None else published)(context.staleness, weight)
         return replace(step, decision=decision)

@@ -177,6 +177,11 @@ class Phased:
         return any(part.needs_base for part in self.parts)
 
     @property
+    def mixes_models(self) -> bool:
+        """Where any does."""
+        return any(part.mixes_models for part in self.parts)
+
+    @property
     def clip(self) -> float:
         """The same in every phase, or the configuration says how long."""
         return self.parts[0].clip

@@ -16,12 +16,14 @@ from anabranch.strategies.asyncdrop import AsyncDrop
 from anabranch.strategies.ca2fl import CA2FL
 from anabranch.strategies.delayed_nesterov import DelayedNesterov
 from anabranch.strategies.fadas import FADAS
+from anabranch.strategies.fedasmu import FedASMU
 from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.fedcompass import FedCompass
 from anabranch.strategies.fedprox import FedProx
 from anabranch.strategies.phased import Phased
+from anabranch.strategies.port import PORT
 from anabranch.strategies.qafel import QAFeL
 from anabranch.strategies.robust.registry import make_rule
 from anabranch.strategies.robust.rule import Rule
@@ -33,8 +35,8 @@ OUTER_KEY = "outer"  # of strategies with a server optimiser
 BUILT_IN: dict[str, type[Any]] = {
     c.name: c
     for c in (
-        *(ACE, ACED, AsyncDrop, CA2FL, DelayedNesterov, FADAS, FedAsync, FedAvg, FedBuff, FedCompass),
-        *(FedProx, Phased, QAFeL, Teasq, TeasqDrop),
+        *(ACE, ACED, AsyncDrop, CA2FL, DelayedNesterov, FADAS, FedASMU, FedAsync, FedAvg, FedBuff),
+        *(FedCompass, FedProx, Phased, PORT, QAFeL, Teasq, TeasqDrop),
     )
 }
 

@@ -59,7 +59,7 @@ def _in_doubt(event: ev.RolledBack, engine: Engine) -> list[Task]:
     A difference from it does little harm, so strategies that add differences up take those; unless nothing of
     anybody's is to be left.
     """
-    if not (engine.strategy.needs_base or event.everyone):
+    if not (engine.strategy.mixes_models or event.everyone):
         return []
     tasks = engine.ledger.tasks.values()
     return [t for t in tasks if t.base_version > event.to_version and t.client_id not in event.without]

@@ -32,7 +32,8 @@ def stepped(update: Update, context: Context, books: StepView, vector: Vector) -
     """
     reached, length, detail = None, None, ""
     if books.buffers:
-        update, reached = books.buffers.given(update, vector, context.base)
+        base = context.base if books.strategy.mixes_models else None
+        update, reached = books.buffers.given(update, vector, base)
     clip = books.settings.clip
     if isinstance(clip, str):  # left to the strategy
         clip = books.strategy.clip

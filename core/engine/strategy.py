@@ -146,6 +146,11 @@ class Strategy(Protocol):
         ...
 
     @property
+    def mixes_models(self) -> bool:
+        """Whether a version has the w_base of its updates in it, so that older models come back with them."""
+        ...
+
+    @property
     def clip(self) -> float:
         """To how many median lengths a longer update is cut, where `[robust] clip` leaves that to us."""
         ...
@@ -218,6 +223,11 @@ class AsyncStrategy:
     def needs_base(self) -> bool:
         """Deltas are enough."""
         return False
+
+    @property
+    def mixes_models(self) -> bool:
+        """Nobody else needs a base."""
+        return self.needs_base
 
     @property
     def clip(self) -> float:

@@ -76,6 +76,16 @@ WORKS: dict[str, Tables] = {
         **strategy("fedcompass", steps_min=1), **LOG,
         "uplink": {"codec": "int4(256)|zstd"}, "robust": {"clip": 3.0},
     },
+    "directions, parts, error feedback, the delta log": {
+        **strategy("port", buffer_size=3, flush_s=20.0), **EF, **LOG, "submodel": {"name": "fedrolex"},
+    },
+    "directions, buffers that are differences, a cut": {
+        **strategy("port", buffer_size=2), "model": {"buffers": "average"}, "robust": {"clip": 3.0},
+    },
+    "mixed by less and less, parts, few bits": {
+        **strategy("fedasmu", floor=0.1), **LOG, "submodel": {"name": "heterofl"},
+        "uplink": {"codec": "int4(256)|zstd"},
+    },
     "a memory of all, error feedback, the delta log": {**strategy("ca2fl", buffer_size=3), **EF, **LOG},
     "a mean of all, few bits, a cut": {
         **strategy("ace"), **LOG, "uplink": {"codec": "int4(256)|zstd"}, "robust": {"clip": 3.0},

@@ -57,6 +57,8 @@ QUICK = [
     ("logistic", "ace"),
     ("logistic", "aced"),
     ("logistic", "fedcompass"),
+    ("logistic", "port"),
+    ("logistic", "fedasmu"),
     ("logistic", "phased"),
 ]
 ALL = [(model, strategy) for model in APPS for strategy in STRATEGIES.names()]

@@ -74,6 +74,7 @@ def test_a_seed_has_one_history_with_all_its_faults(seed: int) -> None:
         (424, {"name": "aced", "staleness_max": 12}),
         (432, {"name": "delayed_nesterov", "buffer_size": 3}),
         (440, {"name": "fedcompass", "steps_min": 1}),
+        (448, {"name": "port", "buffer_size": 3}),
     ],
 )
 def test_what_a_strategy_remembers_is_kept_whatever_goes_wrong(seed: int, strategy: dict[str, Any]) -> None:

@@ -35,6 +35,8 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("ca2fl", {"buffer_size": 2}, {}),
     ("ace", {}, {}),
     ("aced", {"staleness_max": 3}, {}),
+    ("port", {"buffer_size": 2, "similarity_weight": 2.0}, {}),
+    ("fedasmu", {"floor": 0.1}, {}),
 ]
 
 

@@ -12,6 +12,8 @@ CHOOSING = Walk(
         types("anabranch simulate synthetic --strategy ca2fl", says="48 updates"),
         types("anabranch simulate synthetic --strategy aced", says="48 updates"),
         types("anabranch simulate synthetic --strategy fedcompass", says="48 updates"),
+        types("anabranch simulate synthetic --strategy port", says="48 updates"),
+        types("anabranch simulate synthetic --strategy fedasmu", says="48 updates"),
         types("anabranch simulate synthetic --strategy phased", says="60 updates"),
     ),
 )
