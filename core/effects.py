@@ -8,11 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anabranch.core.events import Payload
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Ask, Reason, Receipt, Task
+
+if TYPE_CHECKING:
+    from anabranch.core.engine.cohorts import MaskedUpdate
 
 # --- the server's ----------------------------------------------------------------------------
 
@@ -152,6 +155,27 @@ class Reopened:
     """The run had ended, and goes on: a larger budget was set."""
 
 
+@dataclass(frozen=True)
+class MaskSumWanted:
+    """A cohort of masked updates is full: every keeper is to be asked for the sum of its masks.
+
+    `version`: the newest one now. What is still wanted after a restart: `Cohorts.wanted`.
+    """
+
+    number: int
+    version: int
+    members: tuple[MaskedUpdate, ...]
+
+
+@dataclass(frozen=True)
+class CohortLost:
+    """The updates of a cohort are in no version, and will be in none."""
+
+    number: int
+    update_ids: tuple[str, ...]
+    why: str
+
+
 Effect = (
     Granted
     | Refused
@@ -165,6 +189,8 @@ Effect = (
     | RolledBackTo
     | SettingsSet
     | Reopened
+    | MaskSumWanted
+    | CohortLost
 )
 
 # --- the device's ----------------------------------------------------------------------------

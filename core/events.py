@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from anabranch.core.model.updates import Ask, Capability, Decision, Task, Update
+from anabranch.core.secagg.ring import Numbers
 
 if TYPE_CHECKING:
     from anabranch.core.engine.engine import Engine
@@ -177,6 +178,26 @@ class SettingsChanged:
     at_start: bool = False
 
 
+@dataclass(frozen=True)
+class MaskSumArrived:
+    """A keeper has answered: the sum of its masks of the cohort `number`, as whole numbers, (size,)."""
+
+    now: float
+    number: int
+    keeper: str
+    payload: Payload
+    numbers: Numbers = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class CohortDropped:
+    """An operator waits no more for the keepers of the cohort `number`: its updates are lost."""
+
+    now: float
+    number: int
+    why: str
+
+
 Event = (
     Enrolled
     | TaskAsked
@@ -191,6 +212,8 @@ Event = (
     | Released
     | RolledBack
     | SettingsChanged
+    | MaskSumArrived
+    | CohortDropped
 )
 
 # --- the device's ----------------------------------------------------------------------------

@@ -4,8 +4,9 @@ A record is one JSON object; its canonical line (sorted keys, no spaces) is what
 journals are equal exactly when their digests are. The values of an update are not in its record:
 the record has the SHA-256 of the payload, and whoever replays brings the bytes and the decoder.
 
-Most events are their own records, under a `kind`. Three are not: an ask without the sessions, which the log
-has nothing of; an update without its values; a rollback without the state that it leads to.
+Most events are their own records, under a `kind`. Four are not: an ask without the sessions, which the log
+has nothing of; an update and a sum of masks without their values; a rollback without the state that it leads
+to.
 """
 
 from __future__ import annotations
@@ -130,6 +131,26 @@ class RollbackRecord:
         return ev.RolledBack(self.now, self.to_version, self.to_seq, self.without, self.everyone)
 
 
+@dataclass(frozen=True)
+class MaskSumRecord:
+    """A keeper answered. The numbers are its payload."""
+
+    now: float
+    number: int
+    keeper: str
+    payload: ev.Payload
+
+    @classmethod
+    def of(cls, event: ev.MaskSumArrived) -> MaskSumRecord:
+        """Of an event."""
+        return cls(event.now, event.number, event.keeper, event.payload)
+
+    def event(self, load_delta: LoadDelta) -> ev.MaskSumArrived:
+        """The event again."""
+        numbers: Any = load_delta(self.payload, None)
+        return ev.MaskSumArrived(self.now, self.number, self.keeper, self.payload, numbers)
+
+
 KINDS: dict[str, type[Any]] = {
     "enrolled": ev.Enrolled,
     "asked": AskRecord,
@@ -144,6 +165,8 @@ KINDS: dict[str, type[Any]] = {
     "released": ev.Released,
     "rolled_back": RollbackRecord,
     "settings_changed": ev.SettingsChanged,
+    "mask_sum": MaskSumRecord,
+    "cohort_dropped": ev.CohortDropped,
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
@@ -163,6 +186,8 @@ def to_record(event: ev.Event) -> Record:
             kept = UpdateRecord.of(event)
         case ev.RolledBack():
             kept = RollbackRecord.of(event)
+        case ev.MaskSumArrived():
+            kept = MaskSumRecord.of(event)
         case _:
             kept = event
     return {"kind": _KIND_OF[type(kept)], **_converter.unstructure(kept)}
@@ -182,8 +207,17 @@ def from_record(record: Record, spec: ParamSpec, load_delta: LoadDelta) -> ev.Ev
             return kept.event
         case UpdateRecord():
             return kept.event(spec, load_delta)
+        case MaskSumRecord():
+            return kept.event(load_delta)
     event: ev.Event = kept
     return event
+
+
+def payload_of(record: Record) -> ev.Payload | None:
+    """The bytes that a record needs to be an event again: of a good update, or a keeper's answer."""
+    if "payload" not in record or record.get("flaw"):
+        return None
+    return ev.Payload(**record["payload"])
 
 
 def line(record: Record) -> str:

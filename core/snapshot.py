@@ -25,6 +25,7 @@ from cattrs import Converter
 from anabranch.core.engine.broadcast import Broadcast
 from anabranch.core.engine.buffers import Bounds
 from anabranch.core.engine.changes import Changes
+from anabranch.core.engine.cohorts import Cohorts, CohortState
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import ClientRecord, Counters
@@ -139,6 +140,7 @@ class EngineState:
     changes: Changes = field(default_factory=Changes)
     noise: list[Array] = field(default_factory=list)
     part_changes: PartChanges = field(default_factory=PartChanges)
+    cohorts: CohortState | None = None
 
     @classmethod
     def of(cls, engine: Engine) -> EngineState:
@@ -159,6 +161,7 @@ class EngineState:
             changes=engine.changes,
             noise=[] if engine.sums is None else engine.sums.history,
             part_changes=engine.part_changes,
+            cohorts=None if engine.cohorts is None else engine.cohorts.state,
         )
 
 
@@ -195,13 +198,14 @@ def restore(
     broadcast: Broadcast | None = None,
     planner: Planner | None = None,
     sums: Sums | None = None,
+    cohorts: Cohorts | None = None,
 ) -> Engine:
     """An engine that goes on where the snapshot was taken. The snapshot stays as it is.
 
     Raises `StoreCorrupt`, naming the field, where that is no state of such an engine.
     """
     try:
-        return _restored(snapshot, spec, strategy, settings, broadcast, planner, sums)
+        return _restored(snapshot, spec, strategy, settings, broadcast, planner, sums, cohorts)
     except (FieldError, InvalidUpdate) as error:
         raise StoreCorrupt(f"the snapshot of version {snapshot.meta.get('version')}: {error}") from error
 
@@ -214,11 +218,13 @@ def _restored(
     broadcast: Broadcast | None,
     planner: Planner | None,
     sums: Sums | None,
+    cohorts: Cohorts | None,
 ) -> Engine:
     arrays = {name: a.copy() for name, a in snapshot.arrays.items() if name != "vector"}
     meta, rows = _together(snapshot.meta, arrays), snapshot.rows
     state = from_plain({k: v for k, v in meta.items() if k not in BESIDE}, EngineState, _converter_of(spec))
-    engine = Engine(spec, strategy, settings, snapshot.arrays["vector"], broadcast, planner, sums)
+    vector = snapshot.arrays["vector"]
+    engine = Engine(spec, strategy, settings, vector, broadcast, planner, sums, cohorts)
     if sums is not None:
         sums.history = state.noise
     engine.changes = state.changes
@@ -232,6 +238,8 @@ def _restored(
     if planner is not None:
         engine.planner_state = from_plain(state.planner, planner.state_type, _converter)
     engine.part_changes = state.part_changes
+    if cohorts is not None and state.cohorts is not None:
+        cohorts.restore(state.cohorts)
     if state.buffers is not None:
         engine.buffers.restore(state.buffers)
     engine.history = {int(k.removeprefix(HISTORY)): a for k, a in arrays.items() if k.startswith(HISTORY)}
@@ -297,7 +305,7 @@ _converter.register_unstructure_hook(Delta, _delta_out)
 _converter.register_structure_hook(Delta, _delta_in)
 written(_converter, Guard, later=("flaws_in_row", "wasted", "last_flaw"))
 written(_converter, ClientRecord, later=("steps",))
-written(_converter, EngineState, later=("buffers", "changes", "noise", "part_changes"))
+written(_converter, EngineState, later=("buffers", "changes", "noise", "part_changes", "cohorts"))
 
 
 @lru_cache(maxsize=4)

@@ -13,6 +13,7 @@ from anabranch.compress.registry import others
 from anabranch.core.config.caps import told_to_devices
 from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config
+from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy, Sums
@@ -21,10 +22,9 @@ from anabranch.core.limits import Limits
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Tensors
 from anabranch.core.parts import told_name
-from anabranch.core.secagg.terms import Terms
 from anabranch.core.snapshot import Snapshot, restore
 from anabranch.host.private import private_sums
-from anabranch.host.secagg import check_masking, terms_of
+from anabranch.host.secagg import check_masking, cohorts_of
 from anabranch.strategies.memory import RememberingStrategy
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.registry import doubt, strategy_of
@@ -48,7 +48,7 @@ class Blueprint:
     strategy: Strategy
     settings: EngineSettings
     sums: Callable[[], Sums | None] = lambda: None
-    terms: Terms | None = None
+    cohorts: Callable[[], Cohorts | None] = lambda: None
 
     @classmethod
     def of(
@@ -72,7 +72,9 @@ class Blueprint:
         settings = EngineSettings.of(config, limits)
         if config.secagg.on:
             check_masking(masks)
-            return cls(config, spec, strategy, settings, terms=terms_of(config, spec, strategy))
+            cohorts = partial(cohorts_of, config, spec, strategy)
+            cohorts()  # what is wrong with it is said at the start
+            return cls(config, spec, strategy, settings, cohorts=cohorts)
         if not config.privacy.on:
             return cls(config, spec, strategy, settings)
         sums = partial(private_sums, config, spec, strategy, key)
@@ -93,9 +95,10 @@ class Blueprint:
         broadcast = make_broadcast(self.spec, self.strategy, downlink.codec, downlink.publish_every_versions)
         planner = make_planner(self.spec, self.strategy, self.config)
         if snapshot is not None:
-            return restore(snapshot, self.spec, self.strategy, self.settings, broadcast, planner, self.sums())
-        vector = self.spec.flatten(initial)
-        return Engine(self.spec, self.strategy, self.settings, vector, broadcast, planner, self.sums())
+            parts = broadcast, planner, self.sums(), self.cohorts()
+            return restore(snapshot, self.spec, self.strategy, self.settings, *parts)
+        vector, parts = self.spec.flatten(initial), (broadcast, planner, self.sums(), self.cohorts())
+        return Engine(self.spec, self.strategy, self.settings, vector, *parts)
 
 
 def device_tables(config: Config) -> dict[str, Any]:

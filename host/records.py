@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 from anabranch.compress.registry import STAGES
 from anabranch.core.effects import (
     Barred,
+    CohortLost,
     Decided,
     Effect,
     Finished,
     Granted,
     LeaseEnded,
+    MaskSumWanted,
     Published,
     Reopened,
     SettingsSet,
@@ -76,6 +78,10 @@ class RunReporter:
                 recorder.set(now, changes)
             case Reopened():
                 recorder.reopened(now)
+            case MaskSumWanted(number, members=members):
+                recorder.note(now, "sum_wanted", cohort=number, updates=len(members))
+            case CohortLost(number, update_ids, why):
+                recorder.note(now, "cohort_lost", cohort=number, updates=len(update_ids), why=why)
 
     def _compressed(self, now: float, engine: Engine, task: Task) -> None:
         codecs = engine.ledger.clients[task.client_id].capability.codecs

@@ -67,6 +67,11 @@ def check_rollback(engine: Engine, event: ev.RolledBack) -> None:
             "a private run cannot be rolled back: the same updates in other sums would show the difference; "
             "start another run from the model of that version"
         )
+    if engine.cohorts is not None and event.without:
+        raise ConfigError(
+            "without: a run with masked sums cannot be rolled back without some clients, as nobody can take "
+            "their updates out of a sum: set everyone, which goes back to the version itself"
+        )
     if not 0 <= event.to_version <= engine.version:
         raise UnknownVersion(f"version {event.to_version} is not published: the newest is {engine.version}")
     if not event.without and not event.everyone:
@@ -135,10 +140,13 @@ class Folding:
         self._load_delta = loader(refolder.log.payload, engine.spec)
         found = refolder.log.first()
         self._fold = refolder.begin(found.snapshot)
-        self._fold.settings = replace(self._fold.settings, **UNBOUNDED)
-        self._fold.planner = None  # updates say what they cover
         self._begins = found.applied_through_seq
         self._seq, self._others = self._begins, 0
+        if engine.cohorts is not None:  # sums cannot be made of other updates: what there was comes again
+            self._steps = self._again()
+            return
+        self._fold.settings = replace(self._fold.settings, **UNBOUNDED)
+        self._fold.planner = None  # updates say what they cover
         # Who has a task now may answer it before the end.
         self._steps = self._up_to(seq, set(engine.ledger.tasks))
 
@@ -150,12 +158,23 @@ class Folding:
         """Fold what is left; the event with its state, for the place `seq`. Raises as `Refolder` does."""
         for _ in self._steps:
             pass
+        if self._engine.cohorts is not None:
+            return replace(self._event, fold=self._fold)
         others = self._others
         for _ in self._up_to(seq - 1, ()):
             pass
         if self._others > others:  # another rollback came first: what counts is not what it was
             return self._refolder(self._event, seq, self._engine)
         return replace(self._event, fold=self._fold)
+
+    def _again(self) -> Iterator[None]:
+        """Everything as it was, up to the version that is gone back to, in steps."""
+        for place, record in self._records(self._event.to_seq):
+            event = from_record(record, self._fold.spec, self._load_delta)
+            if isinstance(event, ev.RolledBack):
+                event = self._refolder(event, place, self._fold)
+            self._fold.handle(event)
+            yield
 
     def _up_to(self, seq: int, open_tasks: Collection[str]) -> Iterator[None]:
         """Fold the events up to and with `seq`, in steps."""

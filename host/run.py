@@ -18,7 +18,7 @@ from anabranch.core.engine.admission import given_up
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.objections import repeated
 from anabranch.core.engine.rates import Rates
-from anabranch.core.errors import AnabranchError, IdTaken, Overloaded
+from anabranch.core.errors import AnabranchError, IdTaken, InvalidUpdate, Overloaded
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.updates import Ask, Receipt, Task, TaskState
 
@@ -151,6 +151,8 @@ class Run:
             case ev.Quarantined() | ev.Released():
                 why = event.why if isinstance(event, ev.Quarantined) else None
                 changes = self.engine.guard.quarantined.get(event.client_id) != why
+            case ev.MaskSumArrived() | ev.CohortDropped():
+                return self._of_cohort(event)
             case _:
                 changes = True
         return Settlement(event if changes else None)
@@ -197,6 +199,17 @@ class Run:
         if dropped is not None and dropped.task_id in self._coming:
             dropped = None
         return Settlement(dropped, [refused])
+
+    def _of_cohort(self, event: ev.MaskSumArrived | ev.CohortDropped) -> Settlement:
+        """What is of a cohort that nobody waits for changes nothing."""
+        cohorts, changes = self.engine.cohorts, False
+        if cohorts is not None and isinstance(event, ev.MaskSumArrived):
+            changes = cohorts.wants(event.number, event.keeper)
+            if changes and not cohorts.fits(event.numbers):
+                return Settlement(error=InvalidUpdate(f"keeper {event.keeper} sent numbers of another size"))
+        elif cohorts is not None:
+            changes = any(cohort.number == event.number for cohort in cohorts.waiting)
+        return Settlement(event if changes else None)
 
     def _renews(self, beat: ev.LeaseRenewed) -> bool:
         """Whether a heartbeat is of any use."""

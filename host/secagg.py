@@ -6,17 +6,20 @@ publishes each of them, or sends anything but numbers that add up. Every reason 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from typing import Any
 
+from anabranch.core import events as ev
 from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config
+from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.robust import NONE, RobustTable
-from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.secagg.ring import Numbers, chain_of
 from anabranch.core.secagg.terms import Terms, weights_of
 from anabranch.host.private import check_private
 from anabranch.strategies.fedbuff import FedBuff
@@ -49,6 +52,22 @@ def terms_of(config: Config, spec: ParamSpec, strategy: Strategy) -> Terms:
     )
     made.check()
     return made
+
+
+def cohorts_of(config: Config, spec: ParamSpec, strategy: Strategy) -> Cohorts:
+    """The cohorts of a run with masked sums, before the first. Raises as `terms_of` does."""
+    terms = terms_of(config, spec, strategy)
+    assert isinstance(strategy, FedBuff)
+    return Cohorts(terms, strategy.of_total)
+
+
+def mask_sum_arrived(
+    terms: Terms, now: float, number: int, keeper: str, numbers: Numbers
+) -> tuple[ev.MaskSumArrived, bytes]:
+    """The event of a keeper's answer for a cohort, and the payload that goes into the log with it."""
+    data = numbers.tobytes()
+    payload = ev.Payload(hashlib.sha256(data).hexdigest(), len(data), terms.codec)
+    return ev.MaskSumArrived(now, number, keeper, payload, numbers), data
 
 
 def check_masking(masks: bool) -> None:
@@ -114,7 +133,7 @@ def _looking(config: Config) -> Iterator[str]:
 
 def _not_adding(config: Config, spec: ParamSpec) -> Iterator[str]:
     """What sends anything but whole numbers of the whole model."""
-    ring = EngineSettings().masked(config).uplink
+    ring = chain_of(config.secagg.bits, config.secagg.value_bits)
     if config.uplink.codec not in (AUTO, ring):
         yield (
             f"uplink.codec = {config.uplink.codec!r} sends what does not add up under masks: with "

@@ -69,6 +69,10 @@ ROUNDS_MAX = 10  # so often files may be gone before they were copied
 
 Tell = Callable[[str, int, int], None]  # what is being done, how much of it in bytes, of how much
 
+# What has payloads in packs; data of older releases have no `mask_sums`.
+TABLES = "SELECT name FROM sqlite_schema WHERE name IN ('updates', 'mask_sums')"
+PACKED = "SELECT pack, pack_offset, size_bytes, sha256 FROM {} WHERE pack IS NOT NULL"
+
 
 @dataclass(frozen=True)
 class BackupRecord:
@@ -268,18 +272,17 @@ class _Copying:
         """What the copied database names: large payloads, packs and snapshots. Raises `_Gone`."""
         with closing(sqlite3.connect(self._target / SQLITE_FILE)) as copy:
             snapshots = [sha for (sha,) in copy.execute("SELECT sha256 FROM snapshots")]
-            packs = [n for (n,) in copy.execute("SELECT DISTINCT pack FROM updates WHERE pack IS NOT NULL")]
             query = (
                 "SELECT DISTINCT sha256 FROM updates WHERE payload IS NULL AND pack IS NULL AND NOT flawed"
             )
             blobs = [sha for (sha,) in copy.execute(query)]
-            place = "SELECT pack, pack_offset, size_bytes, sha256 FROM updates WHERE pack IS NOT NULL"
-            packed = copy.execute(place).fetchall()
+            tables = [name for (name,) in copy.execute(TABLES)]
+            packed = [row for table in tables for row in copy.execute(PACKED.format(table))]
         root = BlobStore(self._source)
         named = [
             *((Path("snapshots") / f"{sha}.safetensors", sha) for sha in snapshots),  # they go first
             *((root.path(sha).relative_to(self._source), sha) for sha in blobs),
-            *((Path("packs") / f"{number:06d}.pack", "") for number in sorted(packs)),
+            *((Path("packs") / f"{number:06d}.pack", "") for number in sorted({row[0] for row in packed})),
         ]
         self._check_room([name for name, _ in named])
         self._copy(named)

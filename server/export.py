@@ -8,7 +8,7 @@ from pathlib import Path
 
 from anabranch.core.config.tables import Config
 from anabranch.core.errors import DataError
-from anabranch.core.events import Payload
+from anabranch.core.journal import payload_of
 from anabranch.reports.journal_files import JournalWriter
 from anabranch.server.store.factory import open_data
 from anabranch.server.verify import stored_run
@@ -41,8 +41,8 @@ def export_run(data_dir: Path, database: str, folder: Path, archive: Path | None
         config, events = Config.from_json(info.config), 0
         with JournalWriter(folder, manifest.spec, manifest.tensors, config) as journal:
             for events, record in store.records():  # noqa: B007 - the last one is their number
-                kept = record["kind"] == "update" and not record["flaw"] and config.run.keep_payloads
-                journal.append(record, store.payload(Payload(**record["payload"])) if kept else None)
+                named = payload_of(record) if config.run.keep_payloads else None
+                journal.append(record, None if named is None else store.payload(named))
         newest = max((row.version for row in store.versions(limit=1 << 31)), default=0)
         metrics = {v: told for v in range(newest + 1) if (told := store.metrics(v))}
         return Export(journal.sha256, events, metrics)

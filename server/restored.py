@@ -69,7 +69,12 @@ def attest(data_dir: Path, database: str, authority: Authority | None) -> Restor
 
 
 def refuse_private(config: Config) -> None:
-    """Raises `ConfigError` for a run whose noise must not come twice."""
+    """Raises `ConfigError` for a run whose noise, or whose masked updates, must not come twice."""
+    if config.secagg.on:
+        raise ConfigError(
+            "a run with masked sums cannot go on from a backup: its keepers have answered cohorts that were "
+            "lost since, and answer none of these twice; start another run from its newest model"
+        )
     if config.privacy.on:
         raise ConfigError(
             "a private run cannot go on from a backup: versions that were published since would come "

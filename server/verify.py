@@ -84,7 +84,8 @@ def verify(
     try:
         info, manifest = stored_run(store, data_dir)
         config = Config.from_json(info.config)
-        blueprint = Blueprint.of(config, manifest.spec, key=kept_key(config, key_folder or data_dir))
+        key = kept_key(config, key_folder or data_dir)
+        blueprint = Blueprint.of(config, manifest.spec, key=key, masks=True)
         begin = partial(blueprint.engine, manifest.tensors)
         first = store.first()
         book = Proofbook(data_dir)

@@ -102,7 +102,8 @@ def _admit(config: Config, folder: Path, load_code: bool, with_app: bool) -> Non
 
 
 def _through_payloads(reader: JournalReader) -> Engine:
-    blueprint = Blueprint.of(reader.config, reader.spec, key=kept_key(reader.config, reader.folder))
+    key = kept_key(reader.config, reader.folder)
+    blueprint = Blueprint.of(reader.config, reader.spec, key=key, masks=True)
     begin = partial(blueprint.engine, reader.initial())
     with reader.open_payloads() as payload:
         replay = Replay(WholeLog(reader.records, payload), begin)

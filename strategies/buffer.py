@@ -147,6 +147,11 @@ class BufferStrategy(GatheringStrategy):
         state = stepped(self.optimiser, state, vector, total, count, self.covered(state, context))
         return Step(self.emptied(state, context), vector, heard=heard)
 
+    def of_total(self, state: State, vector: Vector, total: Vector, context: Context) -> Step:
+        """The step for a sum of K updates that was made where nobody could see one of them."""
+        state = stepped(self.optimiser, state, vector, total, self.updates_in_sum, slice(None))
+        return Step(self.emptied(state, context), vector)
+
     def emptied(self, state: State, context: Context) -> State:
         """The state for the next buffer."""
         state.buffer.fill(0)

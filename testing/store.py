@@ -48,6 +48,12 @@ def update(number: int, data: bytes = b"", task: str = "", flaw: str = "", now: 
     return Entry(to_record(ev.UpdateArrived(now, made, payload, flaw)), data)
 
 
+def mask_sum(number: int, data: bytes) -> Entry:
+    payload = ev.Payload(hashlib.sha256(data).hexdigest(), len(data), "ring(32,20)")
+    event = ev.MaskSumArrived(3.0, number, "north", payload, np.frombuffer(data, np.uint32))
+    return Entry(to_record(event), data)
+
+
 def reference(entry: Entry) -> ev.Payload:
     return ev.Payload(**entry.record["payload"])
 
@@ -218,6 +224,14 @@ class StoreConformance:
         assert logged(store) == []
         # What was found to be flawed is recorded, its bytes are not needed.
         assert store.append([replace(update(1, flaw="truncated"), inline=None)]) == [1]
+        assert store.problems() == []
+
+    def test_a_keepers_answer_is_kept_with_its_numbers(self, store: Store) -> None:
+        small, large = mask_sum(1, b"1234"), mask_sum(2, bytes(range(256)) * 1024)
+        assert store.append([enrolled(), small, update(1), large]) == [1, 2, 3, 4]
+        for entry in (small, large):
+            assert bytes(store.payload(reference(entry))) == entry.inline
+        assert [record for _, record in store.records(1)][::2] == [small.record, large.record]
         assert store.problems() == []
 
     def test_an_unknown_payload_is_an_error(self, store: Store) -> None:

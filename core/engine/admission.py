@@ -6,11 +6,13 @@ from dataclasses import replace
 from typing import Protocol
 
 from anabranch.core.effects import Refused
+from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import Ledger
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Context, Refusal, State, Strategy
 from anabranch.core.events import TaskDropped
+from anabranch.core.model.chains import lacks
 from anabranch.core.model.updates import Ask, Reason, Task, TaskState
 
 
@@ -24,6 +26,12 @@ class AdmissionView(Protocol):
     guard: Guard
     paused: bool
     finished: str
+    cohorts: Cohorts | None
+
+    @property
+    def ending(self) -> str:
+        """Why nothing more is taken although the run goes on."""
+        ...
 
 
 def refusal_of(ask: Ask, context: Context, books: AdmissionView, ahead: int = 0) -> Refusal | None:
@@ -45,8 +53,8 @@ def refusal_of(ask: Ask, context: Context, books: AdmissionView, ahead: int = 0)
     gone = [task for task in superseded(ask, books) if task.state is TaskState.LEASED]
     live = ledger.live - len(gone) + ahead
     others = len(ledger.live_of(ask.client_id)) - len(gone)
-    spent = _spent(ask.client_id, others, books)
-    if refusal := spent or books.guard.refusal(ask.client_id, others, context.now, settings):
+    own = _unmasked(ask.client_id, books) or _spent(ask.client_id, others, books)
+    if refusal := own or books.guard.refusal(ask.client_id, others, context.now, settings):
         return refusal
     # A device that asks anew with a task in hand keeps its place where nobody waits for it.
     if settings.concurrency and live >= settings.concurrency and (ahead or not gone):
@@ -64,6 +72,23 @@ def _spent(client_id: str, live: int, books: AdmissionView) -> Refusal | None:
     if not most or books.ledger.clients[client_id].accepted + live < most:
         return None
     return Refusal(Reason.OVER_SHARE, f"has given the {most} updates that [privacy] lets one device give")
+
+
+def _unmasked(client_id: str, books: AdmissionView) -> Refusal | None:
+    """That a client cannot mask, or that so many sums wait for their keepers that more would be of no use."""
+    cohorts, settings = books.cohorts, books.settings
+    if cohorts is None:
+        return None
+    if missing := lacks(books.ledger.clients[client_id].capability.codecs, settings.uplink):
+        detail = f"updates are masked here, and the device does not say that it has {missing[0]!r}"
+        return Refusal(Reason.NO_MASKS, detail)
+    if ending := books.ending:
+        return Refusal(Reason.AT_CAPACITY, f"{ending}, once its keepers have answered")
+    if len(cohorts.waiting) >= settings.cohorts_waiting_max:
+        keepers = {k for c in cohorts.waiting for k in cohorts.terms.keepers if k not in c.answered}
+        detail = f"{len(cohorts.waiting)} sums wait for {len(keepers)} of their keepers"
+        return Refusal(Reason.AT_CAPACITY, detail)
+    return None
 
 
 def superseded(ask: Ask, books: AdmissionView) -> list[Task]:

@@ -11,6 +11,7 @@ decides what its paper decides.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -18,12 +19,14 @@ import numpy as np
 from anabranch.core import events as ev
 from anabranch.core.effects import (
     Barred,
+    CohortLost,
     Decided,
     Effect,
     Finished,
     Granted,
     LeaseEnd,
     LeaseEnded,
+    MaskSumWanted,
     Published,
     Refused,
     Reopened,
@@ -34,6 +37,7 @@ from anabranch.core.engine.admission import refusal_of, superseded
 from anabranch.core.engine.broadcast import Broadcast, BroadcastState
 from anabranch.core.engine.buffers import Buffers
 from anabranch.core.engine.changes import Changes
+from anabranch.core.engine.cohorts import Cohorts, WaitingCohort
 from anabranch.core.engine.deadlines import Deadlines
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import Counters, Ledger
@@ -43,7 +47,7 @@ from anabranch.core.engine.part_changes import PartChanges
 from anabranch.core.engine.planner import Applicant, Planner, PlannerState
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.stepping import stepped
-from anabranch.core.engine.strategy import Context, State, Step, Strategy, Sums, rejected
+from anabranch.core.engine.strategy import Context, State, Step, Strategy, Sums, held, rejected
 from anabranch.core.model.chains import chain_for
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Submodel
@@ -66,6 +70,7 @@ class Engine:
         broadcast: Broadcast | None = None,
         planner: Planner | None = None,
         sums: Sums | None = None,
+        cohorts: Cohorts | None = None,
     ) -> None:
         self.spec = spec
         self.strategy = strategy
@@ -80,6 +85,7 @@ class Engine:
         self.planner = planner
         self.planner_state: PlannerState = None if planner is None else planner.init(self.vector)
         self.sums = sums
+        self.cohorts = cohorts
         self.part_changes = PartChanges()
         self._in_parts = getattr(planner, "of_tensors", False)
         self.buffers = Buffers(spec, settings.buffers, self.vector)
@@ -207,8 +213,9 @@ class Engine:
         values = event.payload.values or self.spec.size
         raw_bytes = values * self.spec.vector_dtype.itemsize
         # Of a private run's device nobody hears how its training went.
-        said = update.examples, False, {} if self.sums is not None else update.metrics
+        said = update.examples, False, {} if self.settings.participations_max else update.metrics
         decided = Decided(update.client_id, receipt, *said, event.payload, raw_bytes)
+        effects += self._close_cohort()
         return [decided, *effects, *self._after(effects, event.now)]
 
     def _step(self, event: ev.UpdateArrived, task: Task | None, context: Context) -> Step:
@@ -224,9 +231,65 @@ class Engine:
                 refused = rejected(context.staleness, Reason.BASE_GONE, detail)
                 return Step(self._without(task, event), None, refused)
             context = replace(context, base=base)
+        if self.cohorts is not None:
+            return self._gathered(self.cohorts, update, context)
         if event.flaw:  # no objection: the run is private
             update = replace(update, delta=np.zeros(self.spec.size, self.spec.vector_dtype))
         return stepped(update, context, self, self._donated(context.base))
+
+    # --- masked sums -------------------------------------------------------------------------
+
+    @property
+    def ending(self) -> str:
+        """Why nothing more is taken although the run goes on: the sums that wait will end it."""
+        if self.cohorts is None or not self.cohorts.waiting:
+            return ""
+        return self.settings.spent(self.version + len(self.cohorts.waiting), self.counters.applied)
+
+    def _gathered(self, cohorts: Cohorts, update: Update, context: Context) -> Step:
+        """A masked update is added to the cohort in the making; the strategy hears of the whole of it."""
+        weight = cohorts.take(update, self.version)
+        self.guard.taken(update.client_id, None, False, self.settings)
+        return Step(self.state, None, held(context.staleness, weight))
+
+    def _close_cohort(self) -> list[Effect]:
+        closed = None if self.cohorts is None else self.cohorts.close(self.version)
+        if closed is None:
+            return []
+        self.guard.published(self.settings)  # here it is cohorts that a device's shares are of
+        return [MaskSumWanted(closed.number, closed.version, closed.members)]
+
+    def _of_cohorts(self, event: ev.MaskSumArrived | ev.CohortDropped, cohorts: Cohorts) -> list[Effect]:
+        """A keeper has answered, or nobody waits for it any more: publish what has waited for that."""
+        effects: list[Effect] = []
+        if isinstance(event, ev.MaskSumArrived):
+            cohorts.answer(event.number, event.keeper, event.numbers)
+        elif (dropped := cohorts.drop(event.number)) is not None:
+            effects += self._lost(dropped, event.why)
+        while (cohort := cohorts.ready()) is not None:
+            effects += self._unmasked(cohort, cohorts, event.now)
+        return [*effects, *self._after(effects, event.now)] if effects else []
+
+    def _unmasked(self, cohort: WaitingCohort, cohorts: Cohorts, now: float) -> list[Effect]:
+        """A version of a cohort's sum."""
+        found = cohorts.sum_of(cohort)
+        if found is None:
+            return self._lost(cohort, "no honest updates have such a sum: one of them was out of bounds")
+        total = found.astype(self.spec.vector_dtype)
+        step = cohorts.step(self.state, self._donated(), total, self._context(now))
+        return self._take(step, of=cohort.update_ids)
+
+    def _lost(self, cohort: WaitingCohort, why: str) -> list[Effect]:
+        ids = cohort.update_ids
+        self.pending = [u for u in self.pending if u not in ids]
+        return [CohortLost(cohort.number, ids, why)]
+
+    def _lost_all(self, why: str) -> list[Effect]:
+        """Nothing of what was taken so far makes a version."""
+        lost = () if self.cohorts is None else self.cohorts.drop_all()
+        if lost:
+            self.guard.published(self.settings)
+        return [e for cohort in lost for e in self._lost(cohort, why)]
 
     def _base(self, version: int) -> Vector | None:
         """The model that devices have of a version, or None where it is not held any more."""
@@ -278,6 +341,8 @@ class Engine:
                     self._extend(task, now)
             case ev.SettingsChanged():
                 return self._set(event)
+            case ev.MaskSumArrived() | ev.CohortDropped() if self.cohorts is not None:
+                return self._of_cohorts(event, self.cohorts)
         return []
 
     def _set(self, event: ev.SettingsChanged) -> list[Effect]:
@@ -305,6 +370,7 @@ class Engine:
         why = f"a rollback to version {event.to_version} left its updates out"
         effects = [e for c in event.without for e in self._quarantined(c, why, event.now)]
         self.pending, self.guard.lengths = found.folded, found.lengths
+        effects += self._lost_all(why)
         effects += [e for task in found.in_doubt for e in self._lose(task, LeaseEnd.CANCELLED, event.now)]
         self.counters.rollbacks += 1
         if self._in_parts:
@@ -390,8 +456,13 @@ class Engine:
         is_base = self._keeps_history and self.ledger.bases.get(self.version)
         return self.vector.copy() if is_base or base is self.vector else self.vector
 
-    def _take(self, step: Step, update: Update | None = None, afresh: bool = False) -> list[Effect]:
-        """Adopt the outcome of a strategy's call; a vector makes a version, `afresh` after a large step."""
+    def _take(
+        self, step: Step, update: Update | None = None, afresh: bool = False, of: Sequence[str] | None = None
+    ) -> list[Effect]:
+        """Adopt the outcome of a strategy's call; a vector makes a version, `afresh` after a large step.
+
+        `of`: the updates that it is made of, if not of all that wait.
+        """
         self.state = step.state
         if update is not None and step.decision and step.decision.verdict is not Verdict.REJECTED:
             self.pending.append(update.update_id)
@@ -409,11 +480,13 @@ class Engine:
             self.part_changes = self.part_changes.published()
         if self.sums is not None:
             self.sums.published(self.version)
-        self.guard.published(self.settings)
+        if self.cohorts is None:
+            self.guard.published(self.settings)
         if self.broadcast is not None:
             publish = self.broadcast.restart if afresh else self.broadcast.publish
             self.broadcast_state = publish(self.broadcast_state, self.version, self.vector, self.ledger.bases)
-        heard, folded, self.pending = self._heard(step, update), tuple(self.pending), []
+        heard, folded = self._heard(step, update), tuple(self.pending if of is None else of)
+        self.pending = [u for u in self.pending if u not in folded] if of is not None else []
         return [Published(self.version, self.vector, folded, heard)]
 
     def _heard(self, step: Step, newest: Update | None) -> tuple[tuple[str, float], ...]:
@@ -438,6 +511,8 @@ class Engine:
         return more if self.finished else [*more, *self._ended()]
 
     def _ended(self) -> list[Effect]:
+        if self.cohorts is not None and self.cohorts.waiting:
+            return []  # they are of updates that were taken
         spent = self.settings.spent(self.version, self.counters.applied) or self._given_all()
         self.finished = spent or self.guard.hopeless(self.settings)
         return [Finished(self.finished, given_up=not spent)] if self.finished else []
@@ -447,14 +522,20 @@ class Engine:
 
         Looked at after each version, since within one nothing of it changes.
         """
-        most, begun = self.settings.participations_max, self.guard.folded[-1]
-        if self.sums is None or begun or len(self.ledger.clients) < self.settings.fleet:
+        most, needed = self.settings.participations_max, self._needed()
+        if not needed or len(self.ledger.clients) < self.settings.fleet:
             return ""
         lately = {client_id for of in self.guard.folded for client_id in of}
         able = sum(c.accepted < most and i not in lately for i, c in self.ledger.clients.items())
-        if able >= self.sums.updates_needed:
+        if able >= needed:
             return ""
         return f"the run ended at version {self.version}: [privacy] lets {able} devices give another update"
+
+    def _needed(self) -> int:
+        """How many updates of a private run the next sum needs; 0 where nothing is to be looked at now."""
+        if self.cohorts is not None and self.settings.participations_max:
+            return self.cohorts.terms.cohort - len(self.cohorts.members)
+        return 0 if self.sums is None or self.guard.folded[-1] else self.sums.updates_needed
 
     def _forget_base(self, version: int) -> None:
         if version in self.history and not self.ledger.bases.get(version):

@@ -36,7 +36,19 @@ def violations(engine: Engine) -> list[str]:
     check(engine.vector.size == engine.spec.size, "the vector does not have the size of the spec")
     check(bool(np.isfinite(engine.vector).all()), "the model has values that are not finite")
     check(engine.version <= engine.counters.applied + engine.counters.rollbacks, "more versions than updates")
+    check(_are_in_cohorts(engine), "what is pending is not what the cohorts have, each device once in one")
     return found
+
+
+def _are_in_cohorts(engine: Engine) -> bool:
+    """Whether masked updates that are in no version are those of the cohorts, in their order."""
+    cohorts = engine.cohorts
+    if cohorts is None:
+        return True
+    groups = [*(cohort.members for cohort in cohorts.waiting), cohorts.members]
+    members = [member.update_id for group in groups for member in group]
+    once = all(len({member.client_id for member in group}) == len(group) for group in groups)
+    return once and members == engine.pending
 
 
 def _is_held(engine: Engine, version: int) -> bool:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Conflicting, Decided
+from anabranch.core.engine.cohorts import Cohorts, is_masked
 from anabranch.core.engine.guard import Guard
 from anabranch.core.engine.ledger import Ledger
 from anabranch.core.engine.settings import EngineSettings
@@ -23,6 +24,12 @@ class ObjectionView(Protocol):
     guard: Guard
     version: int
     finished: str
+    cohorts: Cohorts | None
+
+    @property
+    def ending(self) -> str:
+        """Why nothing more is taken although the run goes on."""
+        ...
 
     def staleness(self, of: Task) -> int:
         """How late an update of a task is by now."""
@@ -40,11 +47,10 @@ def objection(
 
     if task is None or task.client_id != update.client_id:
         return no(*_no_task(update, task, books))
-    if books.finished:
-        return no(Reason.RUN_FINISHED, books.finished)
-    # In a private run it adds nothing, but it counts: or the number of versions would tell of its values.
-    if event.flaw and not books.settings.participations_max:
-        return no(Reason.INVALID, event.flaw)
+    if ended := books.finished or books.ending:
+        return no(Reason.RUN_FINISHED, ended)
+    if flaw := _flaw(event, books):
+        return no(Reason.INVALID, flaw)
     if staleness < 0:
         detail = f"base_version {update.base_version} is ahead of version {books.version}"
         return no(Reason.FUTURE_BASE, detail)
@@ -57,6 +63,16 @@ def objection(
     if bound and staleness > bound:
         return no(Reason.STALE, f"staleness {staleness} is over the bound of {bound} versions")
     return None
+
+
+def _flaw(event: ev.UpdateArrived, books: ObjectionView) -> str:
+    """What is wrong with an update's values, or nothing."""
+    if books.cohorts is not None:
+        return event.flaw or books.cohorts.flaw(event.update)
+    # In a private run it adds nothing, but it counts: or the number of versions would tell of its values.
+    if event.flaw:
+        return "" if books.settings.participations_max else event.flaw
+    return "the update is masked, and this run's are not" if is_masked(event.update) else ""
 
 
 def tasks_of_use(books: ObjectionView) -> set[tuple[str, str]]:

@@ -47,7 +47,7 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
         buffers=fold.buffers,
         lengths=list(fold.guard.lengths),
         folded=[u for u in engine.pending if u not in held and u in counting],
-        pending=[u for u in engine.pending if u in held],
+        pending=[u for u in engine.pending if u in held and engine.cohorts is None],
         left_out=tuple(u for u in taken if u not in counting),
         in_doubt=_in_doubt(event, engine),
     )

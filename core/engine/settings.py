@@ -8,6 +8,7 @@ from anabranch.core.config.tables import Config
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.updates import LocalPlan
+from anabranch.core.secagg.ring import chain_of
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ class EngineSettings:
         secagg = config.secagg
         return replace(
             self,
-            uplink=f"ring({secagg.bits},{secagg.value_bits})",
+            uplink=chain_of(secagg.bits, secagg.value_bits),
             clip=0.0,
             buffer_max=1,
             cohorts_waiting_max=secagg.cohorts_waiting_max,

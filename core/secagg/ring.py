@@ -46,6 +46,7 @@ from anabranch.core.privacy.mechanism import length_of
 Numbers = npt.NDArray[Any]  # (d,) uint32 or uint16: numbers modulo 2^r
 Integers = npt.NDArray[np.int64]
 
+RING = "ring"  # the codec of such numbers, `compress/ring.py`
 SEED_BYTES = 32
 RING_BITS = (32, 16)
 GAIN = 16.0  # g
@@ -55,6 +56,11 @@ BLOCK = 1 << 16  # numbers of a mask at once
 def dtype_of(bits: int) -> np.dtype[Any]:
     """Of numbers of so many bits, as they travel."""
     return np.dtype("<u4" if bits == 32 else "<u2")
+
+
+def chain_of(bits: int, value_bits: int) -> str:
+    """The codec of numbers of so many bits, for values of so many (`compress/ring.py`)."""
+    return f"{RING}({bits},{value_bits})"
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from typing import Any
 
 from anabranch.core.errors import ConfigError
 from anabranch.core.limits import COHORT_MIN
-from anabranch.core.secagg.ring import Ring, whole_weight
+from anabranch.core.secagg.ring import Ring, chain_of, whole_weight
 
 STALENESS_MAX = 1024  # weights that are told one by one
 FAR = 9.0  # deviations: noise beyond is of probability 2e-19 a value
@@ -53,7 +53,7 @@ class Terms:
     @property
     def codec(self) -> str:
         """What its updates travel as."""
-        return f"ring({self.bits},{self.value_bits})"
+        return chain_of(self.bits, self.value_bits)
 
     def weight(self, staleness: int) -> int:
         """W of an update."""

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from anabranch.core.errors import ConfigError, StoreCorrupt, StoreFull
 from anabranch.core.events import Payload
-from anabranch.core.journal import Record
+from anabranch.core.journal import Record, payload_of
 from anabranch.core.limits import MIB
 from anabranch.core.model.updates import Receipt
 from anabranch.core.snapshot import receipt_of, receipt_row
@@ -60,10 +60,8 @@ class ArchivedEvent:
 
     @property
     def payload(self) -> Payload | None:
-        """The payload of an update that was of use."""
-        if self.record["kind"] != "update" or self.record["flaw"]:
-            return None
-        return Payload(**self.record["payload"])
+        """What was of use of an update, or of a keeper's answer."""
+        return payload_of(self.record)
 
 
 class Archive:
@@ -83,7 +81,7 @@ class Archive:
         return self
 
     def write(
-        self, events: Sequence[ArchivedEvent], payload_of: Callable[[Payload], bytes | memoryview]
+        self, events: Sequence[ArchivedEvent], bytes_of: Callable[[Payload], bytes | memoryview]
     ) -> None:
         """Make events durable, with what they name. Raises `StoreFull` where nothing can be written now."""
         try:
@@ -92,7 +90,7 @@ class Archive:
                 with zipfile.ZipFile(file, "w") as archive:
                     _put(archive, EVENTS, "".join(f"{e.to_line()}\n" for e in events).encode(), 1)
                     for payload in {p.sha256: p for e in events if (p := e.payload) is not None}.values():
-                        _put(archive, PAYLOADS + payload.sha256, payload_of(payload))
+                        _put(archive, PAYLOADS + payload.sha256, bytes_of(payload))
                 file.flush()
                 os.fsync(file.fileno())
             self._set_aside(events[0].seq)

@@ -16,7 +16,7 @@ from safetensors.numpy import load, save
 from anabranch.core.effects import Decided, Published
 from anabranch.core.errors import InvalidUpdate, StoreCorrupt, StoreError, StoreFull, TooLarge
 from anabranch.core.events import Payload
-from anabranch.core.journal import Record
+from anabranch.core.journal import Record, payload_of
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.updates import Receipt
@@ -220,8 +220,8 @@ class MemoryStore:
             if update_id in books.updates:
                 return None
             books.updates[update_id] = entry.record
-            if entry.inline is not None:
-                self.blobs.payloads[entry.record["payload"]["sha256"]] = entry.inline
+        if entry.inline is not None:
+            self.blobs.payloads[entry.record["payload"]["sha256"]] = entry.inline
         books.lines.append(entry.line)
         return books.last
 
@@ -312,8 +312,8 @@ class MemoryStore:
         books.dropped = last
         for version in [v for v, row in books.versions.items() if row.seq <= last]:
             books.links.append(books.versions.pop(version).link or "")
-        named = {record["payload"]["sha256"] for record in books.updates.values()}
         if count:
+            named = {found.sha256 for text in books.lines if (found := payload_of(json.loads(text)))}
             self.blobs.payloads = {k: v for k, v in self.blobs.payloads.items() if k in named}
         return count
 
@@ -386,13 +386,14 @@ class MemoryStore:
     def problems(self, after: int = 0) -> list[str]:  # noqa: ARG002
         """Every broken invariant that a look at the books can tell, in words."""
         books, found = self.books, []
-        for update_id, record in books.updates.items():
-            if record["flaw"]:
+        for seq, record in self._after(0):
+            if (named := payload_of(record)) is None:
                 continue
             try:
-                self.payload(Payload(**record["payload"]))
+                self.payload(named)
             except StoreCorrupt as error:
-                found.append(f"update {update_id!r}: {error}")
+                what = f"update {record['update_id']!r}" if record["kind"] == "update" else f"event {seq}"
+                found.append(f"{what}: {error}")
         damaged = [k for k in books.snapshots if hashlib.sha256(k.data).hexdigest() != k.sha256]
         found += [f"snapshot {k.seq} does not have its SHA-256" for k in damaged]
         first = min(books.versions, default=1)

@@ -115,7 +115,7 @@ class Packs:
 
 
 def read_payload(row: Any, packs: Packs) -> bytes:
-    """The bytes of a row of `updates` that has them, or their place. Raises `StoreCorrupt`."""
+    """The bytes of a row of `updates` or `mask_sums` that has them, or their place. Raises `StoreCorrupt`."""
     if row.payload is None:
         return packs.read(PackPlace(row.pack, row.pack_offset), row.size_bytes, row.sha256)
     data: bytes = row.payload

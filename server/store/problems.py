@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Select, and_, exists, func, or_, select, text
 from anabranch.core.errors import StoreCorrupt
 from anabranch.server.store.blobs import BlobStore
 from anabranch.server.store.packs import Packs, read_payload
-from anabranch.server.store.schema import events, leases, model_versions, snapshots, updates
+from anabranch.server.store.schema import events, leases, mask_sums, model_versions, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.store.trimming import begins_late
 
@@ -35,6 +35,7 @@ def find_problems(
         *_leases(connection),
         *_snapshots(connection, files),
         *_payloads(connection, blobs, packs, after),
+        *_mask_sums(connection, packs, after),
     ]
 
 
@@ -186,6 +187,28 @@ def _payload(row: Any, blobs: BlobStore, packs: Packs) -> Iterator[str]:
         return
     if len(data) != row.size_bytes or hashlib.sha256(data).hexdigest() != row.sha256:
         yield f"update {row.update_id!r}: its payload does not have its size and SHA-256"
+
+
+def _mask_sums(connection: Connection, packs: Packs, after: int) -> Iterator[str]:
+    """Every keeper's answer is there with its digest, and is the one that the log names."""
+    m, lonely = mask_sums.c, events.outerjoin(mask_sums, events.c.seq == mask_sums.c.seq)
+    kind = events.c.kind == "mask_sum"
+    if connection.execute(select(events.c.seq).where(kind).limit(1)).first() is None:
+        return  # data of older releases do not even have the table
+    yield from _each(
+        connection,
+        select(events.c.seq).select_from(lonely).where(kind, m.seq.is_(None)),
+        "event {} is a keeper's answer without a row in mask_sums",
+    )
+    found = select(m.seq, events.c.record).join(events, events.c.seq == m.seq).where(m.seq > after)
+    for seq, record in connection.execute(found.order_by(m.seq)).all():
+        row = connection.execute(select(mask_sums).where(m.seq == seq)).one()
+        if json.loads(record).get("payload", {}).get("sha256") != row.sha256:
+            yield f"the keeper's answer {seq} differs from event {seq} of the log"
+        try:
+            read_payload(row, packs)
+        except StoreCorrupt as error:
+            yield f"event {seq}, a keeper's answer: {error}"
 
 
 def _each(connection: Connection, query: Select[Any], words: str) -> Iterator[str]:

@@ -32,6 +32,11 @@ def update_id_of(entry: Entry) -> str | None:
     return entry.record["update_id"] if entry.record["kind"] == "update" else None
 
 
+def is_mask_sum(entry: Entry) -> bool:
+    """Whether an entry is a keeper's answer."""
+    return bool(entry.record["kind"] == "mask_sum")
+
+
 def event_row(seq: int, entry: Entry) -> Row:
     """A row of `events`."""
     record = entry.record
@@ -75,6 +80,21 @@ def update_row(seq: int, entry: Entry, place: PackPlace | None) -> Row:
         "state": "received",
         "reason": "",
         "detail": "",
+    }
+
+
+def mask_sum_row(seq: int, entry: Entry, place: PackPlace | None) -> Row:
+    """A row of `mask_sums`. `place`: where its payload lies, if in a pack."""
+    record, payload = entry.record, entry.record["payload"]
+    return {
+        "seq": seq,
+        "number": bounded(record["number"]),
+        "keeper": record["keeper"],
+        "sha256": payload["sha256"],
+        "size_bytes": payload["size_bytes"],
+        "payload": None if place else entry.inline,
+        "pack": place.pack if place else None,
+        "pack_offset": place.offset if place else None,
     }
 
 

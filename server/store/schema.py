@@ -125,6 +125,24 @@ Index("ix_updates_applied_version", updates.c.applied_version)
 # task counts once is checked by `problems`.
 Index("ix_updates_task_id", updates.c.task_id)
 
+# What keepers have answered: the sum of the masks of a cohort. `payload`, or its place in a pack.
+mask_sums = Table(
+    "mask_sums",
+    metadata,
+    Column("seq", Big, ForeignKey("events.seq"), primary_key=True, autoincrement=False),
+    Column("number", Big, nullable=False),
+    Column("keeper", Text, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("size_bytes", Big, nullable=False),
+    Column("payload", LargeBinary),
+    Column("pack", Big),
+    Column("pack_offset", Big),
+    CheckConstraint("payload IS NULL OR length(payload) = size_bytes", name="payload"),
+    CheckConstraint("(payload IS NULL) = (pack IS NOT NULL)", name="place"),
+    CheckConstraint("(pack IS NULL) = (pack_offset IS NULL)", name="pack"),
+)
+Index("ix_mask_sums_sha256", mask_sums.c.sha256)
+
 model_versions = Table(
     "model_versions",
     metadata,

@@ -21,6 +21,7 @@ from anabranch.core.journal import Record
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, Limits
 from anabranch.core.model.updates import Receipt
 from anabranch.core.retention import ALL, Keep
+from anabranch.core.secagg.ring import RING
 from anabranch.core.snapshot import Snapshot
 from anabranch.server.failpoints import reach
 from anabranch.server.store import revision, rows, schema, trimming
@@ -45,7 +46,7 @@ from anabranch.server.store.packs import PackPlace, Packs, read_payload
 from anabranch.server.store.problems import find_problems
 from anabranch.server.store.projections import upsert, write_projections
 from anabranch.server.store.quota import Quota
-from anabranch.server.store.schema import clients, events, runs, snapshots, updates
+from anabranch.server.store.schema import clients, events, mask_sums, runs, snapshots, updates
 from anabranch.server.store.snapshots import SnapshotFiles
 from anabranch.server.store.tags import read_tags, write_tags
 from anabranch.server.store.versions import read_links, read_metrics, read_versions
@@ -61,11 +62,12 @@ _PAGE = (
     .order_by(events.c.seq)
     .limit(PAGE)
 )
-_PAYLOAD = (
-    select(*(updates.c[name] for name in ("payload", "pack", "pack_offset", "size_bytes", "sha256")))
-    .where(updates.c.sha256 == bindparam("sha256"))
-    .where(or_(updates.c.payload.is_not(None), updates.c.pack.is_not(None)))
+_PAYLOAD, _MASK_SUM = (
+    select(*(of.c[name] for name in ("payload", "pack", "pack_offset", "size_bytes", "sha256")))
+    .where(of.c.sha256 == bindparam("sha256"))
+    .where(or_(of.c.payload.is_not(None), of.c.pack.is_not(None)))
     .limit(1)
+    for of in (updates, mask_sums)
 )
 
 log = logging.getLogger(__name__)
@@ -227,6 +229,11 @@ class SqlStore:
             places = self._pack(arrived)
             found = [rows.update_row(seq, e, places.get(seq)) for seq, e in arrived]
             connection.execute(_INSERT_UPDATES, found)
+        if answers := [(seq, e) for seq, e in numbered if rows.is_mask_sum(e)]:
+            places = self._pack(answers)
+            connection.execute(
+                insert(mask_sums), [rows.mask_sum_row(seq, e, places.get(seq)) for seq, e in answers]
+            )
         enrolled = [rows.client_row(e.record) for _, e in numbered if e.record["kind"] == "enrolled"]
         upsert(connection, clients, enrolled, replaced=("capability", "seen_at"))
 
@@ -293,9 +300,12 @@ class SqlStore:
             yield connection
 
     def payload(self, reference: Payload) -> bytes | memoryview:
-        """The bytes of an update. Raises `StoreCorrupt`."""
+        """The bytes of an update, or of a keeper's answer. Raises `StoreCorrupt`."""
+        # A keeper's answer is of a ring; data of older releases have neither that nor the table.
+        queries = (_PAYLOAD, _MASK_SUM) if reference.codec.startswith(RING) else (_PAYLOAD,)
         with self._reading() as connection:
-            row = connection.execute(_PAYLOAD, {"sha256": reference.sha256}).first()
+            found = (connection.execute(query, {"sha256": reference.sha256}).first() for query in queries)
+            row = next((row for row in found if row is not None), None)
         return self._blobs.read(reference.sha256) if row is None else read_payload(row, self._packs)
 
     def receipt(self, update_id: str) -> Receipt | None:
@@ -388,7 +398,8 @@ class SqlStore:
             piece = trimming.trim(connection, last)
             self._dropped |= piece.payloads
             gone = trimming.unnamed(connection, self._dropped)
-            first_pack = connection.scalar(select(func.min(updates.c.pack)))
+            packs = [connection.scalar(select(func.min(of.c.pack))) for of in (updates, mask_sums)]
+            first_pack = min((pack for pack in packs if pack is not None), default=None)
         self._begin = self._begin if piece.events else 0
         self._dropped = self._blobs.remove(gone)
         self._packs.remove_before(first_pack)

@@ -1,8 +1,9 @@
 """Drops what a log has behind its base (`core.retention`), a bounded piece at a time.
 
-What goes: events, updates with their payloads, leases that had ended, and versions. What stays of a version
-is its link in the chain of hashes, 32 bytes, so that a device that was away since then can follow the chain,
-and its metrics. The event that published the base's version stays as well: the chain goes on from it.
+What goes: events, updates and keepers' answers with their payloads, leases that had ended, and versions. What
+stays of a version is its link in the chain of hashes, 32 bytes, so that a device that was away since then can
+follow the chain, and its metrics. The event that published the base's version stays as well: the chain goes
+on from it.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from anabranch.server.store.rows import Row, receipt_of
 from anabranch.server.store.schema import (
     events,
     leases,
+    mask_sums,
     model_versions,
     old_links,
     snapshots,
@@ -74,10 +76,13 @@ def retained(connection: Connection, keep: Keep) -> tuple[KeptSnapshots, int]:
 def oldest(connection: Connection, before: int, events_max: int, bytes_max: int = 0) -> int:
     """The last of so many of the events before one, and of so much of payloads (0: any), 0 for none."""
     e, u = events.c, updates.c
-    query = select(e.seq, u.size_bytes).outerjoin(updates, u.seq == e.seq).where(e.seq < before)
+    m = mask_sums.c
+    size = func.coalesce(u.size_bytes, m.size_bytes, 0).label("size_bytes")
+    both = events.outerjoin(updates, u.seq == e.seq).outerjoin(mask_sums, m.seq == e.seq)
+    query = select(e.seq, size).select_from(both).where(e.seq < before)
     last = size_bytes = 0
     for row in connection.execute(query.order_by(e.seq).limit(events_max)).all():
-        size_bytes += row.size_bytes or 0
+        size_bytes += row.size_bytes
         if last and 0 < bytes_max < size_bytes:
             break
         last = row.seq
@@ -105,6 +110,7 @@ def trim(connection: Connection, through: int) -> Piece:
     files = select(u.sha256).where(u.seq <= last.seq, u.payload.is_(None), u.pack.is_(None), ~u.flawed)
     payloads = frozenset(connection.scalars(files))
     connection.execute(delete(updates).where(u.seq <= last.seq))
+    connection.execute(delete(mask_sums).where(mask_sums.c.seq <= last.seq))
     gone = select(v.version, v.link).where(v.applied_through_seq <= last.seq).order_by(v.version)
     _keep_links(connection, [(row.version, row.link) for row in connection.execute(gone)])
     connection.execute(delete(model_versions).where(v.applied_through_seq <= last.seq))

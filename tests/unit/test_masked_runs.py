@@ -29,8 +29,9 @@ def terms(config: Config, spec: ParamSpec = SPEC) -> Terms:
     """Those of a run's blueprint."""
     made = Blueprint.of(config, spec, masks=True)
     assert made.sums() is None
-    assert made.terms is not None
-    return made.terms
+    cohorts = made.cohorts()
+    assert cohorts is not None
+    return cohorts.terms
 
 
 def test_the_terms_are_those_of_table_strategy_and_model() -> None:
@@ -193,4 +194,4 @@ def test_a_restart_may_not_say_other_terms() -> None:
 
 def test_a_run_without_masks_says_nothing_of_them() -> None:
     assert "secagg" not in merge([]).to_json()
-    assert Blueprint.of(merge([]), SPEC, masks=True).terms is None
+    assert Blueprint.of(merge([]), SPEC, masks=True).cohorts() is None

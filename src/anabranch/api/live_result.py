@@ -69,7 +69,7 @@ def result_of_journal(
     """
     journal = JournalReader(folder)
     config, spec, initial = journal.config, journal.spec, journal.initial()
-    blueprint = Blueprint.of(config, spec, key=kept_key(config, data_dir or folder))
+    blueprint = Blueprint.of(config, spec, key=kept_key(config, data_dir or folder), masks=True)
     recorder = Recorder.of(config, folder, spec)
     with recorder, journal.open_payloads() as payload:
         replay = Replay(WholeLog(journal.records, payload), partial(blueprint.engine, initial))
@@ -152,4 +152,4 @@ class _Downloads:
 
 def _part(record: Record, spec: ParamSpec) -> Submodel | None:
     """Of an update its part of the model."""
-    return submodel_from_json(record["submodel"], spec) if "payload" in record else None
+    return submodel_from_json(record["submodel"], spec) if record["kind"] == "update" else None
