@@ -78,12 +78,45 @@ class RunStatus:
     best_metric: str = ""  # by which the best version is that, and what it came to
     best_value: float | None = None
     run_twice: Sequence[str] = ()  # clients that were lately seen to be run by two processes at a time
+    masked_sums: MaskedSums | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what counts since the run began and what since the server started also by that."""
         found = asdict(self)
         sets = {"since_the_run_began": OF_THE_RUN, "since_the_server_started": OF_THE_SERVER}
         return found | {name: {key: found[key] for key in keys} for name, keys in sets.items()}
+
+
+@dataclass(frozen=True)
+class WaitingSum:
+    """A masked sum that waits. `version`: the newest when it was closed; `answered`: by these keepers."""
+
+    number: int
+    version: int
+    updates: int
+    answered: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class KeeperStanding:
+    """A keeper. `name` is empty until it has been reached; `trouble`: why it has not answered.
+
+    `answered`: sums, since the server started.
+    """
+
+    address: str
+    name: str
+    trouble: str
+    answered: int
+
+
+@dataclass(frozen=True)
+class MaskedSums:
+    """How masked sums stand. `gathered`: updates that wait for others; `waiting`: sums, oldest first."""
+
+    gathered: int
+    waiting: tuple[WaitingSum, ...]
+    keepers: tuple[KeeperStanding, ...]
 
 
 @dataclass(frozen=True)
@@ -263,6 +296,7 @@ class OperatorClient:
             best_value=s.best_value if s.best_metric else None,
             settings_changed=_changes(s.settings_changed),
             run_twice=list(s.run_twice),
+            masked_sums=_masked_sums(s.masked_sums) if s.HasField("masked_sums") else None,
         )
 
     def jobs(self) -> list[ListedJob]:
@@ -312,6 +346,13 @@ class OperatorClient:
         """Let a client, or all of a tag, out of quarantine; whether anybody was in."""
         request = operators.ReleaseRequest(client_id=client_id, tag=tag)
         return self._call(self._stub.Release, request).released
+
+    def drop_sum(self, number: int, why: str = "") -> int:
+        """Wait no more for the keepers of a masked sum; returns how many updates are lost with it.
+
+        Raises `ConfigError` where no sum of this number waits.
+        """
+        return self._call(self._stub.DropSum, operators.DropSumRequest(number=number, why=why)).updates_lost
 
     def tag(
         self, client_ids: Sequence[str], add: Sequence[str] = (), remove: Sequence[str] = ()
@@ -414,6 +455,14 @@ class OperatorClient:
 
 def _percentiles(found: operators.Percentiles) -> Percentiles:
     return Percentiles(found.count, found.p50, found.p90, found.p99)
+
+
+def _masked_sums(said: operators.MaskedSums) -> MaskedSums:
+    return MaskedSums(
+        said.gathered,
+        tuple(WaitingSum(w.number, w.version, w.updates, tuple(w.answered)) for w in said.waiting),
+        tuple(KeeperStanding(k.address, k.name, k.trouble, k.answered) for k in said.keepers),
+    )
 
 
 def _changes(found: Iterable[operators.SettingChange]) -> tuple[SettingAnswer, ...]:

@@ -122,6 +122,16 @@ def check_task(task: Task | None, client_id: str, task_id: str, codec: str) -> N
     check_codec(codec, task.uplink)
 
 
+def check_seals(seals: Mapping[str, str], keepers: Sequence[str]) -> None:
+    """Raises `InvalidUpdate` unless an update is sealed for the run's keepers, and for nobody else.
+
+    One that is not could be in no sum, and would hold up those of others.
+    """
+    if sorted(seals) != sorted(keepers):
+        wanted = ", ".join(keepers) or "nobody, as the run's updates are not masked"
+        raise InvalidUpdate(f"seals are for {', '.join(sorted(seals)) or 'nobody'}; the run wants {wanted}")
+
+
 def check_size(size_bytes: int, codec: str, spec: ParamSpec, submodel: Submodel | None) -> None:
     """Raises `TooLarge` for more than the codec can need, and `UnknownCodec`."""
     layout, made = Layout.of(spec, submodel), make_codec(codec)

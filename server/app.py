@@ -26,7 +26,7 @@ from anabranch.core.effects import Effect
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.objections import tasks_of_use
 from anabranch.core.engine.settable import as_started
-from anabranch.core.errors import AnabranchError
+from anabranch.core.errors import AnabranchError, ConfigError
 from anabranch.core.limits import Limits
 from anabranch.core.model.params import Tensors
 from anabranch.core.retention import Keep
@@ -34,6 +34,7 @@ from anabranch.core.snapshot import Snapshot
 from anabranch.host.build import Blueprint
 from anabranch.host.first import first_model
 from anabranch.host.secagg import check_guarded
+from anabranch.identity.addresses import host_and_port
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.reports.trackers import Trackers
 from anabranch.server.backup import check_restored
@@ -63,6 +64,7 @@ from anabranch.server.store.base import Store
 from anabranch.server.store.factory import store_of
 from anabranch.server.tls import ServerIdentity, check_address, uses_tls
 from anabranch.server.tracking import track
+from anabranch.server.unmasking import Unmasking
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
 
@@ -193,7 +195,7 @@ async def led_run(
     keep_manifest(kept_manifest(folder), manifest)
     _keep_register(config, identity)
     frozen, head = manifest.frozen, head_at(store, 0) or ""
-    blueprint = Blueprint.of(config, manifest.spec, limits, recovered.key)
+    blueprint = Blueprint.of(config, manifest.spec, limits, recovered.key, masks=True)
     first = first_model(blueprint, manifest.tensors, manifest.seed, head)
     del manifest
     restored = read_restored(folder, store, recovered.info, None if identity is None else identity.authority)
@@ -319,11 +321,12 @@ async def _live(
         recovered.info, config, spec, writer, models, uploads, intake, feed, clock.now(), identity, limits
     )
     run.calls = intake.calls
+    _ask_keepers(run, recovered.engine)
     run.presence = Presence(writer.glance.settings.lease_s)
     run.set_over(bool(writer.glance.finished))
     metrics.figures = RunFigures(run)
     writer.start()
-    works = (_keep(chronicle, writer), _sweep(uploads, writer))
+    works = (_keep(chronicle, writer), _sweep(uploads, writer), _unmask(run))
     chores = [asyncio.create_task(work) for work in works]
     tracking = asyncio.create_task(track(run, Trackers.of(config.run.trackers)))
     try:
@@ -350,6 +353,29 @@ async def _keep(chronicle: Chronicle, writer: Writer) -> None:
             chronicle.stalled(standing, writer.now())
 
 
+def _ask_keepers(run: LiveRun, engine: Engine) -> None:
+    """Have keepers asked, where updates are masked. Raises `ConfigError` where some have no address."""
+    cohorts, addresses = engine.cohorts, run.given.server.keepers
+    if cohorts is None:
+        return
+    if len(addresses) < len(cohorts.terms.keepers):
+        raise ConfigError(
+            f"secagg.keepers names {len(cohorts.terms.keepers)} and server.keepers has {len(addresses)} "
+            "addresses: say where each keeper is asked, HOST:PORT, in any order"
+        )
+    for address in addresses:
+        host_and_port(address)
+    folder = Path(run.given.server.data_dir)
+    run.unmasking = Unmasking(cohorts.terms, run.info.run_id, run.writer, addresses, folder)
+    run.intake.keepers = cohorts.terms.keepers
+
+
+async def _unmask(run: LiveRun) -> None:
+    """Have keepers asked as long as the run is served."""
+    if run.unmasking is not None:
+        await run.unmasking.ask()
+
+
 async def _sweep(uploads: Uploads, writer: Writer) -> None:
     """Remove, every now and then, what has come of updates that are not wanted any more."""
     while True:
@@ -374,7 +400,7 @@ def _writer(
     )
     kept = kept_manifest(Path(server.data_dir))
 
-    blueprint = Blueprint.of(config, engine.spec, limits, recovered.key)
+    blueprint = Blueprint.of(config, engine.spec, limits, recovered.key, masks=True)
 
     def begin(snapshot: Snapshot | None) -> Engine:
         return blueprint.engine(read_manifest(kept, limits).tensors, snapshot)

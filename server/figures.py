@@ -45,6 +45,7 @@ class RunFigures:
         yield "clients_training", "Devices that have a task.", glance.clients_training
         yield "clients_quarantined", "Devices in quarantine.", glance.clients_quarantined
         yield "tasks_live", "Tasks whose lease goes on.", glance.live_tasks
+        yield "sums_waiting", "Masked sums that wait for a keeper.", glance.sums_waiting
         yield "uploads_open", "Updates on their way in.", run.uploads.open_count
         yield "upload_held_bytes", "What memory has of updates on their way.", run.uploads.held_bytes
         yield "paused", "1: no tasks are handed out.", glance.paused

@@ -71,6 +71,7 @@ class Glance:
     clients_training: int
     clients_quarantined: int
     live_tasks: int
+    sums_waiting: int
     settings: EngineSettings
     changes: Changes
     clients: Layered[Capability]
@@ -110,6 +111,7 @@ class Glances:
             clients_training=len(self._training),
             clients_quarantined=len(engine.guard.quarantined),
             live_tasks=ledger.live,
+            sums_waiting=0 if engine.cohorts is None else len(engine.cohorts.waiting),
             settings=engine.settings,
             changes=engine.changes,
             clients=self._clients,

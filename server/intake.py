@@ -23,6 +23,7 @@ from anabranch.host.submission import (
     announced,
     answered,
     arrived,
+    check_seals,
     check_size,
     check_task,
     checked_metrics,
@@ -188,6 +189,8 @@ class Intake:
     def __init__(self, spec: ParamSpec, run_id: str, writer: Writer, uploads: Uploads, calls: Calls) -> None:
         self.spec, self.run_id, self.writer, self.uploads = spec, run_id, writer, uploads
         self.calls = calls
+        # Whom updates are masked for.
+        self.keepers: Sequence[str] = ()
         self._limits = uploads.limits
         # What the updates that were decided would have been without compression, since the start.
         self.bytes_raw = 0
@@ -253,6 +256,7 @@ class Intake:
             header = read_header(first, self.spec, self._limits)
             caller.check_name(header.update.client_id)
             self.calls.take("PushUpdate", header.update.client_id, caller)
+            check_seals(header.submission.seals, self.keepers)
             return replace(header, proof=self._proof(header, first.signature, caller))
         raise InvalidUpdate("the first message of a push must be its header")
 

@@ -54,21 +54,22 @@ class KeeperRefusal:
 
 
 class KeeperLink:
-    """A connection to one keeper, by its name; a context manager. For threads, one call at a time each.
+    """A connection to a keeper, one of those named; a context manager. For threads, one call at a time each.
 
-    Raises `Unavailable` where nobody answers, `NotAuthenticated` for another keeper.
+    Raises `Unavailable` where nobody answers, `NotAuthenticated` for any other keeper.
     """
 
-    def __init__(self, address: str, keeper: str) -> None:
-        self.address, self.keeper = address, keeper
+    def __init__(self, address: str, *keepers: str) -> None:
+        self.address = address
         host, port = host_and_port(address)
         try:
             shown = shown_certificate(host, port, CONNECT_S)
         except OSError as error:
             raise Unavailable(f"no keeper at {address}: {error}") from error
         self._certificate = read_certificate(shown.encode(), address)
-        if not hmac.compare_digest(found := fingerprint(self._certificate), keeper):
-            raise NotAuthenticated(f"the keeper at {address} is {found}, not {keeper}")
+        self.keeper = fingerprint(self._certificate)
+        if not any(hmac.compare_digest(self.keeper, keeper) for keeper in keepers):
+            raise NotAuthenticated(f"the keeper at {address} is {self.keeper}, not {' or '.join(keepers)}")
         credentials = grpc.ssl_channel_credentials(certificate_pem(self._certificate))
         self._channel = grpc.secure_channel(address, credentials, OPTIONS)
         self._stub = KeepersStub(self._channel)

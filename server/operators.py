@@ -16,7 +16,7 @@ from anabranch.compress.model import decode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core import events as ev
 from anabranch.core.config.goal import Goal
-from anabranch.core.effects import Reopened, RolledBackTo, SettingsSet
+from anabranch.core.effects import CohortLost, Reopened, RolledBackTo, SettingsSet
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import ClientRecord
 from anabranch.core.errors import ConfigError, UnknownVersion
@@ -57,7 +57,9 @@ class Operators(OperatorsServicer):
     ) -> operators.GetStatusResponse:
         """How the run stands."""
         writer = self.run.writer
-        asked = await writer.look(lambda engine: (dict(engine.guard.quarantined), writer.run_twice))
+        asked = await writer.look(
+            lambda engine: (dict(engine.guard.quarantined), writer.run_twice, self._masked_sums(engine))
+        )
         return self._status(writer.glance, *asked)
 
     @answers
@@ -181,6 +183,19 @@ class Operators(OperatorsServicer):
         return operators.RollbackResponse(version=done.version, updates_left_out=len(done.left_out))
 
     @answers
+    async def DropSum(self, request: operators.DropSumRequest, caller: Caller) -> operators.DropSumResponse:
+        """Give up a sum that a keeper will not unmask."""
+        if self.run.unmasking is None:
+            raise ConfigError("this run has no masked sums")
+        why = request.why[:WHY_CHARS_MAX] or "by an operator"
+        event = ev.CohortDropped(self.run.writer.now(), request.number, why)
+        lost = [e for e in (await self.run.writer.submit(event)).effects if isinstance(e, CohortLost)]
+        if not lost:
+            raise ConfigError(f"no sum {request.number} waits: `anabranch admin status` has those that do")
+        log.info("sum %d of %d updates was dropped by %s", request.number, len(lost[0].update_ids), caller)
+        return operators.DropSumResponse(updates_lost=len(lost[0].update_ids))
+
+    @answers
     async def SetSettings(
         self, request: operators.SetSettingsRequest, caller: Caller
     ) -> operators.SetSettingsResponse:
@@ -259,8 +274,29 @@ class Operators(OperatorsServicer):
             used = {"run.updates_max": max(1, writer.glance.counters.applied)}
             await writer.submit(ev.SettingsChanged(writer.now(), used, "the target, which was reached"))
 
+    def _masked_sums(self, engine: Engine) -> operators.MaskedSums | None:
+        """How they stand, where there are any."""
+        if engine.cohorts is None or self.run.unmasking is None:
+            return None
+        waiting = [
+            operators.WaitingSum(
+                number=cohort.number,
+                version=cohort.version,
+                updates=len(cohort.members),
+                answered=cohort.answered,
+            )
+            for cohort in engine.cohorts.waiting
+        ]
+        keepers = [operators.KeeperStanding(**vars(one)) for one in self.run.unmasking.standings]
+        gathered = len(engine.cohorts.members)
+        return operators.MaskedSums(gathered=gathered, waiting=waiting, keepers=keepers)
+
     def _status(
-        self, glance: Glance, quarantined: Mapping[str, str], twice: Sequence[str]
+        self,
+        glance: Glance,
+        quarantined: Mapping[str, str],
+        twice: Sequence[str],
+        masked_sums: operators.MaskedSums | None,
     ) -> operators.GetStatusResponse:
         run, counters, best = self.run, glance.counters, self.run.models.best
         best_metric, best_value = run.models.best_value
@@ -295,6 +331,7 @@ class Operators(OperatorsServicer):
             quarantined=quarantined,
             settings_changed=[change_to_proto(change) for _, change in sorted(glance.changes.made.items())],
             run_twice=twice,
+            masked_sums=masked_sums,
         )
 
     def _best(self) -> int:

@@ -86,7 +86,7 @@ def recover(
     _check_same(stored, config)
     found = store.load()
     key = _noise_key(store, config, begun)
-    begin = partial(Blueprint.of(config, manifest.spec, limits, key).engine, manifest.tensors)
+    begin = partial(Blueprint.of(config, manifest.spec, limits, key, masks=True).engine, manifest.tensors)
     replayed_log = Replay(store, begin, found, store.receipt)
     engine = replayed_log.engine
     engine.ledger.track(saved=found.snapshot is not None and found.snapshot.rows is not None)

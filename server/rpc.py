@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import known_stages
+from anabranch.compress.registry import MASKING, known_stages
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect, Granted, LeaseEnd, LeaseEnded, Refused
 from anabranch.core.engine.engine import Engine
@@ -25,6 +25,7 @@ from anabranch.host.first import FirstModel
 from anabranch.host.run import BEATS_PER_LEASE, AdviceKind, advice
 from anabranch.identity.certificates import certificate_der
 from anabranch.identity.heads import head_message
+from anabranch.identity.keepers import Masking
 from anabranch.protos.convert import (
     PROTOCOL_VERSION,
     capability_from_proto,
@@ -90,6 +91,12 @@ class Devices(DevicesServicer):
                 "of this run's model a part is frozen, which is in no update, and this device's program does "
                 "not know that: install the same version of anabranch on both sides"
             )
+        masking = None if run.unmasking is None else run.unmasking.masking()
+        if masking is not None and MASKING not in request.capability.codecs:
+            raise ConfigError(
+                "this run's updates are masked, and this device was told no keepers: say each with --keeper, "
+                "by the name that whoever runs it has given you"
+            )
         known = run.writer.glance
         if client_id not in known.clients and known.clients_enrolled >= run.limits.clients_max:
             raise Overloaded(f"{known.clients_enrolled} clients are enrolled, as many as the server takes")
@@ -106,6 +113,7 @@ class Devices(DevicesServicer):
             version=run.writer.glance.version,
             server_time_s=run.writer.now(),
             first=_first(run.first),
+            masking=_masking(masking),
         )
 
     def _say_what_is_lacking(self, client_id: str, codecs: Sequence[str]) -> None:
@@ -399,6 +407,16 @@ def _first(first: FirstModel | None) -> devices.FirstModel | None:
         return None
     sha256, head = bytes.fromhex(first.sha256), bytes.fromhex(first.head)
     return devices.FirstModel(seed=first.seed, codec=first.codec, sha256=sha256, head=head)
+
+
+def _masking(masking: Masking | None) -> model.Masking | None:
+    if masking is None:
+        return None
+    keys = [
+        model.KeeperKey(certificate=k.certificate, public_key=k.public_key, signature=k.signature)
+        for k in masking.keys
+    ]
+    return model.Masking(terms_json=json.dumps(masking.terms.to_json()), keepers=keys)
 
 
 async def renewed(

@@ -22,6 +22,7 @@ from anabranch.server.restored import Restored
 from anabranch.server.store.base import RunInfo
 from anabranch.server.streams import Streams
 from anabranch.server.tls import ServerIdentity
+from anabranch.server.unmasking import Unmasking
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
 from anabranch.support.tracing import is_tracing, span_of_task
@@ -62,6 +63,8 @@ class LiveRun:
     restored: Restored | None = None
     # What devices may build version 0 from; None where they fetch it.
     first: FirstModel | None = None
+    # Who asks the keepers, where updates are masked.
+    unmasking: Unmasking | None = None
     sent_to_devices: SentBytes = field(default_factory=SentBytes)
     sent_to_observers: SentBytes = field(default_factory=SentBytes)
 
@@ -79,6 +82,8 @@ class LiveRun:
 
     def hear(self, effects: Sequence[Effect]) -> None:
         """Take note of what an event has come to."""
+        if self.unmasking is not None:
+            self.unmasking.hear(effects)
         for effect in effects:
             if isinstance(effect, Published) and is_tracing():
                 self._trace(effect)

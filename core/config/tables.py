@@ -188,11 +188,13 @@ class ServerTable:
     On `metrics_address` Prometheus reads how it does (empty: nobody does).
     `keep`: how much of the log is kept, see `retention.py`; what goes is put into `archive`, if that is set.
     `data_dir` holds `disk_bytes_max` at most (0: as much as the disk), or nothing more is taken.
+    `keepers`: the addresses at which those of `[secagg]` are asked for masks, `host:port` each, in any order.
     """
 
     address: str = "127.0.0.1:7070"
     admin_address: str = "127.0.0.1:7071"
     metrics_address: str = field(default="", metadata=LATER_KEY)
+    keepers: list[str] = field(default_factory=list, metadata=LATER_KEY)
     database: str = field(default="", repr=False, metadata=SECRET)
     data_dir: str = "anabranch-data"
     concurrency: int = 0

@@ -28,6 +28,8 @@ from typing import Any
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, State, Step
+from anabranch.core.events import UpdateArrived
+from anabranch.core.journal import Record, to_record
 from anabranch.core.model.params import SparseVector, Vector
 from anabranch.core.model.updates import Update
 from anabranch.core.privacy.mechanism import length_of
@@ -40,13 +42,18 @@ StepOfTotal = Callable[[State, Vector, Vector, Context], Step]
 
 @dataclass(frozen=True, slots=True)
 class MaskedUpdate:
-    """An update of a cohort. `arrived_version`: the newest one when it came; `weight`: W_i."""
+    """An update of a cohort. `arrived_version`: the newest one when it came; `weight`: W_i.
+
+    `record`: its own, where it is sealed for keepers, who are shown what its device has signed: it is kept
+    here, since the log may have lost its beginning by the time that the last keeper answers.
+    """
 
     update_id: str
     client_id: str
     base_version: int
     arrived_version: int
     weight: int
+    record: Record = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,13 +109,15 @@ class Cohorts:
             return "a device is once in a masked sum"
         return ""
 
-    def take(self, update: Update, version: int) -> float:
+    def take(self, event: UpdateArrived, version: int) -> float:
         """Add a good update, which has come at this version; how much it counts, a fresh one 1."""
+        update = event.update
         weight = self.terms.weight(version - update.base_version)
         numbers: Any = update.delta
         add_weighted(self.total, numbers, weight)
         who = update.update_id, update.client_id, update.base_version
-        self.members = (*self.members, MaskedUpdate(*who, version, weight))
+        record = to_record(event) if event.seals else {}
+        self.members = (*self.members, MaskedUpdate(*who, version, weight, record))
         return weight / self.terms.weight(0)
 
     def close(self, version: int) -> WaitingCohort | None:

@@ -232,7 +232,7 @@ class Engine:
                 return Step(self._without(task, event), None, refused)
             context = replace(context, base=base)
         if self.cohorts is not None:
-            return self._gathered(self.cohorts, update, context)
+            return self._gathered(self.cohorts, event, context)
         if event.flaw:  # no objection: the run is private
             update = replace(update, delta=np.zeros(self.spec.size, self.spec.vector_dtype))
         return stepped(update, context, self, self._donated(context.base))
@@ -246,10 +246,10 @@ class Engine:
             return ""
         return self.settings.spent(self.version + len(self.cohorts.waiting), self.counters.applied)
 
-    def _gathered(self, cohorts: Cohorts, update: Update, context: Context) -> Step:
+    def _gathered(self, cohorts: Cohorts, event: ev.UpdateArrived, context: Context) -> Step:
         """A masked update is added to the cohort in the making; the strategy hears of the whole of it."""
-        weight = cohorts.take(update, self.version)
-        self.guard.taken(update.client_id, None, False, self.settings)
+        weight = cohorts.take(event, self.version)
+        self.guard.taken(event.update.client_id, None, False, self.settings)
         return Step(self.state, None, held(context.staleness, weight))
 
     def _close_cohort(self) -> list[Effect]:

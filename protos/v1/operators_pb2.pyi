@@ -88,6 +88,7 @@ class GetStatusResponse(_message.Message):
     SETTINGS_CHANGED_FIELD_NUMBER: _builtins.int
     BEST_METRIC_FIELD_NUMBER: _builtins.int
     BEST_VALUE_FIELD_NUMBER: _builtins.int
+    MASKED_SUMS_FIELD_NUMBER: _builtins.int
     run: _builtins.str
     run_id: _builtins.str
     strategy: _builtins.str
@@ -135,6 +136,10 @@ class GetStatusResponse(_message.Message):
     def settings_changed(self) -> _containers.RepeatedCompositeFieldContainer[Global___SettingChange]:
         """The newest change of each setting that was changed while the run went on; `config_json` has them all."""
 
+    @_builtins.property
+    def masked_sums(self) -> Global___MaskedSums:
+        """Of a run with masked sums."""
+
     def __init__(
         self,
         *,
@@ -168,16 +173,154 @@ class GetStatusResponse(_message.Message):
         settings_changed: _abc.Iterable[Global___SettingChange] | None = ...,
         best_metric: _builtins.str = ...,
         best_value: _builtins.float = ...,
+        masked_sums: Global___MaskedSums | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "manifest", b"manifest"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_version", b"best_version", "manifest", b"manifest", "masked_sums", b"masked_sums"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_metric", b"best_metric", "best_value", b"best_value", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "run_twice", b"run_twice", "settings_changed", b"settings_changed", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_best_version", b"_best_version", "best_accuracy", b"best_accuracy", "best_metric", b"best_metric", "best_value", b"best_value", "best_version", b"best_version", "clients", b"clients", "clients_online", b"clients_online", "config_json", b"config_json", "created_at_s", b"created_at_s", "downlink_bytes", b"downlink_bytes", "downlink_bytes_full_equivalent", b"downlink_bytes_full_equivalent", "finished", b"finished", "leases_lost", b"leases_lost", "live_tasks", b"live_tasks", "manifest", b"manifest", "masked_sums", b"masked_sums", "observer_bytes", b"observer_bytes", "paused", b"paused", "quarantined", b"quarantined", "run", b"run", "run_id", b"run_id", "run_twice", b"run_twice", "settings_changed", b"settings_changed", "strategy", b"strategy", "tasks_granted", b"tasks_granted", "updates_applied", b"updates_applied", "updates_duplicate", b"updates_duplicate", "updates_rejected", b"updates_rejected", "uplink_bytes", b"uplink_bytes", "uplink_bytes_raw", b"uplink_bytes_raw", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__best_version: _TypeAlias = _typing.Literal["best_version"]  # noqa: Y015
     _WhichOneofArgType__best_version: _TypeAlias = _typing.Literal["_best_version", b"_best_version"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__best_version) -> _WhichOneofReturnType__best_version | None: ...
 
 Global___GetStatusResponse: _TypeAlias = GetStatusResponse  # noqa: Y015
+
+@_typing.final
+class MaskedSums(_message.Message):
+    """How the sums of masked updates stand."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GATHERED_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    KEEPERS_FIELD_NUMBER: _builtins.int
+    gathered: _builtins.int
+    """Updates that wait for others to be summed with."""
+    @_builtins.property
+    def waiting(self) -> _containers.RepeatedCompositeFieldContainer[Global___WaitingSum]:
+        """Sums that wait for a keeper, in the order in which they will be published."""
+
+    @_builtins.property
+    def keepers(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeeperStanding]: ...
+    def __init__(
+        self,
+        *,
+        gathered: _builtins.int = ...,
+        waiting: _abc.Iterable[Global___WaitingSum] | None = ...,
+        keepers: _abc.Iterable[Global___KeeperStanding] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gathered", b"gathered", "keepers", b"keepers", "waiting", b"waiting"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MaskedSums: _TypeAlias = MaskedSums  # noqa: Y015
+
+@_typing.final
+class WaitingSum(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    UPDATES_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    """Of the cohort: what DropSum names."""
+    version: _builtins.int
+    """The newest version when it was closed."""
+    updates: _builtins.int
+    @_builtins.property
+    def answered(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The names of those that have answered."""
+
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        version: _builtins.int = ...,
+        updates: _builtins.int = ...,
+        answered: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answered", b"answered", "number", b"number", "updates", b"updates", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WaitingSum: _TypeAlias = WaitingSum  # noqa: Y015
+
+@_typing.final
+class KeeperStanding(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
+    ANSWERED_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    name: _builtins.str
+    """Empty until it has been reached."""
+    trouble: _builtins.str
+    """Why it has not answered; empty where it does."""
+    answered: _builtins.int
+    """Sums, since the server started."""
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        name: _builtins.str = ...,
+        trouble: _builtins.str = ...,
+        answered: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "answered", b"answered", "name", b"name", "trouble", b"trouble"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeeperStanding: _TypeAlias = KeeperStanding  # noqa: Y015
+
+@_typing.final
+class DropSumRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    number: _builtins.int
+    why: _builtins.str
+    def __init__(
+        self,
+        *,
+        number: _builtins.int = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropSumRequest: _TypeAlias = DropSumRequest  # noqa: Y015
+
+@_typing.final
+class DropSumResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    UPDATES_LOST_FIELD_NUMBER: _builtins.int
+    updates_lost: _builtins.int
+    def __init__(
+        self,
+        *,
+        updates_lost: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["updates_lost", b"updates_lost"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropSumResponse: _TypeAlias = DropSumResponse  # noqa: Y015
 
 @_typing.final
 class SettingChange(_message.Message):

@@ -79,6 +79,11 @@ class OperatorsStub:
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackRequest.SerializeToString,
                 response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackResponse.FromString,
                 _registered_method=True)
+        self.DropSum = channel.unary_unary(
+                '/anabranch.v1.Operators/DropSum',
+                request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.DropSumRequest.SerializeToString,
+                response_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.DropSumResponse.FromString,
+                _registered_method=True)
         self.SetSettings = channel.unary_unary(
                 '/anabranch.v1.Operators/SetSettings',
                 request_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.SetSettingsRequest.SerializeToString,
@@ -168,6 +173,13 @@ class OperatorsServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropSum(self, request, context):
+        """Wait no more for the keepers of a sum: its updates are lost.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def SetSettings(self, request, context):
         """Other values for settings of the run, as long as it can have them.
         """
@@ -250,6 +262,11 @@ def add_OperatorsServicer_to_server(servicer, server):
                     servicer.Rollback,
                     request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackRequest.FromString,
                     response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackResponse.SerializeToString,
+            ),
+            'DropSum': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropSum,
+                    request_deserializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.DropSumRequest.FromString,
+                    response_serializer=anabranch_dot_protos_dot_v1_dot_operators__pb2.DropSumResponse.SerializeToString,
             ),
             'SetSettings': grpc.unary_unary_rpc_method_handler(
                     servicer.SetSettings,
@@ -520,6 +537,33 @@ class Operators:
             '/anabranch.v1.Operators/Rollback',
             anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackRequest.SerializeToString,
             anabranch_dot_protos_dot_v1_dot_operators__pb2.RollbackResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropSum(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/anabranch.v1.Operators/DropSum',
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.DropSumRequest.SerializeToString,
+            anabranch_dot_protos_dot_v1_dot_operators__pb2.DropSumResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,6 +45,8 @@ class OperatorsStub:
     Release: _grpc.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]
     Rollback: _grpc.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]
     """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
+    DropSum: _grpc.UnaryUnaryMultiCallable[_operators_pb2.DropSumRequest, _operators_pb2.DropSumResponse]
+    """Wait no more for the keepers of a sum: its updates are lost."""
     SetSettings: _grpc.UnaryUnaryMultiCallable[_operators_pb2.SetSettingsRequest, _operators_pb2.SetSettingsResponse]
     """Other values for settings of the run, as long as it can have them."""
     Export: _grpc.UnaryStreamMultiCallable[_operators_pb2.ExportRequest, _operators_pb2.ExportResponse]
@@ -73,6 +75,8 @@ class OperatorsAsyncStub(OperatorsStub):
     Release: _aio.UnaryUnaryMultiCallable[_operators_pb2.ReleaseRequest, _operators_pb2.ReleaseResponse]  # type: ignore[assignment]
     Rollback: _aio.UnaryUnaryMultiCallable[_operators_pb2.RollbackRequest, _operators_pb2.RollbackResponse]  # type: ignore[assignment]
     """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
+    DropSum: _aio.UnaryUnaryMultiCallable[_operators_pb2.DropSumRequest, _operators_pb2.DropSumResponse]  # type: ignore[assignment]
+    """Wait no more for the keepers of a sum: its updates are lost."""
     SetSettings: _aio.UnaryUnaryMultiCallable[_operators_pb2.SetSettingsRequest, _operators_pb2.SetSettingsResponse]  # type: ignore[assignment]
     """Other values for settings of the run, as long as it can have them."""
     Export: _aio.UnaryStreamMultiCallable[_operators_pb2.ExportRequest, _operators_pb2.ExportResponse]  # type: ignore[assignment]
@@ -152,6 +156,14 @@ class OperatorsServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_operators_pb2.RollbackResponse, _abc.Awaitable[_operators_pb2.RollbackResponse]]:
         """A new version, as if the updates of some clients, or all, after an older version had been rejected."""
+
+    @_abc_1.abstractmethod
+    def DropSum(
+        self,
+        request: _operators_pb2.DropSumRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operators_pb2.DropSumResponse, _abc.Awaitable[_operators_pb2.DropSumResponse]]:
+        """Wait no more for the keepers of a sum: its updates are lost."""
 
     @_abc_1.abstractmethod
     def SetSettings(

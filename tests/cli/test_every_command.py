@@ -195,6 +195,7 @@ OTHERS: dict[str, Call] = {
     ],
 }
 COMMANDS = {**OPERATORS, **SERVERS, **OTHERS}
+OF_MASKED_SUMS = {"admin secagg drop"}  # typed where there are some: tests/crash/test_masked_fleet.py
 ENDLESS = ("server", "ui", "admin watch", "keeper serve")  # until they are told to stop
 # One for each module of commands, and for each that imports more when it runs.
 STARTED = (
@@ -271,13 +272,13 @@ LISTED = dict(listed(command_line()))
 
 
 def test_the_table_has_every_command() -> None:
-    assert set(COMMANDS) == set(LISTED)
+    assert set(COMMANDS) | OF_MASKED_SUMS == set(LISTED)
 
 
 def test_every_command_of_operators_takes_the_same_options() -> None:
     connected = {name for name, c in LISTED.items() if "--admin" in options(c) and name.startswith("admin ")}
-    assert connected == set(OPERATORS)
-    for name in OPERATORS:
+    assert connected == set(OPERATORS) | OF_MASKED_SUMS
+    for name in connected:
         assert {"--admin", "--identity", "--insecure", "--json"} <= options(LISTED[name]), name
     assert [name for name, c in LISTED.items() if "--json" not in options(c)] == []
 

@@ -27,6 +27,7 @@ from anabranch.host.submission import (
     arrived,
     check_codec,
     check_coming,
+    check_seals,
     check_size,
     checked_metrics,
     decode,
@@ -178,3 +179,15 @@ def test_seals_are_on_record_with_the_head_that_they_are_bound_to() -> None:
     assert (again.seals, again.base_head) == (seals, head)
     plain = to_record(arrived(replace(sealed, seals={}), (sealed.update, ""), 2.0))
     assert not {"seals", "base_head"} & plain.keys()  # as it was before there were any
+
+
+def test_an_update_is_sealed_for_the_runs_keepers_and_for_nobody_else() -> None:
+    box, south, north = "Ym94", "0a" * 32, "0b" * 32
+    check_seals({}, ())
+    check_seals({north: box, south: box}, (south, north))
+    for seals, keepers in (({}, (south,)), ({south: box}, ()), ({south: box}, (north,))):
+        with pytest.raises(InvalidUpdate, match="seals are for"):
+            check_seals(seals, keepers)
+    for seals in ({south: box}, {south: box, north: box, "0c" * 32: box}):
+        with pytest.raises(InvalidUpdate, match=f"the run wants {south}, {north}"):
+            check_seals(seals, (south, north))

@@ -9,6 +9,7 @@ import typer
 
 from anabranch.api.configuration import load_config, shown
 from anabranch.cli.jobs import jobs_app
+from anabranch.cli.masked_sums import masked_lines, secagg_app
 from anabranch.cli.members import ca_app, enrol, invitations, members, operator, revoke
 from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
@@ -40,6 +41,7 @@ for command in (enrol, invitations, operator, revoke, members, backup, restore, 
     admin_app.command()(command)
 admin_app.add_typer(ca_app, name="ca")
 admin_app.add_typer(jobs_app, name="jobs")
+admin_app.add_typer(secagg_app, name="secagg")
 
 
 @config_app.command("show")
@@ -94,6 +96,7 @@ def status(server: OperatorClient, output: Output) -> None:
     ]
     promise = PrivacyTable.of_json(s.config).promise(s.version)
     lines += [] if promise is None else [f"  {promise.text()}"]
+    lines += [] if s.masked_sums is None else [f"  {line}" for line in masked_lines(s.masked_sums)]
     lines += [f"  run by two processes at a time: {client}: stop one of them" for client in s.run_twice]
     if s.best_version is not None:
         best = f"{s.best_metric} {metric_text(s.best_metric, s.best_value)}"

@@ -1,9 +1,9 @@
-"""docs/privacy.md: a private run and its replay; a keeper."""
+"""docs/privacy.md: a private run and its replay; a keeper; a run with masked sums."""
 
 from signal import SIGINT
 
 from pages import ROOT
-from walking import End, Walk, Write, also, starts, types
+from walking import End, Walk, Write, also, also_starts, starts, types
 
 PAGE = "docs/privacy.md"
 PRIVATE = (ROOT / PAGE).read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
@@ -18,6 +18,8 @@ SIMULATED = Walk(
     ),
 )
 
+_, _, BEHIND = (ROOT / PAGE).read_text(encoding="utf-8").partition("`masked.toml`:\n\n```toml\n")
+MASKED = BEHIND.partition("```")[0]
 KEEPER = "anabranch keeper serve --listen 0.0.0.0:7075"
 KEPT = Walk(
     "a keeper",
@@ -33,4 +35,45 @@ KEPT = Walk(
     ),
 )
 
-WALKS = (SIMULATED, KEPT)
+TOLD = {"TOKEN": "{token}", "HEX": "{ca}", "NAME": "{keeper}"}
+SERVER, CLIENT = "anabranch server masked.toml", "anabranch client synthetic"
+MASKING = Walk(
+    "a run with masked sums",
+    page=PAGE,
+    steps=(
+        also("anabranch admin ca init", keeps={"ca": r"ca-sha256: (\w+)"}),
+        also("anabranch admin operator alice"),
+        also(
+            "anabranch keeper init --ca anabranch-identity/ca.pem --cohort-min 4",
+            keeps={"keeper": r"keeper: ([0-9a-f]{64})"},
+        ),
+        also_starts("anabranch keeper serve --listen 127.0.0.1:7075", until="on 127.0.0.1:7075"),
+        Write("masked.toml", MASKED),
+        also("sed -i s/NAME/{keeper}/ masked.toml"),
+        types("anabranch init synthetic"),
+        starts(SERVER, until="devices join on"),
+        types("anabranch admin enrol device-0", keeps={"token": r"--token (\S+)"}),
+        starts(CLIENT, until="pushed", fills=TOLD),
+        *(
+            step
+            for i in (1, 2, 3)
+            for step in (
+                also(f"anabranch admin enrol device-{i}", keeps={f"token{i}": r"--token (\S+)"}),
+                also_starts(
+                    f"anabranch client synthetic --token {{token{i}}} --ca-sha256 {{ca}} --keeper {{keeper}} "
+                    f"--state-dir of-{i}",
+                    until="pushed",
+                    name=f"device-{i}",
+                ),
+            )
+        ),
+        *(End(name, says="ended at version 3") for name in (CLIENT, "device-1", "device-2", "device-3")),
+        types("anabranch admin status --identity alice", says="masked sums: 0 updates gathered, 0 sums wait"),
+        types("anabranch admin secagg drop 7", ends=2, says="no sum 7 waits"),
+        End(SERVER, by=SIGINT, says="drained"),
+        End("anabranch keeper serve --listen 127.0.0.1:7075", by=SIGINT, says="stopped"),
+        also("anabranch verify anabranch-data --ca-sha256 {ca}", says="sound"),
+    ),
+)
+
+WALKS = (SIMULATED, KEPT, MASKING)
