@@ -13,6 +13,7 @@ from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.fedcompass import FedCompass
+from anabranch.strategies.fedfa import FedFa
 from anabranch.strategies.fedprox import FedProx
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.port import PORT
@@ -34,6 +35,7 @@ __all__ = [
     "FedAvg",
     "FedBuff",
     "FedCompass",
+    "FedFa",
     "FedProx",
     "Phased",
     "QAFeL",

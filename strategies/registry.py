@@ -21,6 +21,7 @@ from anabranch.strategies.fedasync import FedAsync
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.fedbuff import FedBuff
 from anabranch.strategies.fedcompass import FedCompass
+from anabranch.strategies.fedfa import FedFa
 from anabranch.strategies.fedprox import FedProx
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.port import PORT
@@ -36,7 +37,7 @@ BUILT_IN: dict[str, type[Any]] = {
     c.name: c
     for c in (
         *(ACE, ACED, AsyncDrop, CA2FL, DelayedNesterov, FADAS, FedASMU, FedAsync, FedAvg, FedBuff),
-        *(FedCompass, FedProx, Phased, PORT, QAFeL, Teasq, TeasqDrop),
+        *(FedCompass, FedFa, FedProx, Phased, PORT, QAFeL, Teasq, TeasqDrop),
     )
 }
 

@@ -28,6 +28,7 @@ VARIANTS: list[Variant] = [
     ("aced", {"staleness_max": 2}),
     ("port", {"buffer_size": 2, "flush_s": 3.0}),
     ("fedasmu", {"staleness_max": 2, "floor": 0.1}),
+    ("fedfa", {"window_size": 2}),
     ("phased", {"phases": PHASES}),
     ("phased", {"phases": [{**PHASES[1], "until_versions": 12}, {"strategy": "fedasync"}]}),
     ("fedprox", {"clients_per_round": 1, "over_selection": 2.0}),

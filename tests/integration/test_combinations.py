@@ -86,6 +86,9 @@ WORKS: dict[str, Tables] = {
         **strategy("fedasmu", floor=0.1), **LOG, "submodel": {"name": "heterofl"},
         "uplink": {"codec": "int4(256)|zstd"},
     },
+    "a window, error feedback, the delta log": {
+        **strategy("fedfa", window_size=3), **EF, **LOG, "robust": {"clip": 3.0},
+    },
     "a memory of all, error feedback, the delta log": {**strategy("ca2fl", buffer_size=3), **EF, **LOG},
     "a mean of all, few bits, a cut": {
         **strategy("ace"), **LOG, "uplink": {"codec": "int4(256)|zstd"}, "robust": {"clip": 3.0},
@@ -138,6 +141,10 @@ REFUSED: dict[str, tuple[Tables, str]] = {
     "parts for groups by speed": (
         {**strategy("fedcompass"), "submodel": {"name": "heterofl"}},
         "'fedcompass' takes whole models only",
+    ),
+    "parts for a window of models": (
+        {**strategy("fedfa"), "submodel": {"name": "random"}},
+        "'fedfa' takes whole models only",
     ),
     "a rule for groups by speed": (
         {**strategy("fedcompass"), **CENTRED},

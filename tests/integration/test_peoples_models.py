@@ -59,6 +59,7 @@ QUICK = [
     ("logistic", "fedcompass"),
     ("logistic", "port"),
     ("logistic", "fedasmu"),
+    ("logistic", "fedfa"),
     ("logistic", "phased"),
 ]
 ALL = [(model, strategy) for model in APPS for strategy in STRATEGIES.names()]

@@ -40,6 +40,7 @@ STRATEGIES: list[tuple[str, dict[str, Any]]] = [
     ("fedcompass", {"steps_min": 1, "steps_max": 3}),
     ("port", {"buffer_size": 2, "flush_s": 3.0}),
     ("fedasmu", {"staleness_max": 2}),
+    ("fedfa", {"window_size": 2}),
     ("phased", {"phases": PHASES}),
     ("fedasync", {}),
     ("fedavg", {"clients_per_round": 2, "deadline_s": 4.0}),

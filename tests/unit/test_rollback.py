@@ -37,6 +37,7 @@ VARIANTS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("aced", {"staleness_max": 3}, {}),
     ("port", {"buffer_size": 2, "similarity_weight": 2.0}, {}),
     ("fedasmu", {"floor": 0.1}, {}),
+    ("fedfa", {"window_size": 3}, {}),
 ]
 
 

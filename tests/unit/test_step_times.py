@@ -66,6 +66,7 @@ def test_times_that_fit_no_line_upwards_are_all_fixed_or_all_of_the_part() -> No
 
     assert (fixed(1.0, 1.0), fixed(1.0, 2.0)) == (1.0, 1.0)
     assert (fixed(4.0, 2.0), fixed(4.0, 1.0)) == (0.0, 0.0)
+    assert fixed(0.04, 0.03) == 0.5, "whatever the unit of time"
 
 
 def test_of_two_steps_the_quicker_counts_and_of_many_the_newest_three() -> None:

@@ -14,6 +14,7 @@ CHOOSING = Walk(
         types("anabranch simulate synthetic --strategy fedcompass", says="48 updates"),
         types("anabranch simulate synthetic --strategy port", says="48 updates"),
         types("anabranch simulate synthetic --strategy fedasmu", says="48 updates"),
+        types("anabranch simulate synthetic --strategy fedfa", says="48 updates"),
         types("anabranch simulate synthetic --strategy phased", says="60 updates"),
     ),
 )

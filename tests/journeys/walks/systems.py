@@ -24,7 +24,10 @@ SYSTEMS = Walk(
         *(types(f"{DIGITS}--strategy {name} ", says=r"1\.1\d MB up") for name in ("ca2fl", "ace", "aced")),
         types(f"{DIGITS}--updates 60 --strategy fedasync", says=r"\d\d\.\d kB up"),
         types(f"{DIGITS}--strategy fedcompass", says=r"1\.1\d MB up"),
-        *(types(f"{DIGITS}--strategy {name} ", says=r"1\.1\d MB up") for name in ("port", "fedasmu")),
+        *(
+            types(f"{DIGITS}--strategy {name} ", says=r"1\.1\d MB up")
+            for name in ("port", "fedasmu", "fedfa")
+        ),
         types("anabranch compare runs/", says="teasq_drop"),
     ),
 )
