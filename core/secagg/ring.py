@@ -134,8 +134,8 @@ class Ring:
         return numbers
 
     def numbers(self, integers: Integers) -> Numbers:
-        """Integers modulo 2^r."""
-        found: Numbers = (integers % 2**self.bits).astype(self.dtype)
+        """Integers modulo 2^r: the low bits, which is what a cast of integers leaves."""
+        found: Numbers = integers.astype(self.dtype)
         return found
 
     def empty(self) -> Numbers:

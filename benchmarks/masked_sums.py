@@ -1,0 +1,146 @@
+"""What masked sums cost, against the same update in the clear, on one core.
+
+    python -m benchmarks.masked_sums
+
+The device: clip, whole numbers, one keeper's mask, digest and box, against raw bytes and their digest. The
+server: numbers read and added, against values read, looked at and added. The keeper: an eighth of a cohort of
+8, with all its checks. Milliseconds of the processor an update, the least of some repeats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from anabranch.client.masking import Masker
+from anabranch.client.outbox import UpdateEntry
+from anabranch.client.transfer import signed_record
+from anabranch.compress.layout import Layout
+from anabranch.compress.registry import make_codec
+from anabranch.core.model.params import ParamSpec, Vector, add_scaled, dense
+from anabranch.core.model.updates import find_flaw
+from anabranch.core.secagg.cohort import Cohort, CohortMember
+from anabranch.core.secagg.ring import add_weighted
+from anabranch.core.secagg.terms import Terms
+from anabranch.identity.authority import DAY_S, Authority
+from anabranch.identity.certificates import certificate_der, new_key, signing_request
+from anabranch.identity.keepers import Masking
+from anabranch.identity.signatures import sign, update_message
+from anabranch.keeper.keeper import Keeper, Unmasked
+from anabranch.keeper.papers import Floors, KeeperPapers, make_papers
+from anabranch.keeper.store import KeeperStore
+
+SIZES = (100_000, 1_000_000, 10_000_000)
+VALUE_BITS = {32: 20, 16: 9}
+LEVELS = {32: 16, 16: 8}
+REPEATS, COHORT = 7, 8
+RUN, HEAD = "run", "0a" * 32
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Of one size and ring: milliseconds an update, and bytes up."""
+
+    size: int
+    bits: int
+    device_plain: float
+    device: float
+    server_plain: float
+    server: float
+    keeper: float
+    bytes_up: int
+
+
+def least_ms(work: Callable[[], object]) -> float:
+    """The least of some repeats, milliseconds of this thread's processor."""
+    taken = []
+    for _ in range(REPEATS):
+        began = time.thread_time()
+        work()
+        taken.append(time.thread_time() - began)
+    return 1000 * min(taken)
+
+
+def measure(size: int, bits: int, papers: KeeperPapers, authority: Authority) -> Costs:
+    """An update of so many normal values."""
+    weights = tuple(range(LEVELS[bits], 0, -1))
+    terms = Terms(bits, VALUE_BITS[bits], 1.0, size, weights, COHORT, COHORT, (papers.name,))
+    masking, spec = Masking(terms, [papers.statement()]), ParamSpec.of({"w": np.zeros(size, np.float32)})
+    delta = (np.random.default_rng(size).standard_normal(size) / size**0.5).astype(np.float32)
+    layout, raw, ring = Layout.of(spec), make_codec("raw"), make_codec(terms.codec)
+    masker = Masker(masking, RUN, "device-0")
+    payload, _ = masker.masked(delta, "u", 0, HEAD)
+    plain, out, total = raw.encode(delta, layout), np.zeros(size, np.float32), terms.ring.empty()
+
+    def fold() -> None:
+        values = raw.decode(plain, layout)
+        assert find_flaw(spec, values, 1, None) is None
+        add_scaled(out, 0.5, values)
+
+    return Costs(
+        size,
+        bits,
+        least_ms(lambda: hashlib.sha256(raw.encode(delta, layout)).digest()),
+        least_ms(lambda: masker.masked(delta, "u", 0, HEAD)),
+        least_ms(fold),
+        least_ms(lambda: add_weighted(total, dense(ring.decode(payload, layout)), weights[0])),
+        _keeper_ms(spec, masking, delta, papers, authority),
+        len(payload),
+    )
+
+
+def _keeper_ms(
+    spec: ParamSpec, masking: Masking, delta: Vector, papers: KeeperPapers, authority: Authority
+) -> float:
+    members = tuple(_members(spec, masking, delta, authority))
+    with closing(KeeperStore(papers.folder / f"{spec.size}-{masking.terms.bits}.db")) as store:
+        keeper = Keeper(papers, store, authority.now)
+
+        def unmask() -> None:  # the same cohort again: only what it writes is missing
+            answer = keeper.unmask(Cohort(RUN, 1, 0, masking.terms, members))
+            assert isinstance(answer, Unmasked), answer
+
+        return least_ms(unmask) / COHORT
+
+
+def _members(
+    spec: ParamSpec, masking: Masking, delta: Vector, authority: Authority
+) -> Iterator[CohortMember]:
+    for i in range(COHORT):
+        key, name = new_key(), f"of-{spec.size}-{masking.terms.bits}-{i}"
+        _, certificate = authority.admit(authority.invite(name, DAY_S), signing_request(key), DAY_S)
+        payload, seals = Masker(masking, RUN, name).masked(delta, f"u-{i}", 0, HEAD)
+        words = f"u-{i}", f"t-{i}", spec.layout_hash, 0, 1, 1, masking.terms.codec, payload, spec.size
+        entry = UpdateEntry(*words, base_head=HEAD, seals=seals)
+        message = update_message(RUN, signed_record(entry, name, spec))
+        weight = masking.terms.weight(0)
+        yield CohortMember(message, sign(key, message), certificate_der(certificate), HEAD, 0, weight)
+
+
+def table(rows: list[Costs]) -> str:
+    """As Markdown."""
+    head = "| values | ring | device, ms (plain) | server, ms (plain) | keeper, ms | bytes up (plain) |"
+    lines = [head, "|---|---|---|---|---|---|"]
+    for r in rows:
+        device, server = f"{r.device:.2f} ({r.device_plain:.2f})", f"{r.server:.2f} ({r.server_plain:.2f})"
+        up = f"{r.bytes_up:,} ({4 * r.size:,})"
+        lines.append(f"| {r.size:,} | {r.bits} | {device} | {server} | {r.keeper:.2f} | {up} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as folder, Authority.create(Path(folder) / "ca") as authority:
+        papers = make_papers(Path(folder) / "keeper", authority.pem, Floors(COHORT), authority.now())
+        print(table([measure(size, bits, papers, authority) for size in SIZES for bits in (32, 16)]))
+
+
+if __name__ == "__main__":
+    main()
