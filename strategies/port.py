@@ -107,8 +107,8 @@ def similarity(vector: Vector, base: Vector, update: Update) -> float:
     """c_i, from -1 to 1."""
     went = gathered(vector, update.submodel) - gathered(base, update.submodel)
     sent = dense(update.delta)
-    lengths = math.sqrt(_product(went, went) * _product(sent, sent))
-    return min(max(_product(went, sent) / lengths, -1.0), 1.0) if lengths else 1.0
+    lengths = math.sqrt(_product(went, went)) * math.sqrt(_product(sent, sent))
+    return _product(went, sent) / lengths if lengths else 1.0
 
 
 def _product(x: Vector, y: Vector) -> float:

@@ -108,6 +108,17 @@ def test_a_device_is_told_what_age_and_direction_have_left_of_its_update() -> No
     assert decision(bench.push("d", "d", (0, 0, 0, 0))).weight == pytest.approx(1 + 3 * 10 / 13), "nothing"
 
 
+@pytest.mark.parametrize("unit", [1e25, 1e-25])
+def test_a_direction_is_that_of_any_length(unit: float) -> None:
+    """Their squares are no numbers of a float32, in which the model is."""
+    bench = Bench("port", buffer_size=1)
+    bench.enrol("a", "b")
+    bench.ask("b", "late")
+    bench.work("a", "t", (unit, 0, 0, 0))
+    weight = decision(bench.push("b", "late", (-unit, 0, 0, unit))).weight
+    assert weight == pytest.approx((1 - math.sqrt(0.5)) / 2 + 3 * 10 / 11)
+
+
 def test_without_the_two_shares_it_is_the_mean_by_examples() -> None:
     sent = [(i // 3, 10 * (i + 1), [float(i), -1.0, 0.5], ALL) for i in range(9)]
     flat = {"similarity_weight": 0.0, "staleness_bound": 1e12}
