@@ -12,14 +12,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from keepers import MaskingDevice, Sent, cohort_of, devices, terms_of, total_of
+from masked_bench import MaskedBench
 
+from anabranch.core.effects import Published
+from anabranch.core.model.params import digest
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.core.secagg.ring import Integers, Numbers, Ring, mask_of
 from anabranch.core.secagg.terms import Terms
+from anabranch.host.secagg import mask_sum_arrived
 from anabranch.identity.authority import Authority
 from anabranch.keeper.keeper import Keeper, Unmasked
 from anabranch.keeper.papers import Floors, make_papers
@@ -204,3 +209,41 @@ def test_noise_stands_between_the_sum_and_who_knows_all_others(ward: Ward) -> No
     others = sum(s.member.weight * s.integers for s in noised[1:])
     assert found is not None
     assert np.abs(found - others - 4 * noised[0].integers).max() > ward.terms.deviation / 10
+
+
+def played(draw: np.random.Generator, sums: list[list[int]] | None = None) -> tuple[list[str], list[Any]]:
+    """A run of four cohorts: the digests of its versions, and what its sums came to.
+
+    Without `sums` its devices mask and its keeper unmasks. With them nobody has any values: what is sent is
+    drawn, and the keeper says what makes these sums of it.
+    """
+    run, digests, found = MaskedBench(), [], []
+    run.enrol("a", "b", "c")
+    ring, values = run.cohorts.terms.ring, np.random.default_rng(5)
+    for number, pair in enumerate(("ab", "ca", "bc", "ab"), 1):
+        for client in pair:
+            integers = values.integers(-200, 200, ring.size).tolist()
+            run.ask(client, f"{client}-{number}", number)
+            drawn = draw.integers(0, 2**ring.bits, ring.size).astype(ring.dtype)
+            told = {} if sums is None else {"numbers": drawn}
+            run.send(client, f"{client}-{number}", integers, number, **told)
+        (cohort,) = run.cohorts.waiting
+        if sums is None:
+            published = run.answer(number)
+            weighted = [np.array(run.integers[m.update_id]) * m.weight for m in cohort.members]
+            found.append(np.sum(weighted, axis=0).tolist())
+        else:
+            wanted = cohort.total - ring.numbers(np.array(sums[number - 1]))
+            answer, _ = mask_sum_arrived(run.cohorts.terms, 2.0, number, "north", wanted)
+            published = run.do(answer)
+        (version,) = (e for e in published if isinstance(e, Published))
+        digests.append(digest(version.vector))
+    return digests, found
+
+
+def test_who_knows_only_the_sums_can_play_all_that_the_server_sees() -> None:
+    """So the server learns nothing else: what devices send is drawn, what the keeper says follows of it."""
+    versions, sums = played(np.random.default_rng(1))
+    assert len(set(versions)) == 4
+    for seed in range(2, 6):
+        assert played(np.random.default_rng(seed), sums) == (versions, [])
