@@ -19,6 +19,7 @@ BESIDE: dict[str, dict[str, dict[str, Any]]] = {
     "client.push": {"server": {"tasks_per_client": 2}},
     "run.mode": {"run": {"metric": "loss"}},
     "fleet.split": {"fleet": {"examples_per_client": 5}},
+    "secagg.mode = keeper": {"secagg": {"keepers": ["north"], "clip": 1.0}},
     "server.lease_max_s": {"server": {"lease_min_s": LEAST}},
     "server.retry_after_max_s": {"server": {"retry_after_min_s": LEAST}},
 }
@@ -26,7 +27,7 @@ BESIDE: dict[str, dict[str, dict[str, Any]]] = {
 
 def with_value(path: str, value: Any) -> Config:
     table, _, key = path.partition(".")
-    beside = BESIDE.get(path, {})
+    beside = BESIDE.get(f"{path} = {value}") or BESIDE.get(path, {})
     return merge([("beside", beside), ("test", {table: {key: value}})])
 
 
