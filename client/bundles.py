@@ -3,6 +3,7 @@
     bundles/SHA256.bundle    what came, whole
     bundles/SHA256.part      as much as has come so far
     bundles/SHA256/          the files of the one whose App is run
+    bundles/newest.json      how new the next one must be: `bundle_dates`
 
 Whether a signer is allowed is asked each time before a bundle is run, and nothing of it is unpacked before.
 """
@@ -18,6 +19,8 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Protocol
 
+from anabranch.client.bundle_dates import FILE as DATES
+from anabranch.client.bundle_dates import BundleDates
 from anabranch.client.listed import ListedBundle, ListedJob
 from anabranch.core.errors import (
     AnabranchError,
@@ -50,24 +53,28 @@ class BundleFiles:
 
     def __init__(self, state_dir: Path, signers: Collection[str]) -> None:
         self._folder, self._signers = state_dir / FOLDER, signers
+        self._dates = BundleDates(self._folder)
 
     def prepare(self, office: Office, job: ListedJob, bundle: ListedBundle) -> tuple[Path, Bundle]:
         """A job's bundle, which is fetched unless it is here, and the folder in which its files are now.
 
         Raises `NotPermitted` for a signer that is not allowed, before anything is fetched where the server
-        says so already; what `open_bundle`, `check_needs` and the office raise; and `StoreError`.
+        says so already, and for a bundle older than what was run of its signer and name; what `open_bundle`,
+        `check_needs` and the office raise; and `StoreError`.
         """
         _check_listed(bundle)
         check_allowed(bundle.signer, self._signers)
         opened = self._opened(bundle.sha256) or self._fetched(office, job, bundle)
+        self._dates.check(opened)
         check_needs(opened)
+        self._dates.note(opened)
         return unpack(opened, self._folder / bundle.sha256), opened
 
     def keep(self, sha256s: Collection[str]) -> None:
         """Only those of these digests stay. Raises `StoreError`."""
         with on_disk(self._folder):
             for path in self._folder.iterdir() if self._folder.is_dir() else ():
-                if path.name.partition(".")[0] in sha256s:
+                if path.name == DATES or path.name.partition(".")[0] in sha256s:
                     continue
                 if path.is_dir():
                     shutil.rmtree(path)

@@ -230,7 +230,7 @@ def test_bundles_of_jobs_that_are_gone_go_too(served: Served) -> None:
     folders = [files.prepare(served.office(), *served.listed(name))[0] for name in ("small", "large")]
     files.keep([folders[0].name])
     left = {path.name for path in folders[0].parent.iterdir()}
-    assert left == {folders[0].name, f"{folders[0].name}.bundle"}
+    assert left == {folders[0].name, f"{folders[0].name}.bundle", "newest.json"}
 
 
 def test_a_folder_that_is_no_folder_is_said(tmp_path: Path) -> None:
