@@ -85,10 +85,12 @@ class Calls(TrainerCallback):
             self.act()
 
 
-def test_the_server_is_killed_and_comes_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("guarded", [False, True], ids=["in the clear", "with mutual TLS"])
+def test_the_server_is_killed_and_comes_back(guarded: bool, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODEL)
-    with outage(tmp_path, "mine.py:make_model", updates=6) as server:
-        device = ab.TransformersCallback(server.address, id="bert-0", state_dir=tmp_path / "device")
+    with outage(tmp_path, "mine.py:make_model", updates=6, guarded="bert-0" * guarded) as server:
+        mine = server.papers or {"id": "bert-0"}
+        device = ab.TransformersCallback(server.address, state_dir=tmp_path / "device", **mine)
         trainer = Trainer(
             load(f"{tmp_path}/mine.py:make_model")(),
             arguments(tmp_path, num_train_epochs=1, per_device_train_batch_size=16),

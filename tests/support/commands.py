@@ -73,13 +73,20 @@ def serving(cwd: Path, *arguments: object) -> Iterator[dict[str, Any]]:
 @contextmanager
 def killable(cwd: Path, *arguments: object) -> Iterator[tuple[str, Process]]:
     """A server process that is killed at the end, if not before: its address, and itself."""
+    with killable_saying(cwd, *arguments) as (said, process):
+        yield said["address"], process
+
+
+@contextmanager
+def killable_saying(cwd: Path, *arguments: object) -> Iterator[tuple[dict[str, Any], Process]]:
+    """The same with all that it says when it serves."""
     with (
         (cwd / "server.log").open("ab") as log,
         Process(COMMAND, "server", "--json", *arguments, cwd=cwd, stdout=PIPE, stderr=log) as process,
     ):
         try:
             assert process.stdout is not None
-            yield json.loads(process.stdout.readline())["address"], process
+            yield json.loads(process.stdout.readline()), process
         finally:
             process.kill()
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
-from commands import anabranch, answer, killable
+from commands import anabranch, answer, killable, killable_saying
+
+from anabranch.api.participation import JoinOptions
 
 OPTIONS = (
     *("--strategy", "fedasync", "--set", "server.lease_min_s=1"),
@@ -19,20 +21,35 @@ OPTIONS = (
 
 @dataclass
 class Outage:
-    """`address`: of the server; `kill` ends it at once, and another process goes on with its data."""
+    """`address`: of the server; `kill` ends it at once, and another process goes on with its data.
+
+    `papers`: what a device of a guarded server joins with, as the API calls it.
+    """
 
     address: str
     kill: Callable[[], None]
+    papers: JoinOptions
     ended: list[int] = field(default_factory=list)  # by which signal
 
 
 @contextmanager
-def outage(folder: Path, model: str, updates: int) -> Iterator[Outage]:
-    """Serve the model of an App's name for so many updates, with `kill` at hand."""
+def outage(folder: Path, model: str, updates: int, guarded: str = "") -> Iterator[Outage]:
+    """Serve the model of an App's name for so many updates, with `kill` at hand.
+
+    `guarded`: with mutual TLS, to which the device of this name is invited.
+    """
     answer(anabranch(folder, "init", model, "--json"))
-    options = (*OPTIONS, "--updates", updates)
+    options: tuple[object, ...] = (*OPTIONS, "--updates", updates)
+    if guarded:
+        answer(anabranch(folder, "admin", "ca", "init", "--json"))
+        options += ("--set", 'identity.tls="always"')
     with ExitStack() as stack:
-        address, first = stack.enter_context(killable(folder, *options, "--address", "127.0.0.1:0"))
+        said, first = stack.enter_context(killable_saying(folder, *options, "--address", "127.0.0.1:0"))
+        address = said["address"]
+        papers = JoinOptions()
+        if guarded:
+            token = answer(anabranch(folder, "admin", "enrol", guarded, "--json"))["token"]
+            papers = JoinOptions(token=token, ca_sha256=said["ca_sha256"], join=said["join_address"])
         again = Thread(target=lambda: stack.enter_context(killable(folder, *options, "--address", address)))
 
         def kill() -> None:
@@ -40,7 +57,7 @@ def outage(folder: Path, model: str, updates: int) -> Iterator[Outage]:
             found.ended.append(-first.wait(600))
             again.start()
 
-        found = Outage(address, kill)
+        found = Outage(address, kill, papers)
         yield found
         again.join(600)
     assert found.ended == [signal.SIGKILL]
