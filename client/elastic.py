@@ -52,7 +52,7 @@ class ElasticTrainer:
 
         `each_step` is called while steps are made, not at each. Raises what it raises, and what the App does.
         """
-        part = part_of(task)
+        self._local.check_part(part := part_of(task))
         live = self._live or self._begin(task, base)
         answer = self._exchanges.meet(base.vector, self._bell.now(), part)
         if answer is not None:

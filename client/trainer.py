@@ -28,7 +28,7 @@ from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, digest
-from anabranch.core.model.submodels import Submodel, UnitMap, gathered
+from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, gathered
 from anabranch.core.model.updates import Capability, LocalPlan, Task
 from anabranch.core.rng import seed_of
 from anabranch.host.first import FirstModel
@@ -239,6 +239,10 @@ class LocalTrainer:
         steps, metrics = result.steps, result.metrics
         entry, pending = self.pack(task, update_id, *covered, steps, metrics, memory, base.head)
         return replace(entry, examples=result.examples or entry.examples), pending
+
+    def check_part(self, part: TensorSet | None) -> None:
+        """Raises `AppError` where what a task sends cannot change without what it does not send."""
+        self._trainer.check_part(part)
 
     def train_on(self, base: BaseModel, plan: LocalPlan, seed: int, hook: Hook) -> None:
         """Train from `base` until `hook` raises: see `Trainer.train_on`."""

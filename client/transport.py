@@ -168,6 +168,7 @@ class GrpcTransport:
             capability=convert.capability_to_proto(capability),
             buffers=True,
             frozen=True,
+            tensors=True,
         )
         enrol = self._stub.Enrol
         with self._link.calling(first=True):

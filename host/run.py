@@ -256,7 +256,7 @@ def advice(engine: Engine, client_id: str, task_id: str) -> Advice:
         return Advice(expires_at, version, AdviceKind.FINISHED, engine.finished)
     if task is None:
         return Advice(0.0, version, AdviceKind.CANCEL, "the task is not wanted any more")
-    if 0 < engine.settings.upload_now_versions <= version - task.base_version:
+    if 0 < engine.settings.upload_now_versions <= engine.staleness(task):
         detail = f"version {version} is served, the task is of version {task.base_version}"
         return Advice(expires_at, version, AdviceKind.UPLOAD_NOW, detail)
     return Advice(expires_at, version)

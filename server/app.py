@@ -322,6 +322,7 @@ async def _live(
     )
     run.calls = intake.calls
     _ask_keepers(run, recovered.engine)
+    run.in_parts = recovered.engine.in_parts
     run.presence = Presence(writer.glance.settings.lease_s)
     run.set_over(bool(writer.glance.finished))
     metrics.figures = RunFigures(run)

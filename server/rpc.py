@@ -97,6 +97,11 @@ class Devices(DevicesServicer):
                 "this run's updates are masked, and this device was told no keepers: say each with --keeper, "
                 "by the name that whoever runs it has given you"
             )
+        if run.in_parts and not request.tensors:
+            raise ConfigError(
+                "this run's tasks are of some of the model's tensors (submodel.name), and this device's "
+                "program does not know such tasks: install the same version of anabranch on both sides"
+            )
         known = run.writer.glance
         if client_id not in known.clients and known.clients_enrolled >= run.limits.clients_max:
             raise Overloaded(f"{known.clients_enrolled} clients are enrolled, as many as the server takes")

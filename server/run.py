@@ -65,6 +65,8 @@ class LiveRun:
     first: FirstModel | None = None
     # Who asks the keepers, where updates are masked.
     unmasking: Unmasking | None = None
+    # Whether tasks may be of some whole tensors, which not every device's program knows.
+    in_parts: bool = False
     sent_to_devices: SentBytes = field(default_factory=SentBytes)
     sent_to_observers: SentBytes = field(default_factory=SentBytes)
 

@@ -13,6 +13,7 @@ from anabranch.core import events as ev
 from anabranch.core.effects import Decided, Effect, Granted, Published, Refused
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.invariants import violations
+from anabranch.core.model.submodels import TensorSet
 from anabranch.core.model.updates import Verdict
 
 
@@ -92,8 +93,10 @@ class Checker:
         bound = self._engine.settings.staleness_max
         # `_version` has grown by now if this very update published.
         before = effect.receipt.version - (decision.verdict is Verdict.PUBLISHED)
-        expected = before - event.update.base_version
-        self._need(decision.staleness == expected >= 0, event, f"staleness {decision.staleness}")
+        lag = before - event.update.base_version
+        # Of some tensors only the versions that changed them count.
+        least = 0 if isinstance(event.update.submodel, TensorSet) else lag
+        self._need(0 <= least <= decision.staleness <= lag, event, f"staleness {decision.staleness}")
         self._need(not bound or decision.staleness <= bound, event, f"staleness over {bound}")
         weight = decision.weight
         fit = weight is not None and weight > 0 and math.isfinite(weight)

@@ -75,7 +75,7 @@ class ElasticTraining:
 
     def __init__(self, problem: Problem, own: Problem, job: Job, clock: Callable[[], float]) -> None:
         part_of(job.task)
-        self._problem, self._app, self._clock = problem, own.app, clock
+        self._problem, self._app, self._trainer, self._clock = problem, own.app, own.trainer, clock
         self._app.kept = job.kept
         table = problem.config.client
         merge = merge_of(table, DeviceBuffers(problem.spec, problem.config.model.buffers))
@@ -100,7 +100,8 @@ class ElasticTraining:
     def meet(self, job: Job) -> None:
         """A task begins: the server's model of the moment is merged before the next step."""
         self._app.version = job.task.base_version
-        answer = self._exchanges.meet(job.vector, self._clock(), part_of(job.task))
+        self._trainer.check_part(part := part_of(job.task))
+        answer = self._exchanges.meet(job.vector, self._clock(), part)
         if answer is not None:
             self._between.answer(answer)
         self._between.want()

@@ -84,7 +84,11 @@ class CacheStrategy(GatheringStrategy):
 
     def shares(self, state: CacheState, context: Context) -> list[float]:
         """share_c: s_c."""
-        return [self.s(context.version - c.base_version) for c in state.cache]
+        return [self.s(tau) for tau in self.taus(state, context)]
+
+    def taus(self, state: CacheState, context: Context) -> list[int]:
+        """tau_c: how late each update is by now."""
+        return [context.staleness_of(c.part(context.spec), c.base_version) for c in state.cache]
 
     def init(self, vector: Vector) -> CacheState:
         """An empty cache."""
@@ -118,7 +122,7 @@ class CacheStrategy(GatheringStrategy):
 
     def apply(self, state: CacheState, vector: Vector, context: Context) -> Step:
         """The cache into the model."""
-        taus = [context.version - c.base_version for c in state.cache]
+        taus = self.taus(state, context)
         pull = self.pull(sum(taus) / len(taus))
         if self.rule is not None:
             combined = self.combined(self.rule, state, vector, context)
@@ -147,7 +151,7 @@ class CacheStrategy(GatheringStrategy):
 
     def combined(self, rule: Rule, state: CacheState, vector: Vector, context: Context) -> Combined:
         """What a rule makes of the cache."""
-        weights = [self.s(context.version - c.base_version) for c in state.cache]
+        weights = [self.s(tau) for tau in self.taus(state, context)]
         mean = sum(weights) / len(weights)
         rows = []
         for c, weight in zip(state.cache, weights, strict=True):

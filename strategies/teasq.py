@@ -171,4 +171,5 @@ class Teasq(CacheStrategy):
 
     def shares(self, state: CacheState, context: Context) -> list[float]:
         """s_c n_c."""
-        return [self.s(context.version - c.base_version) * c.examples for c in state.cache]
+        taus = self.taus(state, context)
+        return [self.s(tau) * c.examples for tau, c in zip(taus, state.cache, strict=True)]

@@ -27,13 +27,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from anabranch.core.engine.strategy import Context, Step
 from anabranch.core.model.params import Delta, ParamSpec, SparseVector, Vector
-from anabranch.core.model.submodels import Submodel, SubmodelJson, gathered, part_blocks, submodel_json
+from anabranch.core.model.submodels import (
+    Submodel,
+    SubmodelJson,
+    TensorSet,
+    gathered,
+    part_blocks,
+    submodel_json,
+)
 from anabranch.core.model.updates import Update
 from anabranch.strategies.cache import CacheEntry, CacheState
 from anabranch.strategies.robust.rows import stored_part
@@ -73,6 +80,15 @@ class TeasqDrop(Teasq):
     def entry(self, update: Update) -> CachePartEntry:
         """As TEASQ's, with the sub-model that it covers."""
         return CachePartEntry(**vars(super().entry(update)), submodel=submodel_json(update.submodel))
+
+    def replaced(self, state: CacheState, update: Update) -> tuple[str, ...]:
+        """The device's update of the same version; of some tensors only of the same ones."""
+        found = super().replaced(state, update)
+        if not isinstance(update.submodel, TensorSet):
+            return found
+        same = submodel_json(update.submodel)
+        cache = cast("list[CachePartEntry]", state.cache)
+        return tuple(c.update_id for c in cache if c.update_id in found and c.submodel == same)
 
     def apply(self, state: CacheState, vector: Vector, context: Context) -> Step:
         """Each coordinate by the updates that cover it."""
@@ -121,8 +137,8 @@ class TeasqDrop(Teasq):
         """For each coordinate the sum of s_c n_c over B_j, and eta S(tau_j) over it; 0 without updates."""
         total = np.zeros_like(vector)
         ages, count = (np.zeros(vector.size) for _ in range(2))
-        for share, part, c in zip(shares, parts, state.cache, strict=True):
-            age, weight = context.version - c.base_version, vector.dtype.type(share)
+        for share, part, age in zip(shares, parts, self.taus(state, context), strict=True):
+            weight = vector.dtype.type(share)
             for block in part_blocks(part, vector.size):
                 block.put(block.take(total) + weight, total)
                 block.put(block.take(ages) + age, ages)

@@ -45,6 +45,7 @@ def training_only(module: torch.nn.Module, names: Collection[str] | None) -> Ite
         cleared = []
     for parameter in cleared:
         parameter.requires_grad_(False)
+        parameter.grad = None  # or an optimizer would go on with the last one
     try:
         yield
     finally:

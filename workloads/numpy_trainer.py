@@ -98,6 +98,9 @@ class NumpyTrainer:
         delta -= vector.astype(spec.vector_dtype, copy=False)
         return result_of(delta, metrics, plan, examples, self._app.name)
 
+    def check_part(self, part: TensorSet | None) -> None:
+        """See `Trainer`: every array has one name."""
+
     def train_on(
         self,
         vector: Vector,

@@ -10,11 +10,17 @@ import numpy as np
 from anabranch.core.errors import AppError
 from anabranch.core.model.arrays import plain
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
+from anabranch.core.model.submodels import TensorSet
 from anabranch.workloads.torch_loop import import_torch
 from anabranch.workloads.trainer import check_vector
 
 if TYPE_CHECKING:
     import torch
+
+
+def place(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], tuple[int, ...]]:
+    """Where its numbers lie: the same for all names of one tensor."""
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.stride()
 
 
 class Resident:
@@ -49,6 +55,18 @@ class Resident:
         self.reset()
         return given
 
+    def check_part(self, part: TensorSet) -> None:
+        """Raises `AppError` where a tensor of the part has another name, which is in another part."""
+        state, names = self.module.state_dict(), frozenset(part.names)
+        inside = {place(state[name]): name for name in names if state[name].numel()}
+        for name in self.spec.slices:
+            own = inside.get(place(state[name]))
+            if own is not None and name not in names:
+                raise AppError(
+                    f"{own!r} and {name!r} are one tensor, of which a task would send one name and not the "
+                    "other: set submodel.name = 'none', or leave one of the names out of the model's state"
+                )
+
     def reset(self) -> None:
         """Sets the buffers that are not in the state dict back."""
         buffers = dict(self.module.named_buffers())
@@ -82,10 +100,11 @@ class LiveModule:
         return found
 
     def add(self, change: Vector) -> None:
-        """Add in place, on the device."""
+        """Add in place, on the device; to a tensor of several names once, as its last one says."""
         slices, state = self._resident.spec.slices, self._resident.module.state_dict()
         given = self._torch.from_numpy(plain(change))
+        last = {place(state[name]): name for name in slices}
         with self._torch.no_grad():
-            for name, at in slices.items():
-                tensor = state[name]
+            for name in last.values():
+                tensor, at = state[name], slices[name]
                 tensor.add_(given[at].view(tensor.shape).to(tensor.device, tensor.dtype))

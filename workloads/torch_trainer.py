@@ -81,6 +81,7 @@ class TorchTrainer:
     ) -> TrainResult:
         """Local training from `vector` by the App's `train`, under torch's generators seeded."""
         resident = self.resident(submodel)
+        self.check_part(only)
         given = self._load(resident, vector, frozen)
         resident.module.train()
         names = None if only is None else frozenset(only.names)
@@ -89,6 +90,11 @@ class TorchTrainer:
         resident.module.zero_grad(set_to_none=True)
         delta = resident.flat().sub_(given).cpu().numpy()
         return result_of(delta, metrics, plan, examples, self.app.name)
+
+    def check_part(self, part: TensorSet | None) -> None:
+        """See `Trainer`."""
+        if part is not None:
+            self._whole.check_part(part)
 
     def train_on(
         self,

@@ -121,6 +121,10 @@ class Trainer(Protocol):
         """
         ...
 
+    def check_part(self, part: TensorSet | None) -> None:
+        """Raises `AppError` where what a task sends cannot change without what it does not send."""
+        ...
+
     def train_on(
         self,
         vector: Vector,

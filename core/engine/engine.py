@@ -87,7 +87,7 @@ class Engine:
         self.sums = sums
         self.cohorts = cohorts
         self.part_changes = PartChanges()
-        self._in_parts = getattr(planner, "of_tensors", False)
+        self.in_parts: bool = getattr(planner, "of_tensors", False)  # tasks may be of some whole tensors
         self.buffers = Buffers(spec, settings.buffers, self.vector)
         self.history: dict[int, Vector] = {}
         self.ledger = Ledger(settings.receipts_max, getattr(planner, "times_steps", False))
@@ -204,7 +204,7 @@ class Engine:
         context = self._context(event.now, update)
         step = self._step(event, task, context)
         assert step.decision is not None, f"{self.strategy.name}: a step must carry a decision"
-        if self._in_parts and step.decision.verdict is not Verdict.REJECTED:
+        if self.in_parts and step.decision.verdict is not Verdict.REJECTED:
             self.part_changes = self.part_changes.taken(update.submodel)
         effects = self._take(step, update)
         named = update.client_id, event.payload.sha256
@@ -373,10 +373,10 @@ class Engine:
         effects += self._lost_all(why)
         effects += [e for task in found.in_doubt for e in self._lose(task, LeaseEnd.CANCELLED, event.now)]
         self.counters.rollbacks += 1
-        if self._in_parts:
-            self.part_changes = self.part_changes.taken(None)  # all there is may change
         effects += self._take(Step(found.state, found.vector), afresh=True)
         self.pending = found.pending
+        if self.in_parts:
+            self.part_changes = found.part_changes
         self.buffers.follow(found.buffers)
         return [*effects, RolledBackTo(self.version, event.to_version, found.left_out)]
 
@@ -449,7 +449,8 @@ class Engine:
         clients = self.ledger.client_ids
         live, slowness = self.ledger.live, self.ledger.slowness
         place = now, self.version, self.settings.seed
-        return Context(*place, clients, live, staleness, None, self.spec, slowness, self.sums)
+        more = None, self.spec, slowness, self.sums, self.part_changes
+        return Context(*place, clients, live, staleness, *more)
 
     def _donated(self, base: Vector | None = None) -> Vector:
         """The vector for a strategy to write on: a copy where a live task may need the old one."""
@@ -476,7 +477,7 @@ class Engine:
         if not afresh:
             self.buffers.publish(self.vector)
         self.version += 1
-        if self._in_parts:
+        if self.in_parts:
             self.part_changes = self.part_changes.published()
         if self.sums is not None:
             self.sums.published(self.version)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from anabranch.core import events as ev
 from anabranch.core.engine.buffers import Buffers
+from anabranch.core.engine.part_changes import PartChanges
 from anabranch.core.engine.strategy import State
 from anabranch.core.model.params import Vector
 from anabranch.core.model.updates import Task, Verdict
@@ -19,15 +20,16 @@ if TYPE_CHECKING:
 class RollbackOutcome:
     """What an engine takes over of a fold.
 
-    `folded`: updates that had been held and are in the new version; `pending`: those that are still held;
-    `left_out`: those that count no more; `in_doubt`: open tasks whose results would bring back what is left
-    out.
+    `part_changes`: after the new version, with what the fold holds. `folded`: updates that had been held and
+    are in the new version; `pending`: those that are still held; `left_out`: those that count no more;
+    `in_doubt`: open tasks whose results would bring back what is left out.
     """
 
     state: State
     vector: Vector
     buffers: Buffers
     lengths: list[float]
+    part_changes: PartChanges
     folded: list[str]
     pending: list[str]
     left_out: tuple[str, ...]
@@ -46,6 +48,7 @@ def outcome(event: ev.RolledBack, engine: Engine) -> RollbackOutcome:
         vector=fold.vector,
         buffers=fold.buffers,
         lengths=list(fold.guard.lengths),
+        part_changes=replace(engine.part_changes.taken(None).published(), held=fold.part_changes.held),
         folded=[u for u in engine.pending if u not in held and u in counting],
         pending=[u for u in engine.pending if u in held and engine.cohorts is None],
         left_out=tuple(u for u in taken if u not in counting),

@@ -17,11 +17,13 @@ Laws, checked for every strategy by `tests/conformance/test_strategies.py`:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
+from anabranch.core.engine.part_changes import PartChanges
 from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import Delta, ParamSpec, Vector
+from anabranch.core.model.submodels import Submodel
 from anabranch.core.model.updates import Ask, Decision, LocalPlan, Reason, Task, Update, Verdict
 
 State = Any
@@ -69,6 +71,11 @@ class Context:
     spec: ParamSpec | None = None
     slowness: Callable[[str], float | None] = lambda _: None
     sums: Sums | None = None
+    part_changes: PartChanges = field(default_factory=PartChanges)
+
+    def staleness_of(self, submodel: Submodel | None, base_version: int) -> int:
+        """By how much an update is late by now: of some tensors only by versions that changed them."""
+        return self.part_changes.staleness(submodel, self.version - base_version)
 
 
 @dataclass(frozen=True)

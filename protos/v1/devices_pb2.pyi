@@ -110,12 +110,15 @@ class EnrolRequest(_message.Message):
     CAPABILITY_FIELD_NUMBER: _builtins.int
     BUFFERS_FIELD_NUMBER: _builtins.int
     FROZEN_FIELD_NUMBER: _builtins.int
+    TENSORS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     protocol_version: _builtins.int
     buffers: _builtins.bool
     """The device knows what Manifest.buffers means."""
     frozen: _builtins.bool
     """The device knows what Tensor.frozen means."""
+    tensors: _builtins.bool
+    """The device knows what SubmodelMap.tensors means."""
     @_builtins.property
     def capability(self) -> Global___Capability: ...
     def __init__(
@@ -126,10 +129,11 @@ class EnrolRequest(_message.Message):
         capability: Global___Capability | None = ...,
         buffers: _builtins.bool = ...,
         frozen: _builtins.bool = ...,
+        tensors: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["capability", b"capability"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "capability", b"capability", "client_id", b"client_id", "frozen", b"frozen", "protocol_version", b"protocol_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["buffers", b"buffers", "capability", b"capability", "client_id", b"client_id", "frozen", b"frozen", "protocol_version", b"protocol_version", "tensors", b"tensors"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

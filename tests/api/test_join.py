@@ -73,6 +73,29 @@ def test_a_torch_model_learns_in_the_scripts_own_loop_and_keeps_its_optimizer() 
     assert server.weights()["norm.running_mean"].any()
 
 
+def test_of_a_task_of_some_layers_the_others_stay_as_they_are() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Linear(3, 2))
+    model[0].bias.requires_grad_(False)
+    optimizer, x = (
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1),
+        torch.ones(5, 4),
+    )
+    settings, moved = {"submodel.name": "fragments", "submodel.parts": 2}, []
+    until = ab.Until(updates=4)
+    with ab.Server.local(model, strategy="fedasync", settings=settings, until=until) as server:
+        for _ in (fed := ab.join(server, model, id="script")):
+            before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+            for _ in range(3):
+                model(x).square().sum().backward()
+                optimizer.step()
+            after = model.state_dict()
+            moved.append({name for name, tensor in before.items() if not torch.equal(tensor, after[name])})
+            fed.push(examples=1)
+    assert sorted(map(sorted, moved)) == 2 * [["0.weight"]] + 2 * [["1.bias", "1.weight"]]
+    assert [p.requires_grad for p in model.parameters()] == [True, False, True, True]
+
+
 def test_a_loop_is_left_early_and_its_task_goes_to_another() -> None:
     model = ones()
     settings = {"server.concurrency": 1}

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
+import torch
 from agents import SHARD
 from local_apps import Linear
 from wire import Served, server_config
@@ -20,6 +22,7 @@ from anabranch.core.model.updates import LocalPlan
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
 from anabranch.workloads.calls import data_of
+from anabranch.workloads.resident import LiveModule
 from anabranch.workloads.synthetic import Synthetic
 from anabranch.workloads.torch_trainer import TorchTrainer
 from anabranch.workloads.trainer import trainer_for
@@ -107,3 +110,58 @@ def test_arrays_cannot_be_kept_still() -> None:
     vector = trainer.spec.flatten(trainer.initial(0))
     with pytest.raises(AppError, match="a task is of some tensors"):
         trainer.train(vector, {}, data_of(Synthetic(), SHARD), PLAN, 1, None, tensor_set(trainer.spec, (0,)))
+
+
+class Tied(torch.nn.Module):
+    """What it reads with is what it writes with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(3, 3)
+        self.outer = torch.nn.Linear(3, 3, bias=False)
+        self.outer.weight = self.inner.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.outer(self.inner(x))
+        return found
+
+
+class TiedApp(Linear):
+    name = "tied"
+
+    def model(self) -> Any:
+        return Tied()
+
+
+def test_a_tensor_of_two_names_is_merged_once() -> None:
+    trainer = TorchTrainer(TiedApp())
+    live, change = LiveModule(trainer.resident(None)), trainer.spec.flatten(trainer.initial(0))
+    before = live.flat()
+    live.add(change)
+    assert np.array_equal(live.flat(), before + change)
+
+
+def test_a_tensor_of_two_names_is_in_no_part_without_the_other() -> None:
+    trainer = TorchTrainer(TiedApp())
+    names = [tensor.name for tensor in trainer.spec.tensors]
+    assert names == ["inner.weight", "inner.bias", "outer.weight"]
+    for apart in ((0, 1), (2,)):
+        with pytest.raises(AppError, match="are one tensor"):
+            trainer.check_part(tensor_set(trainer.spec, apart))
+        with pytest.raises(AppError, match="are one tensor"):
+            trainer.train(np.zeros(21, np.float32), {}, data_of(TiedApp(), SHARD), PLAN, 1, None,
+                          tensor_set(trainer.spec, apart))  # fmt: skip
+    for together in ((1,), (0, 2)):
+        trainer.check_part(tensor_set(trainer.spec, together))
+
+
+def test_a_program_that_knows_no_tensors_is_told_what_to_install(tmp_path: Path) -> None:
+    trainer = trainer_for(Linear())
+    manifest = write_manifest(tmp_path / "model", "linear", trainer.initial(0), trainer.spec.groups)
+    tables: dict[str, Any] = {"submodel": {"name": "fragments", "parts": 2}, "strategy": {"name": "fedasync"}}
+    with Served(server_config(tmp_path / "data", **tables), manifest) as served:
+        with pytest.raises(grpc.RpcError, match="does not know such tasks: install the same version"):
+            served.device().enrol()
+        assert one_task(served, "new", tmp_path / "new").applied == 1
+    with Served(server_config(tmp_path / "whole", strategy={"name": "fedasync"}), manifest) as served:
+        assert served.device().enrol().version == 0

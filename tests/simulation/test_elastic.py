@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fleets import config
+from fleets import config, recorded
 
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, merge
@@ -320,6 +320,11 @@ def test_fragments_with_faults_have_one_history(rule: str) -> None:
     first, again = simulate(settings, app=Pair()), simulate(settings, app=Pair())
     assert first.updates_applied > 10
     assert (first.model_sha256, first.journal_sha256) == (again.model_sha256, again.journal_sha256)
+
+
+def test_what_was_promised_of_fragments_holds_with_faults_on(tmp_path: Path) -> None:
+    settings = elastic(submodel=fragments(2), faults={**NETWORK, "until_s": 25.0})
+    assert recorded(settings, tmp_path)[0].updates_applied > 4
 
 
 def test_fragments_of_a_folder_replay(tmp_path: Path) -> None:

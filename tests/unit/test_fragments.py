@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from kept_state import Life
 from machines import decision
 
 from anabranch.compress.layout import Layout
@@ -26,9 +28,11 @@ from anabranch.core.model.submodels import (
     submodel_from_json,
     submodel_json,
     tensor_set,
+    tensor_set_of_bits,
 )
 from anabranch.core.model.updates import Ask, Capability, Reason, Update
 from anabranch.core.snapshot import restore, state_digest, take_snapshot
+from anabranch.host.run import AdviceKind, advice
 from anabranch.protos.convert import submodel_from_proto, submodel_to_proto
 from anabranch.protos.v1.model_pb2 import SubmodelMap
 from anabranch.strategies.registry import make_strategy
@@ -320,3 +324,63 @@ def test_a_state_of_parts_goes_on_from_its_snapshot(strategy: str) -> None:
     other.push(names[3])
     assert state_digest(again) == state_digest(run.engine)
     assert again.version > 0
+
+
+def test_a_cache_weighs_a_part_by_the_versions_that_changed_it() -> None:
+    run = Parts("teasq_drop", cache_size=2, concurrency_fraction=1.0)
+    late = [run.device(1), run.device(1)]
+    for _ in range(4):
+        run.push(run.device(0))
+    assert run.engine.version == 2
+    before = run.engine.vector.copy()
+    fresh = Parts("teasq_drop", cache_size=2, concurrency_fraction=1.0)
+    for name in late:
+        assert run.push(name).staleness == 0
+        fresh.push(fresh.device(1))
+    moved, wanted = run.engine.vector - before, fresh.engine.vector - 1.0
+    assert moved.tolist() == wanted.tolist()
+    assert moved[2:4].all()
+
+
+def test_another_part_of_a_device_does_not_take_the_place_of_its_first() -> None:
+    run = Parts("teasq_drop", cache_size=3, concurrency_fraction=1.0)
+    name = run.device(0)
+    run.push(name)
+    for turn in (1, 2):
+        ask = Ask(name, f"task-{name}-{turn}")
+        run.engine.handle(ev.TaskAsked(2.0, ask))
+        task = run.engine.ledger.tasks[ask.task_id]
+        assert task.base_version == 0
+        update = Update(f"u-{turn}", task.task_id, name, 0, 1, np.ones(2, np.float32), task.submodel)
+        run.engine.handle(ev.UpdateArrived(3.0, update, ev.Payload("00" * 32, 8)))
+    assert run.engine.version == 1
+    assert len(run.engine.vector[run.engine.vector > 1.0]) == 6
+
+
+def test_a_device_is_hurried_by_the_versions_that_changed_its_part() -> None:
+    run = Parts("fedasync", EngineSettings(upload_now_versions=2))
+    of_first, of_second = run.device(0), run.device(1)
+    for _ in range(2):
+        run.push(run.device(0))
+    assert advice(run.engine, of_first, f"task-{of_first}").notice is AdviceKind.UPLOAD_NOW
+    assert advice(run.engine, of_second, f"task-{of_second}").notice is AdviceKind.NONE
+
+
+def test_what_waits_for_its_version_is_known_after_a_rollback_too(tmp_path: Path) -> None:
+    buffered: dict[str, Any] = {
+        "strategy": {"name": "fedbuff", "buffer_size": 4},
+        "submodel": {"name": "fragments", "parts": 3},
+        "uplink": {"codec": "raw"},
+    }
+    life, waiting = Life("", tmp_path, buffered), []
+    for number in range(80):
+        life.play(number, number + 1)
+        engine = life.books.engine
+        covered = np.zeros(engine.spec.size, np.bool_)
+        for bits in engine.part_changes.held:
+            covered[tensor_set_of_bits(engine.spec, bytes.fromhex(bits)).indices] = True
+        buffered_of = engine.state.covered
+        assert np.array_equal(covered, buffered_of > 0 if buffered_of is not None else covered & False)
+        waiting.append(covered.any())
+    life.close()
+    assert waiting[40] or waiting[75]  # where it was rolled back

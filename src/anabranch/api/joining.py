@@ -16,6 +16,7 @@ import copy
 import queue
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,7 @@ from anabranch.core.limits import COHORT_MIN
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads.app import App, Examples, Shard
 from anabranch.workloads.batches import each_step
+from anabranch.workloads.frozen_tensors import training_only
 from anabranch.workloads.trainer import ENDLESS_STEPS
 
 LOOK_S = 0.1  # so often it is looked whether the task at hand is still wanted
@@ -56,10 +58,14 @@ class JoinedTask:
 
 @dataclass(frozen=True)
 class _Handed:
-    """From the device's thread: a task, and the weights that it starts from."""
+    """From the device's thread: a task, and the weights that it starts from.
+
+    `trained`: the names of the parameters that alone are trained for it; None: all that the script trains.
+    """
 
     task: JoinedTask
     weights: Tensors
+    trained: frozenset[str] | None
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,7 @@ class _Script(App):
         self.handed: queue.SimpleQueue[_Handed | None] = queue.SimpleQueue()
         self.results: queue.SimpleQueue[_Trained] = queue.SimpleQueue()
         self.closed = False
+        self._trained = trained_names(model)  # for a task of the whole model
 
     def model(self) -> Any:
         """A copy of the script's model: what it starts from is the server's."""
@@ -102,7 +109,8 @@ class _Script(App):
         if plan.steps >= ENDLESS_STEPS:  # of a device that trains on: a pass of the script is a part of it
             plan = replace(plan, steps=0)
         task = JoinedTask(self.version, plan, seed)
-        self.handed.put(_Handed(task, taken(model)))
+        names = trained_names(model)
+        self.handed.put(_Handed(task, taken(model), None if names == self._trained else names))
         while True:
             try:
                 found = self.results.get(timeout=LOOK_S)
@@ -130,6 +138,7 @@ class JoinedFederation:
         self._client, self._script, self._model = client, script, model
         self._task: JoinedTask | None = None
         self._started = False
+        self._still = ExitStack()  # of what is kept as it is for the task at hand
         # A script that simply ends leaves the federation: what it has pushed stays in its folder until then.
         self._leave = weakref.finalize(self, _left, script, client)
 
@@ -156,6 +165,8 @@ class JoinedFederation:
                 self._client.wait()
                 return
             put(handed.weights, self._model)
+            if handed.trained is not None:
+                self._still.enter_context(training_only(self._model, handed.trained))
             self._task = handed.task
             yield handed.task
 
@@ -174,10 +185,12 @@ class JoinedFederation:
         told = {name: number(value) for name, value in (metrics or {}).items()}
         told |= {"examples": float(examples)} | ({"steps": float(steps)} if steps else {})
         self._script.results.put(_Trained(self._task, taken(self._model), told))
+        self._still.close()
         self._task = None
 
     def close(self) -> None:
         """Leave: a task without a result is given back, a result that waits stays for the next start."""
+        self._still.close()
         self._leave()
         if self._started:
             self._client.stop()
@@ -256,6 +269,14 @@ def taken(model: Any) -> Tensors:
     if isinstance(model, dict):
         return {name: np.array(array) for name, array in model.items()}
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+def trained_names(model: Any) -> frozenset[str]:
+    """Of the parameters of a torch module that require a gradient; of anything else none are known."""
+    if not hasattr(model, "named_parameters"):
+        return frozenset()
+    parameters = model.named_parameters(remove_duplicate=False)
+    return frozenset(name for name, parameter in parameters if parameter.requires_grad)
 
 
 def put(weights: Tensors, model: Any) -> None:
