@@ -79,6 +79,7 @@ class RunStatus:
     best_value: float | None = None
     run_twice: Sequence[str] = ()  # clients that were lately seen to be run by two processes at a time
     masked_sums: MaskedSums | None = None
+    phase: str = ""  # of a strategy of phases, in words
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what counts since the run began and what since the server started also by that."""
@@ -297,6 +298,7 @@ class OperatorClient:
             settings_changed=_changes(s.settings_changed),
             run_twice=list(s.run_twice),
             masked_sums=_masked_sums(s.masked_sums) if s.HasField("masked_sums") else None,
+            phase=s.phase,
         )
 
     def jobs(self) -> list[ListedJob]:

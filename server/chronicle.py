@@ -155,6 +155,7 @@ class Chronicle:
         self._waits: dict[str, _Wait] = {}
         self._busy_since: float | None = None  # somebody works or asks, and no update has come
         self._stall, self._starving = _Pause(STALL_S), _Pause(STARVING_S)
+        self._phase = glance().phase
         if why := glance().finished:
             _say(logging.INFO, f"the run had ended before: {why}", why=why)
 
@@ -173,6 +174,7 @@ class Chronicle:
                     self._decided(effect, now)
                 case Published(version):
                     self._published(version, now)
+                    self._switched(version)
                 case LeaseEnded(task, end, diverged) if end in (LeaseEnd.EXPIRED, LeaseEnd.DROPPED):
                     lost = self._lost.setdefault("diverged" if diverged else end.value, _Gathered())
                     lost.clients[task.client_id] += 1
@@ -262,6 +264,14 @@ class Chronicle:
         self._applied = self._staleness = 0
         if now - self._versions_at >= VERSIONS_S:
             self._say_versions(now)
+
+    def _switched(self, version: int) -> None:
+        """Say which phase has begun, if one has."""
+        before, self._phase = self._phase, self._glance().phase
+        if before != self._phase:
+            _say(
+                logging.INFO, f"{self._phase}: begun by version {version}", phase=self._phase, version=version
+            )
 
     # --- what is said ------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import Counters, Touched
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.model.updates import Capability, Receipt, Task, TaskState
+from anabranch.strategies.phased import Phased
 
 V = TypeVar("V")
 ABOVE_MIN = 64
@@ -59,9 +60,11 @@ class Glance:
     """How a run stands after a batch: never changes, so that any thread may read it.
 
     `deadline`: when a tick is due, None for never. `clients_training`: those that have a live task.
+    `phase`: of a strategy of phases, in words; empty of any other.
     """
 
     strategy: str
+    phase: str
     version: int
     finished: str
     paused: bool
@@ -102,6 +105,7 @@ class Glances:
         self._receipts = self._receipts.changed({u: ledger.receipts.get(u) for u in touched.updates})
         return Glance(
             strategy=engine.strategy.name,
+            phase=engine.strategy.phase(engine.state) if isinstance(engine.strategy, Phased) else "",
             version=engine.version,
             finished=engine.finished,
             paused=engine.paused,

@@ -332,6 +332,7 @@ class Operators(OperatorsServicer):
             settings_changed=[change_to_proto(change) for _, change in sorted(glance.changes.made.items())],
             run_twice=twice,
             masked_sums=masked_sums,
+            phase=glance.phase,
         )
 
     def _best(self) -> int:

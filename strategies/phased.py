@@ -197,6 +197,10 @@ class Phased:
         found: Strategy = self.parts[state.phase]
         return found
 
+    def phase(self, state: State) -> str:
+        """Which phase it is of how many, and its strategy, in words."""
+        return f"phase {state.phase + 1} of {len(self.parts)}, {self.part(state).name}"
+
     def inner(self, state: State) -> State:
         """What the strategy in charge remembers."""
         return getattr(state, f"of_{state.phase}")

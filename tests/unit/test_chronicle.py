@@ -73,6 +73,21 @@ def test_a_version_is_a_line_and_many_within_a_second_are_one(caplog: pytest.Log
     assert log.lines() == []
 
 
+def test_another_phase_is_a_line_once_and_a_status_has_it(caplog: pytest.LogCaptureFixture) -> None:
+    buffered = {"strategy": "fedbuff", "buffer_size": 1}
+    phases = [{**buffered, "until_versions": 2}, {"strategy": "fedasync"}]
+    log = Logged(caplog, "phased", phases=phases)
+    log.bench.enrol("a")
+    assert log.glance().phase == "phase 1 of 2, fedbuff"
+    log.work("a", 1.0)
+    log.work("a", 1.1)
+    assert ("INFO", "phase 2 of 2, fedasync: begun by version 2") in log.lines()
+    log.work("a", 1.2)
+    assert log.lines() == []
+    assert log.glance().phase == "phase 2 of 2, fedasync"
+    assert Glances(Bench("fedasync").engine).take().phase == ""
+
+
 def test_rejections_are_warnings_gathered_by_reason(caplog: pytest.LogCaptureFixture) -> None:
     log = Logged(caplog, buffer_size=9)
     log.bench.enrol("a", "b")

@@ -87,7 +87,7 @@ def status(server: OperatorClient, output: Output) -> None:
         for c in s.settings_changed
     )
     lines = [
-        f"{s.run} ({s.strategy}): version {count_text(s.version)}, {state}",
+        f"{s.run} ({s.strategy}{s.phase and f', {s.phase}'}): version {count_text(s.version)}, {state}",
         f"  now: {s.clients_online} of {s.clients} clients online, {s.live_tasks} in training",
         f"  since the run began ({began}): {updates}, {s.leases_lost} leases lost",
         f"  since the server started ({up_for} ago): {up}, {down}, {s.updates_duplicate} resent",
