@@ -449,8 +449,8 @@ class Engine:
         clients = self.ledger.client_ids
         live, slowness = self.ledger.live, self.ledger.slowness
         place = now, self.version, self.settings.seed
-        more = None, self.spec, slowness, self.sums, self.part_changes
-        return Context(*place, clients, live, staleness, *more)
+        parts = self.part_changes
+        return Context(*place, clients, live, staleness, None, self.spec, slowness, self.sums, parts)
 
     def _donated(self, base: Vector | None = None) -> Vector:
         """The vector for a strategy to write on: a copy where a live task may need the old one."""

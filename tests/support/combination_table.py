@@ -1,0 +1,140 @@
+"""What parts of a model and server optimisers go together with: each cell of a page is tried.
+
+.venv/bin/python tests/support/combination_table.py      # writes docs/combinations.md anew
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from kept_state import SPEC, Life, Tables, config_of
+from unit_groups import tensors
+
+from anabranch.core import events as ev
+from anabranch.core.errors import ConfigError
+from anabranch.core.model.updates import Capability
+from anabranch.host.build import Blueprint
+from anabranch.host.rollback import check_rollback
+from anabranch.server.verify import verify
+
+PAGE = Path(__file__).parents[2] / "docs" / "combinations.md"
+MIDDLE, END = 12, 24  # turns of devices; the server is killed in the middle
+WORKS, REFUSED = "works", "refused"
+
+
+def _strategy(name: str, **params: Any) -> dict[str, Any]:
+    return {"strategy": {"name": name, **params}}
+
+
+def _planner(name: str, **more: Any) -> dict[str, Any]:
+    return {"submodel": {"name": name, **more}}
+
+
+NESTEROV = {"name": "nesterov", "lr": 0.5, "momentum": 0.5}
+FRAGMENTS = _planner("fragments", parts=3)
+BUFFER, ROUNDS = (
+    _strategy("fedbuff", buffer_size=3),
+    _strategy("fedavg", clients_per_round=3, deadline_s=10.0),
+)
+STREAMING = {"client": {"push": "elastic", "push_when": "interval", "merge": "blend", "merge_weight": 0.5}}
+SYSTEMS: dict[str, Tables] = {
+    "`fedbuff`, whole models": BUFFER,
+    "`fragments`, `fedbuff`": {**BUFFER, **FRAGMENTS},
+    "`fragments`, `qafel`": {**_strategy("qafel", buffer_size=3), **FRAGMENTS},
+    "`fragments`, `fedavg`": {**ROUNDS, **FRAGMENTS},
+    "`fragments`, `teasq_drop`": {**_strategy("teasq_drop", cache_size=3), **FRAGMENTS},
+    "`fragments`, `delayed_nesterov`": {**_strategy("delayed_nesterov", buffer_size=3), **FRAGMENTS},
+    "Streaming DiLoCo": {**_strategy("fedasync", alpha=0.5), **FRAGMENTS, **STREAMING},
+    "`fedbuff`, Nesterov": _strategy("fedbuff", buffer_size=3, outer=NESTEROV),
+    "`fedavg`, Adam": {"strategy": {**ROUNDS["strategy"], "outer": {"name": "adam", "lr": 0.05}}},
+    "`delayed_nesterov`": _strategy("delayed_nesterov", buffer_size=3),
+    "`phased`": _strategy(
+        "phased",
+        phases=[
+            {"strategy": "fedavg", "clients_per_round": 2, "deadline_s": 10.0, "until_versions": 1},
+            {"strategy": "fedbuff", "buffer_size": 2},
+        ],
+    ),
+    "`ist`, `fedavg`": {**ROUNDS, **_planner("ist", parts=2)},
+    "`heterofl`, `fedbuff`": {**BUFFER, **_planner("heterofl")},
+    "`asyncdrop`": _strategy("asyncdrop"),
+    "`teasq_drop`": _strategy("teasq_drop", cache_size=3),
+}
+ROLLBACK, PRIVACY = "rollback", "privacy"
+FEATURES: dict[str, Tables] = {
+    "`int4`": {"uplink": {"codec": "int4(256)|zstd"}},
+    "`topk`": {"uplink": {"codec": "topk(0.5)|int8(256)|gaps|zstd"}},
+    "error feedback": {"uplink": {"codec": "ef(0.9)|topk(0.5)|int8(256)|gaps|zstd"}},
+    "delta log": {"downlink": {"codec": "log(1)"}},
+    "chain downlink": {"downlink": {"codec": "int8(256)|zstd"}},
+    "robust rule": {"robust": {"rule": "centred_clipping", "clip": 3.0}},
+    "cut": {"robust": {"clip": 3.0}},
+    ROLLBACK: {},
+    PRIVACY: {"privacy": {"noise": 1.0, "clip": 1.0}, "model": {"buffers": "local"}},
+}
+
+
+def tried(system: str, feature: str) -> str:
+    """What comes of a cell: empty where it works, else why it is refused.
+
+    Works: it makes versions; a server that is killed in the middle stands where it stood, and ends with the
+    model of one that was not; its log replays. Raises `AssertionError` for a cell that is neither.
+    """
+    tables = {**SYSTEMS[system], **FEATURES[feature]}
+    try:
+        engine = Blueprint.of(config_of("", tables), SPEC, key=bytes(32)).engine(tensors())
+        if feature == ROLLBACK:
+            engine.handle(ev.Enrolled(0.0, "device-4", Capability()))
+            check_rollback(engine, ev.RolledBack(0.0, 0, 0, ("device-4",)))
+    except ConfigError as error:
+        return str(error)
+    with tempfile.TemporaryDirectory() as unbroken, tempfile.TemporaryDirectory() as killed:
+        found = _played(tables, Path(unbroken), feature == ROLLBACK, kill=False)
+        again = _played(tables, Path(killed), feature == ROLLBACK, kill=True)
+        told = 1 if feature == PRIVACY else 2  # the noise of each run is another
+        assert again[:told] == found[:told], (system, feature)
+        assert verify(Path(killed), whole=True).problems == (), (system, feature)
+    return ""
+
+
+def _played(tables: Tables, folder: Path, rolls_back: bool, kill: bool) -> tuple[int, str]:
+    """The version and the digest of the model that a run ends with."""
+    tables = {**tables, "server": {"data_dir": str(folder)}}
+    life = Life("", folder, tables)
+    try:
+        life.play(0, MIDDLE)
+        if rolls_back:
+            life.tell(ev.RolledBack(life.now, max(0, life.books.engine.version - 1), 0, ("device-4",)))
+        if kill:
+            stood = life.expected
+            life.close()
+            life = Life("", folder, tables)
+            assert life.expected == stood
+        life.play(MIDDLE, END)
+        assert life.books.engine.version > 1
+        return life.expected["version"], life.expected["model_sha256"]
+    finally:
+        life.close()
+
+
+def row(system: str, reasons: dict[str, str]) -> list[str]:
+    """The lines of the page about one system: in the table, and why what is refused."""
+    cells = [REFUSED if reasons[feature] else WORKS for feature in FEATURES]
+    why = [f"- {system} with {feature}: {text}" for feature, text in reasons.items() if text]
+    return [f"| {system} | {' | '.join(cells)} |", *why]
+
+
+def main() -> None:
+    """Write the table into the page."""
+    rows = {s: row(s, {f: tried(s, f) for f in FEATURES}) for s in SYSTEMS}
+    head = [f"| | {' | '.join(FEATURES)} |", "|---" * (len(FEATURES) + 1) + "|"]
+    said = PAGE.read_text(encoding="utf-8").partition(head[0])[0].rstrip()
+    table = [*head, *(lines[0] for lines in rows.values())]
+    why = [line for lines in rows.values() for line in lines[1:]]
+    PAGE.write_text("\n".join([said, "", *table, "", "## Why not", "", *why, ""]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
