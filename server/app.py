@@ -320,9 +320,8 @@ async def _live(
     run = LiveRun(
         recovered.info, config, spec, writer, models, uploads, intake, feed, clock.now(), identity, limits
     )
-    run.calls = intake.calls
+    run.calls, run.in_parts = intake.calls, recovered.engine.in_parts
     _ask_keepers(run, recovered.engine)
-    run.in_parts = recovered.engine.in_parts
     run.presence = Presence(writer.glance.settings.lease_s)
     run.set_over(bool(writer.glance.finished))
     metrics.figures = RunFigures(run)
