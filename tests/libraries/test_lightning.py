@@ -89,7 +89,7 @@ def trainer_of(callbacks: Any, folder: Path | None = None, **more: Any) -> light
 def test_the_server_is_killed_and_comes_back(guarded: bool, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODEL)
     with outage(tmp_path, "mine.py:make_model", updates=6, guarded="line-0" * guarded) as server:
-        mine = server.papers or {"id": "line-0"}
+        mine: Any = server.papers or {"id": "line-0"}
         device = ab.LightningCallback(server.address, state_dir=tmp_path / "device", **mine)
         trainer = trainer_of([Calls(10, server.kill), device], max_epochs=1)  # in the third task
         trainer.fit(Line(), DataLoader(POINTS, batch_size=8))

@@ -89,7 +89,7 @@ class Calls(TrainerCallback):
 def test_the_server_is_killed_and_comes_back(guarded: bool, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODEL)
     with outage(tmp_path, "mine.py:make_model", updates=6, guarded="bert-0" * guarded) as server:
-        mine = server.papers or {"id": "bert-0"}
+        mine: Any = server.papers or {"id": "bert-0"}
         device = ab.TransformersCallback(server.address, state_dir=tmp_path / "device", **mine)
         trainer = Trainer(
             load(f"{tmp_path}/mine.py:make_model")(),

@@ -36,6 +36,8 @@ class JoinOptions(TypedDict, total=False):
     ca_sha256: str
     join: str
     insecure: bool
+    keepers: Sequence[str]
+    cohort_min: int
 
 
 class Remembering(Protocol):
