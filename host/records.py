@@ -81,7 +81,7 @@ class RunReporter:
             case MaskSumWanted(number, members=members):
                 recorder.note(now, "sum_wanted", cohort=number, updates=len(members))
             case CohortLost(number, update_ids, why):
-                recorder.note(now, "cohort_lost", cohort=number, updates=len(update_ids), why=why)
+                recorder.cohort_lost(now, number, len(update_ids), why)
 
     def _compressed(self, now: float, engine: Engine, task: Task) -> None:
         codecs = engine.ledger.clients[task.client_id].capability.codecs

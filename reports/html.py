@@ -113,10 +113,22 @@ def _privacy_tiles(r: Result) -> list[str]:
     """What a private run promises; nothing of any other."""
     if (p := r.privacy) is None:
         return []
+    by = "" if r.masked is None else f" by each of {r.masked.who}"
     bound = f"{p.participations_max} updates of a {p.unit}, {p.separation} versions apart"
     return [
         tile("Epsilon", f"{p.epsilon:.3g}", f"at delta {p.delta:g}; {bound}"),
-        tile("Epsilon so far", f"{p.epsilon_so_far:.3g}", f"clip {p.clip:g}, noise {p.noise:.3g} clips"),
+        tile("Epsilon so far", f"{p.epsilon_so_far:.3g}", f"clip {p.clip:g}, noise {p.noise:.3g} clips{by}"),
+    ]
+
+
+def _masked_tiles(r: Result) -> list[str]:
+    """Whose word it took to see a sum. In a private run these are what adds its noise, and no tiles more."""
+    if (m := r.masked) is None or r.privacy is not None:
+        return []
+    lost = f"{m.cohorts_lost} lost" if m.cohorts_lost else "none was lost"
+    return [
+        tile("Unmasked by", m.who, f"sums of {m.updates_min} updates and more; {lost}"),
+        tile("Clip", f"{m.clip:g}", f"the length of an update; numbers of {m.bits} bits"),
     ]
 
 
@@ -125,7 +137,10 @@ def _rule(r: Result) -> str:
 
 
 def _key_figures(r: Result) -> list[str]:
-    """12 of them, or 14 of a private run: neither leaves a row of one, however many stand side by side."""
+    """12 of them, or 14 of a private run or one with masked sums.
+
+    Neither leaves a row of one, however many stand side by side.
+    """
     goal, decided = r.goal, r.updates_applied + r.updates_rejected
     set_ = goal.target is not None
     missing = "not reached" if set_ else NOTHING
@@ -147,6 +162,7 @@ def _key_figures(r: Result) -> list[str]:
             no_target or "up and down",
         ),
         *_privacy_tiles(r),
+        *_masked_tiles(r),
         tile("Versions", count_text(r.versions), "published"),
         tile("Updates applied", count_text(r.updates_applied), _devices_text(r)),
         tile(

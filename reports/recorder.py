@@ -16,6 +16,7 @@ import numpy as np
 
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.privacy import PrivacyTable
+from anabranch.core.config.secagg import SecaggTable
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import SettingChange
 from anabranch.core.errors import DataError
@@ -111,6 +112,7 @@ class Recorder:
     _compression: list[CompressionStep] = field(default_factory=list, init=False)
     _coverage: Coverages = field(default_factory=Coverages, init=False)
     _given_up: str = field(default="", init=False)
+    _cohorts_lost: int = field(default=0, init=False)
     _measured: dict[int, Measured] = field(default_factory=dict, init=False)
     _ended_by: str = field(default="", init=False)
     _settings: list[ChangedSetting] = field(default_factory=list, init=False)
@@ -282,6 +284,11 @@ class Recorder:
         self.trackers.metrics(version, measured, Moment(version, *mark))
         self._emit(now, "evaluated", {"version": version, **measured})
 
+    def cohort_lost(self, now: float, number: int, updates: int, why: str) -> None:
+        """The updates of a masked sum are in no version."""
+        self._cohorts_lost += 1
+        self.note(now, "cohort_lost", cohort=number, updates=updates, why=why)
+
     def note(self, now: float, kind: str, /, **data: Any) -> None:
         """Anything else worth a line: a lost lease, a restart, a change of mode."""
         self._emit(now, kind, data)
@@ -336,7 +343,8 @@ class Recorder:
             model_bytes=0 if spec is None else spec.size_bytes,
             settings_changed=tuple(self._settings),
             fairness=fairness_of(self.goal.among(measured_names(history)), history, clients),
-            privacy=PrivacyTable.of_json(self.config).promise(max(self._marks)),
+            privacy=(privacy := PrivacyTable.of_json(self.config)).promise(max(self._marks)),
+            masked=SecaggTable.of_json(self.config).told(privacy, self._cohorts_lost),
             **self._judged(history),
         )
 

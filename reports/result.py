@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.privacy import Promise
+from anabranch.core.config.secagg import SecaggSummary
 from anabranch.core.errors import DataError, FolderMissing
 from anabranch.core.model.chains import AUTO
 from anabranch.core.model.metrics import ACCURACY, LOSS
@@ -172,6 +173,7 @@ class Result:
     measured that could count, and in results of older versions. `final_value` and `best_value` are its.
     `target_accuracy` is 0 where another metric counts. `fairness` is of what at least two devices or groups
     have, and empty in results of older versions. `privacy`: of a private run, what it promises.
+    `masked`: of one with masked sums, whose they were.
     """
 
     strategy: str
@@ -218,6 +220,7 @@ class Result:
     best_value: float | None = None
     fairness: tuple[Fairness, ...] = ()
     privacy: Promise | None = None
+    masked: SecaggSummary | None = None
 
     @property
     def goal(self) -> Goal:

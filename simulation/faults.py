@@ -91,6 +91,12 @@ class Faults:
                 f"device-crash {client_id}", table.device_crash_every_s, table.device_down_s, crash
             )
 
+    def crash_keepers(self, names: Sequence[str], crash: CrashDevice) -> None:
+        """Let every keeper be down now and then: `crash` is told which, and for how long."""
+        for name in names:
+            every_s, down_s = self.table.keeper_crash_every_s, self.table.keeper_down_s
+            self._episodes(f"keeper-crash {name}", every_s, down_s, partial(_crash, crash, name))
+
     def set_clock(self, step: StepClock) -> None:
         """Set the server's clock every now and then, whether it is up or down: forward or back."""
 

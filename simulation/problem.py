@@ -23,6 +23,7 @@ from anabranch.core.model.updates import Task
 from anabranch.core.rng import seed_of
 from anabranch.simulation.attacks import Attack
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
+from anabranch.simulation.masking import SimulatedMasker
 from anabranch.simulation.parts import PARTS
 from anabranch.support.code import let_in
 from anabranch.support.own_code import on_device
@@ -78,6 +79,7 @@ class Problem:
         own = self.trainer.initial(seed_of(config.run.seed, "initial")) if start is None else start
         self.initial: dict[str, Array] = dict(own)
         self.frozen = self.spec.frozen(self.initial)
+        self._masker = SimulatedMasker.of(config, self.spec)
         self._attack = Attack(config.fleet, config.run.seed)
         self.profiles = speed_profile(config.fleet, config.run.seed)
         self._groups = tuple(self.profiles.group.tolist())
@@ -132,6 +134,10 @@ class Problem:
                 uplink = make_uplink(RAW)
         start = cut(task, self.start(job))
         covered, own = self._buffers.told(start, covered, task.submodel, own)
+        if self._masker is not None:
+            payload, codec = self._masker.payload(covered, task), self._masker.terms.codec
+            found = result.kept, result.examples, own
+            return LocalResult(payload, codec, result.steps, {}, None, *found)
         payload, memory = uplink.encode(
             covered, self.spec, task.submodel, job.memory, seed_of(task.seed, "codec"), task.base_version
         )

@@ -48,6 +48,7 @@ from anabranch.simulation.executors.recalling import RecallingExecutor
 from anabranch.simulation.faults import RIGHT, DeviceClock, Faults
 from anabranch.simulation.hasher import Hasher
 from anabranch.simulation.interruption import Interruptions
+from anabranch.simulation.keepers import Keepers
 from anabranch.simulation.network import PerfectNetwork
 from anabranch.simulation.problem import Problem, ProblemSource, device_name
 from anabranch.simulation.server import DirectServer, Process
@@ -252,7 +253,7 @@ class Simulation:
         self.executor, self.hasher = executor, Hasher()
         self.elastic = ElasticTrainings(problem)
         self.clock, self.frozen = VirtualClock(), problem.frozen
-        blueprint = Blueprint.of(config, problem.spec, key=noise_key)
+        blueprint = Blueprint.of(config, problem.spec, key=noise_key, masks=True)
         begin = partial(blueprint.engine, problem.initial)
         engine = begin(None)
         versions = Versions(engine, problem.frozen)
@@ -260,8 +261,7 @@ class Simulation:
         kept: Journal = journal
         if config.faults.on:
             self.faults = Faults(config.faults, config.run.seed, self.clock, self._names())
-            every_updates = config.server.snapshot_every_updates
-            kept = Disk(journal, begin, every_updates, config.faults.takes_back)
+            kept = Disk(journal, begin, config.server.snapshot_every_updates, config.faults.takes_back)
         rules = config.limits, config.server.lapsed, config.server.windows
         self.room = WaitingRoom(engine, *rules[:2]) if called_when_free(config) else None
         self.time = (SteppedTime if config.faults.clock_step_every_s else ServerTime)(self.clock)
@@ -277,6 +277,7 @@ class Simulation:
             *rules,
         )
         self.server = self._serve()
+        self.keepers = self._keepers()
         self.devices = self._devices()
         teller = ProgressReporter(progress or (lambda _: None), self.clock, versions, recorder.traffic_bytes)
         self.clock.beside = _beside(teller, checkpoint, self.clock)
@@ -305,6 +306,9 @@ class Simulation:
             copies = Copies(self.devices, self.clock, self.faults.toss)
             self.faults.begin(copies.crash, self.server.crash)
             self.faults.copy_devices(copies.make)
+            if self.keepers is not None:
+                self.server.on_restart.append(self.keepers.restarted)
+                self.faults.crash_keepers([k.name for k in self.keepers.all], self.keepers.crash)
             self.faults.fail_disk(self.server.disk.fill, self.server.backup, self.server.put_back)
             if isinstance(self.time, SteppedTime):
                 self.faults.set_clock(self.time.step)
@@ -357,6 +361,15 @@ class Simulation:
             return DirectServer(self.world)
         return Process(self.world, disk, self.clock, self._config.run.seed, self._config.faults)
 
+    def _keepers(self) -> Keepers | None:
+        """Who unmasks, where anything is masked."""
+        cohorts = self.engine.cohorts
+        if cohorts is None:
+            return None
+        made = Keepers(cohorts.terms, self._config.run.seed, self.clock, self.server)
+        self.world.observers.append(made.observe)
+        return made
+
     def _devices(self) -> list[Device]:
         config, seed = self._config, self._config.run.seed
         around = Surroundings(
@@ -375,6 +388,7 @@ class Simulation:
             elastic=self.elastic,
             frozen_bytes=frozen_size_bytes(self._problem.spec),
             storage=self._first_storage(),
+            masks=config.secagg.on,
         )
         client, held_max = config.client, config.server.tasks_per_client
         settings = SessionSettings(

@@ -26,6 +26,7 @@ from anabranch.core.errors import AnabranchError, InvalidUpdate, LogLost, StoreF
 from anabranch.core.limits import RETRY_FULL_DISK_S
 from anabranch.core.model.updates import Ask, Capability, Decision, Reason, Task
 from anabranch.core.rng import rank
+from anabranch.core.secagg.ring import Numbers
 from anabranch.host.run import Advice
 from anabranch.simulation.clock import VirtualClock
 from anabranch.simulation.disk import Backup, Disk, PowerCut
@@ -105,6 +106,10 @@ class DirectServer:
     def order(self, order: Order, reply: Reply[list[Effect]]) -> None:
         """What an operator wants."""
         self._take(partial(self.world.order, order), reply)
+
+    def mask_sum(self, number: int, keeper: str, numbers: Numbers, reply: Reply[list[Effect]]) -> None:
+        """What a keeper answers for a cohort."""
+        self._take(partial(self.world.mask_sum, number, keeper, numbers), reply)
 
     def downloaded(self, client_id: str, payload_bytes: int, frozen_bytes: int = 0) -> None:
         """A device has received a model, or what leads to it from the one it had, and what is frozen."""

@@ -23,9 +23,11 @@ from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, RETRY_FULL_DISK_S, Limits
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.updates import Ask, Capability, Decision, Task
+from anabranch.core.secagg.ring import Numbers
 from anabranch.host.log import Journal
 from anabranch.host.records import RunReporter
 from anabranch.host.run import Advice, Run, advice
+from anabranch.host.secagg import mask_sum_arrived
 from anabranch.host.submission import announced, answered, arrived, check_coming, check_size, examined
 from anabranch.reports.recorder import Recorder
 from anabranch.simulation.clock import VirtualClock
@@ -159,6 +161,12 @@ class World:
     def order(self, order: Order) -> list[Effect]:
         """What an operator wants; returns what came of it."""
         return self._handle(order(self.time.now()))
+
+    def mask_sum(self, number: int, keeper: str, numbers: Numbers) -> list[Effect]:
+        """What a keeper answers for a cohort; returns what came of it."""
+        cohorts = self.engine.cohorts
+        assert cohorts is not None, "keepers answer in runs with masked sums"
+        return self._handle(*mask_sum_arrived(cohorts.terms, self.time.now(), number, keeper, numbers))
 
     def downloaded(self, client_id: str, payload_bytes: int, frozen_bytes: int = 0) -> None:
         """A device has received a model, or what leads to it from the one it had, and what is frozen."""

@@ -60,6 +60,8 @@ class FaultsTable:
     restore_age_s: float = field(default=10.0, metadata=LATER_KEY)
     device_copy_every_s: float = field(default=0.0, metadata=LATER_KEY)
     device_copy_s: float = field(default=20.0, metadata=LATER_KEY)
+    keeper_crash_every_s: float = field(default=0.0, metadata=LATER_KEY)
+    keeper_down_s: float = field(default=10.0, metadata=LATER_KEY)
 
     @property
     def on(self) -> bool:
@@ -87,6 +89,7 @@ FAULTS = (
     "disk_full_every_s",
     "restore_every_s",
     "device_copy_every_s",
+    "keeper_crash_every_s",
 )
 
 

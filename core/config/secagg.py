@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.errors import ConfigError
 
 OFF, KEEPER = "off", "keeper"  # secagg.mode
 MODES = (OFF, KEEPER)
+
+
+@dataclass(frozen=True)
+class SecaggSummary:
+    """What a run with masked sums has come to: no fewer than `updates_min` updates were ever seen as one.
+
+    `cohorts_lost`: sums whose updates are in no version, dropped or out of bounds.
+    """
+
+    keepers: tuple[str, ...]
+    updates_min: int
+    clip: float
+    bits: int
+    cohorts_lost: int
+
+    @property
+    def who(self) -> str:
+        """Whose word it takes."""
+        return f"{len(self.keepers)} keeper{'' if len(self.keepers) == 1 else 's'}"
+
+    def text(self) -> str:
+        """In a line."""
+        lost = f"; {self.cohorts_lost} sums were lost" if self.cohorts_lost else ""
+        return f"masked: {self.who} took the masks off sums of {self.updates_min} updates or more{lost}"
 
 
 @dataclass(frozen=True)
@@ -39,6 +65,18 @@ class SecaggTable:
     def clip_of(self, privacy: PrivacyTable) -> float:
         """The length that updates are cut to."""
         return privacy.clip if privacy.on else self.clip
+
+    @classmethod
+    def of_json(cls, config: Mapping[str, Any]) -> SecaggTable:
+        """That of a configuration as plain values, of whatever release."""
+        return cls(**config.get("secagg", {}))
+
+    def told(self, privacy: PrivacyTable, cohorts_lost: int) -> SecaggSummary | None:
+        """What is said of a run; None where nothing is masked."""
+        if not self.on:
+            return None
+        keepers, clip = tuple(sorted(self.keepers)), self.clip_of(privacy)
+        return SecaggSummary(keepers, self.cohort_min, clip, self.bits, cohorts_lost)
 
     def check(self, privacy: PrivacyTable) -> None:
         """Raises `ConfigError`, naming the key; the ring's own numbers are checked with its model."""

@@ -14,6 +14,7 @@ from commands import started
 from nursery import COMMAND, run
 
 from anabranch.core.config.privacy import Promise
+from anabranch.core.config.secagg import SecaggSummary
 from anabranch.core.journal import KINDS
 from anabranch.reports.result import (
     ChangedSetting,
@@ -133,7 +134,17 @@ def test_every_field_of_a_result_is_on_the_page() -> None:
     table = rows("### `result.json`")
     known = set(table) | {name for told in table.values() for name in told}
     assert {f.name for f in fields(Result)} <= set(table)
-    of_rows = (Point, Staleness, ClientShare, Fairness, Promise, CompressionStep, ChangedSetting, Coverage)
+    of_rows = (
+        Point,
+        Staleness,
+        ClientShare,
+        Fairness,
+        Promise,
+        SecaggSummary,
+        CompressionStep,
+        ChangedSetting,
+        Coverage,
+    )
     assert {f.name for cls in of_rows for f in fields(cls)} <= known
 
 

@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from anabranch.core.config.privacy import PrivacyTable, Promise
+from anabranch.core.config.secagg import SecaggSummary
 from anabranch.core.config.tables import merge
 from anabranch.reports.compare import compare_html
 from anabranch.reports.devices import spread_text
@@ -90,14 +91,29 @@ def test_the_page_shows_the_run(record: Callable[..., Result]) -> None:
 PROMISE = PrivacyTable(clip=0.5, epsilon=8.0, participations=8, separation=3).promise(9)
 
 
+MASKED = SecaggSummary(("north", "south"), 8, 0.5, 32, 1)
+
+
+@pytest.mark.parametrize("masked", [None, MASKED])
 @pytest.mark.parametrize("promise", [None, PROMISE])
 @pytest.mark.parametrize("settings", [{}, {"target": 0.0}, {"evaluate": False}, {"updates": 0}])
 def test_no_key_figure_stands_in_a_row_of_its_own(
-    record: Callable[..., Result], settings: dict[str, object], promise: Promise | None
+    record: Callable[..., Result],
+    settings: dict[str, object],
+    promise: Promise | None,
+    masked: SecaggSummary | None,
 ) -> None:
-    page = report_html(replace(record(**settings), privacy=promise))
+    page = report_html(replace(record(**settings), privacy=promise, masked=masked))
     count = page.count('<div class="tile">')
     assert [width for width in range(2, 7) if count % width == 1] == []
+
+
+def test_a_run_with_masked_sums_says_whose_they_were(record: Callable[..., Result]) -> None:
+    page = report_html(replace(record(), masked=MASKED))
+    for shown in ("Unmasked by", "2 keepers", "sums of 8 updates and more; 1 lost", "numbers of 32 bits"):
+        assert shown in page
+    assert "by each of 2 keepers" in report_html(replace(record(), masked=MASKED, privacy=PROMISE))
+    assert "Unmasked by" not in report_html(record())
 
 
 def test_a_private_run_says_what_it_promises(record: Callable[..., Result]) -> None:

@@ -408,6 +408,39 @@ def test_an_answer_is_in_the_log_with_its_numbers_beside() -> None:
     assert from_record(json.loads(line(to_record(drop))), SPEC, load) == drop
 
 
+# --- what a server can see ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(-9999, 9999), min_size=4, max_size=4), min_size=8, max_size=8),
+    st.integers(0, 10**6),
+)
+def test_a_server_that_is_shown_noise_with_the_same_sums_publishes_the_same(
+    rows: list[list[int]], seed: int
+) -> None:
+    """Who knows nothing but the sums can draw all that a server is sent: so it uses nothing else of it."""
+    secagg, rng = {"keepers": ["north", "south"]}, np.random.default_rng(seed)
+    real, made = bench("abcdefgh", secagg=secagg), bench("abcdefgh", secagg=secagg)
+    for start in range(0, 8, 2):
+        for client, integers in zip("abcdefgh"[start:], rows[start : start + 2], strict=False):
+            real.give(client, f"{client}0", integers)
+            made.ask(client, f"{client}0")
+            made.send(client, f"{client}0", (), numbers=rng.integers(0, 2**32, 4, np.uint32))
+        number = real.cohorts.number
+        for keeper in ("north", "south"):
+            real.answer(number, keeper)
+        cohort = next(c for c in made.cohorts.waiting if c.number == number)
+        terms, shown = made.cohorts.terms, rng.integers(0, 2**32, 4, np.uint32)
+        weights = [m.weight for m in cohort.members]
+        total = np.array(rows[start : start + 2]).T @ np.array(weights)
+        made.do(mask_sum_arrived(terms, 2.0, number, "north", shown)[0])
+        rest = cohort.total - shown - terms.ring.numbers(total)
+        made.do(mask_sum_arrived(terms, 2.0, number, "south", rest)[0])
+    assert real.engine.version == made.engine.version == 4
+    assert np.array_equal(real.engine.vector, made.engine.vector)
+
+
 # --- any order -------------------------------------------------------------------------------------------
 
 WORDS = ["give", "give", "give", "ask", "late", "resend", "answer", "answer", "again", "drop", "restart"]

@@ -13,8 +13,11 @@ from pages import ROOT
 from anabranch.core.config.tables import merge
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.privacy.accountant import coefficients, mu_of, sensitivity
+from anabranch.core.secagg.terms import weights_of
 from anabranch.host.build import Blueprint
 from anabranch.host.private import ADDING
+from anabranch.host.secagg import GATHERING
+from anabranch.strategies.staleness import make_staleness
 
 PAGE = (ROOT / "docs" / "privacy.md").read_text(encoding="utf-8")
 
@@ -61,6 +64,16 @@ def test_its_file_is_a_private_run() -> None:
 
 
 def test_it_names_the_strategies_that_can_be_private() -> None:
-    (line,) = [line for line in PAGE.splitlines() if line.startswith("| other strategies than ")]
+    (line,) = [line for line in PAGE.splitlines() if line.startswith("| other strategies than `fedbuff`, ")]
     assert re.findall(r"`(\w+)`", cells(line)[0]) == ["fedbuff", "qafel", "fedavg", "fedprox"]
     assert [cls.name for cls in ADDING] == ["fedbuff", "qafel", "fedavg", "fedprox"]
+
+
+def test_its_simulated_file_has_masked_sums_and_it_names_their_strategies() -> None:
+    tables = tomllib.loads(PAGE.partition("`sums.toml`:\n\n```toml\n")[2].partition("```")[0])
+    spec = ParamSpec.of({"w": np.zeros(2, np.float32)})
+    assert Blueprint.of(merge([("the page", tables)]), spec, masks=True).cohorts() is not None
+    (line,) = [line for line in PAGE.splitlines() if line.startswith("| other strategies than `fedbuff` and")]
+    assert re.findall(r"`(\w+)`", cells(line)[0]) == [cls.name for cls in GATHERING]
+    assert "fresh update counts 16, by FedBuff's default one of a version before 11" in PAGE
+    assert weights_of(make_staleness({"name": "polynomial", "a": 0.5}), 16)[:2] == (16, 11)

@@ -115,7 +115,7 @@ def summary(result: Result, folder: Path | None) -> str:
         f"  {updates}; {stale}",
         f"  {traffic}; {duration_text(result.wall_s)} of real time",
     ]
-    lines += [] if result.privacy is None else [f"  {result.privacy.text()}"]
+    lines += [f"  {told.text()}" for told in (result.privacy, result.masked) if told is not None]
     if folder is not None:
         models = [f"{told}{folder / name}" for told, name in MODELS.items() if (folder / name).is_file()]
         lines += [f"  model: {', '.join(models)}"] if models else []

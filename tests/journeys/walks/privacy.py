@@ -1,4 +1,4 @@
-"""docs/privacy.md: a private run and its replay; a keeper; a run with masked sums."""
+"""docs/privacy.md: a private run and its replay; a keeper; a run with masked sums, live and simulated."""
 
 from signal import SIGINT
 
@@ -20,6 +20,21 @@ SIMULATED = Walk(
 
 _, _, BEHIND = (ROOT / PAGE).read_text(encoding="utf-8").partition("`masked.toml`:\n\n```toml\n")
 MASKED = BEHIND.partition("```")[0]
+_, _, AFTER = (ROOT / PAGE).read_text(encoding="utf-8").partition("`sums.toml`:\n\n```toml\n")
+SUMS = AFTER.partition("```")[0]
+SUMMED = Walk(
+    "a simulation with masked sums",
+    page=PAGE,
+    steps=(
+        Write("sums.toml", SUMS),
+        types(
+            "anabranch simulate sums.toml",
+            says="masked: 2 keepers took the masks off sums of 8 updates or more",
+        ),
+        types("anabranch replay runs/sums", says="replayed 24 versions, digests equal"),
+    ),
+)
+
 KEEPER = "anabranch keeper serve --listen 0.0.0.0:7075"
 KEPT = Walk(
     "a keeper",
@@ -76,4 +91,4 @@ MASKING = Walk(
     ),
 )
 
-WALKS = (SIMULATED, KEPT, MASKING)
+WALKS = (SIMULATED, SUMMED, KEPT, MASKING)
