@@ -23,12 +23,13 @@ from anabranch.compress.deadzone import DeadZone
 from anabranch.compress.entropy import Huffman, Zstd
 from anabranch.compress.indices import Bitmap, Gaps, PlainIndices
 from anabranch.compress.quantisers import BLOCKS, BFloat16, Float32, Int4, Int8
-from anabranch.compress.ring import RING, RingNumbers
+from anabranch.compress.ring import RingNumbers
 from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
 from anabranch.compress.stage import Stage
 from anabranch.core.errors import ConfigError, UnknownCodec
 from anabranch.core.model.chains import FEEDBACK, RAW, StageText, parse_chain
 from anabranch.core.parts import PartKind, is_data, members
+from anabranch.core.secagg.ring import RING
 
 Arguments = tuple[str, ...]
 STEP_WORD, RANDOM_WORD = "step", "sr"

@@ -12,9 +12,7 @@ import numpy as np
 from anabranch.compress.codec import Memory
 from anabranch.compress.layout import Layout
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
-from anabranch.core.secagg.ring import RING_BITS, Numbers, dtype_of
-
-RING = "ring"
+from anabranch.core.secagg.ring import RING_BITS, Numbers, chain_of, dtype_of
 
 
 class RingNumbers:
@@ -25,7 +23,7 @@ class RingNumbers:
             raise UnknownCodec(
                 f"codec ring({bits},{value_bits}): numbers of 32 or 16 bits, of which a value has 2 or more"
             )
-        self.text, self.dtype = f"{RING}({bits},{value_bits})", dtype_of(bits)
+        self.text, self.dtype = chain_of(bits, value_bits), dtype_of(bits)
 
     def encode(
         self,
