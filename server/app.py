@@ -26,7 +26,7 @@ from anabranch.core.effects import Effect
 from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.objections import tasks_of_use
 from anabranch.core.engine.settable import as_started
-from anabranch.core.errors import AnabranchError, ConfigError
+from anabranch.core.errors import AnabranchError, ConfigError, DataError
 from anabranch.core.limits import Limits
 from anabranch.core.model.params import Tensors
 from anabranch.core.retention import Keep
@@ -38,6 +38,7 @@ from anabranch.identity.addresses import host_and_port
 from anabranch.identity.authority import Authority, authority_exists
 from anabranch.reports.trackers import Trackers
 from anabranch.server.backup import check_restored
+from anabranch.server.bundles import OfferedBundle, offered_at
 from anabranch.server.calls import Calls
 from anabranch.server.chronicle import Chronicle, Standing
 from anabranch.server.clock import run_clock
@@ -115,18 +116,21 @@ async def serve(
     ended: Callable[[RunEnded], None] | None = None,
     reopened: Callable[[], None] | None = None,
     wall: Seconds = time.time,
+    bundle: Path | None = None,
 ) -> int:
     """Serve a run until SIGTERM, SIGINT or `stop`; returns the exit code, 0 after a clean drain.
 
     `ready` is called once both ports take calls; `waiting` before, with the reason, where another server
     leads the run and this one is a standby; `ended` after it, once the run is over, and `reopened` if it then
     goes on. `store` replaces the one that `[server]` names, `limits` those of `[limits]`.
-    `wall` is the machine's clock: certificates go by it, the run's time does not.
+    `wall` is the machine's clock: certificates go by it, the run's time does not. `bundle`: the file from
+    which devices may have the App.
     An address that other machines reach is served with mutual TLS, by the authority in
     `identity.folder`; `insecure` serves it in the clear.
     Raises `ConfigError`, `PortInUse`, `ManifestMismatch` and the errors of the store; and, should
     the writer fail, the error that stopped it: `LeadershipLost` where another server took over.
     """
+    offered = None if bundle is None else _offered(bundle)
     identity = identity_of(config, insecure, wall)
     check_guarded(config, identity is not None)
     bound_heap()
@@ -144,6 +148,7 @@ async def serve(
                 led = led_run(store, recovered, config, manifest, limits, identity, wall, metrics, tenure)
                 del manifest, begin  # the first weights are in the engine: no need to hold them twice
                 async with led as run:
+                    run.bundle = offered
                     await _serve(run, recovered, ready, (ended, reopened), stop, insecure)
     finally:
         store.close()
@@ -151,6 +156,13 @@ async def serve(
             identity.close()
     log.info("drained")
     return 0
+
+
+def _offered(file: Path) -> OfferedBundle:
+    """A bundle for devices. Raises `DataError` where there is none, and as `open_bundle`."""
+    if (found := offered_at(file)) is None:
+        raise DataError(f"{file} is not there: `anabranch bundle make` writes one")
+    return found
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""The bundle of a job, as its server offers it: a file of its folder, sent in pieces from any offset."""
+"""The bundle of a run, as its server offers it: a file, sent in pieces from any offset."""
 
 from __future__ import annotations
 
@@ -33,12 +33,16 @@ class OfferedBundle:
                     yield Chunk(offset, data)
                     offset += len(data)
         except OSError as error:
-            raise Unavailable(f"the job's bundle cannot be read now: {error.strerror}") from error
+            raise Unavailable(f"the bundle cannot be read now: {error.strerror}") from error
 
 
 def offered_in(job: Path) -> OfferedBundle | None:
     """The bundle of a job's folder, if it has one. Raises as `open_bundle`, and `StoreError`."""
-    path = job / BUNDLE
+    return offered_at(job / BUNDLE)
+
+
+def offered_at(path: Path) -> OfferedBundle | None:
+    """The bundle in a file; None where there is none. Raises as `open_bundle`, and `StoreError`."""
     try:
         with path.open("rb") as source:
             data = source.read(BUNDLE_BYTES_MAX + 1)

@@ -54,7 +54,7 @@ class HostedJob:
         """The run of a server that serves one: a job without a name."""
         over = run.ended.is_set()
         state, why = (JobState.ENDED, run.writer.glance.finished) if over else (JobState.RUNNING, "")
-        return cls(Path(), state=state, why=why, app=run.config.run.workload, run=run)
+        return cls(Path(), state=state, why=why, app=run.config.run.workload, bundle=run.bundle, run=run)
 
     @property
     def scope(self) -> Scope:

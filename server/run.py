@@ -12,6 +12,7 @@ from anabranch.core.engine.settable import with_values
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.params import ParamSpec
 from anabranch.host.first import FirstModel
+from anabranch.server.bundles import OfferedBundle
 from anabranch.server.calls import Calls
 from anabranch.server.feed import Feed
 from anabranch.server.intake import Intake
@@ -63,6 +64,8 @@ class LiveRun:
     restored: Restored | None = None
     # What devices may build version 0 from; None where they fetch it.
     first: FirstModel | None = None
+    # Of its App, if devices are to have it from here.
+    bundle: OfferedBundle | None = None
     # Who asks the keepers, where updates are masked.
     unmasking: Unmasking | None = None
     # Whether tasks may be of some whole tensors, which not every device's program knows.

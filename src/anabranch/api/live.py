@@ -31,7 +31,8 @@ class Server(Operated, Listening):
     what is of simulations alone says nothing here, and a run without an end is served until it is stopped.
     `address` and `admin_address` (of operators): on loopback, on ports that are free, unless they are given.
     Other machines are served with mutual TLS, by the authority in `identity.folder`; `insecure`: in the
-    clear. `data_dir`: where its data lies, and from where a run goes on; None: in a temporary folder. Raises
+    clear. `data_dir`: where its data lies, and from where a run goes on; None: in a temporary folder.
+    `bundle`: a file from which devices may have the App (`make_bundle`). Raises
     `ConfigError` and `AppError`, and when it starts `PortInUse` and the errors of its store.
     """
 
@@ -43,6 +44,7 @@ class Server(Operated, Listening):
         admin_address: str = ANY_PORT,
         data_dir: str | Path | None = None,
         insecure: bool = False,
+        bundle: str | Path | None = None,
         **objects: Unpack[RunObjects],
     ) -> None:
         super().__init__("anabranch-server")
@@ -53,7 +55,7 @@ class Server(Operated, Listening):
         table = replace(plan.config.server, address=address, admin_address=admin_address, data_dir=where)
         self.config: Config = replace(plan.config, server=table)
         self._app = plan.app or load_app(plan.config.run.workload, plan.config.run.data_path)
-        self._insecure = insecure
+        self._insecure, self._bundle = insecure, None if bundle is None else Path(bundle)
         self._over = threading.Event()
 
     @staticmethod
@@ -118,6 +120,7 @@ class Server(Operated, Listening):
             ready=self._serving,
             stop=stop,
             insecure=self._insecure,
+            bundle=self._bundle,
             ended=lambda _: self._over.set(),
             reopened=self._over.clear,
         )

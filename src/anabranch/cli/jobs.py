@@ -45,6 +45,12 @@ JobsFolder = Annotated[
     Path | None,
     typer.Option("--jobs", help="Serve every job of this folder instead of one run.", metavar="DIR"),
 ]
+BundleFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--bundle", help="Devices may have the App from it: `anabranch bundle make`.", metavar="FILE"
+    ),
+]
 Signers = Annotated[
     list[str] | None,
     typer.Option(
@@ -95,12 +101,7 @@ def add(
             metavar="PATTERN",
         ),
     ] = None,
-    bundle: Annotated[
-        Path | None,
-        typer.Option(
-            "--bundle", help="Devices may have the App from it: `anabranch bundle make`.", metavar="FILE"
-        ),
-    ] = None,
+    bundle: BundleFile = None,
     folder: OfFolder = FOLDER,
     as_json: AsJson = False,
 ) -> None:
@@ -136,10 +137,11 @@ def _set_stopped(folder: Path, name: str, stopped: bool, output: Output) -> None
     output.result({"job": name, "stopped": stopped, "new": new}, f"{name} {said[stopped]}")
 
 
-def check_folder_options(of_run: Sequence[str], flower: Path | None) -> None:
+def check_folder_options(of_run: Sequence[str], flower: Path | None, bundle: Path | None) -> None:
     """Raises `ConfigError` for options of one run, given to a server of several."""
-    if of_run or flower is not None:
-        names = ", ".join([*of_run, *(["--flower"] if flower is not None else [])])
+    files = {"--flower": flower, "--bundle": bundle}
+    if named := [*of_run, *(name for name, file in files.items() if file is not None)]:
+        names = ", ".join(named)
         raise ConfigError(
             f"{names} with --jobs: each job has its own settings, data and model: anabranch admin jobs add"
         )

@@ -16,6 +16,7 @@ import typer
 from anabranch.api.configuration import load_config, model_presets
 from anabranch.cli.initialise import MODEL_FOLDER, AppName, DataPath
 from anabranch.cli.jobs import (
+    BundleFile,
     EveryJob,
     JobsFolder,
     Papers,
@@ -148,6 +149,7 @@ def server(
         Path, typer.Option("--model", help="What `anabranch init` wrote.", metavar="DIR")
     ] = MODEL_FOLDER,
     flower: FlowerFolder = None,
+    bundle: BundleFile = None,
     strategy: StrategyName = None,
     updates: Updates = None,
     versions: Versions = None,
@@ -183,7 +185,7 @@ def server(
     of_run += option_layers(data_dir=data_dir, database=database, standby=standby)
     flags = of_run + option_layers(address=address, admin_address=admin_address, metrics=metrics)
     if jobs is not None:
-        check_folder_options([name for name, _ in of_run], flower)
+        check_folder_options([name for name, _ in of_run], flower, bundle)
         host = load_config(config, overrides or (), flags=flags)
         beside = _cockpit(cockpit, cockpit_identity, host, insecure, as_json)
         serve_folder(jobs, host, insecure, Output(as_json), beside)
@@ -196,7 +198,7 @@ def server(
 
     voice = _ServerVoice(Output(as_json), settings, insecure)
     voice.cockpit = _cockpit(cockpit, cockpit_identity, settings, insecure, as_json)
-    raise typer.Exit(voice.tell(serve, manifest))
+    raise typer.Exit(voice.tell(partial(serve, bundle=bundle), manifest))
 
 
 def client(

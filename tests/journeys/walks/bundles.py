@@ -2,7 +2,7 @@
 
 from signal import SIGINT
 
-from walking import End, Wait, Walk, Write, also, starts, types
+from walking import End, Wait, Walk, Write, also, also_starts, starts, types
 
 RUN = """
 [run]
@@ -15,6 +15,8 @@ steps = 5
 """
 SERVER = "anabranch server --jobs jobs"
 DEVICE = "anabranch client --jobs --id ward-1"
+ONE_RUN = "anabranch server run.toml"
+OTHER_DEVICE = "anabranch client --jobs --id ward-3 --signer {signer}"
 ADD = "anabranch admin jobs add {} run.toml --model model --bundle {} --folder jobs"
 
 BUNDLES = Walk(
@@ -49,6 +51,11 @@ BUNDLES = Walk(
         Wait(DEVICE, says="job old is left alone for now: .* an older one is not run again"),
         End(DEVICE, by=SIGINT, says="stopped"),
         End(SERVER, by=SIGINT, says="drained"),
+        starts(ONE_RUN, until="serving"),
+        also_starts(OTHER_DEVICE, until="its bundle app is signed by"),
+        Wait(ONE_RUN, says="the run ended"),
+        End(OTHER_DEVICE, by=SIGINT, says="stopped"),
+        End(ONE_RUN, by=SIGINT, says="drained"),
     ),
 )
 
