@@ -132,7 +132,7 @@ async def serve(
     """
     offered = None if bundle is None else _offered(bundle)
     identity = identity_of(config, insecure, wall)
-    check_guarded(config, identity is not None)
+    check_guarded(config, uses_tls(config.server.address, config, insecure))
     bound_heap()
     stop, limits = stop or asyncio.Event(), limits or config.limits
     stop_on_signals(stop)
@@ -203,6 +203,7 @@ async def led_run(
 ) -> AsyncIterator[LiveRun]:
     """The run that was recovered, to be served as `config` says; whoever serves it opens the ports."""
     config = as_started(Config.from_json(recovered.info.config), config)
+    check_guarded(config, identity is not None)
     folder = Path(config.server.data_dir)
     keep_manifest(kept_manifest(folder), manifest)
     _keep_register(config, identity)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from anabranch.core import events as ev
 from anabranch.core.effects import Effect
-from anabranch.core.errors import IdTaken, InvalidUpdate, Unavailable
+from anabranch.core.errors import IdTaken, InvalidUpdate, NotAuthenticated, Unavailable
 from anabranch.core.journal import to_record
 from anabranch.core.limits import DEFAULT_LIMITS, MIB, Limits
 from anabranch.core.model.params import ParamSpec
@@ -261,8 +261,10 @@ class Intake:
         raise InvalidUpdate("the first message of a push must be its header")
 
     def _proof(self, header: Header, signature: bytes, caller: Caller) -> ev.Proof | None:
-        """What is kept of the device's signature, checked. Raises `InvalidSignature`."""
+        """What is kept of the device's signature, checked. Raises `InvalidSignature`, `NotAuthenticated`."""
         if caller.peer is None or caller.members is None:
+            if self.keepers:
+                raise NotAuthenticated("keepers check who has signed: this port has to ask for certificates")
             return None
         seals = header.submission.seals
         record = to_record(ev.UpdateArrived(0.0, header.update, header.payload, seals=seals))

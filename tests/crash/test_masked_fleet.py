@@ -141,3 +141,13 @@ def test_a_sum_that_a_keeper_refuses_is_dropped_by_an_operator(tmp_path: Path, s
     dropped = answer(anabranch(tmp_path, "admin", "secagg", "drop", 1, *operator, "--json"))
     assert dropped == {"number": 1, "updates_lost": 4}
     assert finished(fleet, server, devices)["version"] == 2
+
+
+def test_devices_without_certificates_have_no_masked_sums(tmp_path: Path, stack: ExitStack) -> None:
+    """A port in the clear for devices, though that of operators has mutual TLS: keepers would not answer."""
+    MaskedFleet(tmp_path, stack, devices=2)
+    plain = ("--set", "identity.tls=auto", "--admin-address", "0.0.0.0:0")
+    done = anabranch(tmp_path, "server", "run.toml", "--model", "model", *plain)
+    assert done.returncode == 2
+    assert "needs devices with certificates" in done.stderr
+    assert not (tmp_path / "data" / "anabranch.db").exists()
