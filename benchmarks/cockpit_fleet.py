@@ -89,11 +89,14 @@ def write(folder: Path, devices: int, events: int, seed: int = 0) -> None:
 
 
 class Page:
-    """What a browser asks."""
+    """What a browser asks. `cookie`: of a session that was begun before, as a link is good for one."""
 
-    def __init__(self, link: str) -> None:
+    def __init__(self, link: str, cookie: str = "") -> None:
         parts = urlsplit(link)
         self.line = http.client.HTTPConnection(parts.netloc)
+        self.cookie = cookie
+        if cookie:
+            return
         self.line.request("GET", f"{parts.path}?{parts.query}")
         answer = self.line.getresponse()
         answer.read()
