@@ -22,6 +22,7 @@ from anabranch.workloads.batches import batches
 
 STEP_S = 0.002
 SHAPE = (15, 20)
+OWN = f"{__file__}:App"
 
 
 class App(Base):
@@ -43,7 +44,7 @@ class App(Base):
         return {}
 
 
-def main(address: str, client_id: str, state_dir: str, tasks_max: str) -> None:
+def main(address: str, client_id: str, state_dir: str, tasks_max: str, app: str = OWN) -> None:
     """Work until killed, or `tasks_max` tasks."""
 
     def tell(kind: str, **data: Any) -> None:
@@ -51,7 +52,7 @@ def main(address: str, client_id: str, state_dir: str, tasks_max: str) -> None:
         sys.stdout.flush()
 
     options = ClientOptions(
-        f"{__file__}:App",
+        app,
         address,
         client_id,
         state_dir=Path(state_dir),

@@ -65,8 +65,9 @@ def background_server(folder: Path, push: str) -> ServerProcess:
 class DeviceProcess:
     """A device that can be killed and started again on the same folder."""
 
-    def __init__(self, folder: Path, client_id: str, address: str) -> None:
+    def __init__(self, folder: Path, client_id: str, address: str, script: Path = SCRIPT) -> None:
         self.client_id, self.address, self.state_dir = client_id, address, folder / client_id
+        self._script = script
         self._log = folder / f"{client_id}.log"
         self._process: Process | None = None
         self._before: Counter[str] = Counter()  # what earlier lives told, by kind
@@ -76,12 +77,12 @@ class DeviceProcess:
         self._before = self._kinds()
         arguments = [self.address, self.client_id, str(self.state_dir), str(tasks_max)]
         with self._log.open("ab") as log:
-            self._process = Process(SCRIPT, *arguments, stdout=log, stderr=log)
+            self._process = Process(self._script, *arguments, stdout=log, stderr=log)
 
-    def await_event(self, kind: str) -> None:
-        """Wait until it has told something of this kind in this life."""
+    def await_event(self, kind: str, more: int = 1) -> None:
+        """Wait until it has told so much of this kind in this life."""
         until = time.monotonic() + BEGUN_S
-        while self._kinds()[kind] == self._before[kind]:
+        while self._kinds()[kind] < self._before[kind] + more:
             assert self._process is not None
             assert self._process.poll() is None, self._log.read_text(errors="replace")[-3_000:]
             assert time.monotonic() < until, f"{self.client_id}: {kind} did not come"
@@ -108,6 +109,10 @@ class DeviceProcess:
             except json.JSONDecodeError:
                 continue
         return found
+
+    def told(self, kind: str) -> int:
+        """How often it has told something of this kind, in this life."""
+        return self._kinds()[kind] - self._before[kind]
 
     def _kinds(self) -> Counter[str]:
         return Counter(event["kind"] for event in self.events()) if self._log.exists() else Counter()

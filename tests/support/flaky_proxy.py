@@ -31,6 +31,8 @@ class FlakyProxy:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.passed_bytes = 0
         self.connections = 0
+        self._healed = threading.Event()
+        self._healed.set()
 
     def __enter__(self) -> FlakyProxy:
         self._threads[0].start()
@@ -54,12 +56,24 @@ class FlakyProxy:
         for one in open_now:
             _shut(one)
 
+    def part(self) -> None:
+        """Cut every connection, and end new ones as they come, until `heal`."""
+        self._healed.clear()
+        self.cut()
+
+    def heal(self) -> None:
+        """Let connections through again."""
+        self._healed.set()
+
     def _accept(self) -> None:
         while True:
             try:
                 near, _ = self._listener.accept()
             except OSError:
                 return
+            if not self._healed.is_set():
+                _shut(near)
+                continue
             try:
                 far = socket.create_connection(self._target)
             except OSError:
