@@ -49,7 +49,7 @@ class Masker:
         """
         terms = self.masking.terms
         ring, keys = terms.ring, {key.fingerprint: key for key in self.masking.keys}
-        uniforms = np.random.default_rng(secrets.randbits(128)).random(delta.size)
+        uniforms = np.random.default_rng().random(delta.size)  # of the operating system's entropy
         seeds = {keeper: secrets.token_bytes(SEED_BYTES) for keeper in terms.keepers}
         integers = ring.quantise(ring.clipped(delta), uniforms)
         payload = ring.masked(integers, seeds.values()).tobytes()

@@ -74,16 +74,30 @@ def test_with_all_its_keepers_an_update_is_itself_to_a_step(papers: list[KeeperP
     assert sorted(seals) == sorted(p.name for p in papers)
 
 
+def opened(masker: Masker, keeper: KeeperPapers, delta: Any) -> Any:
+    """The whole numbers under the mask of its only keeper."""
+    payload, seals = masker.masked(delta, "u-1", 0, "")
+    sha256, digest = hashlib.sha256(payload).hexdigest(), masker.masking.terms.digest
+    info = seal_info("run", keeper.name, "u-1", "d0", 0, "", sha256, digest)
+    seed = unseal(keeper.box_key, read_box(seals[keeper.name]), info)
+    return (np.frombuffer(payload, "<u4").astype(np.int64) - mask(seed, 5) + 2**31) % 2**32 - 2**31
+
+
 def test_a_long_update_is_cut_to_the_clip(papers: list[KeeperPapers]) -> None:
     masker = Masker(masking_of(papers[:1]), "run", "d0")
-    payload, seals = masker.masked(100 * DELTA, "u-1", 0, "")
-    info = seal_info("run", papers[0].name, "u-1", "d0", 0, "", hashlib.sha256(payload).hexdigest(),
-                     masker.masking.terms.digest)  # fmt: skip
-    seed = unseal(papers[0].box_key, read_box(seals[papers[0].name]), info)
-    signed = (np.frombuffer(payload, "<u4").astype(np.int64) - mask(seed, 5) + 2**31) % 2**32 - 2**31
-    assert np.abs(signed - DELTA / np.linalg.norm(DELTA) * 2047).max() < 1 + 1e-6
+    found = opened(masker, papers[0], 100 * DELTA)
+    assert np.abs(found - DELTA / np.linalg.norm(DELTA) * 2047).max() < 1 + 1e-6
     with pytest.raises(InvalidUpdate, match="diverged"):
         masker.masked(np.full(5, np.nan, np.float32), "u-1", 0, "")
+
+
+def test_each_value_is_rounded_by_a_draw_of_its_own(papers: list[KeeperPapers]) -> None:
+    """Halfway between two steps: one in 16 times all five go the same way."""
+    masker = Masker(masking_of(papers[:1]), "run", "d0")
+    halves = np.full(5, 100.5 / 2047)
+    found = [opened(masker, papers[0], halves) for _ in range(20)]
+    assert {value for values in found for value in values.tolist()} == {100, 101}
+    assert any(len(set(values.tolist())) == 2 for values in found)
 
 
 def test_nothing_is_ever_masked_alike(papers: list[KeeperPapers]) -> None:
@@ -164,6 +178,8 @@ def test_a_servers_own_key_does_not_stand_for_a_keepers(papers: list[KeeperPaper
 def test_keepers_are_named_in_full() -> None:
     name = "ab" * 32
     assert trusted([name, "0" * 64, name]) == KeeperTrust(("0" * 64, name))
+    assert trusted([name], 5) == KeeperTrust((name,), cohort_min=5)
+    assert trusted([]) == KeeperTrust()
     for bad in ("", name[:-1], name.upper(), f"{name}0", "keeper.example.org:7075"):
         with pytest.raises(ConfigError, match="64 hexadecimal digits"):
             trusted([bad])

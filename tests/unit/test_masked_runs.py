@@ -69,6 +69,8 @@ def test_devices_send_numbers_once_in_a_sum_whatever_the_tables_leave_open() -> 
     settings = EngineSettings.of(masked_config(secagg=FEW_FIT))
     assert (settings.uplink, settings.buffer_max, settings.clip) == ("ring(16,9)", 1, 0.0)
     assert settings.cohorts_waiting_max == 8
+    # Nor does it hurt to say so.
+    assert terms(masked_config(secagg=FEW_FIT, robust={"clip": 0, "buffer_max": 1}))
     plain = EngineSettings.of(merge([]))
     assert (plain.uplink, plain.buffer_max, plain.cohorts_waiting_max) == ("auto", 0, 0)
 
