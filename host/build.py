@@ -13,8 +13,10 @@ from anabranch.compress.registry import others
 from anabranch.core.config.caps import told_to_devices
 from anabranch.core.config.ranges import ELASTIC
 from anabranch.core.config.tables import Config
+from anabranch.core.engine.broadcast import Broadcast
 from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.engine import Engine
+from anabranch.core.engine.planner import Planner
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy, Sums
 from anabranch.core.errors import ConfigError
@@ -89,16 +91,21 @@ class Blueprint:
     def engine(self, initial: Tensors, snapshot: Snapshot | None = None) -> Engine:
         """The engine of a snapshot, or of version 0: the weights `initial`, by name.
 
+        Raises as `parts` does.
+        """
+        parts = (*self.parts(), self.sums(), self.cohorts())
+        if snapshot is not None:
+            return restore(snapshot, self.spec, self.strategy, self.settings, *parts)
+        return Engine(self.spec, self.strategy, self.settings, self.spec.flatten(initial), *parts)
+
+    def parts(self) -> tuple[Broadcast | None, Planner | None]:
+        """What an engine sends models by, and what deals sub-models.
+
         Raises `ConfigError` or `UnknownCodec` where downlink or sub-models do not fit strategy and model.
         """
         downlink = self.config.downlink
         broadcast = make_broadcast(self.spec, self.strategy, downlink.codec, downlink.publish_every_versions)
-        planner = make_planner(self.spec, self.strategy, self.config)
-        if snapshot is not None:
-            parts = broadcast, planner, self.sums(), self.cohorts()
-            return restore(snapshot, self.spec, self.strategy, self.settings, *parts)
-        vector, parts = self.spec.flatten(initial), (broadcast, planner, self.sums(), self.cohorts())
-        return Engine(self.spec, self.strategy, self.settings, vector, *parts)
+        return broadcast, make_planner(self.spec, self.strategy, self.config)
 
 
 def device_tables(config: Config) -> dict[str, Any]:

@@ -80,6 +80,8 @@ def recover(
     began = time.perf_counter()
     check_built(given, manifest.seed)
     begun = store.info() is not None
+    if not begun:  # a run that was entered keeps its settings, those that do not go together as well
+        Blueprint.of(given, manifest.spec, limits, new_key(given, None), masks=True).parts()
     info = store.start(_new_run(given, manifest, wall()))
     stored = Config.from_json(info.config)
     config = as_started(stored, given)

@@ -7,6 +7,7 @@ import socket
 import sqlite3
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import grpc
 import numpy as np
@@ -91,6 +92,25 @@ def test_another_model_or_other_settings(tmp_path: Path, manifest: Manifest) -> 
     changed = server_config(tmp_path / "data", strategy={"buffer_size": 3})
     with pytest.raises(ConfigError, match="buffer_size"), Served(changed, manifest):
         pass
+
+
+@pytest.mark.parametrize(
+    ("tables", "words"),
+    [
+        ({"privacy": {"clip": 1.0, "noise": 1.0}, "robust": {"rule": "median"}}, "looks at single updates"),
+        ({"secagg": {"mode": "keeper", "keepers": ["k"], "clip": 1.0}}, "secagg"),
+        ({"strategy": {"name": "fedbuff"}, "submodel": {"name": "ist", "parts": 2}}, "ist"),
+    ],
+    ids=["privacy", "masked sums", "sub-models"],
+)
+def test_settings_that_do_not_go_together_are_said_before_the_run_is_entered(
+    tables: Any, words: str, tmp_path: Path, manifest: Manifest
+) -> None:
+    wrong = server_config(tmp_path / "data", **tables)
+    with pytest.raises(ConfigError, match=words), Served(wrong, manifest):
+        pass
+    with Served(server_config(tmp_path / "data"), manifest) as served:
+        served.device().work()
 
 
 def test_an_address_that_others_reach(tmp_path: Path, manifest: Manifest) -> None:
