@@ -44,7 +44,9 @@ def test_a_task_outlives_every_step_of_the_clock(tmp_path: Path) -> None:
         answer = device.answer(task)
     assert (answer.decision.reason, answer.decision.staleness) == ("", 2 * len(AHEAD_S))
     steps = np.diff(times)
-    assert (steps > 0).all()
+    # A moment that no event has had, such as a heartbeat's, may come again after a kill, and none before it.
+    assert (steps > -CALL_S).all()
+    assert (steps[::2] > 0).all()
     # Nobody was away for longer than the clock has said at a start, and for no time while the server lived.
     assert (steps[::2] < CALL_S).all()
     assert server.drain() == 0
