@@ -4,7 +4,8 @@
 
 Ten runs each time: two strategies from five seeds, of a torch model of one's own. In turn by the notebook in
 a kernel, by its cells as a program, and by `anabranch simulate` of a file with `[sweep]`; each in processes
-of its own, whose processor time counts, so that what runs beside does not.
+of its own, whose processor time counts, so that what runs beside does not. What an empty notebook takes is
+Jupyter's, and told apart.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ strategy = { name = "fedasync" }
 [[sweep.choices]]
 strategy = { name = "fedbuff", buffer_size = 4 }
 """
-WAYS = ("notebook", "program", "command")
+WAYS = ("notebook", "empty", "program", "command")
+EMPTY = {"cells": [], "metadata": {}, "nbformat": 4, "nbformat_minor": 5}
 
 
 def main() -> None:
@@ -55,8 +57,11 @@ def main() -> None:
             print(f"{way}: {taken[way][-1]:.1f} s of processor time", flush=True)
     medians = {way: statistics.median(taken[way]) for way in WAYS}
     for way in WAYS[:-1]:
-        more = [100 * (a / b - 1) for a, b in zip(taken[way], taken["command"], strict=True)]
-        print(f"{way}: median {medians[way]:.1f} s, {statistics.median(more):+.1f} % over the command's")
+        print(f"{way}: median {medians[way]:.1f} s")
+    own = [a - b for a, b in zip(taken["notebook"], taken["empty"], strict=True)]
+    for name, times in (("notebook, less an empty one", own), ("program", taken["program"])):
+        more = [100 * (a / b - 1) for a, b in zip(times, taken["command"], strict=True)]
+        print(f"{name}: {statistics.median(more):+.1f} % over the command's (median of pairs)")
 
 
 def processor_s(way: str) -> float:
@@ -68,8 +73,10 @@ def processor_s(way: str) -> float:
         (folder / "mine.py").write_text(code[0])
         (folder / "all.py").write_text("\n".join(code))
         (folder / "run.toml").write_text(SETTINGS)
+        (folder / "empty.ipynb").write_text(json.dumps(EMPTY))
         commands = {
             "notebook": ["-c", KERNEL, str(NOTEBOOK)],
+            "empty": ["-c", KERNEL, "empty.ipynb"],
             "program": ["all.py"],
             "command": ["-m", "anabranch.cli.main", "simulate", "run.toml"],
         }
