@@ -48,11 +48,10 @@ class Masker:
         The seeds are forgotten with this call. Raises `InvalidUpdate` where the delta is not finite.
         """
         terms = self.masking.terms
-        ring, keys = terms.ring, {key.fingerprint: key for key in self.masking.keys}
+        ring, keys = terms.ring, self.masking.by_name
         uniforms = np.random.default_rng().random(delta.size)  # of the operating system's entropy
         seeds = {keeper: secrets.token_bytes(SEED_BYTES) for keeper in terms.keepers}
-        integers = ring.quantise(ring.clipped(delta), uniforms)
-        payload = ring.masked(integers, seeds.values()).tobytes()
+        payload = ring.sent(delta, uniforms, seeds.values()).tobytes()
         sha256 = hashlib.sha256(payload).hexdigest()
 
         def box(keeper: str, seed: bytes) -> str:

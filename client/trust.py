@@ -57,7 +57,7 @@ class KeeperTrust:
                 f"the run's sums are of {terms.cohort_min} updates or more, and this device wants "
                 f"{self.cohort_min}: see --cohort-min"
             )
-        keys = {key.fingerprint: key for key in masking.keys}
+        keys = masking.by_name
         for keeper in terms.keepers:
             if keeper not in keys:
                 raise NotAuthenticated(f"the server does not say what key keeper {keeper} has")

@@ -7,8 +7,9 @@ trusts the keeper. The certificate's key signs the one for boxes, and every sum.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from anabranch.core.errors import InvalidSignature
 from anabranch.core.secagg.terms import Terms
@@ -60,3 +61,8 @@ class Masking:
 
     terms: Terms
     keys: Sequence[KeeperKey]
+
+    @cached_property
+    def by_name(self) -> Mapping[str, KeeperKey]:
+        """The keys by their keepers' names, for which certificates are read: once, not with each update."""
+        return {key.fingerprint: key for key in self.keys}

@@ -39,8 +39,6 @@ class SimulatedMasker:
 
     def payload(self, delta: Vector, task: Task) -> bytes:
         """Of a delta, (size,). Raises `InvalidUpdate` where it is not finite."""
-        ring = self.terms.ring
         uniforms = stream(task.seed, "rounding").random(delta.size)
-        integers = ring.quantise(ring.clipped(delta), uniforms)
         seeds = [mask_seed(self.seed, task.task_id, keeper) for keeper in self.terms.keepers]
-        return ring.masked(integers, seeds).tobytes()
+        return self.terms.ring.sent(delta, uniforms, seeds).tobytes()

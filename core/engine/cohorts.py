@@ -94,7 +94,7 @@ class Cohorts:
     number: int = 0
     members: tuple[MaskedUpdate, ...] = ()
     waiting: tuple[WaitingCohort, ...] = ()
-    total: Numbers = field(default_factory=lambda: np.empty(0, np.uint32))
+    total: Numbers = field(init=False)
 
     def __post_init__(self) -> None:
         self.total = self.terms.ring.empty()

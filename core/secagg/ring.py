@@ -126,6 +126,10 @@ class Ring:
         # The sum may be rounded up to the next integer where u is all but 1.
         return np.minimum(np.floor(reached + uniforms), self.top).astype(np.int64)
 
+    def sent(self, delta: Vector, uniforms: Vector, seeds: Iterable[bytes]) -> Numbers:
+        """Y of a delta, (d,). Raises `InvalidUpdate` as `clipped` does."""
+        return self.masked(self.quantise(self.clipped(delta), uniforms), seeds)
+
     def masked(self, integers: Integers, seeds: Iterable[bytes]) -> Numbers:
         """Y: the integers under one mask for each seed."""
         numbers = self.numbers(integers)
