@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
-import os
 import signal
 import threading
 import time
@@ -12,14 +10,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
+from anabranch.client.signals import between_locks
 from anabranch.core.errors import AnabranchError, outcome_of
 from anabranch.core.rng import rank
 
 T = TypeVar("T")
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-LOCKING = ("__enter__", "__exit__", "_acquire_restore", "_release_save")  # of `threading.Condition`
-AGAIN_S = 0.01
 
 
 class Interrupted(BaseException):
@@ -64,23 +61,12 @@ class Bell:
         self.check()
 
 
-def _in_lock(frame: FrameType | None) -> bool:
-    """Whether a condition's lock is being taken or given back."""
-    return frame is not None and frame.f_globals is vars(threading) and frame.f_code.co_name in LOCKING
-
-
-def _send_again(number: int) -> None:
-    time.sleep(AGAIN_S)
-    os.kill(os.getpid(), number)
-
-
 @contextmanager
 def interruptible(bell: Bell) -> Iterator[None]:
     """Inside, SIGINT and SIGTERM raise `Interrupted` in the main thread; a second one ends the process.
 
     While the bell is `patient`, they wait for its next `check`. Elsewhere than in the main thread,
-    signals are left alone. One that arrives while a lock is taken or given back comes again a moment later:
-    nobody would give it back, and whoever wants it next, such as gRPC's threads, would wait for ever.
+    signals are left alone.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -90,16 +76,13 @@ def interruptible(bell: Bell) -> Iterator[None]:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        if _in_lock(frame):
-            _thread.start_new_thread(_send_again, (number,))  # `Thread` takes locks itself
-            return
+    def interrupt(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - a handler's
         restore()
         if not bell.patient:
             raise Interrupted(signal.Signals(number).name)
         bell.stopping = True
 
-    previous = {number: signal.signal(number, interrupt) for number in SIGNALS}
+    previous = {number: signal.signal(number, between_locks(interrupt)) for number in SIGNALS}
     try:
         yield
     finally:

@@ -87,6 +87,24 @@ def test_a_signal_leaves_no_lock_behind() -> None:
     assert events == ["held", "given back"]
 
 
+def test_a_signal_that_strikes_a_wait_leaves_no_lock_behind() -> None:
+    """As gRPC's next message is awaited: the lock is given back already, and there is no block to take it in."""
+    events: list[str] = []
+    lock: Any = SimpleNamespace(acquire=None, release=None, __enter__=None, __exit__=None)
+    lock._is_owned = lambda: True
+    lock._release_save = partial(os.kill, os.getpid(), signal.SIGINT)
+    lock._acquire_restore = lambda _: events.append("taken again")
+    condition = threading.Condition(lock)
+
+    def waited() -> None:
+        with interruptible(Bell()):
+            condition.wait(600.0)
+
+    with pytest.raises(Interrupted, match="SIGINT"):
+        waited()
+    assert events == ["taken again"]
+
+
 def test_a_signal_interrupts_but_not_what_is_patient() -> None:
     before = signal.getsignal(signal.SIGTERM)
     bell = Bell()

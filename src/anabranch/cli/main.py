@@ -20,9 +20,14 @@ def main() -> None:
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, _leave)
     from anabranch.cli.program import run
+    from anabranch.client.signals import between_locks
 
-    signal.signal(signal.SIGINT, before)
-    sys.exit(run())
+    if before is signal.default_int_handler:
+        signal.signal(signal.SIGINT, between_locks(before))
+    try:
+        sys.exit(run())
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _refuse_windows() -> int:
