@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.compress.registry import MASKING
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config, StrategyTable, merge
 from anabranch.core.effects import Decided, Effect, Refused
+from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import InvalidUpdate
@@ -19,15 +22,21 @@ from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Coordinates, Submodel
 from anabranch.core.model.updates import Ask, Capability, find_flaw
 from anabranch.core.model.updates import Update as CoreUpdate
+from anabranch.core.rng import stream
+from anabranch.core.secagg.ring import SEED_BYTES, Numbers
+from anabranch.core.secagg.sums import mask_sum
 from anabranch.host.build import WHOLE, Blueprint
 from anabranch.host.parts import ENGINE_PARTS
 from anabranch.host.run import NoLine, Run
+from anabranch.host.secagg import mask_sum_arrived, terms_of
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.teasq import Teasq
 from anabranch.support.code import let_in
 
 Array = npt.NDArray[Any]
+
+NO_NOISE = bytes(32)  # the key of a keeper's noise, where it adds none
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ def aggregate(
     model: Mapping[str, Array],
     updates: Sequence[Update],
     robust: Mapping[str, Any] | None = None,
+    secagg: Mapping[str, Any] | None = None,
 ) -> Aggregation:
     """Apply updates one after the other to version 0, `model`.
 
@@ -83,11 +93,16 @@ def aggregate(
     round. An update whose values cannot be used is a rejected step. `robust` has keys of the
     `[robust]` table: the rule that replaces the mean, and the clip.
 
+    `secagg` has keys of the `[secagg]` table: then updates are cut, rounded at random (the same way at
+    every call) and masked as devices do it, and keepers of the names given take the masks off each sum as
+    soon as it is full, so that the model is the one which a run with masked sums would have made.
+
     Raises `ConfigError` for an unknown strategy, parameter or rule; `InvalidUpdate` for a model that
     holds no float tensor or values that are not finite, and for an update whose fields are of
     the wrong type, or that has both or neither of `delta` and `model`.
     """
-    config = merge([("aggregate", WHOLE), ("robust", {"robust": robust or {}})])
+    tables = {"robust": robust or {}, "secagg": secagg or {}}
+    config = merge([("aggregate", WHOLE), ("tables", tables)])
     config = replace(config, strategy=StrategyTable(strategy, params))
     let_in(config, ENGINE_PARTS)
     return _Driver(config, model, list(updates)).run()
@@ -126,6 +141,27 @@ def _opened(part: Any, updates: Sequence[Update]) -> dict[str, Any]:
     return {name: getattr(opened, name) for name in names if getattr(opened, name) != getattr(part, name)}
 
 
+class _Masks:
+    """What devices and keepers do of masked sums; `seeds`: of each update, one a keeper, in their order."""
+
+    def __init__(self, config: Config, spec: ParamSpec, strategy: Strategy) -> None:
+        self.terms = terms_of(config, spec, strategy)
+        self.seeds: dict[str, list[bytes]] = {}
+
+    def hide(self, update_id: str, delta: Vector) -> Numbers:
+        """A device's: what it sends."""
+        seeds = self.seeds[update_id] = [os.urandom(SEED_BYTES) for _ in self.terms.keepers]
+        return self.terms.ring.sent(delta, stream(0, "rounding", update_id).random(delta.size), seeds)
+
+    def answers(self, cohorts: Cohorts) -> Iterator[ev.MaskSumArrived]:
+        """The keepers': for each sum that waits."""
+        for place, keeper in enumerate(self.terms.keepers):
+            for cohort in cohorts.wanted(keeper):
+                seeds = [(self.seeds[member.update_id][place], member.weight) for member in cohort.members]
+                numbers = mask_sum(self.terms, seeds, NO_NOISE)
+                yield mask_sum_arrived(self.terms, 0.0, cohort.number, keeper, numbers)[0]
+
+
 class _Driver:
     """Opens every task at the version it names, then pushes the updates in their order."""
 
@@ -143,8 +179,11 @@ class _Driver:
         )
         if not np.isfinite(self.spec.flatten(tensors)).all():
             raise InvalidUpdate("model: there are values that are not finite")
-        blueprint = Blueprint.of(config, self.spec)
+        blueprint = Blueprint.of(config, self.spec, masks=config.secagg.on)
         strategy = _for_all(blueprint.strategy, updates)
+        self.masks = _Masks(config, self.spec, strategy) if config.secagg.on else None
+        if self.masks is not None:
+            settings = settings.masked(config)
         self.engine = replace(blueprint, strategy=strategy, settings=settings).engine(tensors)
         self.host = Run(self.engine, NoLine())
         self.bases: dict[int, Vector] = {}
@@ -152,8 +191,9 @@ class _Driver:
         self.refused: dict[str, Refused] = {}
 
     def run(self) -> Aggregation:
+        capability = Capability(codecs=("raw", MASKING))
         for client in dict.fromkeys(u.client for u in self.updates):
-            self._handle(ev.Enrolled(0.0, client, Capability()))
+            self._handle(ev.Enrolled(0.0, client, capability))
         self._open_tasks()
         steps = tuple(self._push(i, u) for i, u in enumerate(self.updates))
         return Aggregation(self.spec.unflatten(self.engine.vector, self.frozen), self.engine.version, steps)
@@ -184,6 +224,9 @@ class _Driver:
             return AggregationStep(before, "rejected", 0, None, f"{refused.reason}: {refused.detail}")
         event = self._event(number, u)
         decided = next(e for e in self._handle(event) if isinstance(e, Decided))
+        if self.masks is not None and self.engine.cohorts is not None:
+            for answer in self.masks.answers(self.engine.cohorts):
+                self._handle(answer)
         if self.engine.version != before:
             self._open_tasks()
         d = decided.receipt.decision
@@ -195,6 +238,8 @@ class _Driver:
         try:
             delta, submodel = self._decode(u)
             flaw = find_flaw(self.spec, delta, u.examples, submodel) or ""
+            if self.masks is not None and submodel is None and not flaw:
+                delta = self.masks.hide(f"update-{number}", delta)
         except (InvalidUpdate, ValueError, TypeError) as error:
             flaw = str(error)
         core = CoreUpdate(f"update-{number}", u.task, u.client, u.base_version, u.examples, delta, submodel)

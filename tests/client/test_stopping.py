@@ -15,6 +15,7 @@ from virtual import VirtualTime
 
 from anabranch.client.lease import WorkProgress
 from anabranch.client.pulse import Pulse
+from anabranch.client.signals import ended_by_interrupt
 from anabranch.client.state import device_id, fresh_id, locked
 from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.core.errors import (
@@ -88,7 +89,7 @@ def test_a_signal_leaves_no_lock_behind() -> None:
 
 
 def test_a_signal_that_strikes_a_wait_leaves_no_lock_behind() -> None:
-    """As gRPC's next message is awaited: the lock is given back already, and there is no block to take it in."""
+    """As gRPC's next message is awaited: the lock is given back, and nothing takes it again by itself yet."""
     events: list[str] = []
     lock: Any = SimpleNamespace(acquire=None, release=None, __enter__=None, __exit__=None)
     lock._is_owned = lambda: True
@@ -103,6 +104,25 @@ def test_a_signal_that_strikes_a_wait_leaves_no_lock_behind() -> None:
     with pytest.raises(Interrupted, match="SIGINT"):
         waited()
     assert events == ["taken again"]
+
+
+def test_what_is_ended_by_an_interrupt_is_left_in_its_own_way() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    ended, done = threading.Event(), []
+
+    def waited() -> None:
+        with ended_by_interrupt(ended.set):
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append(ended.wait(600.0))
+            raise Unavailable("cut off")
+
+    with pytest.raises(KeyboardInterrupt):
+        waited()
+    assert done == [True], "nothing was raised where it waited"
+    assert signal.getsignal(signal.SIGINT) is before
+    with pytest.raises(Unavailable), ended_by_interrupt(ended.clear):
+        raise Unavailable("cut off by the server")
+    assert ended.is_set(), "nobody has interrupted"
 
 
 def test_a_signal_interrupts_but_not_what_is_patient() -> None:

@@ -168,3 +168,52 @@ def test_no_updates_give_the_model_back() -> None:
     result = aggregate("fedasync", {}, MODEL, [])
     assert (result.version, result.steps) == (0, ())
     assert np.array_equal(result.model["weight"], MODEL["weight"])
+
+
+SECAGG = {"mode": "keeper", "keepers": ["a", "b"], "clip": 4.0, "cohort_min": 2}
+
+
+def masked(updates: list[Update], **secagg: Any) -> Any:
+    return aggregate("fedbuff", {"buffer_size": 2}, {"w": np.zeros(3)}, updates, secagg={**SECAGG, **secagg})
+
+
+def test_masked_sums_are_those_of_the_specification_s_weights() -> None:
+    """By hand: an update of staleness 1 counts 11 steps of 16; two make a version, each with eta 1."""
+    first, second = np.array([1.0, -2.0, 0.5]), np.array([0.25, 1.0, 3.0])
+    late, fresh = np.array([2.0, 0.0, -1.0]), np.array([-1.0, 1.5, 0.75])
+    deltas = [(first, 0), (second, 0), (late, 0), (fresh, 1)]
+    updates = [Update(f"c{i}", f"t{i}", base, delta={"w": d}) for i, (d, base) in enumerate(deltas)]
+    result = masked(updates)
+    assert [(s.version, s.decision, s.staleness) for s in result.steps] == [
+        (0, "held", 0),
+        (1, "held", 0),
+        (1, "held", 1),
+        (2, "held", 0),
+    ]
+    assert [s.weight for s in result.steps] == [1, 1, 11 / 16, 1]
+    expected = (first + second) / 2 + (11 / 16 * late + fresh) / 2
+    assert np.abs(result.model["w"] - expected).max() < 3 * 4.0 / 2**19
+    assert np.array_equal(result.model["w"], masked(updates).model["w"])  # whatever the masks were
+
+
+def test_masked_updates_are_cut_to_the_length_of_the_table() -> None:
+    updates = [Update(f"c{i}", f"t{i}", 0, delta={"w": np.array([30.0, 40.0, 0.0])}) for i in range(2)]
+    result = masked(updates, clip=5.0, keepers=["a"])
+    assert np.abs(result.model["w"] - [3.0, 4.0, 0.0]).max() < 3 * 5.0 / 2**19
+
+
+def test_a_masked_sum_has_each_device_once_and_whole() -> None:
+    one = {"w": np.ones(3)}
+    part = Update("d", "t2", 0, delta={"w": np.ones(1)}, submodel={"w": np.array([1])})
+    steps = masked([Update("c", "t0", 0, delta=one), Update("c", "t1", 0, delta=one), part]).steps
+    assert [s.decision for s in steps] == ["held", "rejected", "rejected"]
+    assert "1 updates of the 1 that one client may have" in steps[1].reason
+    assert "masked sums take 3 numbers" in steps[2].reason
+
+
+def test_what_cannot_be_masked_is_refused_by_name() -> None:
+    updates = [Update("c", "t", 0, delta={"w": np.ones(3)})]
+    with pytest.raises(ConfigError, match=r"'fedasync' cannot have masked sums"):
+        aggregate("fedasync", {}, {"w": np.zeros(3)}, updates, secagg=SECAGG)
+    with pytest.raises(ConfigError, match=r"secagg\.keepers"):
+        masked(updates, keepers=[])

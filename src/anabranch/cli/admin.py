@@ -15,6 +15,7 @@ from anabranch.cli.operating import operates
 from anabranch.cli.options import AsJson, ConfigFile, Identity, Overrides
 from anabranch.cli.output import Output
 from anabranch.cli.restoring import attest_restore, backup, restore
+from anabranch.client.signals import ended_by_interrupt
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.config.tables import parse_override
@@ -288,10 +289,11 @@ def watch(
     ] = None,
 ) -> None:
     """Print what happens, as it happens, until the server stops or Ctrl-C."""
-    for e in server.watch(after):
-        told = {"client": e.client_id, "version": e.version, **e.data}
-        words = " ".join(f"{k}={v}" for k, v in told.items() if v not in ("", None))
-        output.event(e.kind, f"{time_text(e.at_s)} #{e.seq} {e.kind} {words}", **e.to_json())
+    with ended_by_interrupt(server.close):
+        for e in server.watch(after):
+            told = {"client": e.client_id, "version": e.version, **e.data}
+            words = " ".join(f"{k}={v}" for k, v in told.items() if v not in ("", None))
+            output.event(e.kind, f"{time_text(e.at_s)} #{e.seq} {e.kind} {words}", **e.to_json())
 
 
 def _all_versions(server: OperatorClient) -> list[PublishedVersion]:
