@@ -97,7 +97,7 @@ make_base() {  # make_base IMAGE PACKAGES: a minimal Debian with PACKAGES, kept 
   mv "$tarball.part" "$tarball"
 }
 
-download_wheels() {  # what both images are made of, for the Python of the base
+download_wheels() {  # what the images are made of, for the Python of the base
   local python
   python="$(tar -tf "$CACHE/$BASE.tar" | sed -n 's|^\./usr/bin/python\(3\.[0-9]*\)$|\1|p')"
   say "wheels for Python $python"
@@ -105,7 +105,7 @@ download_wheels() {  # what both images are made of, for the Python of the base
   quietly env -u PIP_NO_INDEX "$VENV/bin/python" -m pip --disable-pip-version-check download --quiet \
     --progress-bar off --dest docker/wheels --only-binary=:all: --python-version "$python" \
     --platform "manylinux_2_28_$(uname -m)" --platform "manylinux_2_17_$(uname -m)" \
-    --platform "manylinux2014_$(uname -m)" "setuptools>=77" $TORCH ".[server,postgresql,client,workloads]"
+    --platform "manylinux2014_$(uname -m)" "setuptools>=77" $TORCH ".[server,postgresql,keeper,client,workloads]"
 }
 
 # --- inside: the engine itself --------------------------------------------------------------------
@@ -152,5 +152,5 @@ build() {  # build NAME: the image anabranch-NAME
 compose() {  # the plug-in where there is one, else the program
   local command=(docker-compose)
   docker compose version >/dev/null 2>&1 && command=(docker compose)
-  "${command[@]}" -f docker/compose.yaml ${COMPOSE_OVERRIDE:+-f "$COMPOSE_OVERRIDE"} -p anabranch-test "$@"
+  "${command[@]}" -f "docker/$COMPOSITION.yaml" ${COMPOSE_OVERRIDE:+-f "$COMPOSE_OVERRIDE"} -p anabranch-test "$@"
 }

@@ -4,6 +4,8 @@
 #   2. one server on SQLite, locked down, and the demo's devices outside it: healthy, killed, back, drained
 #   3. an App of one's own on top of the client's image, guarded: word by word from docs/deploying.md
 #   4. the composition: PostgreSQL, the server, three devices; killed, back, a standby that takes over, drained
+#   5. a keeper alone: word by word from docs/privacy.md
+#   6. the composition with masked sums: the server, two keepers, four devices; killed, back, drained
 # Exit code 69: there is no container engine, and none can be started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -13,11 +15,12 @@ source docker/engine.sh
 VENV="$(realpath "${VENV:-.venv}")"
 TORCH="${TORCH:-torch==2.13.0}"
 export VENV TORCH PORT="${PORT:-17070}"
-ADMIN_PORT=$((PORT + 1))
+ADMIN_PORT=$((PORT + 1)) KEEPER_PORT=$((PORT + 5))
 NAME=anabranch-test
 PATIENCE_S=300  # a busy machine is slow; what works is waited for no longer than it takes
 SERVER="" DEMO=""  # the container that serves, and the process of the demo outside
 FIGURES=()
+COMPOSITION=compose  # of docker/
 
 cleanup() {
   local status=$?
@@ -38,7 +41,8 @@ what_happened() {
 # shellcheck disable=SC2033  # xargs runs the program
 remove_all() {  # everything of ours, of an earlier run that was killed as well
   docker ps -aq --filter "name=^$NAME" | xargs -r docker rm -fv || true
-  compose --profile standby down -v --remove-orphans || true
+  COMPOSE_OVERRIDE="" COMPOSITION=compose.masked compose down -v --remove-orphans || true
+  COMPOSE_OVERRIDE="" COMPOSITION=compose compose --profile standby down -v --remove-orphans || true
   docker network ls -q --filter "name=^$NAME" | xargs -r docker network rm || true
   docker volume ls -q --filter "name=^$NAME" | xargs -r docker volume rm || true
 } >/dev/null 2>&1
@@ -71,6 +75,7 @@ anabranch() { "$VENV/bin/anabranch" "$@"; }
 inspect() { docker inspect -f "$1" "$2"; }
 healthy() { [ "$(inspect '{{.State.Health.Status}}' "$SERVER")" = healthy ]; }
 serving() { anabranch health "127.0.0.1:$PORT"; }
+serving_inside() { docker exec "$SERVER" anabranch health 127.0.0.1:7071; }  # where the port wants papers
 said() { grep -q "$2" <(docker logs "$1" 2>&1); }  # said CONTAINER WORDS
 ended() { [ "$(inspect '{{.State.Status}}' "$1")" = exited ]; }
 exit_code() { inspect '{{.State.ExitCode}}' "$1"; }
@@ -80,8 +85,8 @@ status() { docker exec "$SERVER" anabranch admin status --json | field "$1"; }
 reached() { [ "$(status version)" -ge "$1" ]; }
 above() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > b) }'; }  # above A B: is A > B
 
-locked_down() {
-  docker exec "$SERVER" sh -c '
+locked_down() {  # locked_down [CONTAINER]: the server, where none is named
+  docker exec "${1:-$SERVER}" sh -c '
     ! touch /opt/file 2>/dev/null && touch /tmp/file && touch /var/lib/anabranch/file || exit 1
     grep -q "^Uid:[[:space:]]*10001[[:space:]]*10001" /proc/1/status &&
     grep -q "^CapEff:[[:space:]]*0*$" /proc/1/status && grep -q "^CapBnd:[[:space:]]*0*$" /proc/1/status &&
@@ -90,13 +95,13 @@ locked_down() {
 
 image_size() { printf '%d MB' $(($(docker image inspect -f '{{.Size}}' "$1") / 1000000)); }
 
-kill_and_resume() {  # kill_and_resume WHAT: nothing acknowledged is lost, nobody helps it up
+kill_and_resume() {  # kill_and_resume WHAT [SERVING]: nothing acknowledged is lost, nobody helps it up
   local before after run start
   before="$(status version)" run="$(status run_id)"
   docker kill -s KILL "$SERVER" >/dev/null
   start="$(now)"
   docker start "$SERVER" >/dev/null
-  check "$1: a killed server serves again" wait_for serving
+  check "$1: a killed server serves again" wait_for "${2:-serving}"
   figure "$1: serving again after kill -9" "$(since "$start")"
   after="$(status version)"
   check "$1: the same run, from version $after (killed after $before)" \
@@ -112,16 +117,21 @@ drain() {  # drain WHAT
   check "$1: it says that it has drained" said "$SERVER" drained
 }
 
-# --- the four parts ---------------------------------------------------------------------------------
+# --- the parts ---------------------------------------------------------------------------------------
 
 test_images() {
   build server
   build client
+  build keeper
   check "the server's image has neither torch nor flwr" docker run --rm --entrypoint python anabranch-server -c \
     'import importlib.util as u; raise SystemExit(any(u.find_spec(n) for n in ("torch", "flwr")))'
+  check "a keeper's has no database of the server's either" docker run --rm --entrypoint python anabranch-keeper -c \
+    'import importlib.util as u; raise SystemExit(any(u.find_spec(n) for n in ("torch", "flwr", "sqlalchemy")))'
   check "it does not run as root" [ "$(docker run --rm --entrypoint id anabranch-server -u)" = 10001 ]
+  check "nor does a keeper" [ "$(docker run --rm --entrypoint id anabranch-keeper -u)" = 10001 ]
   figure "image anabranch-server" "$(image_size anabranch-server)"
   figure "image anabranch-client" "$(image_size anabranch-client)"
+  figure "image anabranch-keeper" "$(image_size anabranch-keeper)"
 }
 
 start_server() {
@@ -174,7 +184,16 @@ test_server() {
   SERVER=""
 }
 
-page() { "$VENV/bin/python" docker/page.py docs/deploying.md "An App of your own" "$1" "my-=$NAME-"; }
+page() {  # page PAGE HEADING LANGUAGE [WORD=OTHER...]
+  "$VENV/bin/python" docker/page.py "docs/$1" "$2" "$3" "my-=$NAME-" "${@:4}"
+}
+
+typed() {  # typed FOLDER: its file `commands`, by a reader who is in that folder
+  pushd "$1" >/dev/null
+  # shellcheck source=/dev/null
+  source commands >commands.log 2>&1 || { cat commands.log >&2; die "FAILED: the commands of the page"; }
+  popd >/dev/null
+}
 
 # shellcheck disable=SC2034  # for the commands of the page
 invited() { TOKEN="$(field token <<<"$1")" HEX="$(field ca_sha256 <<<"$1")"; }  # invited ANSWER-OF-ENROL
@@ -182,18 +201,15 @@ invited() { TOKEN="$(field token <<<"$1")" HEX="$(field ca_sha256 <<<"$1")"; }  
 test_own_app() {
   local folder="$WORK/own" start device
   mkdir "$folder"
-  page dockerfile >"$folder/Dockerfile"
-  page python >"$folder/app.py"
+  page deploying.md "An App of your own" dockerfile >"$folder/Dockerfile"
+  page deploying.md "An App of your own" python >"$folder/app.py"
   # The reader takes TOKEN and HEX from what `enrol` prints.
   # shellcheck disable=SC2016  # the commands run later
-  page console | sed -E -e 's/^(.* admin enrol .*)$/invited "$(\1 --json)"/' \
+  page deploying.md "An App of your own" console | sed -E -e 's/^(.* admin enrol .*)$/invited "$(\1 --json)"/' \
     -e 's/\b(TOKEN|HEX)\b/"$\1"/g' >"$folder/commands"
   say "an App of one's own: $(wc -l <"$folder/commands") commands of docs/deploying.md"
   start="$(now)"
-  pushd "$folder" >/dev/null
-  # shellcheck source=/dev/null
-  source commands >commands.log 2>&1 || { cat commands.log >&2; die "FAILED: the commands of the page"; }
-  popd >/dev/null
+  typed "$folder"
   SERVER="$NAME-server"
   check "own App: its devices join, with certificates" wait_for reached 1
   for device in "$NAME-device-0" "$NAME-device-1"; do
@@ -242,10 +258,10 @@ YAML
   SERVER=""
 }
 
-grown() {  # grown BY: versions grow by so many, and all three devices are there
+grown() {  # grown BY [DEVICES]: versions grow by so many, and all devices are there
   local from
   from="$(status version)"
-  wait_for reached $((from + $1)) && [ "$(status clients)" = 3 ]
+  wait_for reached $((from + $1)) && [ "$(status clients)" = "${2:-3}" ]
 }
 
 test_standby() {  # the leader is killed, the standby leads, and hands the run back
@@ -272,6 +288,90 @@ stands_by() {  # stands_by CONTAINER: since its last start
   grep -q "standing by" <(docker logs --since "$(inspect '{{.State.StartedAt}}' "$1")" "$1" 2>&1)
 }
 
+test_keeper() {
+  local folder="$WORK/keeper" start name
+  SERVER="$NAME-keeper"
+  mkdir "$folder"
+  anabranch admin ca init --folder "$WORK/authority" >/dev/null
+  install -m 644 "$WORK/authority/ca.pem" "$folder/ca.pem"
+  page privacy.md "A keeper in a container" console "-p 7075=-p 127.0.0.1:$KEEPER_PORT" >"$folder/commands"
+  say "a keeper: $(wc -l <"$folder/commands") commands of docs/privacy.md"
+  start="$(now)"
+  typed "$folder"
+  check "keeper: Docker calls it healthy" wait_for healthy
+  figure "keeper: made and healthy after" "$(since "$start")"
+  check "keeper: no root, no capability, no new privileges, a read-only file system" locked_down
+  name="$(shown)"
+  check "keeper: its name is that which it was made with" grep -q "^keeper: $name$" "$folder/commands.log"
+  docker kill -s KILL "$SERVER" >/dev/null
+  docker start "$SERVER" >/dev/null
+  check "keeper: a killed one comes again" wait_for docker exec "$SERVER" anabranch keeper health
+  check "keeper: under the same name" [ "$(shown)" = "$name" ]
+  start="$(now)"
+  docker stop -t 30 "$SERVER" >/dev/null
+  figure "keeper: docker stop" "$(since "$start"), exit code $(exit_code "$SERVER")"
+  check "keeper: docker stop ends it with exit code 0" [ "$(exit_code "$SERVER")" = 0 ]
+  SERVER=""
+  remove_all
+}
+
+shown() { docker exec "$SERVER" anabranch keeper show | sed -n 's/^keeper: //p'; }
+
+test_masked() {
+  local start keeper other before id
+  COMPOSITION=compose.masked
+  COMPOSE_OVERRIDE="$WORK/endless.yaml"
+  printf 'services: {server: {environment: {ANABRANCH_RUN_UPDATES_MAX: "1000000"}}}\n' >"$COMPOSE_OVERRIDE"
+  start="$(now)"
+  quietly compose up -d --no-build
+  SERVER="$(compose ps -q server)" keeper="$(compose ps -q keeper-1)"
+  other="$(compose exec -T keeper-2 anabranch keeper show | sed -n 's/^keeper: //p')"
+  figure "masked: keepers and server healthy, devices started after" "$(since "$start")"
+  check "masked: no root, no capability, no new privileges, a read-only file system" locked_down
+  check "masked: nor has a keeper" locked_down "$keeper"
+  check "masked: sums become versions, of all four devices" grown 5 4
+  figure "masked: five versions after" "$(since "$start")"
+  check "masked: each keeper has answered" [ "$(sums 'all(k["answered"] for k in keepers)')" = True ]
+  check "masked: devices do not reach a keeper" out_of_reach keeper-1
+  docker kill -s KILL "$keeper" >/dev/null
+  check "masked: while a keeper is away updates are taken, and sums wait" wait_for held_up "$other"
+  before="$(status version)"
+  kill_and_resume masked serving_inside
+  check "masked: what waited waits still" wait_for held_up "$other"
+  check "masked: without the keeper no sum was published" [ "$(status version)" = "$before" ]
+  start="$(now)"
+  docker start "$keeper" >/dev/null
+  check "masked: it comes again, and sums go on" grown 5 4
+  figure "masked: five versions after its start" "$(since "$start")"
+  figure "masked: peak memory of a keeper" \
+    "$(docker exec "$keeper" awk '/^VmHWM/ { printf "%d MB", $2 / 1000 }' /proc/1/status)"
+  figure "masked: version, updates" "$(status version), $(status updates_applied)"
+  drain "masked, under load"
+  # shellcheck disable=SC2016  # for the shell in the container
+  check "masked: its data verify, signatures and all" quietly compose run --rm --no-deps --entrypoint sh server -c \
+    'anabranch verify /var/lib/anabranch --ca-sha256 "$(cat /handed/ca.sha256)"'
+  start="$(now)"
+  quietly compose stop
+  figure "masked: the rest stops" "$(since "$start")"
+  for id in $(compose ps -aq); do
+    check "masked: $(inspect '{{.Name}}' "$id" | tr -d /) ended with exit code 0" [ "$(exit_code "$id")" = 0 ]
+  done
+  SERVER=""
+}
+
+sums() {  # sums EXPRESSION: of how masked sums stand
+  docker exec "$SERVER" anabranch admin status --json | "$VENV/bin/python" -c \
+    'import json, sys; print(eval(sys.argv[1], json.loads(sys.stdin.readlines()[-1])["masked_sums"]))' "$1"
+}
+held_up() {  # held_up KEEPER: the next sum waits for the other one alone
+  [ "$(sums "[w['answered'] for w in waiting][:1] == [['$1']] and any(k['trouble'] for k in keepers)")" = True ]
+}
+
+out_of_reach() {  # out_of_reach NAME: from where the devices are
+  ! docker exec "$(compose ps -q device-0)" python3 -c \
+    'import socket, sys; socket.create_connection((sys.argv[1], 7075), 5)' "$1" 2>/dev/null
+}
+
 if [ "${1:-}" != --inside ]; then
   with_engine "$0" --inside
   exit
@@ -286,5 +386,8 @@ test_images
 test_server
 test_own_app
 test_composition
+remove_all
+test_keeper
+test_masked
 say "the containers pass, after $(since "$start")"
 printf '    %s\n' "${FIGURES[@]}"

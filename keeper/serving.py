@@ -17,7 +17,9 @@ from anabranch.core.errors import FALLBACK, AnabranchError, InvalidUpdate, PortI
 from anabranch.core.limits import MIB
 from anabranch.core.secagg.cohort import Cohort
 from anabranch.identity.addresses import host_and_port
+from anabranch.identity.certificates import SERVER_NAME, certificate_pem
 from anabranch.keeper.keeper import Keeper, Unmasked
+from anabranch.keeper.papers import KeeperPapers
 from anabranch.keeper.rules import Declined
 from anabranch.protos.convert import cohort_from_proto
 from anabranch.protos.v1 import keepers_pb2 as keepers
@@ -32,6 +34,7 @@ MEMBERS_MAX, MEMBER_BYTES_MAX = 10_000, 32 * 1024
 CHUNK_BYTES = MIB
 READ_S = 60.0  # for a cohort to come in
 DRAIN_S = 10.0
+HEALTH_S = 5.0
 SERVING = health_pb2.HealthCheckResponse.SERVING
 OPTIONS = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", 16 * MIB))
 
@@ -143,6 +146,20 @@ async def _port(
     await server.start()
     await status.set("", SERVING)
     return server, status, f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def serves(papers: KeeperPapers, address: str) -> bool:
+    """Whether this keeper, and no other, answers at an address and serves. Never raises for a no."""
+    host_and_port(address)
+    credentials = grpc.ssl_channel_credentials(certificate_pem(papers.certificate))
+    options = (("grpc.ssl_target_name_override", SERVER_NAME),)
+    with grpc.secure_channel(address, credentials, options) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        try:
+            said = stub.Check(health_pb2.HealthCheckRequest(), timeout=HEALTH_S)
+        except grpc.RpcError:
+            return False
+    return bool(said.status == SERVING)
 
 
 async def serve(

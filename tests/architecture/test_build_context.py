@@ -29,8 +29,8 @@ def test_the_wheel_of_the_context_has_every_package(
 
 def test_every_folder_that_the_images_copy_is_in_the_context(root: Path, context: Path) -> None:
     copied = set()
-    for name in ("server", "client"):
-        text = (root / "docker" / f"{name}.Dockerfile").read_text(encoding="utf-8")
+    for path in (root / "docker").glob("*.Dockerfile"):
+        text = path.read_text(encoding="utf-8")
         copied |= set(re.findall(r"^COPY (?!--from)(\S+) ", text, re.MULTILINE))
     assert copied == {".", "docker/wheels"}
     assert all((context / path).is_dir() for path in copied)

@@ -88,7 +88,7 @@ def test_the_table_is_that_of_the_package() -> None:
     named = {extra: " ".join(needs).replace("[binary]", "") for extra, needs in extras.items()}
     for module, extra in EXTRAS.items():
         assert DISTRIBUTIONS.get(module, module) in named[extra], module
-    assert set(EXTRAS.values()) == set(extras) - {"all", "dev", "docs", "libraries"}
+    assert set(EXTRAS.values()) == set(extras) - {"all", "dev", "docs", "keeper", "libraries"}
 
 
 def test_what_lies_in_a_module_is_of_its_extra() -> None:

@@ -1,4 +1,4 @@
-"""The Helm chart, linted and rendered by helm's own engine; what is in it is held to what the server does."""
+"""The charts of a server and a keeper, linted and rendered by helm's own engine, held to what they do."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 import yaml
+from commands import command_line
 
-from anabranch.core.config.tables import IdentityTable, ServerTable
+from anabranch.core.config.tables import IdentityTable, ServerTable, parse_override
 
 ROOT = Path(__file__).parents[2]
-CHART = ROOT / "deploy/helm/anabranch"
+CHART, KEEPER = ROOT / "deploy/helm/anabranch", ROOT / "deploy/helm/anabranch-keeper"
 RENDER = ROOT / "tests/support/render_chart.py"
 STANDBY = {
     "replicas": 2,
@@ -32,10 +33,10 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(values: dict[str, Any]) -> dict[str, Any]:
-    """What helm makes of the chart and these values."""
+def run(values: dict[str, Any], chart: Path = CHART) -> dict[str, Any]:
+    """What helm makes of a chart and these values."""
     done = subprocess.run(
-        [sys.executable, str(RENDER), str(CHART)],
+        [sys.executable, str(RENDER), str(chart)],
         input=json.dumps(values),
         capture_output=True,
         text=True,
@@ -46,9 +47,9 @@ def run(values: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def rendered(values: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+def rendered(values: dict[str, Any], chart: Path = CHART) -> dict[tuple[str, str], dict[str, Any]]:
     """The manifests by kind and name."""
-    found = run(values)
+    found = run(values, chart)
     assert (found["errors"], found["failed"]) == ([], "")
     texts = (text for name, text in found["manifests"].items() if name.endswith(".yaml"))
     parts = [part for text in texts for part in yaml.safe_load_all(text) if part]
@@ -59,6 +60,17 @@ def pod_of(manifests: dict[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
     """The server's pod."""
     spec: dict[str, Any] = manifests["StatefulSet", "fed-anabranch"]["spec"]["template"]["spec"]
     return spec
+
+
+def check_hardened(pod: dict[str, Any]) -> None:
+    """No root, no capability, no token of the cluster, nothing that can be written but volumes."""
+    for container in (*pod["initContainers"], *pod["containers"]):
+        hardened = container["securityContext"]
+        assert hardened["readOnlyRootFilesystem"]
+        assert not hardened["allowPrivilegeEscalation"]
+        assert hardened["capabilities"] == {"drop": ["ALL"]}
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert not pod["automountServiceAccountToken"]
 
 
 def test_by_default_it_is_guarded_and_keeps_to_itself() -> None:
@@ -73,13 +85,7 @@ def test_by_default_it_is_guarded_and_keeps_to_itself() -> None:
     }
     pod = pod_of(found)
     assert [c["name"] for c in pod["initContainers"]] == ["model", "authority"]
-    for container in (*pod["initContainers"], *pod["containers"]):
-        hardened = container["securityContext"]
-        assert hardened["readOnlyRootFilesystem"]
-        assert not hardened["allowPrivilegeEscalation"]
-        assert hardened["capabilities"] == {"drop": ["ALL"]}
-    assert pod["securityContext"]["runAsNonRoot"]
-    assert not pod["automountServiceAccountToken"]
+    check_hardened(pod)
     (server,) = pod["containers"]
     assert not {"--insecure", "--standby"} & set(server["args"])
     assert server["readinessProbe"]["exec"]["command"] == ["anabranch", "health", "127.0.0.1:7071"]
@@ -135,6 +141,69 @@ def test_a_standby_shares_database_authority_and_weights() -> None:
     assert ("ServiceMonitor", "fed-anabranch") in found
 
 
+def test_a_server_of_masked_sums_reaches_its_keepers() -> None:
+    found = rendered({"keepers": ["keeper.north:7075", "[fd00::7]:7076"]})
+    (server,) = pod_of(found)["containers"]
+    (keepers,) = (e["value"] for e in server["env"] if e["name"] == "ANABRANCH_SERVER_KEEPERS")
+    _, _, read = parse_override(f"server.keepers={keepers}")
+    assert read == ["keeper.north:7075", "[fd00::7]:7076"]
+    names, asked = found["NetworkPolicy", "fed-anabranch"]["spec"]["egress"]
+    assert {p["port"] for p in names["ports"]} == {53}
+    assert [p["port"] for p in asked["ports"]] == [7075, 7076]
+
+
+def test_a_keeper_is_one_and_calls_nobody() -> None:
+    name = "fed-anabranch-keeper"
+    server = [{"ipBlock": {"cidr": "10.0.0.7/32"}}]
+    given = {"ca": "PEM", "cohortMin": 20, "noiseMin": 0.5, "networkPolicy": {"serverFrom": server}}
+    found = rendered(given, KEEPER)
+    assert set(found) == {(kind, name) for kind in ("ConfigMap", "NetworkPolicy", "Service", "StatefulSet")}
+    stateful, policy = found["StatefulSet", name]["spec"], found["NetworkPolicy", name]["spec"]
+    pod = stateful["template"]["spec"]
+    check_hardened(pod)
+    assert stateful["replicas"] == 1
+    assert policy["ingress"] == [{"ports": [{"port": "grpc", "protocol": "TCP"}], "from": server}]
+    assert policy["egress"] == []
+    assert found["ConfigMap", name]["data"] == {"ca.pem": "PEM\n"}
+    (keeper,), (keys,) = pod["containers"], pod["initContainers"]
+    volumes = {"data", *(volume["name"] for volume in pod["volumes"])}
+    for container in (keeper, keys):
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    (port,) = found["Service", name]["spec"]["ports"]
+    assert port["targetPort"] in {p["name"] for p in keeper["ports"]}
+    made = keys["command"][-1].rpartition("|| ")[2]
+    assert made.endswith("--cohort-min 20 --noise-min 0.5")
+    for words in (
+        made.split(),
+        ["anabranch", "keeper", *keeper["args"]],
+        keeper["readinessProbe"]["exec"]["command"],
+    ):
+        check_command(words)
+
+
+def check_command(words: list[str]) -> None:
+    """A command of ours, with options that it has."""
+    program, group, name, *arguments = words
+    assert program == "anabranch"
+    commands: Any = command_line().commands[group]
+    known = {option for parameter in commands.commands[name].params for option in parameter.opts}
+    assert {word.partition("=")[0] for word in arguments if word.startswith("--")} <= known
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({}, "--set-file ca=ca.pem"),
+        ({"ca": "PEM", "cohortMin": 1}, "cohortMin"),
+        ({"replicas": 2}, "replicas"),
+    ],
+)
+def test_what_no_keeper_is(values: dict[str, Any], why: str) -> None:
+    found = run(values, KEEPER)
+    assert why in found["failed"]
+    assert found["manifests"] == {}
+
+
 @pytest.mark.parametrize(
     ("values", "why"),
     [
@@ -143,6 +212,7 @@ def test_a_standby_shares_database_authority_and_weights() -> None:
         ({"replicas": 2, "insecure": True, "database": {"existingSecret": "db"}}, "the same weights"),
         ({"metrics": {"enabled": False, "serviceMonitor": True}}, "metrics.enabled"),
         ({"insecure": "maybe"}, "want boolean"),
+        ({"keepers": ["north"]}, "keepers"),
         ({"replica": 2}, "replica"),
     ],
 )

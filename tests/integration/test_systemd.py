@@ -22,6 +22,7 @@ INSTALLED = "/opt/anabranch/bin/anabranch"
 EXPOSURE_MAX = {
     "anabranch-server.service": 1.5,
     "anabranch-client@.service": 2.0,
+    "anabranch-keeper.service": 1.5,
 }  # of 10, as systemd rates it
 PROGRAM = str(Path(sys.executable).with_name("anabranch"))
 ANALYZE = shutil.which("systemd-analyze")

@@ -418,6 +418,19 @@ def test_another_keeper_is_not_asked(place: Place) -> None:
         KeeperLink("127.0.0.1:1", place.papers.name)
 
 
+def test_a_keeper_asks_itself_and_no_other_whether_it_serves(place: Place) -> None:
+    """`anabranch keeper health`, which probes and containers go by."""
+    asked = anabranch(
+        place.folder, "keeper", "health", place.address, "--folder", place.papers.folder, "--json"
+    )
+    assert answer(asked) == {"serving": True}
+    make_papers(place.folder / "another", place.authority.pem, Floors(), time.time())
+    for folder, address in ((place.folder / "another", place.address), (place.papers.folder, "127.0.0.1:1")):
+        refused = anabranch(place.folder, "keeper", "health", address, "--folder", folder)
+        assert refused.returncode == 24, refused
+        assert "does not serve" in refused.stderr
+
+
 def test_a_keeper_is_made_once_and_its_key_is_in_one_file_alone(place: Place) -> None:
     folder = place.papers.folder
     with pytest.raises(ConfigError, match="has a keeper already"):

@@ -1,7 +1,8 @@
-"""docker/compose.yaml names what is there: files, volumes, services, settings. `make docker-test` runs it."""
+"""The compositions of docker/ name what is there: files, volumes, settings. `make docker-test` runs them."""
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,11 @@ from commands import command_line
 from anabranch.core.config.tables import TABLES
 
 DOCKER = Path(__file__).parents[2] / "docker"
-COMPOSE: dict[str, Any] = yaml.safe_load((DOCKER / "compose.yaml").read_text())
-SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+COMPOSITIONS: dict[str, dict[str, Any]] = {
+    path.name: yaml.safe_load(path.read_text()) for path in DOCKER.glob("compose*.yaml")
+}
+SERVICES: dict[str, dict[str, Any]] = COMPOSITIONS["compose.yaml"]["services"]
+MASKED: dict[str, dict[str, Any]] = COMPOSITIONS["compose.masked.yaml"]["services"]
 PROFILES = {"standby": {"standby"}, "metrics": {"prometheus", "grafana"}, "cockpit": {"cockpit"}}
 
 
@@ -25,13 +29,17 @@ def test_what_is_started_when() -> None:
     assert by_profile == PROFILES
 
 
-@pytest.mark.parametrize("name", SERVICES)
-def test_a_service_names_what_is_there(name: str) -> None:
-    service = SERVICES[name]
+@pytest.mark.parametrize(
+    ("file", "name"), [(file, name) for file, made in COMPOSITIONS.items() for name in made["services"]]
+)
+def test_a_service_names_what_is_there(file: str, name: str) -> None:
+    made = COMPOSITIONS[file]
+    service = made["services"][name]
     for volume in service.get("volumes", []):
         source = volume.partition(":")[0]
-        assert (DOCKER / source).exists() if source.startswith(".") else source in COMPOSE["volumes"], volume
-    assert set(service.get("depends_on", {})) <= set(SERVICES)
+        assert (DOCKER / source).exists() if source.startswith(".") else source in made["volumes"], volume
+    assert set(service.get("depends_on", {})) <= set(made["services"])
+    assert set(service.get("networks", [])) <= set(made.get("networks", {}))
     if "build" in service:
         assert (DOCKER.parent / service["build"]["dockerfile"]).is_file()
     for port in service.get("ports", []):
@@ -55,3 +63,25 @@ def test_the_cockpit_is_told_what_it_knows() -> None:
     words = script.rpartition("anabranch ui ")[2].split()
     known = {option for parameter in command_line().commands["ui"].params for option in parameter.opts}
     assert {word for word in words if word.startswith("--")} <= known
+
+
+def test_a_keeper_shares_a_network_with_the_server_alone() -> None:
+    keepers = {name for name in MASKED if name.startswith("keeper-")}
+    (network,) = {of for name in keepers for of in MASKED[name]["networks"]}
+    assert {name for name, service in MASKED.items() if network in service.get("networks", [])} == {
+        "server",
+        *keepers,
+    }
+    run = tomllib.loads((DOCKER / "masked.toml").read_text())
+    assert run["server"]["keepers"] == [f"{name}:7075" for name in sorted(keepers)]
+
+
+def test_nobody_has_the_keys_of_another() -> None:
+    """What is handed from one to the other is on one volume; every other one is of one party."""
+    parties: dict[str, set[str]] = {}
+    for name, service in MASKED.items():
+        for volume in service.get("volumes", []):
+            parties.setdefault(volume.partition(":")[0], set()).add(name)
+    assert parties.pop("handed") == set(MASKED)
+    assert parties.pop("server") == {"server", "authority"}
+    assert {volume: of for volume, of in parties.items() if of != {volume}} == {"./masked.toml": {"server"}}

@@ -14,7 +14,7 @@ from anabranch.cli.logs import LogLevel, set_up_logging
 from anabranch.cli.options import AsJson
 from anabranch.cli.output import Output
 from anabranch.cli.starter import UntilEof, stop_at_eof
-from anabranch.core.errors import ConfigError, disk_error
+from anabranch.core.errors import ConfigError, Unavailable, disk_error
 from anabranch.reports.text import count_text
 
 if TYPE_CHECKING:
@@ -71,6 +71,23 @@ def show(folder: Folder = KEEPER_FOLDER, as_json: AsJson = False) -> None:
     done = {"runs": runs, "cohorts": cohorts, "updates": updates}
     text = f"{_text(papers)}\nunmasked: {count_text(cohorts)} cohorts of {count_text(updates)} updates"
     Output(as_json).result({**_facts(papers), **done}, text)
+
+
+@keeper_app.command("health")
+def health(
+    address: Annotated[
+        str, typer.Argument(help="Where it should serve.", metavar="HOST:PORT")
+    ] = "127.0.0.1:7075",
+    folder: Folder = KEEPER_FOLDER,
+    as_json: AsJson = False,
+) -> None:
+    """Ask the keeper of this folder whether it serves; exit code 0 if it does."""
+    from anabranch.keeper.papers import read_papers
+    from anabranch.keeper.serving import serves
+
+    if not serves(read_papers(folder), address):
+        raise Unavailable(f"the keeper of {folder} does not serve at {address}")
+    Output(as_json).result({"serving": True}, "serving")
 
 
 @keeper_app.command("serve")

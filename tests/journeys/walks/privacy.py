@@ -3,7 +3,7 @@
 from signal import SIGINT
 
 from pages import ROOT
-from walking import End, Walk, Write, also, also_starts, starts, types
+from walking import End, Left, Walk, Write, also, also_starts, starts, types
 
 PAGE = "docs/privacy.md"
 PRIVATE = (ROOT / PAGE).read_text(encoding="utf-8").partition("```toml\n")[2].partition("```")[0]
@@ -46,7 +46,10 @@ KEPT = Walk(
         also("anabranch keeper init --ca ca.pem", ends=2, says="has a keeper already"),
         types("anabranch keeper show", says="keeper: {keeper}"),
         starts(KEEPER, until="on 0.0.0.0:7075"),
+        types("anabranch keeper health", says="serving"),
         End(KEEPER, by=SIGINT, says="stopped"),
+        also("anabranch keeper health", ends=24, says="does not serve"),
+        Left("docker ", "docker/test.sh types it"),
     ),
 )
 
