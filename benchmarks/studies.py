@@ -66,7 +66,8 @@ def _simulated(job: Job) -> Result:
         if not progress.evaluated or progress.accuracy is None:
             return
         newest.append(progress.accuracy)
-        there = len(newest) == in_a_row and statistics.fmean(newest) >= config.run.target_accuracy
+        target = config.run.target_accuracy  # 0: none, and all of the run counts
+        there = len(newest) == in_a_row and statistics.fmean(newest) >= target > 0
         if part == "validation" and there:
             simulation.clock.stop()
 

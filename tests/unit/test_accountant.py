@@ -39,6 +39,22 @@ def test_epsilons_are_those_of_another_accountant(mu: float, epsilon: float) -> 
     assert epsilon_of(mu, 1e-6) == pytest.approx(epsilon, abs=1e-4)
 
 
+# By the PLD accountant of dp-accounting 0.6.0, in steps of 1e-4: mu, and epsilon at three deltas.
+PUBLISHED = {
+    0.25: (1.395616, 1.060702, 0.592007),
+    0.5: (2.909732, 2.254085, 1.352276),
+    1.0: (6.173935, 4.886554, 3.138671),
+    2.0: (13.534772, 10.997151, 7.58128),
+    4.0: (31.38184, 26.356964, 19.624121),
+}
+
+
+@pytest.mark.parametrize("mu", PUBLISHED)
+def test_a_grid_of_epsilons_is_that_of_another_accountant(mu: float) -> None:
+    ours = [epsilon_of(mu, delta) for delta in (1e-9, 1e-6, 1e-3)]
+    assert ours == pytest.approx(PUBLISHED[mu], abs=2e-4)
+
+
 @pytest.mark.parametrize("delta", [1e-9, 1e-6, 1e-2])
 @pytest.mark.parametrize("epsilon", [0.01, 0.5, 8.0, 90.0, 2000.0])
 def test_epsilon_and_mu_are_each_others_inverse(epsilon: float, delta: float) -> None:

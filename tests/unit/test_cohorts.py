@@ -446,16 +446,32 @@ def test_a_server_that_is_shown_noise_with_the_same_sums_publishes_the_same(
 WORDS = ["give", "give", "give", "ask", "late", "resend", "answer", "answer", "again", "drop", "restart"]
 
 
-@settings(max_examples=300, deadline=None)
-@given(
+SCHEDULES = (
     st.lists(st.tuples(st.sampled_from(WORDS), st.integers(0, 10**6)), max_size=70),
     st.integers(1, 3),
     st.sampled_from([(32, 20, 16), (16, 9, 8)]),
     st.sampled_from([2, 4]),  # floats are exact then
 )
+
+
+@settings(max_examples=300, deadline=None)
+@given(*SCHEDULES)
 def test_whatever_the_order_a_version_is_the_exact_sum_of_its_updates(
     schedule: list[tuple[str, int]], keepers: int, ring: tuple[int, int, int], size: int
 ) -> None:
+    check_sums(schedule, keepers, ring, size)
+
+
+@pytest.mark.prove
+@settings(max_examples=10_000, deadline=None)
+@given(*SCHEDULES)
+def test_in_ten_thousand_orders_a_version_is_the_exact_sum_of_its_updates(
+    schedule: list[tuple[str, int]], keepers: int, ring: tuple[int, int, int], size: int
+) -> None:
+    check_sums(schedule, keepers, ring, size)
+
+
+def check_sums(schedule: list[tuple[str, int]], keepers: int, ring: tuple[int, int, int], size: int) -> None:
     """An oracle of its own: integers, weighed as the receipts say, in the cohorts that effects name."""
     bits, value_bits, levels = ring
     secagg = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,17 @@ CASES = st.tuples(
 @settings(max_examples=1000)
 @given(CASES)
 def test_the_sum_is_exact_whatever_the_weights_the_order_and_who_drops_out(case: Any) -> None:
+    check_sum(case)
+
+
+@pytest.mark.prove
+@settings(max_examples=10_000)
+@given(CASES)
+def test_ten_thousand_sums_are_exact(case: Any) -> None:
+    check_sum(case)
+
+
+def check_sum(case: Any) -> None:
     (bits, value_bits), size, keepers, updates, seed = case
     ring = Ring(bits, value_bits, 1.0, size)
     rng = np.random.default_rng(seed)
@@ -134,6 +146,39 @@ def test_the_largest_values_stay_in_range_and_one_bit_more_is_refused(
         replace(terms, cohort=cohort + 1).check()
     with pytest.raises(ConfigError, match="need"):
         replace(terms, weights=(weight + 1,)).check()
+
+
+ROOM = st.tuples(
+    st.sampled_from([32, 16]),
+    st.integers(2, 16),  # bits of a value
+    st.lists(st.integers(1, 40), min_size=1, max_size=4),  # weights
+    st.integers(2, 60),  # updates in a sum
+)
+
+
+@settings(max_examples=300)
+@given(ROOM, st.integers(0, 2**32 - 1))
+def test_what_the_configuration_lets_through_never_overflows(
+    room: tuple[int, int, list[int], int], seed: int
+) -> None:
+    """Against whole numbers that have no end: all at the ends of their range, or anywhere between."""
+    bits, value_bits, weights, cohort = room
+    terms = Terms(bits, value_bits, 1.0, 4, tuple(weights), cohort, 2, ("ab" * 32,))
+    needed = value_bits + math.ceil(math.log2(max(weights))) + math.ceil(math.log2(cohort))
+    if needed > bits:
+        with pytest.raises(ConfigError, match=f"need {needed} bits"):
+            terms.check()
+        return
+    terms.check()
+    ring, rng = terms.ring, np.random.default_rng(seed)
+    total, exact = ring.empty(), [0] * 4
+    for _ in range(cohort):
+        weight = int(rng.choice(weights))
+        integers = np.array([ring.top, -ring.top, *rng.integers(-ring.top, ring.top + 1, 2)])
+        add_weighted(total, ring.masked(integers, [KEYS[0]]), weight)
+        add_mask(total, KEYS[0], -weight % 2**bits)
+        exact = [whole + weight * int(q) for whole, q in zip(exact, integers, strict=True)]
+    assert ring.unmasked(total, []).tolist() == exact
 
 
 def test_noise_needs_room_too() -> None:
