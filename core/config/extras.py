@@ -22,6 +22,7 @@ EXTRAS: dict[str, str] = {
     "accelerate": "transformers",
     "peft": "peft",
     "lightning": "lightning",
+    "opacus": "opacus",
     "tensorboardX": "tensorboard",
     "mlflow": "mlflow",
     "wandb": "wandb",

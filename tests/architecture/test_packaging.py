@@ -7,7 +7,17 @@ from pathlib import Path
 from typing import Any
 
 # Extras whose tests are in tests/libraries, and in no other environment.
-LIBRARIES = ("transformers", "peft", "lightning", "tensorboard", "mlflow", "wandb", "prometheus", "tracing")
+LIBRARIES = (
+    "transformers",
+    "peft",
+    "lightning",
+    "opacus",
+    "tensorboard",
+    "mlflow",
+    "wandb",
+    "prometheus",
+    "tracing",
+)
 
 
 def _packages_in_tree(package_dirs: dict[str, Path]) -> set[str]:

@@ -50,6 +50,7 @@ KEPT = Walk(
         End(KEEPER, by=SIGINT, says="stopped"),
         also("anabranch keeper health", ends=24, says="does not serve"),
         Left("docker ", "docker/test.sh types it"),
+        Left("anabranch simulate examples/dp_sgd.py", "tests/libraries/test_opacus.py types it"),
     ),
 )
 
