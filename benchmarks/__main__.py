@@ -13,6 +13,7 @@ from benchmarks import (
     fleet_speed,
     hostile_fleet,
     simulator,
+    simulator_ceilings,
     submodels,
     throughput,
 )
@@ -62,6 +63,7 @@ training at a time.
 {simulator.table(simulator.run_all())}
 
 {fleet_speed.section()}
+{simulator_ceilings.section()}
 {codecs.section()}
 
 {submodels.section()}"""

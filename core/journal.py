@@ -170,6 +170,7 @@ KINDS: dict[str, type[Any]] = {
 }
 _KIND_OF = {cls: kind for kind, cls in KINDS.items()}
 
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 _converter = make_converter(finite)
 written(_converter, ev.LeaseRenewed, absent=("session",))
 written(_converter, ev.TaskDropped, later=("diverged",))
@@ -222,7 +223,7 @@ def payload_of(record: Record) -> ev.Payload | None:
 
 def line(record: Record) -> str:
     """The canonical line of a record, without the line feed."""
-    return json.dumps(record, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return _CANONICAL.encode(record)
 
 
 class JournalDigest:

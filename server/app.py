@@ -45,7 +45,6 @@ from anabranch.server.clock import run_clock
 from anabranch.server.exposition import Exposition
 from anabranch.server.feed import Feed
 from anabranch.server.figures import RunFigures
-from anabranch.server.heap import bound_heap
 from anabranch.server.history import head_at
 from anabranch.server.intake import Intake
 from anabranch.server.manifest import Manifest, keep_manifest, kept_manifest, read_manifest
@@ -68,6 +67,7 @@ from anabranch.server.tracking import track
 from anabranch.server.unmasking import Unmasking
 from anabranch.server.uploads import Uploads
 from anabranch.server.writer import Writer
+from anabranch.support.heap import bound_heap
 
 log = logging.getLogger(__name__)
 

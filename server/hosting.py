@@ -15,12 +15,12 @@ from anabranch.core.config.tables import Config
 from anabranch.core.errors import ConfigError
 from anabranch.server.app import identity_of, stop_on_signals
 from anabranch.server.exposition import Exposition
-from anabranch.server.heap import bound_heap
 from anabranch.server.job_metrics import registry_of
 from anabranch.server.job_ports import JobPorts
 from anabranch.server.jobs import LOOK_S, Jobs, ReadJob, Told
 from anabranch.server.metrics import Metrics
 from anabranch.server.notify import READY, STOPPING, beat_s, keep_alive, notify
+from anabranch.support.heap import bound_heap
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from typing import TypeVar
 from anabranch.core.effects import Decided, Effect, LeaseEnd, LeaseEnded
 from anabranch.core.errors import AnabranchError, InvalidUpdate, Overloaded, TooLarge, Unavailable
 from anabranch.core.limits import DEFAULT_LIMITS, KIB, MIB, UPLOAD_BYTES_PER_CLIENT, Limits
-from anabranch.server.heap import trim_heap
 from anabranch.server.spool import Part, Spool, UploadKey
 from anabranch.server.store.base import Blobs
 from anabranch.server.store.blobs import PART_AGE_S
+from anabranch.support.heap import trim_heap
 
 T = TypeVar("T")
 

@@ -278,7 +278,8 @@ class Device(Talker, DeviceShell):
 
     def _drops_out(self, train_s: float) -> bool:
         """Whether it vanishes in the next so many seconds."""
-        if self._draw("dropout", self._tasks) >= self._fleet.dropout:
+        likely = self._fleet.dropout
+        if not likely or self._draw("dropout", self._tasks) >= likely:
             return False
         moment_s = train_s * self._draw("dropout-moment", self._tasks)
         self._work.after(moment_s, partial(self._drop_out, self._tasks))

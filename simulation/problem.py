@@ -162,7 +162,7 @@ class Problem:
         self.app.version, self.app.kept = job.task.base_version, job.kept
         with on_device(device_name(job.device)):
             result = self.trainer.train(t.vector, self.frozen, t.examples, t.plan, t.seed, t.submodel, t.only)
-        return replace(result, kept=self.app.kept)
+        return replace(result, kept=self.app.kept) if self.app.kept != result.kept else result
 
     def _last_label(self) -> int:
         return int(self._held_out_examples().y.max())

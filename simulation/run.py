@@ -58,6 +58,7 @@ from anabranch.simulation.surroundings import Surroundings
 from anabranch.simulation.versions import Versions
 from anabranch.simulation.waiting_room import WaitingRoom
 from anabranch.simulation.world import World
+from anabranch.support.heap import reused_heap
 from anabranch.workloads.app import App
 
 PROGRESS_S = 1.0  # of real time, at least so often
@@ -177,6 +178,7 @@ def open_simulation(
     executor_name = chosen(config, problem, workers)
     config = settled(config, executor_name)
     with ExitStack() as stack:
+        stack.enter_context(reused_heap())
         checkpoint = None
         if out is not None and (resume or checkpoint_s != 0):
             origin = RunOrigin.of(config, problem)

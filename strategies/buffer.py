@@ -21,6 +21,7 @@ parameter `outer` (`optimisers.py`), of a strategy that has it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -102,13 +103,13 @@ class BufferStrategy(GatheringStrategy):
     def gather(self, state: State, update: Update, weight: float, context: Context) -> State:
         """Add to the buffer."""
         since, before = context.now if state.since is None else state.since, state.count
-        state = replace(state, count=before + 1, since=since)
+        more = partial(replace, state, count=before + 1, since=since)
         if self.rule is not None:
-            return replace(state, rows=[*state.rows, StoredRow.of(update, weight)])
+            return more(rows=[*state.rows, StoredRow.of(update, weight)])
         if context.sums is not None:
-            return replace(state, buffer=state.buffer + context.sums.part(update.delta, weight))
+            return more(buffer=state.buffer + context.sums.part(update.delta, weight))
         add_to_part(state.buffer, weight, update.delta, update.submodel)
-        return replace(state, covered=counted(state.covered, before, update, 1, state.buffer.size))
+        return more(covered=counted(state.covered, before, update, 1, state.buffer.size))
 
     def full(self, state: State, context: Context) -> bool:
         """With K updates."""

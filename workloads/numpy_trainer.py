@@ -93,9 +93,9 @@ class NumpyTrainer:
             check_submodel(self.spec, submodel)
             spec = submodel.small
         arrays = _arrays(spec, vector, frozen)
+        lent = dict(arrays)
         metrics = calls.train(self._app, arrays, examples, plan, seed)
-        delta = _flat(spec, arrays)  # a copy, so that one more is not needed
-        delta -= vector.astype(spec.vector_dtype, copy=False)
+        delta = _left(spec, lent, arrays) - vector.astype(spec.vector_dtype, copy=False)
         return result_of(delta, metrics, plan, examples, self._app.name)
 
     def check_part(self, part: TensorSet | None) -> None:
@@ -147,12 +147,24 @@ class _LiveArrays:
             array += change[at].reshape(array.shape).astype(array.dtype, copy=False)
 
 
+def _left(spec: ParamSpec, lent: dict[str, Array], arrays: dict[str, Array]) -> Vector:
+    """What the App has left of what it was lent: as it lies, where all is still views of one vector."""
+    owners = {id(lent[name].base) for name in spec.slices}
+    if len(owners) == 1 and all(arrays.get(name) is array for name, array in lent.items()):
+        spec.check(arrays)
+        whole = lent[next(iter(spec.slices))].base
+        if whole is not None and whole.shape == (spec.size,):
+            return whole
+    return _flat(spec, arrays)
+
+
 def _flat(spec: ParamSpec, arrays: dict[str, Array]) -> Vector:
     """What the App has left: numpy makes plain numbers of arrays of shape () at every sum."""
     return spec.flatten({name: np.asarray(array) for name, array in arrays.items()})
 
 
 def _arrays(spec: ParamSpec, vector: Vector, frozen: Tensors) -> dict[str, Array]:
+    """Copies: views of one vector, where a tensor has its dtype."""
     check_vector(spec, vector)
-    found = spec.unflatten(vector, frozen)  # copies of what is aggregated
+    found = spec.unflatten(np.array(vector, spec.vector_dtype), frozen, copy=False)
     return {n: a if n in spec.slices else a.copy() for n, a in found.items()}

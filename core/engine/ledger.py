@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from typing import Any
 
 from anabranch.core.engine.step_times import Seen, StepTime, fixed_of, observed, quantile, whole_of
 from anabranch.core.model.submodels import UnitMap
@@ -136,8 +137,8 @@ class Ledger:
             accepted=client.accepted + (not rejection),
             rejected=client.rejected + rejection,
             task_s_ewma=_ewma(client.task_s_ewma, took_s),
+            **self._timed(client, _step_s(update, took_s), _share(update)),
         )
-        known = self._timed(known, _step_s(update, took_s), _share(update))
         self._rank(client, -1)
         self._rank(known, +1)
         self.clients[task.client_id] = known
@@ -161,14 +162,14 @@ class Ledger:
         whole, fixed = client.step_s / fast_s, self._fixed_of(client)
         return StepTime(fixed * whole, (1 - fixed) * whole)
 
-    def _timed(self, client: ClientRecord, step_s: float | None, share: float) -> ClientRecord:
-        """With one more step, of so many seconds, of so much of the model."""
+    def _timed(self, client: ClientRecord, step_s: float | None, share: float) -> dict[str, Any]:
+        """What one more step changes, of so many seconds, of so much of the model."""
         if step_s is None:
-            return client
+            return {}
         if not self.times_steps:
-            return replace(client, step_s_ewma=_ewma(client.step_s_ewma, step_s / share))
+            return {"step_s_ewma": _ewma(client.step_s_ewma, step_s / share)}
         client = replace(client, steps=observed(client.steps, share, step_s))
-        return replace(client, step_s_ewma=whole_of(client.steps, self._fixed_of(client)))
+        return {"steps": client.steps, "step_s_ewma": whole_of(client.steps, self._fixed_of(client))}
 
     def _fixed_of(self, client: ClientRecord) -> float:
         """Its own, else the fleet's, else 0."""

@@ -45,4 +45,4 @@ def stepped(update: Update, context: Context, books: StepView, vector: Vector) -
         return step
     books.buffers.count(reached)
     books.guard.taken(update.client_id, length, bool(detail), books.settings)
-    return replace(step, decision=replace(step.decision, detail=detail or step.decision.detail))
+    return replace(step, decision=replace(step.decision, detail=detail)) if detail else step

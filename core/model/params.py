@@ -211,15 +211,20 @@ class ParamSpec:
             out[where] = tensors[name].reshape(-1)
         return out
 
-    def unflatten(self, vector: Vector, frozen: Tensors | None = None) -> dict[str, npt.NDArray[Any]]:
-        """Named arrays in the dtypes of the spec; frozen tensors come from `frozen` or are zero."""
-        frozen = frozen or {}
+    def unflatten(
+        self, vector: Vector, frozen: Tensors | None = None, copy: bool = True
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Named arrays in the dtypes of the spec; frozen tensors come from `frozen` or are zero.
+
+        Without `copy` those that have the vector's dtype are views of it.
+        """
+        frozen, slices = frozen or {}, self.slices
         out: dict[str, npt.NDArray[Any]] = {}
         for t in self.tensors:
-            if t.aggregated:
-                out[t.name] = vector[self.slices[t.name]].reshape(t.shape).astype(t.dtype)
+            if (at := slices.get(t.name)) is not None:
+                out[t.name] = vector[at].reshape(t.shape).astype(t.dtype, copy=copy)
             else:
-                out[t.name] = frozen.get(t.name, np.zeros(t.shape, t.dtype))
+                out[t.name] = frozen[t.name] if t.name in frozen else np.zeros(t.shape, t.dtype)
         return out
 
     def frozen(self, tensors: Tensors) -> dict[str, npt.NDArray[Any]]:

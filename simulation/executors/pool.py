@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 
 from anabranch.core.errors import AnabranchError, AppError
 from anabranch.simulation.problem import OneThread, ProblemSource
+from anabranch.support.heap import reuse_heap
 
 T = TypeVar("T")
 
@@ -85,6 +86,7 @@ def worker_pool(
 
 def _begin(open_source: Callable[[ProblemSource], None], source: ProblemSource) -> None:
     threading.Thread(target=_end_with_parent, name="anabranch-parent", daemon=True).start()
+    reuse_heap()
     open_source(source)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 
 import pytest
 
@@ -16,3 +17,12 @@ def test_a_digest_is_the_payload_s_however_often_it_is_asked_for(size: int) -> N
     for payload, digest in reversed(list(zip(payloads, begun, strict=True))):
         assert digest() == digest() == hashlib.sha256(payload).hexdigest()
     hasher.close()
+
+
+def test_a_hasher_that_is_closed_has_made_all_that_was_begun() -> None:
+    hasher, payload = Hasher(), bytes(20 * LARGE_BYTES)
+    begun = [hasher.begin(payload) for _ in range(5)]
+    hasher.close()
+    hasher.close()
+    assert {digest() for digest in begun} == {hashlib.sha256(payload).hexdigest()}
+    assert "hasher" not in {thread.name for thread in threading.enumerate()}
