@@ -52,7 +52,7 @@ def bare_tasks(count: int) -> None:
             raise ValueError("not finite")
         add_scaled(total, 1.0, delta)
         if number % BUFFER == BUFFER - 1:
-            model = model + total / BUFFER
+            model += total / np.float32(BUFFER)
             total.fill(0.0)
 
 
@@ -79,7 +79,8 @@ def compared(
         done, took_s = simulated(app, config)
         pairs.append((bare_rate, done / took_s))
     ratio = statistics.median(ours / bare_rate for bare_rate, ours in pairs)
-    return Compared(name, *(statistics.median(rates) for rates in zip(*pairs, strict=True)), ratio)
+    bare_rates, our_rates = zip(*pairs, strict=True)
+    return Compared(name, statistics.median(bare_rates), statistics.median(our_rates), ratio)
 
 
 def run_all(rounds: int = ROUNDS) -> list[Compared]:

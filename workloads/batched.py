@@ -9,9 +9,10 @@
 
     g_i <- g_i + mu (w_i - w_i,start) + lambda w_i,   v_i <- beta v_i + g_i,   w_i <- w_i - eta v_i
 
-The forward pass is one call of the module under `torch.vmap` with `torch.func.functional_call`; since nothing
-connects the trainings, one backward pass of the sum of the losses gives every g_i. Longer trainings go first,
-so that those that are over leave the stack at its end.
+The forward pass is that of `stacked_layers.py` where the module is a chain of layers known there, else one
+call of the module under `torch.vmap` with `torch.func.functional_call`; since nothing connects the trainings,
+one backward pass of the sum of the losses gives every g_i. Longer trainings go first, so that those that are
+over leave the stack at its end.
 
 The same steps as `torch_loop.sgd` in another order of sums: equal to float tolerance, not to the bit. A model
 that mixes examples or draws at random would be trained otherwise: see `BatchedTraining.objection`.
@@ -32,6 +33,7 @@ from anabranch.workloads.app import App, Examples
 from anabranch.workloads.batches import batches
 from anabranch.workloads.objective import IGNORED, Objective
 from anabranch.workloads.resident import Resident
+from anabranch.workloads.stacked_layers import LayerChain
 from anabranch.workloads.streams import Streamed
 from anabranch.workloads.torch_loop import import_torch
 from anabranch.workloads.torch_trainer import TorchTrainer
@@ -147,6 +149,7 @@ class _Stack:
         given = np.stack([t.vector for t in trainings])
         self._given = self._torch.from_numpy(given).to(self._runtime.device)
         self._weights, self._fixed = _unstacked(self._resident, self._given)
+        self._chain = LayerChain.of(self._resident.module, self._weights)
         self._plan = trainings[0].plan
         kept = self._weights if self._plan.proximal_mu else {}
         self._start = {name: w.clone() for name, w in kept.items()}
@@ -156,9 +159,11 @@ class _Stack:
         """Each training's delta, and the sum of the losses of its steps."""
         torch = self._torch
         losses = torch.zeros(len(self._trainings), device=self._runtime.device)
+        weights, live = dict(self._weights), 0
         for x, y, m in self._batches():
-            live = len(x)
-            weights = {n: w[:live].detach().requires_grad_() for n, w in self._weights.items()}
+            if len(x) != live:
+                live = len(x)
+                weights = {n: w[:live].detach().requires_grad_() for n, w in self._weights.items()}
             loss = self._losses(weights, x, y, m)
             gradients = torch.autograd.grad(loss.sum(), list(weights.values()), allow_unused=True)
             losses[:live] += loss.detach()
@@ -192,7 +197,10 @@ class _Stack:
             return library.func.functional_call(module, (w, f), (one_x,))
 
         with self._runtime.autocast():
-            found = library.vmap(scores)(weights, fixed, x)
+            if self._chain is not None and self._chain.takes(x):
+                found = self._chain(weights, x)
+            else:
+                found = library.vmap(scores)(weights, fixed, x)
             flat = library.nn.functional.cross_entropy(found.flatten(0, 1), y.flatten(), reduction="none")
         mean: torch.Tensor = (flat.view(y.shape) * m).sum(1)
         return mean
@@ -202,23 +210,30 @@ class _Stack:
         drawn = [batches(len(t.examples), t.plan, t.seed) for t in self._trainings]
         for first in range(0, self._steps[0], STEPS_GATHERED):
             chunk = [steps for d in drawn if (steps := list(islice(d, STEPS_GATHERED)))]
-            shape = len(chunk[0]), max(len(rows) for steps in chunk for rows in steps)
-            gathered = [self._gathered(t, s, shape) for t, s in zip(self._trainings, chunk, strict=False)]
-            x, y, m = (self._torch.stack(parts, 1) for parts in zip(*gathered, strict=True))
+            x, y, m = self._gathered(chunk)
             for step in range(len(chunk[0])):
                 live = sum(count > first + step for count in self._steps)
                 yield x[step, :live], y[step, :live], m[step, :live]
 
-    def _gathered(self, training: Training, steps: list[npt.NDArray[Any]], shape: tuple[int, int]) -> Batch:
-        """The x, y and m of some steps of one training, (*shape, ...) with shape = (steps, length)."""
-        rows, real = np.zeros(shape, np.int64), np.zeros(shape, bool)
-        for i, drawn in enumerate(steps):
-            rows[i, : len(drawn)], real[i, : len(drawn)] = drawn, True
+    def _gathered(self, chunk: list[list[npt.NDArray[Any]]]) -> Batch:
+        """The x, y and m of some steps of each training, (steps, count, length, ...)."""
+        steps, length = len(chunk[0]), max(len(rows) for drawn in chunk for rows in drawn)
+        rows, lengths = np.zeros((len(chunk), steps * length), np.int64), np.zeros((steps, len(chunk)))
+        for i, drawn in enumerate(chunk):
+            for step, some in enumerate(drawn):
+                rows[i, step * length : step * length + len(some)] = some
+                lengths[step, i] = len(some)
         dtype = next(iter(self._weights.values())).dtype
-        x, y = self._runtime.batch(training.examples, rows.reshape(-1), dtype)
-        x, y = x.view(*shape, *x.shape[1:]), y.view(shape)
+        batch = self._runtime.batch
+        parts = [batch(t.examples, r, dtype) for t, r in zip(self._trainings, rows, strict=False)]
+        shape = steps, length
+        x, y = (
+            self._torch.stack([one.view(*shape, *one.shape[1:]) for one in each], 1)
+            for each in zip(*parts, strict=True)
+        )
+        real = np.arange(length) < lengths[:, :, np.newaxis]
         counted = self._torch.from_numpy(real).to(y.device) & (y != IGNORED)
-        return x, y, counted.to(dtype) / counted.sum(1, keepdim=True)
+        return x, y, counted.to(dtype) / counted.sum(2, keepdim=True)
 
     def _deltas(self) -> list[Vector]:
         """Trained - given, (size,) each."""

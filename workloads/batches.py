@@ -71,9 +71,11 @@ def batches(count: int, plan: LocalPlan, seed: int) -> Iterator[npt.NDArray[Any]
     left, epoch = planned_steps(plan, count), 0
     while left > 0:
         order = stream(seed, "shuffle", epoch).permutation(count)
-        for rows in np.array_split(order, per_epoch)[:left]:
+        least, larger = divmod(count, per_epoch)
+        for batch in range(min(left, per_epoch)):
+            start = batch * least + min(batch, larger)
             each_step()
-            yield rows
+            yield order[start : start + least + (batch < larger)]
         left, epoch = left - per_epoch, epoch + 1
 
 

@@ -50,8 +50,8 @@ class Acting(App):
 
 def in_place(arrays: Arrays) -> None:
     """Every array where it lies."""
-    for value in arrays.values():
-        value += 1
+    for name in arrays:
+        arrays[name] += 1
 
 
 def anew(arrays: Arrays) -> None:

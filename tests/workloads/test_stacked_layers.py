@@ -1,0 +1,150 @@
+"""The layers that take all models of a stack at once, beside `torch.vmap` of the module."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from local_apps import Linear
+from torch import nn
+
+from anabranch.core.model.updates import LocalPlan
+from anabranch.workloads import trainer_for
+from anabranch.workloads.app import Shard
+from anabranch.workloads.batched import BatchedTraining
+from anabranch.workloads.digits import Digits
+from anabranch.workloads.stacked_layers import ELEMENTWISE, LayerChain
+from anabranch.workloads.trainer import Training
+
+COUNT, LENGTH = 5, 7
+
+
+class Doubling(nn.Linear):
+    """Torch's own class under it, and another function."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 2 * super().forward(x)
+
+
+class Whole(nn.Module):
+    """A chain in the hands of a module that nobody knows."""
+
+    def __init__(self, chain: nn.Module) -> None:
+        super().__init__()
+        self.chain = chain
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.chain(x)
+        return found
+
+
+class Unknown(Linear):
+    """The same model as `Linear`, which `vmap` has to stack."""
+
+    def model(self) -> Any:
+        return Whole(super().model())
+
+
+def stacked(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The weights of as many models as there are, no two alike."""
+    torch.manual_seed(0)
+    return {
+        name: (torch.randn(COUNT, *p.shape) * 0.3).requires_grad_() for name, p in module.named_parameters()
+    }
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+@pytest.mark.parametrize("shape", [(6,), (2, 3)], ids=["rows", "pictures"])
+def test_outputs_and_gradients_are_those_of_vmap(name: str, shape: tuple[int, ...]) -> None:
+    first = [nn.Flatten()] if len(shape) > 1 else []
+    module = nn.Sequential(
+        *first, nn.Sequential(nn.Linear(6, 8), getattr(nn, name)()), nn.Tanh(), nn.Linear(8, 4)
+    )
+    weights = stacked(module)
+    x = torch.randn(COUNT, LENGTH, *shape)
+    chain = LayerChain.of(module, weights)
+    assert chain is not None
+    assert chain.takes(x)
+
+    def alone(w: Any, one: torch.Tensor) -> Any:
+        return torch.func.functional_call(module, w, (one,))
+
+    of_chain, of_vmap = chain(weights, x), torch.vmap(alone)(weights, x)
+    assert of_chain.shape == (COUNT, LENGTH, 4)
+    torch.testing.assert_close(of_chain, of_vmap, rtol=1e-6, atol=1e-6)
+    pull = torch.randn_like(of_chain)
+    leaves = list(weights.values())
+    ours, theirs = (torch.autograd.grad((out * pull).sum(), leaves) for out in (of_chain, of_vmap))
+    for mine, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, other, rtol=1e-5, atol=1e-5)
+
+
+def hooked() -> nn.Module:
+    """A layer to which somebody has added something."""
+    layer = nn.Linear(6, 4)
+    layer.register_forward_hook(lambda module, given, output: 2 * output)
+    return nn.Sequential(layer)
+
+
+def patched() -> nn.Module:
+    """A layer of which somebody has put another function in the place of its own."""
+    layer: Any = nn.Linear(6, 4)
+    layer.forward = torch.relu
+    return nn.Sequential(layer)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        hooked,
+        patched,
+        lambda: nn.Sequential(Doubling(6, 4)),
+        lambda: nn.Sequential(nn.Linear(6, 4, bias=False)),
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Softmax(-1)),
+        lambda: nn.Sequential(nn.Flatten(2), nn.Linear(6, 4)),
+        lambda: nn.Sequential(nn.Linear(6, 4), nn.Dropout(0.0)),
+        lambda: Whole(nn.Sequential(nn.Linear(6, 4))),
+        lambda: nn.Sequential(nn.ReLU()),
+    ],
+)
+def test_what_is_no_chain_of_known_layers_is_left_to_vmap(make: Callable[[], nn.Module]) -> None:
+    module = make()
+    assert LayerChain.of(module, stacked(module)) is None
+
+
+def test_weights_that_are_not_trained_are_left_to_vmap() -> None:
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 2))
+    weights = stacked(module)
+    del weights["0.bias"]
+    assert LayerChain.of(module, weights) is None
+
+
+def test_rows_of_rows_are_left_to_vmap() -> None:
+    module = nn.Sequential(nn.Linear(6, 4))
+    chain = LayerChain.of(module, stacked(module))
+    assert chain is not None
+    taken = [chain.takes(torch.zeros(COUNT, LENGTH, *rows, 6)) for rows in ((), (3,), (2, 3))]
+    assert taken == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [LocalPlan(epochs=2, batch_size=16), LocalPlan(steps=9, momentum=0.9, weight_decay=0.1, proximal_mu=0.2)],
+)
+def test_a_stack_by_layers_is_the_stack_by_vmap(plan: LocalPlan) -> None:
+    """Of devices with unequal parts: batches are padded, and trainings end at other times."""
+    data = Digits().data(Shard("test"))
+    deltas = []
+    for app in (Linear(), Unknown()):
+        trainer: Any = trainer_for(app)
+        start = np.linspace(-0.2, 0.2, trainer.spec.size, dtype=np.float32)
+        parts = [type(data)(data.x[: 20 + 13 * i], data.y[: 20 + 13 * i]) for i in range(4)]
+        trainings = [Training(start, part, plan, seed) for seed, part in enumerate(parts)]
+        assert not BatchedTraining(trainer).objection(trainings[0], trainer.frozen)
+        deltas.append([r.delta for r in BatchedTraining(trainer).train(trainings, trainer.frozen)])
+    for mine, other in zip(*deltas, strict=True):
+        assert np.linalg.norm(mine) > 0.01
+        np.testing.assert_allclose(mine, other, rtol=1e-5, atol=1e-6)
