@@ -25,7 +25,7 @@ from anabranch.simulation.versions import Model, Versions
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredVersion:
     """What the App's `evaluate` returned of a version; `time_s` is when the measurement began."""
 
     time_s: float
@@ -47,7 +47,7 @@ class Evaluator:
         executor: Executor,
         recorder: Recorder,
         best: Best[Vector],
-        tell: Callable[[Measured], None],
+        tell: Callable[[MeasuredVersion], None],
     ) -> None:
         self._run, self._goal = run, Goal.of(run)
         self._clock = clock
@@ -57,7 +57,7 @@ class Evaluator:
         self._best = best
         self._tell = tell
         self._last_version = -1
-        self.newest: Measured | None = None
+        self.newest: MeasuredVersion | None = None
         self.stopped = False  # at the target
         self._in_hand: tuple[float, Model, Pending[Mapping[str, float]]] | None = None
 
@@ -111,7 +111,7 @@ class Evaluator:
             raise AppError("evaluate returned nothing: return a dict of metrics, such as accuracy and loss")
         if lack := self._goal.lacking(metrics):
             raise AppError(lack)
-        self.newest = Measured(time_s, model.version, metrics)
+        self.newest = MeasuredVersion(time_s, model.version, metrics)
         self._recorder.evaluated(time_s, model.version, metrics)
         self._best.offer(model.version, metrics, lambda: model.vector)
         self._tell(self.newest)

@@ -40,7 +40,7 @@ from anabranch.simulation.devices import Device
 from anabranch.simulation.disk import Disk
 from anabranch.simulation.elastic import ElasticTrainings, check_elastic
 from anabranch.simulation.elastic_devices import ElasticDevice
-from anabranch.simulation.evaluation import Evaluator, Measured
+from anabranch.simulation.evaluation import Evaluator, MeasuredVersion
 from anabranch.simulation.executors.base import Executor
 from anabranch.simulation.executors.choice import chosen, make_executor, settled
 from anabranch.simulation.executors.names import EXECUTORS
@@ -442,10 +442,10 @@ class ProgressReporter:
     ) -> None:
         self._tell_whom, self._clock, self._versions, self._now = tell, clock, versions, now
         self._traffic_bytes = traffic_bytes
-        self._measured: Measured | None = None
+        self._measured: MeasuredVersion | None = None
         self._due = now()
 
-    def measured(self, measured: Measured) -> None:
+    def measured(self, measured: MeasuredVersion) -> None:
         """There is a new measurement."""
         self._measured = measured
         self._tell(evaluated=True)

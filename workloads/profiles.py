@@ -8,6 +8,8 @@
 |               |                                                        | quantiles, 0 the fastest     |
 | `fadas-mild`  | `step_time_s` x U(1, 2), U(3, 5) or U(5, 8), drawn     | the delay class, 0 the       |
 | `fadas-large` | for each task; large: U(50, 80) in place of U(5, 8)    | fastest                      |
+| `measured`    | that of `step_times_s`, drawn for each task from       | `speed_levels` equal parts,  |
+|               | 1 - `step_spreads` to 1 + `step_spreads` times it      | 0 the fastest                |
 
 Levels: AsyncDrop, Dun et al. 2023, section 6. Delay classes: FADAS, Wang et al. 2024: the class is
 the argmax of a draw from Dirichlet(3, 2, 1).
@@ -16,6 +18,7 @@ the argmax of a draw from Dirichlet(3, 2, 1).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
@@ -24,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from anabranch.core.config.ranges import MEASURED
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import ConfigError
 from anabranch.core.rng import rank, stream
@@ -76,24 +80,32 @@ def speed_profile(fleet: FleetTable, seed: int) -> DeviceProfiles:
     Raises `ConfigError` for an unknown `fleet.speed`.
     """
     draw = {"levels": _levels, "lognormal": _lognormal, "fadas-mild": _fadas, "fadas-large": _fadas}
-    if fleet.speed not in draw:
-        raise ConfigError(f"fleet.speed must be one of {', '.join(draw)}, not {fleet.speed!r}")
-    drawn = [draw[fleet.speed](fleet, seed, device) for device in range(fleet.clients)]
+    if fleet.speed not in (*draw, MEASURED):
+        raise ConfigError(f"fleet.speed must be one of {', '.join(draw)}, {MEASURED}, not {fleet.speed!r}")
+    if fleet.speed == MEASURED:
+        drawn = _measured(fleet)
+    else:
+        drawn = [draw[fleet.speed](fleet, seed, device) for device in range(fleet.clients)]
     groups, low, high = (np.array(column) for column in zip(*drawn, strict=True))
     mean = (low + high) / 2
 
-    def same(value: float) -> Any:
-        return np.full(fleet.clients, value)
+    def each(measured: Sequence[float], same: float) -> Any:
+        return np.resize(np.array(measured or [same], np.float64), fleet.clients)
 
     return DeviceProfiles(
         seed=seed,
         step_time_s=fleet.step_time_s * mean,
         group=groups.astype(np.int64),
         spread=np.stack([low / mean, high / mean], axis=1),
-        up_bps=same(fleet.up_mbps * 1e6 or math.inf),
-        down_bps=same(fleet.down_mbps * 1e6 or math.inf),
-        latency_s=same(fleet.latency_s),
+        up_bps=_bps(each(fleet.up_rates_mbps, fleet.up_mbps)),
+        down_bps=_bps(each(fleet.down_rates_mbps, fleet.down_mbps)),
+        latency_s=each(fleet.latencies_s, fleet.latency_s),
     )
+
+
+def _bps(mbps: Floats) -> Floats:
+    """Bits a second; 0 is no limit."""
+    return np.where(mbps > 0, mbps * 1e6, math.inf)
 
 
 @lru_cache(maxsize=16)
@@ -116,6 +128,19 @@ def _levels(fleet: FleetTable, seed: int, device: int) -> tuple[int, float, floa
     level = level_order(fleet.speed_levels)[device % fleet.speed_levels]
     factor = 1.0 + (fleet.speed_ratio - 1.0) * level / max(1, fleet.speed_levels - 1)
     return level, factor, factor
+
+
+def _measured(fleet: FleetTable) -> list[tuple[int, float, float]]:
+    """The same of every device of the table, in its order, and of those again."""
+    times = fleet.step_times_s
+    spreads = fleet.step_spreads or [0.0] * len(times)
+    rank_of = {device: place for place, device in enumerate(sorted(range(len(times)), key=times.__getitem__))}
+    rows = []
+    for device, (time_s, spread) in enumerate(zip(times, spreads, strict=True)):
+        factor = time_s / fleet.step_time_s
+        group = rank_of[device] * fleet.speed_levels // len(times)
+        rows.append((group, factor * (1.0 - spread), factor * (1.0 + spread)))
+    return [rows[device % len(rows)] for device in range(fleet.clients)]
 
 
 def _lognormal(fleet: FleetTable, seed: int, device: int) -> tuple[int, float, float]:

@@ -19,6 +19,8 @@ TASK, OVERLAP, ELASTIC = "task", "overlap", "elastic"  # client.push
 BY_STREAM, BY_CALLS = "stream", "calls"  # client.connection, beside AUTO
 TURNS, LOT = "turns", "lot"  # server.lapsed
 TASKS, MINUTE = "tasks", "minute"  # server.windows
+MEASURED = "measured"  # fleet.speed
+MEASURES = ("step_times_s", "step_spreads", "latencies_s", "up_rates_mbps", "down_rates_mbps")  # by device
 LINEAR, PROPORTIONAL = "linear", "proportional"  # submodel.step_time
 SENT, BUILT = "sent", "built"  # run.initial
 
@@ -33,7 +35,7 @@ CHOICES = {
     "fleet.waiting": (AUTO, "ask", "called"),
     "server.lapsed": (TURNS, LOT),
     "server.windows": (TASKS, MINUTE),
-    "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large"),
+    "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large", MEASURED),
     "identity.tls": ("auto", "always"),
     "secagg.mode": MODES,
     "client.push": (TASK, OVERLAP, ELASTIC),
@@ -132,6 +134,33 @@ def _check_fleet(fleet: Any, run: Any) -> None:
         raise ConfigError("fleet.availability must be greater than 0: no device would ever come")
     if fleet.leavers and not run.virtual_s_max:
         raise ConfigError("fleet.leavers needs run.virtual_s_max: devices leave at a random moment of it")
+    _check_measures(fleet)
+
+
+def _check_measures(fleet: Any) -> None:
+    """What is known of each device: a number for each, of all the same ones."""
+    given = {name: values for name in MEASURES if (values := getattr(fleet, name))}
+    if fleet.speed != MEASURED:
+        for name in given:
+            raise ConfigError(
+                f"fleet.{name} is for fleet.speed = {MEASURED!r}, not {fleet.speed!r}: leave it out"
+            )
+        return
+    if not fleet.step_times_s:
+        raise ConfigError(
+            f"fleet.speed = {MEASURED!r} needs fleet.step_times_s, the seconds of a step of each device: "
+            "`anabranch calibrate` writes them of a run"
+        )
+    for name, values in given.items():
+        if len(values) != len(fleet.step_times_s):
+            raise ConfigError(
+                f"fleet.{name} has {len(values)} numbers and fleet.step_times_s {len(fleet.step_times_s)}: "
+                "give one for each device"
+            )
+        if min(values) < 0 or (name == "step_times_s" and min(values) == 0):
+            raise ConfigError(f"fleet.{name} has {min(values)!r}: no device is as quick as that")
+    if fleet.step_spreads and max(fleet.step_spreads) >= 1:
+        raise ConfigError(f"fleet.step_spreads must be from 0 to below 1, not {max(fleet.step_spreads)!r}")
 
 
 def _check_relations(tables: Tables) -> None:

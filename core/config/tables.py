@@ -83,7 +83,10 @@ class FleetTable:
     """`[fleet]`: how many devices, how the data lies on them, how fast and how reliable they are.
 
     `speed`: `levels` (evenly spaced step times, slowest/fastest = `speed_ratio`), `lognormal`
-    (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes).
+    (sigma = ln(speed_ratio) / 4), `fadas-mild`, `fadas-large` (the FADAS delay classes), `measured`: device
+    by device, as `anabranch calibrate` writes it. Then `step_times_s` has a number for each device, and so
+    may `step_spreads` (a task's steps take this part less or more), `latencies_s`, `up_rates_mbps` and
+    `down_rates_mbps` in the place of the fleet's one; a larger fleet has the same devices again.
     `split`: `iid`, `dirichlet`, `shards`, `speed-shards`, `draws`. `leavers`: the fraction of devices that
     leave for good, each at a random moment of `run.virtual_s_max`. `submodel_step`: a step of a sub-model
     takes its share of the whole model's operations (`operations`), or as long as the whole model's
@@ -117,6 +120,11 @@ class FleetTable:
     attackers: float = 0.0
     attack: str = "sign_flip"
     attack_strength: float = 0.0
+    step_times_s: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
+    step_spreads: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
+    latencies_s: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
+    up_rates_mbps: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
+    down_rates_mbps: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from anabranch import strategies
     from anabranch.aggregation import Aggregation, AggregationStep, Update, aggregate
     from anabranch.api import codecs
+    from anabranch.api.calibrating import Calibration, calibrate
     from anabranch.api.comparing import Comparison, compare
     from anabranch.api.configuration import load_config
     from anabranch.api.devices import Client
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         Levels,
         Links,
         Lognormal,
+        Measured,
         Shards,
         SpeedShards,
     )
@@ -52,6 +54,7 @@ __all__ = [
     "AggregationStep",
     "AnabranchError",
     "App",
+    "Calibration",
     "Client",
     "Comparison",
     "Config",
@@ -70,6 +73,7 @@ __all__ = [
     "Levels",
     "Links",
     "Lognormal",
+    "Measured",
     "Records",
     "Robust",
     "Run",
@@ -87,6 +91,7 @@ __all__ = [
     "Update",
     "aggregate",
     "app",
+    "calibrate",
     "codecs",
     "compare",
     "configure",
@@ -101,13 +106,14 @@ __all__ = [
 
 _HOMES = {
     "anabranch.aggregation": ("Aggregation", "AggregationStep", "Update", "aggregate"),
+    "anabranch.api.calibrating": ("Calibration", "calibrate"),
     "anabranch.api.comparing": ("Comparison", "compare"),
     "anabranch.api.configuration": ("load_config",),
     "anabranch.api.devices": ("Client",),
     "anabranch.api.figures": ("Figure",),
     "anabranch.api.fleets": (
         *("Dirichlet", "Draws", "Iid", "Shards", "SpeedShards"),
-        *("FadasLarge", "FadasMild", "Levels", "Lognormal"),
+        *("FadasLarge", "FadasMild", "Levels", "Lognormal", "Measured"),
         *("Fleet", "Links"),
     ),
     "anabranch.api.job_server": ("JobServer", "ServedJob"),

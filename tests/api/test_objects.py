@@ -79,6 +79,10 @@ def test_every_strategy_has_its_name_in_the_package() -> None:
     assert classes == set(BUILT_IN.values())
 
 
+def measured(rows: list[tuple[float, ...]]) -> ab.Measured:
+    return ab.Measured(*zip(*rows, strict=True))
+
+
 numbers = st.floats(1e-3, 1e3)
 counts = st.integers(1, 1000)
 speeds = st.one_of(
@@ -86,6 +90,9 @@ speeds = st.one_of(
     st.builds(ab.Lognormal, st.floats(1, 100), counts, numbers),
     st.builds(ab.FadasMild, numbers),
     st.builds(ab.FadasLarge, numbers),
+    st.builds(
+        measured, st.lists(st.tuples(numbers, st.floats(0, 0.9), numbers, numbers, numbers), min_size=1)
+    ),
 )
 splits = st.one_of(
     st.builds(ab.Iid),

@@ -101,7 +101,7 @@ def test_it_opens_from_its_folder_but_code_that_is_named_there_is_not_run(run: a
     assert opened.config == run.config
     assert opened.replay().model_sha256 == run.result.model_sha256
     with pytest.raises(
-        ConfigError, match=r"is code: look at it, then say open_run\(folder, load_code=True\)"
+        ConfigError, match=r"is code: look at it, then say --load-code \(in Python load_code=True\)"
     ):
         opened.model()
     assert torch.equal(

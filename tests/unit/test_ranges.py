@@ -19,10 +19,16 @@ BESIDE: dict[str, dict[str, dict[str, Any]]] = {
     "client.push": {"server": {"tasks_per_client": 2}},
     "run.mode": {"run": {"metric": "loss"}},
     "fleet.split": {"fleet": {"examples_per_client": 5}},
+    "fleet.speed = measured": {"fleet": {"step_times_s": [0.1]}},
     "secagg.mode = keeper": {"secagg": {"keepers": ["north"], "clip": 1.0}},
     "server.lease_max_s": {"server": {"lease_min_s": LEAST}},
     "server.retry_after_max_s": {"server": {"retry_after_min_s": LEAST}},
 }
+
+
+def measured(**values: list[float]) -> dict[str, Any]:
+    """Two devices of which something is known."""
+    return {"fleet": {"speed": "measured", "step_times_s": [0.1, 0.2], **values}}
 
 
 def with_value(path: str, value: Any) -> Config:
@@ -88,6 +94,12 @@ def test_no_number_may_be_negative(table: str) -> None:
         ({"fleet": {"examples_per_client": 0}}, ""),
         ({"fleet": {"availability": 0.0}}, "fleet.availability must be greater than 0"),
         ({"fleet": {"leavers": 0.5}}, "fleet.leavers needs run.virtual_s_max"),
+        ({"fleet": {"latencies_s": [0.1]}}, "fleet.latencies_s is for fleet.speed = 'measured'"),
+        ({"fleet": {"speed": "measured"}}, "needs fleet.step_times_s"),
+        (measured(latencies_s=[0.1]), "fleet.latencies_s has 1 numbers and fleet.step_times_s 2"),
+        (measured(step_times_s=[0.1, 0.0]), r"fleet.step_times_s has 0.0: no device is as quick"),
+        (measured(up_rates_mbps=[1.0, -LEAST]), "fleet.up_rates_mbps has -"),
+        (measured(step_spreads=[0.0, 1.0]), "fleet.step_spreads must be from 0 to below 1, not 1.0"),
         ({"submodel": {"widths": [1, 0.5]}}, ""),
         ({"submodel": {"widths": [1 + LEAST]}}, "submodel.widths must be fractions"),
         ({"submodel": {"widths": [0]}}, "submodel.widths must be fractions"),

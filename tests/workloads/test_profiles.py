@@ -76,3 +76,26 @@ def test_transfers_take_latency_and_bandwidth() -> None:
 def test_an_unknown_speed_is_named() -> None:
     with pytest.raises(ConfigError, match=r"fleet.speed must be one of levels.*'warp'"):
         speed_profile(FleetTable(speed="warp"), 0)
+
+
+def test_measured_devices_are_as_they_were_measured_and_come_again() -> None:
+    fleet = FleetTable(
+        clients=5,
+        speed="measured",
+        speed_levels=2,
+        latency_s=0.7,
+        down_mbps=3.0,
+        step_times_s=(0.3, 0.1, 0.2),
+        step_spreads=(0.0, 0.5, 0.0),
+        up_rates_mbps=(1.0, 0.0, 2.0),
+    )
+    found = speed_profile(fleet, seed=0)
+    assert found.step_time_s.tolist() == pytest.approx([0.3, 0.1, 0.2, 0.3, 0.1])
+    assert found.group.tolist() == [1, 0, 0, 1, 0]
+    assert found.up_bps.tolist() == [1e6, math.inf, 2e6, 1e6, math.inf]
+    assert found.down_bps.tolist() == [3e6] * 5
+    assert found.latency_s.tolist() == [0.7] * 5
+    times = [found.task_time_s(1, task, 10) for task in range(200)]
+    assert 0.5 <= min(times) < 0.55
+    assert 1.45 < max(times) <= 1.5
+    assert [found.task_time_s(0, task, 10) for task in range(5)] == pytest.approx([3.0] * 5)

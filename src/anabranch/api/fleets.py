@@ -56,6 +56,21 @@ class FadasLarge:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What is known of each device, as `calibrate` finds it: a number for each, in the same order.
+
+    Seconds of a step, the part that a task's steps take less or more, seconds one way, Mbit/s up and down.
+    What is empty is the fleet's one; a larger fleet has the same devices again.
+    """
+
+    step_times_s: tuple[float, ...]
+    spreads: tuple[float, ...] = field(default=(), metadata={"key": "step_spreads"})
+    latencies_s: tuple[float, ...] = ()
+    up_mbps: tuple[float, ...] = field(default=(), metadata={"key": "up_rates_mbps"})
+    down_mbps: tuple[float, ...] = field(default=(), metadata={"key": "down_rates_mbps"})
+
+
+@dataclass(frozen=True)
 class Iid:
     """An equal random part of the examples on each device."""
 
@@ -98,7 +113,7 @@ class Links:
     latency_s: float = FleetTable.latency_s
 
 
-Speed = Levels | Lognormal | FadasMild | FadasLarge
+Speed = Levels | Lognormal | FadasMild | FadasLarge | Measured
 DataSplit = Iid | Dirichlet | Shards | SpeedShards | Draws
 
 SPEEDS: dict[str, type[Any]] = {
@@ -106,6 +121,7 @@ SPEEDS: dict[str, type[Any]] = {
     "lognormal": Lognormal,
     "fadas-mild": FadasMild,
     "fadas-large": FadasLarge,
+    "measured": Measured,
 }
 SPLITS: dict[str, type[Any]] = {
     "iid": Iid,

@@ -26,6 +26,7 @@ from anabranch.reports.models import BEST, FINAL
 from anabranch.reports.recorder import EVENTS_FILE
 from anabranch.reports.result import Result
 from anabranch.reports.text import bytes_text, count_text, duration_text
+from anabranch.support.code import check_trusted, distrusted
 from anabranch.workloads.app import App, load_app
 from anabranch.workloads.calls import model_of
 
@@ -133,12 +134,16 @@ class Run:
         if self._app is None:
             run = self.config.run
             if is_code(run.workload) and not self._trusted:
-                raise ConfigError(
-                    f"{self.folder} is a run of {run.workload}, which is code: look at it, then say "
-                    "open_run(folder, load_code=True), or give an App of your own, open_run(folder, app=...)"
-                )
+                raise distrusted(str(self.folder), "run.workload", run.workload)
             self._app = load_app(run.workload, run.data_path)
         return self._app
+
+    def check_code(self) -> None:
+        """Raises `ConfigError` where its settings name code, and nobody has said that it may run."""
+        from anabranch.simulation.parts import PARTS
+
+        if not self._trusted:
+            check_trusted(self.config, PARTS, str(self.folder))
 
     def replay(self, workers: int = 0) -> ReplayOutcome:
         """Have the run's history again through a fresh engine, and compare the digests.

@@ -24,6 +24,7 @@ from anabranch.core.text import LAYOUT, visible
 MODULES = {
     "demo": "demo",
     "simulate": "simulate",
+    "calibrate": "calibrating",
     "tune": "tune",
     "search": "search",
     "new": "creating",

@@ -1,8 +1,10 @@
 """docs/simulator.md: Ray on one machine, and ten thousand devices where the page has a million."""
 
+import re
 from signal import SIGINT
 
-from walking import End, Left, Walk, also, starts, types
+from pages import ROOT
+from walking import End, Left, Walk, Write, also, starts, types
 
 # A million devices take minutes of a core that nobody else uses, which no walk can count on.
 SMALLER = {
@@ -11,11 +13,22 @@ SMALLER = {
     "run.updates_max=20000": "run.updates_max=2000",
 }
 
+PAGE = "docs/simulator.md"
+
+
+def _code(about: str) -> str:
+    """The page's program in which this stands."""
+    blocks: list[str] = re.findall(
+        r"```python\n(.*?)```", (ROOT / PAGE).read_text(encoding="utf-8"), re.DOTALL
+    )
+    return next(block for block in blocks if about in block)
+
+
 LONG = "anabranch simulate examples/wine.toml --out runs/long"
 
 PAUSED = Walk(
     "a run that is paused",
-    page="docs/simulator.md",
+    page=PAGE,
     copies=("examples",),
     steps=(
         starts(LONG, until="getting 10 devices ready"),
@@ -25,9 +38,21 @@ PAUSED = Walk(
     ),
 )
 
+LIKE_YOURS = Walk(
+    "a fleet like yours",
+    page=PAGE,
+    copies=("examples",),
+    steps=(
+        types("anabranch simulate examples/wine.toml --out runs/known", says="accuracy"),
+        types("anabranch calibrate runs/known --foretell --load-code", says="mean staleness"),
+        Write("strategies.py", _code("ab.calibrate")),
+        also("python strategies.py", says="fedasync"),
+    ),
+)
+
 LARGE = Walk(
     "large fleets",
-    page="docs/simulator.md",
+    page=PAGE,
     copies=("examples",),
     leaves="ray",
     steps=(
@@ -37,4 +62,4 @@ LARGE = Walk(
     ),
 )
 
-WALKS = (LARGE, PAUSED)
+WALKS = (LARGE, LIKE_YOURS, PAUSED)
