@@ -58,10 +58,14 @@ class SimulatedKeeper:
 
 
 class Keepers:
-    """All keepers of a run, and the server's links to them. `observe` hears of every event."""
+    """All keepers of a run, and the server's links to them. `observe` hears of every event.
+
+    `answer_s`: from a question to its answer. At 0 versions come when they would come without masks.
+    """
 
     def __init__(self, terms: Terms, seed: int, clock: VirtualClock, server: DirectServer) -> None:
         self.all = [SimulatedKeeper(name, terms, seed) for name in terms.keepers]
+        self.answer_s = ANSWER_S
         self._clock, self._server = clock, server
         self._asking: set[str] = set()  # those that a question is under way to
         self._life = 0  # of the server: what an earlier one has asked is of no interest
@@ -97,7 +101,7 @@ class Keepers:
         if keeper.name in self._asking or self._wanted(keeper) is None:
             return
         self._asking.add(keeper.name)
-        self._clock.at(self._clock.now + ANSWER_S / 2.0, partial(self._asked, keeper, self._life))
+        self._clock.at(self._clock.now + self.answer_s / 2.0, partial(self._asked, keeper, self._life))
 
     def _asked(self, keeper: SimulatedKeeper, life: int) -> None:
         """The question is there: the keeper writes down what it will answer, and that is on its way."""
@@ -111,7 +115,7 @@ class Keepers:
         receipts = self._server.world.engine.ledger.receipts
         found = keeper.unmask(cohort, [receipts[update_id].task_id for update_id in cohort.update_ids])
         answer = partial(self._answered, keeper, life, cohort.number, found)
-        self._clock.at(self._clock.now + ANSWER_S / 2.0, answer)
+        self._clock.at(self._clock.now + self.answer_s / 2.0, answer)
 
     def _answered(self, keeper: SimulatedKeeper, life: int, number: int, found: Numbers | None) -> None:
         """The answer is there, unless its keeper has died in between, or the server has."""

@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import numpy as np
@@ -30,9 +31,11 @@ from keepers import (
 
 from anabranch.core.errors import ConfigError, InvalidUpdate, NotAuthenticated, TooLarge, Unavailable
 from anabranch.core.secagg.cohort import Cohort
+from anabranch.core.secagg.ring import Numbers
 from anabranch.core.secagg.terms import Terms
 from anabranch.identity.authority import Authority
 from anabranch.identity.certificates import Kind
+from anabranch.identity.keepers import KeeperKey
 from anabranch.keeper.keeper import Keeper, Unmasked
 from anabranch.keeper.papers import Floors, KeeperPapers, make_papers, read_papers
 from anabranch.keeper.rules import Declined, Why
@@ -45,13 +48,36 @@ from anabranch.server.keeper_link import KeeperLink, KeeperRefusal
 ROOT = Path(__file__).parents[2]
 
 
-class Place:
-    """An authority, its devices, and a keeper's process."""
+class Link(Protocol):
+    """How a keeper is asked."""
 
-    def __init__(self, authority: Authority, folder: Path, papers: KeeperPapers, address: str) -> None:
-        self.authority, self.folder, self.papers, self.address = authority, folder, papers, address
-        self.link = KeeperLink(address, papers.name)
-        self.key = self.link.key()
+    def key(self) -> KeeperKey: ...
+
+    def unmask(self, cohort: Cohort) -> Numbers | KeeperRefusal: ...
+
+
+class Direct:
+    """To a keeper of this process."""
+
+    def __init__(self, papers: KeeperPapers, store: KeeperStore) -> None:
+        self._papers, self._keeper = papers, Keeper(papers, store, time.time)
+
+    def key(self) -> KeeperKey:
+        return self._papers.statement()
+
+    def unmask(self, cohort: Cohort) -> Numbers | KeeperRefusal:
+        found = self._keeper.unmask(cohort)
+        if isinstance(found, Declined):
+            return KeeperRefusal(found.why.value, found.detail)
+        return np.frombuffer(found.numbers, cohort.terms.ring.dtype)
+
+
+class Place:
+    """An authority, its devices, and a keeper that is asked by `link`."""
+
+    def __init__(self, authority: Authority, folder: Path, papers: KeeperPapers, link: Link) -> None:
+        self.authority, self.folder, self.papers, self.link = authority, folder, papers, link
+        self.key = link.key()
         self.devices = devices(authority, folder / "devices", [self.key], 8)
         self.terms = terms_of(papers.name)
         self.runs = 0
@@ -75,31 +101,54 @@ class Place:
         return cohort.terms.ring.unmasked(total_of(cohort.terms, sent), [masks]).tolist()
 
 
+class Remote(Place):
+    """With the keeper in a process of its own."""
+
+    def __init__(self, authority: Authority, folder: Path, papers: KeeperPapers, link: KeeperLink) -> None:
+        super().__init__(authority, folder, papers, link)
+        self.wire, self.address = link, link.address
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Remote]:
     folder = tmp_path_factory.mktemp("keeper")
     with Authority.create(folder / "ca") as authority:
         papers = make_papers(folder / "keeper", authority.pem, Floors(3), time.time())
-        with keeper_process(folder / "keeper") as (address, _):
-            made = Place(authority, folder, papers, address)
-            yield made
-            made.link.close()
+        with keeper_process(folder / "keeper") as (at, _), KeeperLink(at, papers.name) as link:
+            yield Remote(authority, folder, papers, link)
 
 
-def test_a_sum_is_exact_and_given_again_alike(place: Place) -> None:
-    run = place.run()
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """Without a process and a wire: what the keeper itself does."""
+    folder = tmp_path_factory.mktemp("here")
+    with Authority.create(folder / "ca") as authority:
+        papers = make_papers(folder / "keeper", authority.pem, Floors(3), time.time())
+        with closing(KeeperStore(papers.folder / "keeper.db")) as store:
+            yield Place(authority, folder, papers, Direct(papers, store))
+
+
+@pytest.fixture(params=["place", "here"])
+def either(request: pytest.FixtureRequest) -> Place:
+    """Over gRPC, and in this process."""
+    found: Place = request.getfixturevalue(request.param)
+    return found
+
+
+def test_a_sum_is_exact_and_given_again_alike(either: Place) -> None:
+    run = either.run()
     sent = [
-        device.send(run, f"u{i}", place.terms, base_version=i, arrived_version=4)
-        for i, device in enumerate(place.devices[:5])
+        device.send(run, f"u{i}", either.terms, base_version=i, arrived_version=4)
+        for i, device in enumerate(either.devices[:5])
     ]
-    cohort = cohort_of(run, place.terms, sent, version=6)
+    cohort = cohort_of(run, either.terms, sent, version=6)
     assert [s.member.weight for s in sent] == [1, 1, 2, 3, 4]
-    assert place.summed(cohort, sent) == wanted(sent)
-    before = remembered(place.papers.folder)
-    assert place.summed(cohort, sent) == wanted(sent)
-    assert remembered(place.papers.folder) == before
-    later = place.sent(run, prefix="v")
-    assert place.summed(cohort_of(run, place.terms, later, number=2), later) == wanted(later)
+    assert either.summed(cohort, sent) == wanted(sent)
+    before = remembered(either.papers.folder)
+    assert either.summed(cohort, sent) == wanted(sent)
+    assert remembered(either.papers.folder) == before
+    later = either.sent(run, prefix="v")
+    assert either.summed(cohort_of(run, either.terms, later, number=2), later) == wanted(later)
 
 
 def test_what_one_keeper_answers_is_not_enough_of_two(place: Place, tmp_path: Path) -> None:
@@ -309,30 +358,30 @@ REFUSALS: list[tuple[str, Asked]] = [
 
 
 @pytest.mark.parametrize(("reason", "asked"), REFUSALS)
-def test_it_refuses_and_remembers_nothing_of_it(place: Place, reason: str, asked: Asked) -> None:
-    run = place.run()
+def test_it_refuses_and_remembers_nothing_of_it(either: Place, reason: str, asked: Asked) -> None:
+    run = either.run()
     try:
-        cohort = asked(place, run)
-        before = remembered(place.papers.folder)
-        found = place.link.unmask(cohort)
+        cohort = asked(either, run)
+        before = remembered(either.papers.folder)
+        found = either.link.unmask(cohort)
     finally:
-        (place.papers.folder / "revoked.txt").unlink(missing_ok=True)
+        (either.papers.folder / "revoked.txt").unlink(missing_ok=True)
     assert isinstance(found, KeeperRefusal)
     assert found.reason == reason
-    assert remembered(place.papers.folder) == before
-    sent = place.sent(run, prefix="good")  # nothing is spoiled for who keeps to the rules
-    assert place.summed(cohort_of(run, place.terms, sent, number=7), sent) == wanted(sent)
+    assert remembered(either.papers.folder) == before
+    sent = either.sent(run, prefix="good")  # nothing is spoiled for who keeps to the rules
+    assert either.summed(cohort_of(run, either.terms, sent, number=7), sent) == wanted(sent)
 
 
 PRIVATE: dict[str, Any] = {"noise": 1.0, "participations": 2, "separation": 3}
 
 
-def test_a_device_is_in_no_more_sums_than_it_may_nor_sooner(place: Place) -> None:
-    terms, run = replace(place.terms, **PRIVATE), place.run()
+def test_a_device_is_in_no_more_sums_than_it_may_nor_sooner(either: Place) -> None:
+    terms, run = replace(either.terms, **PRIVATE), either.run()
 
     def asked(number: int) -> str:
-        sent = place.sent(run, terms=terms, prefix=f"n{number}-")
-        found = place.link.unmask(cohort_of(run, terms, sent, number))
+        sent = either.sent(run, terms=terms, prefix=f"n{number}-")
+        found = either.link.unmask(cohort_of(run, terms, sent, number))
         return found.reason if isinstance(found, KeeperRefusal) else ""
 
     assert [asked(number) for number in (1, 3, 4, 7)] == ["", "separation", "", "participations"]
@@ -356,18 +405,18 @@ def test_every_reason_has_a_test_and_a_row_on_the_page() -> None:
     assert {line.split("`")[1] for line in rows.splitlines() if line.startswith("| `")} == tested
 
 
-def test_the_noise_is_normal_secret_and_the_same_again(place: Place) -> None:
-    terms = replace(place.terms, size=4000, value_bits=8, **PRIVATE)
-    run = place.run()
-    sent = place.sent(run, terms=terms)
+def test_the_noise_is_normal_secret_and_the_same_again(either: Place) -> None:
+    terms = replace(either.terms, size=4000, value_bits=8, **PRIVATE)
+    run = either.run()
+    sent = either.sent(run, terms=terms)
     cohort = cohort_of(run, terms, sent)
-    first = np.array(place.summed(cohort, sent)) - wanted(sent)
-    assert np.array_equal(first, np.array(place.summed(cohort, sent)) - wanted(sent))
+    first = np.array(either.summed(cohort, sent)) - wanted(sent)
+    assert np.array_equal(first, np.array(either.summed(cohort, sent)) - wanted(sent))
     assert first.std() == pytest.approx(terms.deviation, rel=0.08)
     assert abs(first.mean()) < 5 * terms.deviation / 4000**0.5
-    other = place.run()
-    sent = place.sent(other, terms=terms)
-    second = np.array(place.summed(cohort_of(other, terms, sent), sent)) - wanted(sent)
+    other = either.run()
+    sent = either.sent(other, terms=terms)
+    second = np.array(either.summed(cohort_of(other, terms, sent), sent)) - wanted(sent)
     assert abs(np.corrcoef(first, second)[0, 1]) < 0.1
 
 
@@ -399,11 +448,11 @@ def heavy() -> Iterator[keepers.UnmaskRequest]:
         (lambda cohort: [headed("{}")], ConfigError),
     ],
 )
-def test_what_is_no_cohort_is_an_error(place: Place, requests: Any, error: type[Exception]) -> None:
+def test_what_is_no_cohort_is_an_error(place: Remote, requests: Any, error: type[Exception]) -> None:
     run = place.run()
     cohort = cohort_of(run, place.terms, place.sent(run))
     with pytest.raises(grpc.RpcError) as found:
-        list(place.link._stub.Unmask(iter(requests(cohort))))
+        list(place.wire._stub.Unmask(iter(requests(cohort))))
     said = {entry.key: str(entry.value) for entry in found.value.trailing_metadata()}
     assert said["anabranch-error"] == error.__name__
 
@@ -411,14 +460,14 @@ def test_what_is_no_cohort_is_an_error(place: Place, requests: Any, error: type[
 # --- who it is, and where its key is -----------------------------------------------------------------
 
 
-def test_another_keeper_is_not_asked(place: Place) -> None:
+def test_another_keeper_is_not_asked(place: Remote) -> None:
     with pytest.raises(NotAuthenticated, match="not abab"):
         KeeperLink(place.address, "ab" * 32)
     with pytest.raises(Unavailable, match="no keeper at"):
         KeeperLink("127.0.0.1:1", place.papers.name)
 
 
-def test_a_keeper_asks_itself_and_no_other_whether_it_serves(place: Place) -> None:
+def test_a_keeper_asks_itself_and_no_other_whether_it_serves(place: Remote) -> None:
     """`anabranch keeper health`, which probes and containers go by."""
     asked = anabranch(
         place.folder, "keeper", "health", place.address, "--folder", place.papers.folder, "--json"

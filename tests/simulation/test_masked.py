@@ -132,6 +132,31 @@ def test_whole_numbers_under_masks_learn_as_well_as_values_in_the_clear(seed: in
     assert narrow == pytest.approx(plain, abs=0.05)
 
 
+@pytest.mark.parametrize(
+    ("ring", "apart"), [({}, 0.001), ({"bits": 16, "value_bits": 9, "levels": 8}, 0.1)], ids=["32", "16"]
+)
+def test_where_keepers_answer_at_once_the_model_is_that_of_a_run_in_the_clear(
+    ring: dict[str, int], apart: float
+) -> None:
+    """The same updates in the same versions: what is left is the rounding. Weights are whole either way."""
+    models, versions = [], []
+    for secagg in ({}, {**SECAGG, "clip": 2.0, **ring}):
+        settings = config("fedbuff", robust={"buffer_max": 1}, fleet={"speed": "lognormal"}, secagg=secagg)
+        constant = {"strategy": {"staleness": {"name": "constant"}}}
+        with open_simulation(merge([("base", settings.to_json()), ("rule", constant)])) as simulation:
+            start, seen = simulation.engine.vector.copy(), Seen()
+            if simulation.keepers is not None:
+                simulation.keepers.answer_s = 0.0
+            simulation.world.observers.append(seen.observe)
+            simulation.run()
+            models.append(simulation.engine.vector - start)
+            versions.append(seen.published)
+    assert versions[0] == versions[1]
+    assert len(versions[0]) > 60
+    clear, masked_one = models
+    assert 0 < np.linalg.norm(masked_one - clear) < apart * np.linalg.norm(clear)
+
+
 class Seen:
     """The updates of all versions, and why cohorts were lost."""
 

@@ -110,6 +110,11 @@ def test_independent_noise_is_the_normals_of_its_version_on_the_grid() -> None:
         sums.published(version)
         assert np.array_equal(noise, sums.noise(version)), "nothing is remembered"
     assert sums.history == []
+    untouched = PrivateSums(Mechanism(clip=0.5, noise=3.0), 1001, KEY)
+    assert sums.noise(3).size == 1001
+    assert sums == untouched, "what was made last is no part of it"
+    assert repr(sums) == repr(untouched)
+    assert untouched.updates_needed == 1
 
 
 def test_the_variance_of_correlated_noise_is_what_the_matrix_says() -> None:
