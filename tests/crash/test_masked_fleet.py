@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
+import sqlite3
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,36 @@ from masked_fleet import MaskedFleet
 from nursery import Process
 
 from anabranch.core.journal import Record
+from anabranch.server.failpoints import MASKED_POINTS, POINTS
 from anabranch.server.store.factory import open_store
 
+PRIVACY = """
+[privacy]
+clip = 1.0
+noise = 0.5
+participations = 2
+bands = 1
+"""
+# Of 80 kB an update, and an answer.
+WIDE = """
+import anabranch
+import numpy as np
+
+class Wide(anabranch.App):
+    def model(self):
+        return {"w": np.zeros(20_000, np.float32)}
+
+    def data(self, shard):
+        return anabranch.Examples(np.ones((4, 1), np.float32), np.zeros(4, np.int64))
+
+    def train(self, model, examples, plan, seed):
+        model["w"] += np.float32(1e-3)
+        return {}
+
+    def evaluate(self, model, examples):
+        return {"loss": 0.0}
+"""
+OF_EVENTS = ("batch_taken", "rows_written", "committed", "handled", "marked", "answers_ready", "answered")
 KILLED = ("batch_taken", "rows_written", "committed", "handled", "answers_ready", "sum_came")
 
 
@@ -109,6 +139,76 @@ def test_a_server_that_ends_between_any_two_steps(
     assert dying.wait(600) == -9
     assert finished(fleet, fleet.server(), devices)["version"] == 3
     check_log(fleet, 3)
+
+
+@pytest.mark.prove
+def test_all_three_kinds_end_at_every_failpoint(
+    tmp_path: Path, stack: ExitStack, figure: Callable[[str], None]
+) -> None:
+    """At each failpoint in turn the server ends, a keeper and a device are killed, and all come again."""
+    fleet = MaskedFleet(tmp_path, stack, devices=8, versions=60)
+    keepers, server = [fleet.keeper(i) for i in range(2)], fleet.server()
+    devices = [fleet.device(i) for i in range(8)]
+    fleet.until("version", 1)
+    server.kill()
+    every = (*POINTS, *MASKED_POINTS)
+    order = random.Random(19).sample(every, len(every)) * 2
+    for turn, point in enumerate(order):
+        # Of what every event meets, not always the first one.
+        nth = 1 + turn % 7 if point in OF_EVENTS else 1
+        dying = fleet.dying(f"{point}:{nth}", "limits.inline_bytes_max=0", "server.snapshot_every_versions=1")
+        assert dying.wait(600) == -9, (point, fleet.said("server"))
+        one, other = turn % 2, turn % 8
+        keepers[one].kill()
+        devices[other].kill()
+        keepers[one], devices[other] = fleet.keeper(one), fleet.device(other)
+    server = fleet.server()
+    before = fleet.status()["version"]
+    assert finished(fleet, server, devices)["version"] == 60
+    check_log(fleet, 60)
+    for number in range(2):
+        assert unmasked(fleet, number) == (60, 60 * 8, 60 * 8)
+    figure(
+        f"{len(order)} kills each of a server, a keeper and a device, the last one at version {before} of 60"
+    )
+
+
+def unmasked(fleet: MaskedFleet, number: int) -> tuple[int, int, int]:
+    """How many sums, seeds and updates a keeper remembers."""
+    with closing(sqlite3.connect(fleet.folder / f"keeper-{number}" / "keeper.db")) as memory:
+        sums, seeds, updates = (
+            memory.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+            for table in ("cohorts", "seeds", "updates")
+        )
+    return sums, seeds, updates
+
+
+def test_a_private_run_is_proved_and_backed_up_with_all_its_answers(tmp_path: Path, stack: ExitStack) -> None:
+    """Its noise is the keepers', so no key is needed; its answers, too large for rows, lie in packs."""
+    (tmp_path / "wide.py").write_text(WIDE)
+    fleet = MaskedFleet(tmp_path, stack, versions=2, app="wide.py:Wide")
+    run = tmp_path / "run.toml"
+    run.write_text(run.read_text().replace("clip = 1.0\n", "") + PRIVACY)
+    for i in range(2):
+        fleet.keeper(i)
+    server = fleet.server()
+    finished(fleet, server, [fleet.device(i) for i in range(4)])
+    check_log(fleet, 2)
+    assert not (tmp_path / "data" / "privacy.key").exists()
+    packs = sorted(path.name for path in (tmp_path / "data" / "packs").iterdir())
+    assert packs
+    answer(anabranch(tmp_path, "admin", "backup", "copy", "--data-dir", "data", "--json"))
+    assert sorted(path.name for path in (tmp_path / "copy" / "packs").iterdir()) == packs
+    verified = answer(anabranch(tmp_path, "verify", "copy", "--whole", "--json"))
+    assert (verified["problems"], verified["version"]) == ([], 2)
+    with closing(sqlite3.connect(tmp_path / "copy" / "anabranch.db")) as rows:
+        packed = rows.execute("SELECT count(*) FROM mask_sums WHERE pack IS NOT NULL").fetchone()[0]
+    assert packed == 2 * len(fleet.names)
+    damaged = tmp_path / "data" / "packs" / packs[-1]
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    refused = anabranch(tmp_path, "admin", "backup", "another", "--data-dir", "data")
+    assert refused.returncode == 31, refused
+    assert not (tmp_path / "another").exists()
 
 
 def test_who_was_told_other_keepers_or_none_sends_nothing(tmp_path: Path, stack: ExitStack) -> None:

@@ -14,7 +14,7 @@ from ports import free_port
 RUN = """
 [run]
 name = "masked"
-workload = "synthetic"
+workload = "{app}"
 seed = 3
 versions_max = {versions}
 [fleet]
@@ -41,6 +41,7 @@ tls = "always"
 join_address = "127.0.0.1:{join_port}"
 """
 DYING = Path(__file__).with_name("dying_command.py")
+SERVE = ("server", "run.toml", "--model", "model", "--json")
 LOOK_S = 0.1
 
 
@@ -48,12 +49,18 @@ class MaskedFleet:
     """As its user sets it up: `folder` is everybody's, and each has a part of it. It ends with its stack."""
 
     def __init__(
-        self, folder: Path, stack: ExitStack, devices: int = 4, keepers: int = 2, versions: int = 3
+        self,
+        folder: Path,
+        stack: ExitStack,
+        devices: int = 4,
+        keepers: int = 2,
+        versions: int = 3,
+        app: str = "synthetic",
     ) -> None:
-        self.folder, self._stack, self.devices = folder, stack, devices
+        self.folder, self._stack, self.devices, self.app = folder, stack, devices, app
         self.ca_sha256 = answer(anabranch(folder, "admin", "ca", "init", "--json"))["ca_sha256"]
         answer(anabranch(folder, "admin", "operator", "alice", "--json"))
-        answer(anabranch(folder, "init", "synthetic", "--out", "model", "--json"))
+        answer(anabranch(folder, "init", app, "--out", "model", "--json"))
         ca = folder / "anabranch-identity" / "ca.pem"
         made = ("--ca", ca, "--cohort-min", devices, "--json")
         self.names = [
@@ -65,14 +72,19 @@ class MaskedFleet:
         self.address, self.admin, self.join = (f"127.0.0.1:{port}" for port in ports.values())
         # The addresses are in another order than the names: who is who, the certificates say.
         words = {"names": self.names, "addresses": self.addresses[::-1], "versions": versions}
-        text = RUN.format(devices=devices, **words, **ports).replace("'", '"')
+        text = RUN.format(app=app, devices=devices, **words, **ports).replace("'", '"')
         (folder / "run.toml").write_text(text)
         self._tokens: dict[str, str] = {}
 
     def server(self, die_at: str = "") -> Process:
         """The server, once it serves; with `die_at` it ends at that failpoint."""
         program = [DYING, die_at] if die_at else [COMMAND]
-        return self._started("server", *program, "server", "run.toml", "--model", "model", "--json")
+        return self._started("server", *program, *SERVE)
+
+    def dying(self, die_at: str, *settings: str) -> Process:
+        """A server that ends at a failpoint, be it before it serves."""
+        given = [word for setting in settings for word in ("--set", setting)]
+        return self._begun("server", DYING, die_at, *SERVE, *given)
 
     def keeper(self, number: int) -> Process:
         """A keeper, once it serves."""
@@ -87,7 +99,7 @@ class MaskedFleet:
         where = ("--server", self.address, "--join", self.join, "--ca-sha256", self.ca_sha256)
         keepers = more or [word for keeper in self.names for word in ("--keeper", keeper)]
         papers = ("--token", self._tokens[name], "--state-dir", name)
-        return self._begun(name, COMMAND, "client", "synthetic", *where, *papers, *keepers, "--json")
+        return self._begun(name, COMMAND, "client", self.app, *where, *papers, *keepers, "--json")
 
     def status(self) -> dict[str, Any]:
         """What an operator sees."""
