@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import stat
 import subprocess
 import sys
@@ -34,8 +35,9 @@ from anabranch.core.secagg.cohort import Cohort
 from anabranch.core.secagg.ring import Numbers
 from anabranch.core.secagg.terms import Terms
 from anabranch.identity.authority import Authority
-from anabranch.identity.certificates import Kind
-from anabranch.identity.keepers import KeeperKey
+from anabranch.identity.certificates import Kind, public_key_of
+from anabranch.identity.keepers import KeeperKey, sum_message
+from anabranch.identity.signatures import check_signature
 from anabranch.keeper.keeper import Keeper, Unmasked
 from anabranch.keeper.papers import Floors, KeeperPapers, make_papers, read_papers
 from anabranch.keeper.rules import Declined, Why
@@ -69,6 +71,10 @@ class Direct:
         found = self._keeper.unmask(cohort)
         if isinstance(found, Declined):
             return KeeperRefusal(found.why.value, found.detail)
+        sha256, name = hashlib.sha256(found.numbers).hexdigest(), self._papers.name
+        message = sum_message(cohort.run_id, cohort.number, name, cohort.digest, sha256)
+        check_signature(public_key_of(self._papers.certificate), found.signature, message)
+        assert (found.cohort_sha256, found.sha256) == (cohort.digest, sha256)
         return np.frombuffer(found.numbers, cohort.terms.ring.dtype)
 
 
@@ -555,6 +561,17 @@ def test_killed_between_its_memory_and_its_answer_it_gives_the_same_answer_and_n
         again = link.unmask(cohort)
         assert not isinstance(again, KeeperRefusal)
         assert np.array_equal(again, masks)
+
+
+def test_what_it_answers_it_remembers_before(here: Place, tmp_path: Path) -> None:
+    run, known = here.run(), list[bool]()
+    sent = here.sent(run)
+    cohort = cohort_of(run, here.terms, sent)
+    with closing(KeeperStore(tmp_path / "keeper.db")) as store:
+        keeper = Keeper(here.papers, store, time.time, lambda: known.append(store.knows(cohort)))
+        found = [keeper.unmask(cohort) for _ in range(2)]
+    assert known == [True, True]
+    assert [one.again for one in found if isinstance(one, Unmasked)] == [False, True]
 
 
 def test_a_cohort_that_was_answered_is_answered_though_a_member_was_revoked_since(

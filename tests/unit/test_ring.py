@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from anabranch.core.errors import ConfigError, InvalidUpdate
+from anabranch.core.privacy.normals import normals
 from anabranch.core.secagg.cohort import Cohort, CohortMember
 from anabranch.core.secagg.ring import Ring, add_mask, add_weighted, mask_of, whole_weight
+from anabranch.core.secagg.sums import mask_sum
 from anabranch.core.secagg.terms import Terms, weights_of
 
 KEYS = bytes(range(32)), bytes(range(32, 64))
@@ -189,6 +191,35 @@ def test_noise_needs_room_too() -> None:
     assert private.values_max(1) > 9 * private.deviation > private.ring.top
 
 
+def test_a_keepers_sum_is_its_masks_and_the_noise_of_its_key() -> None:
+    """By hand: weighed masks, and normals of z max(W) (s C + sqrt(d)), to whole numbers."""
+    terms = replace(TERMS, value_bits=13, noise=1.5, participations=4, separation=2)
+    ring = terms.ring
+    deviation = 1.5 * 16 * (((1 << 12) - 1) / min(1.0, 16 / 1000**0.5) + 1000**0.5)
+    masks = [
+        mask_of(key, 1000, 32).astype(object) * weight for key, weight in zip(KEYS, (16, 9), strict=True)
+    ]
+    noise = [int(value) for value in np.rint(normals(KEYS[0], 1000) * deviation)]
+    exact = [int(a + b + n) % 2**32 for a, b, n in zip(*masks, noise, strict=True)]
+    assert mask_sum(terms, zip(KEYS, (16, 9), strict=True), KEYS[0]).tolist() == exact
+    quiet = replace(terms, noise=0.0, participations=0)
+    assert ring.unmasked(mask_sum(terms, [], KEYS[1]), [mask_sum(quiet, [], KEYS[1])]).any()
+
+
+def test_how_far_honest_sums_go() -> None:
+    """Nine deviations of the noise of all keepers beyond the largest values."""
+    two = replace(TERMS, value_bits=13, noise=1.5, participations=4, keepers=("ab" * 32, "cd" * 32))
+    spread = 2**0.5 * two.deviation
+    assert two.values_max(40) == 40 * two.ring.top + math.ceil(9 * spread)
+    assert two.length_max(40) == pytest.approx(40 * two.ring.length + spread * (1000**0.5 + 9), rel=1e-12)
+
+
+def test_as_many_weights_as_may_be() -> None:
+    replace(TERMS, weights=(16,) + (1,) * 1023).check()
+    with pytest.raises(ConfigError, match="1024 of them at most"):
+        replace(TERMS, weights=(16,) + (1,) * 1024).check()
+
+
 @pytest.mark.parametrize(
     ("change", "why"),
     [
@@ -205,6 +236,7 @@ def test_noise_needs_room_too() -> None:
         ({"keepers": ()}, "secagg.keepers"),
         ({"keepers": ("b", "a")}, "secagg.keepers"),
         ({"noise": 1.0}, "participations"),
+        ({"noise": math.inf, "participations": 1}, "participations"),
         ({"participations": 1}, "noise"),
     ],
 )
