@@ -31,6 +31,8 @@ CHAINS = (
     "int8(256)|zstd",
     "int4(256)",
     "int4(256)|zstd",
+    "e3m0(256)",
+    "e3m0(256)|zstd",
     "topk(0.25)|int8(256)|bitmap|zstd(3)",
     "topk(0.25)|int4(256)|gaps|zstd",
     "topk(0.1)|int8(256)|gaps|zstd",

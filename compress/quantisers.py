@@ -1,4 +1,4 @@
-"""Stages that make bytes of values: as they are, bf16, block integers.
+"""Stages that make bytes of values: as they are, bf16, block integers, powers of two.
 
 | stage              | a value takes | scale                                     | error                  |
 |--------------------|---------------|-------------------------------------------|------------------------|
@@ -6,6 +6,11 @@
 | bf16               | 16 bits       |                                           | 2^-9 relative          |
 | int8(B), int8(B,sr)| 8 + 16/B bits | s = max abs(x) / 127 of a block of B      | s/2 nearest, s random  |
 | int4(B), int4(B,sr)| 4 + 16/B bits | s = max abs(x) / 7                        | s/2 nearest, s random  |
+| e3m0(B)            | 4 + 16/B bits | s = max abs(x)                            | up to s/4, see below   |
+
+e3m0 has a sign, three bits of exponent and no mantissa: 0 and s 2^(k-7), k = 1..7, so that small values of a
+block keep their size where int4 makes them 0, and large ones are coarser. Each goes to the nearest, a tie to
+the larger. The 4-bit floats of Streaming DiLoCo, arXiv 2501.18512; scales of blocks are ours.
 
 `sr` rounds at random, without bias. Block scales are bf16, rounded up, so that codes stay in range. Values
 are read and written block by block (`Dense`), each pass over one that is still in the cache.
@@ -13,7 +18,7 @@ are read and written block by block (`Dense`), each pass over one that is still 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +35,12 @@ HUGE_BITS = 0x7F000000  # of 2^127: from there on the scale of a block may have 
 INFINITY_BITS = 0x7F800000  # of float32; what is not a number has more
 BF16_TOP_BITS = 0x7F7F0000  # of the largest finite bf16
 BF16_TOP = np.array(BF16_TOP_BITS, np.uint32).view(np.float32)
+MINUS = 8  # of a code of e3m0
+POWERS = np.array(
+    [0.0, *(2.0 ** (k - 7) for k in range(1, 8)), *(-(2.0 ** (k - 7)) for k in range(8))], np.float32
+)
+HALF_MANTISSA, EXPONENT_OF_K_0 = np.int32(1 << 22), np.int32(120)  # of float32; 2^-7
+LEAST_BITS = np.int32(120 << 23)  # from 2^-7 on, half of the least power, a value is not 0
 NOT_SENT = "values that are not finite are not sent: the training has diverged"
 Bytes = npt.NDArray[np.uint8]
 Halves = npt.NDArray[np.uint16]
@@ -158,13 +169,13 @@ class BFloat16(_Quantiser):
         return Dense(coded.k, blocks)
 
 
-class BlockIntegers(_Quantiser):
-    """int8 and int4: see the module. The last block may be short."""
+class _BlockCodes(_Quantiser):
+    """Codes of x / s, s a scale of each block, of which `top` is the largest. The last block may be short."""
 
     top: ClassVar[int]
 
-    def __init__(self, block: int = 256, stochastic: bool = False) -> None:
-        self.block, self.stochastic = block, stochastic
+    def __init__(self, block: int) -> None:
+        self.block = block
         self._starts = np.arange(0, BLOCK, block)
         # A block of the largest float32 has to come back finite.
         self._scale_max = int(np.array(np.finfo(np.float32).max / self.top, np.float32).view(np.uint32) >> 16)
@@ -176,16 +187,10 @@ class BlockIntegers(_Quantiser):
         packed = np.empty(self._packed_len(coded.k), np.uint8)
         halves = np.empty(-(-coded.k // self.block), "<u2")
         scratch = np.empty(min(BLOCK, coded.k) + 1, np.float32)
-        words = random_words(context.seed, self.number) if self.stochastic else None
+        rounded = self._rounding(context)
         for start, block in zip(range(0, coded.k, BLOCK), value.blocks(), strict=True):
             own = halves[start // self.block : -(-(start + block.size) // self.block)]
-            levels = self._levels(block, own, scratch)
-            if words is None:
-                np.rint(levels, out=levels)
-            else:
-                draws = words.random_raw(-(-block.size // 8)).astype("<u8", copy=False).view(np.uint8)
-                levels += (draws[: block.size].astype(np.float32) + np.float32(0.5)) / np.float32(256)
-                np.floor(levels, out=levels)
+            rounded(self._levels(block, own, scratch))
             self._pack(scratch, block.size, packed[self._packed_len(start) :])
         coded.streams[Role.CODES] = Stream.of(packed.data)
         coded.streams[Role.SCALES] = Stream.of(halves.data.cast("B"))
@@ -231,15 +236,40 @@ class BlockIntegers(_Quantiser):
 
         return Dense(coded.k, blocks)
 
+    def _rounding(self, context: StageContext) -> Callable[[Vector], None]:
+        """What makes codes of quotients x / s, in their place, chunk after chunk."""
+        raise NotImplementedError
+
     def _packed_len(self, k: int) -> int:
         raise NotImplementedError
 
     def _pack(self, levels: Vector, k: int, out: Bytes) -> None:
-        """The codes of levels[:k], whole numbers; levels[k] is free."""
+        """The codes levels[:k], whole numbers; levels[k] is free."""
         raise NotImplementedError
 
     def _unpack(self, packed: Bytes, out: Vector) -> None:
+        """What codes stand for, where s is 1."""
         raise NotImplementedError
+
+
+class BlockIntegers(_BlockCodes):
+    """int8 and int4: see the module."""
+
+    def __init__(self, block: int = 256, stochastic: bool = False) -> None:
+        super().__init__(block)
+        self.stochastic = stochastic
+
+    def _rounding(self, context: StageContext) -> Callable[[Vector], None]:
+        if not self.stochastic:
+            return _to_nearest
+        words = random_words(context.seed, self.number)
+
+        def at_random(levels: Vector) -> None:
+            draws = words.random_raw(-(-levels.size // 8)).astype("<u8", copy=False).view(np.uint8)
+            levels += (draws[: levels.size].astype(np.float32) + np.float32(0.5)) / np.float32(256)
+            np.floor(levels, out=levels)
+
+        return at_random
 
 
 class Int8(BlockIntegers):
@@ -278,20 +308,73 @@ class Int4(BlockIntegers):
     def _pack(self, levels: Vector, k: int, out: Bytes) -> None:
         even = k + k % 2
         levels[k:even] = -8
-        pairs = (levels[:even].astype(np.int8) + np.int8(8)).view("<u2")
-        pairs |= pairs >> 4
-        np.copyto(out[: even // 2], pairs, casting="unsafe")
+        _pack_halves(levels[:even].astype(np.int8) + np.int8(8), out)
 
     def _unpack(self, packed: Bytes, out: Vector) -> None:
-        pairs = packed.astype("<u2")
-        pairs |= pairs << 4
-        codes = (pairs & 0x0F0F).view(np.uint8)
-        if codes[out.size :].any():
-            raise InvalidUpdate("the padding of the last code is not zero")
-        codes = codes[: out.size]
+        codes = _unpacked_halves(packed, out.size)
         if not codes.all():
             raise InvalidUpdate(f"codes must be within -{self.top}..{self.top}")
         np.subtract(codes, np.float32(8), out=out, dtype=np.float32)
+
+
+class E3M0(_BlockCodes):
+    """Values as signed powers of two of a scale of their block, and 0: half a byte each.
+
+    Two codes a byte, the first of a pair in the lower half; each is 8 for a minus and k.
+    """
+
+    name: ClassVar[str] = "e3m0"
+    number: ClassVar[int] = 15
+    top: ClassVar[int] = 1
+
+    def __init__(self, block: int = 256) -> None:
+        super().__init__(block)
+
+    def _rounding(self, context: StageContext) -> Callable[[Vector], None]:
+        return _to_powers
+
+    def _packed_len(self, k: int) -> int:
+        return -(-k // 2)
+
+    def _pack(self, levels: Vector, k: int, out: Bytes) -> None:
+        even = k + k % 2
+        levels[k:even] = 0
+        _pack_halves(levels[:even].astype(np.int8), out)
+
+    def _unpack(self, packed: Bytes, out: Vector) -> None:
+        codes = _unpacked_halves(packed, out.size)
+        if (codes == MINUS).any():
+            raise InvalidUpdate("codes must not be a minus without a value")
+        np.copyto(out, POWERS[codes])
+
+
+def _to_nearest(levels: Vector) -> None:
+    np.rint(levels, out=levels)
+
+
+def _to_powers(levels: Vector) -> None:
+    """The codes of e3m0 of values from -1 to 1. The next power is nearer from half of the mantissa on."""
+    bits = np.abs(levels).view(np.int32)
+    codes = np.clip(((bits + HALF_MANTISSA) >> 23) - EXPONENT_OF_K_0, bits >= LEAST_BITS, 7)
+    codes[(levels < 0) & (codes > 0)] += MINUS
+    np.copyto(levels, codes)
+
+
+def _pack_halves(codes: npt.NDArray[np.int8], out: Bytes) -> None:
+    """Two codes of 0 to 15 a byte, of an even number of them."""
+    pairs = codes.view("<u2")
+    pairs |= pairs >> 4
+    np.copyto(out[: codes.size // 2], pairs, casting="unsafe")
+
+
+def _unpacked_halves(packed: Bytes, count: int) -> Bytes:
+    """The inverse. Raises `InvalidUpdate` where what is over is not zero."""
+    pairs = packed.astype("<u2")
+    pairs |= pairs << 4
+    codes = (pairs & 0x0F0F).view(np.uint8)
+    if codes[count:].any():
+        raise InvalidUpdate("the padding of the last code is not zero")
+    return codes[:count]
 
 
 def _check_finite(block: Vector, text: str = "payload has values that are not finite") -> Vector:

@@ -22,7 +22,7 @@ from anabranch.compress.codec import Codec, Raw
 from anabranch.compress.deadzone import DeadZone
 from anabranch.compress.entropy import Huffman, Zstd
 from anabranch.compress.indices import Bitmap, Gaps, PlainIndices
-from anabranch.compress.quantisers import BLOCKS, BFloat16, Float32, Int4, Int8
+from anabranch.compress.quantisers import BLOCKS, E3M0, BFloat16, Float32, Int4, Int8
 from anabranch.compress.ring import RingNumbers
 from anabranch.compress.selectors import Mask, Threshold, TopK, fraction, number
 from anabranch.compress.stage import Stage
@@ -49,12 +49,21 @@ def _threshold(arguments: Arguments) -> Stage:
 def _integers(kind: type[Int4] | type[Int8]) -> Callable[[Arguments], Stage]:
     def make(arguments: Arguments) -> Stage:
         stochastic = arguments[-1:] == (RANDOM_WORD,)
-        block = ",".join(arguments[: len(arguments) - stochastic]) or str(max(BLOCKS))
-        if block not in map(str, BLOCKS):
-            raise UnknownCodec(f"{kind.name}({block}): a block is of {BLOCKS} values; sr comes after it")
-        return kind(int(block), stochastic)
+        said = arguments[: len(arguments) - stochastic]
+        return kind(_block(said, kind.name, "; sr comes after it"), stochastic)
 
     return make
+
+
+def _e3m0(arguments: Arguments) -> Stage:
+    return E3M0(_block(arguments, E3M0.name))
+
+
+def _block(arguments: Arguments, stage: str, more: str = "") -> int:
+    block = ",".join(arguments) or str(max(BLOCKS))
+    if block not in map(str, BLOCKS):
+        raise UnknownCodec(f"{stage}({block}): a block is of {BLOCKS} values{more}")
+    return int(block)
 
 
 def _deadzone(arguments: Arguments) -> Stage:
@@ -79,6 +88,7 @@ _STAGES: tuple[tuple[type[Stage], Callable[[Arguments], Stage], int], ...] = (
     (BFloat16, lambda _: BFloat16(), 0),
     (Int8, _integers(Int8), 2),
     (Int4, _integers(Int4), 2),
+    (E3M0, _e3m0, 1),
     (DeadZone, _deadzone, 2),
     (PlainIndices, lambda _: PlainIndices(), 0),
     (Gaps, lambda _: Gaps(), 0),
@@ -90,14 +100,15 @@ _BY_NAME = {kind.name: (make, most) for kind, make, most in _STAGES}
 
 # What each place of a chain can have; a dead zone is a selection and a stage for values at once.
 PLACE_NAMES = ("selection", "values", "indices", "entropy")
-SELECTIONS, VALUES = ("topk", "threshold", "mask"), ("f32", "bf16", "int8", "int4", "deadzone")
+SELECTIONS, VALUES = ("topk", "threshold", "mask"), ("f32", "bf16", "int8", "int4", "e3m0", "deadzone")
 INDICES, ENTROPY = ("u32", "gaps", "bitmap"), ("zstd", "huffman")
 PLACES = (SELECTIONS, VALUES, INDICES, ENTROPY)
 
 # What goes into `Capability.codecs`: every stage with its version; `ef` and `log` wrap chains.
+LATER: tuple[str, ...] = (f"{E3M0.name}:{E3M0.version}",)  # than the first release, see `simulated_stages`
 STAGES: tuple[str, ...] = (
     f"{RAW}:1",
-    *(f"{kind.name}:{kind.version}" for kind, _, _ in _STAGES),
+    *(name for kind, _, _ in _STAGES if (name := f"{kind.name}:{kind.version}") not in LATER),
     "ef:1",
     "log:1",
 )
@@ -150,13 +161,22 @@ def others() -> dict[str, Any]:
 
 
 def stages() -> tuple[str, ...]:
-    """What goes into `Capability.codecs` here: `STAGES`, and those of others with their versions."""
-    found = others()
-    return _with_others(tuple(f"{s.name}:{s.version}" for s in found.values())) if found else STAGES
+    """What goes into `Capability.codecs` here: `STAGES`, `LATER`, those of others with their versions."""
+    return _with((*LATER, *(f"{s.name}:{s.version}" for s in others().values())))
 
 
-@lru_cache(maxsize=1)
-def _with_others(more: tuple[str, ...]) -> tuple[str, ...]:
+def simulated_stages(chain: str) -> tuple[str, ...]:
+    """What a simulated device says: later stages only where the run's chain has them.
+
+    What it says is in the log, and the same simulation has the same log in every release.
+    """
+    words = set(re.findall("[a-z][a-z0-9]*", chain))
+    later = tuple(name for name in LATER if name.partition(":")[0] in words)
+    return _with((*later, *(f"{s.name}:{s.version}" for s in others().values())))
+
+
+@lru_cache(maxsize=2)
+def _with(more: tuple[str, ...]) -> tuple[str, ...]:
     return *STAGES, *more  # one tuple for a million simulated devices
 
 

@@ -23,7 +23,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from anabranch.compress.model import full_bytes
-from anabranch.compress.registry import stages
+from anabranch.compress.registry import simulated_stages
 from anabranch.core import events as ev
 from anabranch.core.config.tables import Config
 from anabranch.core.effects import Decided, Effect, Granted, LeaseEnd, LeaseEnded, Published
@@ -106,7 +106,11 @@ class GridRun:
         self.spec = logbook.spec
         self._frozen: Tensors = self.spec.frozen(logbook.initial)
         # Whether a node has our mod is known from its replies: without it they are whole, which is as good.
-        self._capability = Capability() if config.uplink.codec == RAW else Capability(codecs=stages())
+        self._capability = (
+            Capability()
+            if config.uplink.codec == RAW
+            else Capability(codecs=simulated_stages(config.uplink.codec))
+        )
         replay = Replay(logbook, partial(Blueprint.of(config, self.spec).engine, logbook.initial))
         self.engine = replay.engine
         self.host = Run(self.engine, NoLine(), config.limits)

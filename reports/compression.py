@@ -29,7 +29,7 @@ from anabranch.reports.text import NOTHING, PERCENT, bytes_text, count_text, dur
 
 VERSIONS, KEPT = Axis("version", whole=True), Axis("values that travel", PERCENT, log=True)
 SELECTIONS = ("topk", "threshold", "mask")
-BITS = {"int4": 4, "int8": 8, "bf16": 16, "f32": 32}
+BITS = {"e3m0": 4, "int4": 4, "int8": 8, "bf16": 16, "f32": 32}
 OTHERS = ("u32", "gaps", "bitmap", "zstd", "huffman")  # these change neither
 STEPS_SHOWN_MAX = 12
 

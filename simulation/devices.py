@@ -149,8 +149,8 @@ class Device(Talker, DeviceShell):
 
     def _enrol(self, then: Action) -> None:
         again = partial(self._enrol, then)
-        fleet, masks = self._fleet, self._around.masks
-        capability = capability_of(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6, masks)
+        fleet, codecs = self._fleet, self._around.codecs
+        capability = capability_of(self.examples, fleet.up_mbps * 1e6, fleet.down_mbps * 1e6, codecs)
         call = self._work.begin(0.0, again)
 
         def answer(failed: StoreFull | None) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from anabranch.compress.model import frozen_size_bytes
+from anabranch.compress.registry import MASKING, simulated_stages
 from anabranch.core.config.goal import Goal
 from anabranch.core.config.ranges import BUILT, ELASTIC, OVERLAP
 from anabranch.core.config.tables import Config
@@ -390,7 +391,7 @@ class Simulation:
             elastic=self.elastic,
             frozen_bytes=frozen_size_bytes(self._problem.spec),
             storage=self._first_storage(),
-            masks=config.secagg.on,
+            codecs=(*simulated_stages(config.uplink.codec), *([MASKING] if config.secagg.on else [])),
         )
         client, held_max = config.client, config.server.tasks_per_client
         settings = SessionSettings(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
-from anabranch.compress.registry import MASKING, stages
+from anabranch.compress.registry import STAGES
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.model.updates import Capability, Task
 from anabranch.simulation.clock import VirtualClock
@@ -39,7 +39,7 @@ class Surroundings:
     elastic: ElasticTrainings | None = None  # where devices train on
     frozen_bytes: int = 0  # what travels apart from the versions, to each device once
     storage: Storage = EMPTY  # what a device has on its disk at first
-    masks: bool = False  # what is sent is masked
+    codecs: tuple[str, ...] = STAGES  # what devices say that they have
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,6 @@ class View:
 
 
 @lru_cache(maxsize=1024)
-def capability_of(examples: int, up_bps: float, down_bps: float, masks: bool = False) -> Capability:
+def capability_of(examples: int, up_bps: float, down_bps: float, codecs: tuple[str, ...]) -> Capability:
     """What a device says of itself; those that say the same share it."""
-    codecs = (*stages(), MASKING) if masks else stages()
     return Capability(examples, up_bps=up_bps, down_bps=down_bps, codecs=codecs)

@@ -18,6 +18,8 @@ CHAINS = (
     "int8(32,sr)|zstd",
     "int4|huffman",
     "int4(64,sr)",
+    "e3m0(64)",
+    "topk(0.25)|e3m0|gaps|zstd",
     "topk(0.1)",
     "topk(0.1)|int8(256)|gaps|zstd",
     "topk(0.25)|int4|bitmap|zstd(3)",

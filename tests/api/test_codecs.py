@@ -12,7 +12,7 @@ from anabranch.api.codecs import CodecText
 from anabranch.compress.broadcast import check_downlink
 from anabranch.compress.chain import Chain
 from anabranch.compress.feedback import make_uplink
-from anabranch.compress.registry import STAGES, make_codec
+from anabranch.compress.registry import make_codec, stages
 from anabranch.core.model.chains import FEEDBACK, RAW
 
 CHAINS = [
@@ -39,7 +39,7 @@ def test_every_stage_has_a_function_and_is_what_it_is_called() -> None:
     functions = {
         name for name, found in vars(codecs).items() if isfunction(found) and not name.startswith("_")
     }
-    assert functions == {stage.partition(":")[0] for stage in STAGES} | {FEEDBACK, RAW, "log"}
+    assert functions == {stage.partition(":")[0] for stage in stages()} | {FEEDBACK, RAW, "log"}
     built = make_codec(codecs.deadzone(0.25) | codecs.gaps())
     assert isinstance(built, Chain)
     assert [stage.name for stage in built.stages] == ["deadzone", "gaps"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from anabranch.compress.registry import STAGES
+from anabranch.compress.registry import stages
 from anabranch.core.config.tables import NO_KEY, TABLES
 from anabranch.core.errors import OUTCOMES
 from anabranch.core.limits import DEFAULT_LIMITS, GIB, KIB, MIB
@@ -58,7 +58,7 @@ def test_the_reasons() -> None:
 
 def test_the_stages() -> None:
     listed = PROTOCOL.partition("The stages of this version")[2].partition("```text\n")[2].partition("```")[0]
-    assert tuple(listed.split()) == STAGES
+    assert tuple(listed.split()) == stages()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from anabranch.client.lease import Cancelled
 from anabranch.client.local import LocalServer, LocalTransport
 from anabranch.client.messages import FetchedModel
 from anabranch.client.trainer import BaseModel, LocalTrainer, shard_of
-from anabranch.compress.registry import STAGES
+from anabranch.compress.registry import stages
 from anabranch.core.config.tables import ClientTable
 from anabranch.core.errors import AnabranchError, DataError, ManifestMismatch, Unavailable
 from anabranch.core.model.params import ParamSpec
@@ -177,7 +177,7 @@ def test_a_device_says_what_it_is(tmp_path: Path) -> None:
     local = LocalTrainer(Synthetic(), ClientTable())
     examples = local.load(Shard("train", 0, 4))
     said = local.capability()
-    assert (said.examples, said.accelerator, said.codecs) == (len(examples), "cpu", STAGES)
+    assert (said.examples, said.accelerator, said.codecs) == (len(examples), "cpu", stages())
     assert said.memory_bytes > 2**28
 
 

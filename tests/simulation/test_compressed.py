@@ -51,6 +51,7 @@ CASES: dict[str, Any] = {
         run={"virtual_s_max": 60.0},
     ),
     "published seldom, cached": config("teasq", TEASQ, downlink={"publish_every_versions": 2}),
+    "powers of two": config("fedbuff", uplink={"codec": "ef(0.9)|e3m0(64)|zstd"}),
     "a threshold": config("fedbuff", uplink={"codec": "ef(0.9)|threshold(0.1,4)|bf16|gaps|zstd"}),
 }
 

@@ -35,6 +35,7 @@ FILES = {
     "int8-1-sr": "int8(32,sr)",
     "int4-1": "int4(64)",
     "int4-1-sr": "int4(128,sr)",
+    "e3m0-1": "e3m0(64)",
     "topk-1-u32-1": "topk(0.05)|f32|u32",
     "gaps-1": "topk(0.003)|bf16|gaps",
     "bitmap-1": "topk(0.4)|int8|bitmap",

@@ -17,7 +17,7 @@ from anabranch.compress.feedback import make_uplink
 from anabranch.compress.grid import PLANES, DenseLevels, Grid
 from anabranch.compress.indices import read_gaps, write_gaps
 from anabranch.compress.layout import Group, Layout
-from anabranch.compress.registry import STAGES, make_codec
+from anabranch.compress.registry import STAGES, make_codec, simulated_stages, stages
 from anabranch.compress.selectors import SAMPLE, Threshold, _sampled, kept_count
 from anabranch.compress.stage import BLOCK, Dense, StageContext
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
@@ -30,7 +30,7 @@ SPEC = model()
 LAYOUT = Layout.of(SPEC)
 MAIN, SMALL = LAYOUT.groups
 # The most that a value may be off, in parts of the largest one: half a step, or a step at random.
-ERRORS = {"f32": 0.0, "bf16": 2**-8, "int8": 0.51 / 127, "int4": 0.51 / 7, "deadzone": 1.0}
+ERRORS = {"f32": 0.0, "bf16": 2**-8, "int8": 0.51 / 127, "int4": 0.51 / 7, "e3m0": 0.255, "deadzone": 1.0}
 
 
 def tolerance(text: str, x: Vector) -> float:
@@ -92,7 +92,9 @@ def test_tiny_and_huge_values_stay_finite(text: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 31, 255, 256, 257, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 100])
-@pytest.mark.parametrize("text", ["int8", "int4", "int4(32,sr)", "bf16", "topk(0.3)|int4|gaps|zstd"])
+@pytest.mark.parametrize(
+    "text", ["int8", "int4", "int4(32,sr)", "e3m0(32)", "bf16", "topk(0.3)|int4|gaps|zstd"]
+)
 def test_every_size(text: str, size: int) -> None:
     layout = Layout.of(ParamSpec.of({"w": np.zeros((1, size), np.float32)}))
     x = laplace(size)
@@ -297,6 +299,8 @@ def test_a_vector_of_another_length_is_not_encoded() -> None:
         ("topk(0.1)|mask(0.1)", "one of topk, threshold, mask"),
         ("topk(0.1)|deadzone(0.1)", "leave topk out"),
         ("deadzone(0.1)|int8", "one of f32, bf16"),
+        ("e3m0(256,sr)", "e3m0 takes at most 1 arguments"),
+        ("e3m0(100)", "a block is of (32, 64, 128, 256) values"),
         ("int4|gaps", "no indices to code, leave gaps out"),
         ("mask(0.1)|int4|bitmap", "leave bitmap out"),
     ],
@@ -308,8 +312,15 @@ def test_chains_that_make_no_sense_are_refused_with_the_fix(text: str, words: st
 
 def test_every_stage_is_announced_with_its_version() -> None:
     covered = {stage.name for text in CHAINS for stage in parse_chain(text)}
-    assert {name.partition(":")[0] for name in STAGES} - {"raw", "ef", "log"} == covered
-    assert all(re.fullmatch(r"[a-z0-9]+:[0-9]+", name) for name in STAGES)
+    assert {name.partition(":")[0] for name in stages()} - {"raw", "ef", "log"} == covered
+    assert all(re.fullmatch(r"[a-z0-9]+:[0-9]+", name) for name in stages())
+
+
+def test_a_simulated_device_says_later_stages_where_its_run_has_them() -> None:
+    """Else the log of a simulation would not be what it was before there were any."""
+    assert simulated_stages("auto") == simulated_stages("ef(0.9)|int4(256)|zstd") == STAGES
+    assert "e3m0:1" not in STAGES
+    assert simulated_stages("ef(0.9)|e3m0(256)|zstd") == (*STAGES, "e3m0:1") == stages()
 
 
 def test_masked_numbers_travel_as_they_are() -> None:

@@ -203,7 +203,7 @@ def test_a_stage_of_others_takes_its_arguments_as_its_fields(stages: PartKind) -
         registry.make_codec("good(x)")
     with pytest.raises(UnknownCodec, match="takes at most 1 arguments"):
         registry.make_codec("good(1,2)")
-    with pytest.raises(UnknownCodec, match="one of f32, bf16, int8, int4, deadzone, good is enough"):
+    with pytest.raises(UnknownCodec, match="one of f32, bf16, int8, int4, e3m0, deadzone, good is enough"):
         registry.make_codec("f32|good")
 
 

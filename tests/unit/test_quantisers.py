@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from anabranch.compress.quantisers import BFloat16, BlockIntegers, Float32, Int4, Int8
+from anabranch.compress.quantisers import E3M0, BFloat16, BlockIntegers, Float32, Int4, Int8
 from anabranch.compress.stage import BLOCK, Coded, Dense, Role, Sparse, StageContext, Stream
 from anabranch.core.errors import InvalidUpdate
 from anabranch.core.model.params import Vector
@@ -110,6 +110,76 @@ def test_block_integers_are_rounded_at_random_by_the_seeds_bytes(kind: type[Bloc
     assert stream(coded, Role.SCALES) == np.array(halves, "<u2").tobytes()
 
 
+def test_powers_of_two_as_the_specification_has_them() -> None:
+    x = np.array([1, 0.76, 0.74, 0.3, -0.02, 0.004, 0.0079, 0], np.float32)
+    coded = E3M0(256).encode(dense_of(x), StageContext(x.size))
+    assert stream(coded, Role.CODES) == bytes([7 | 7 << 4, 6 | 5 << 4, 8 + 1 | 0 << 4, 1 | 0 << 4])
+    assert stream(coded, Role.SCALES) == bytes([0x80, 0x3F])
+    found = E3M0(256).decode(coded, StageContext(x.size))
+    assert isinstance(found, Dense)
+    assert found.gather().tolist() == [1, 1, 0.5, 0.25, -0.015625, 0, 0.015625, 0]
+
+
+POWERS = [0.0, *(2.0 ** (k - 7) for k in range(1, 8))]
+
+
+def nearest(level: float) -> int:
+    """The place of the nearest of `POWERS`, of two the larger; exact, as a float's difference of these is."""
+    return max(range(8), key=lambda k: (-abs(POWERS[k] - abs(level)), k))
+
+
+@pytest.mark.parametrize(("n", "block"), INTEGERS)
+def test_powers_of_two_are_the_nearest(n: int, block: int) -> None:
+    x = values(n)
+    x[:9] = (np.array([1.0, 0.75, 0.375, 0.0234375, 0.0078125, -0.75, -0.0078125, 0.0078, 1])[:n]) * 2.0**20
+    coded = E3M0(block).encode(dense_of(x), StageContext(n))
+    halves, codes, back = [], [], []
+    for start in range(0, n, block):
+        half, scale = scale_of(x[start : start + block], 1)
+        inverse = np.float32(1.0) / np.float32(scale)
+        ks = [nearest(float(level)) for level in x[start : start + block] * inverse]
+        signs = x[start : start + block] < 0
+        codes += [k + 8 * bool(s) * (k > 0) for k, s in zip(ks, signs, strict=True)]
+        back += [(-1) ** int(s) * POWERS[k] * scale for k, s in zip(ks, signs, strict=True)]
+        halves.append(half)
+    codes += [0] * (n % 2)
+    assert stream(coded, Role.CODES) == bytes(
+        low | high << 4 for low, high in zip(codes[::2], codes[1::2], strict=True)
+    )
+    assert stream(coded, Role.SCALES) == np.array(halves, "<u2").tobytes()
+    assert E3M0(block).raw_max(n, n) == sum(len(s.data) for s in coded.streams.values())
+    found = E3M0(block).decode(coded, StageContext(n))
+    assert isinstance(found, Dense)
+    assert found.gather().tolist() == pytest.approx(back, rel=0, abs=0)
+
+
+@pytest.mark.parametrize(
+    ("codes", "half", "words"),
+    [
+        (0x08, 0x3F80, "codes must not be a minus without a value"),
+        (0x17, 0x3F80, "the padding of the last code is not zero"),
+        (0x01, 0xBF80, "scales must be finite, not negative"),
+        (0x01, 0x7F80, "scales must be finite, not negative"),
+    ],
+)
+def test_powers_of_two_that_cannot_be(codes: int, half: int, words: str) -> None:
+    streams = {
+        Role.CODES: Stream.of(bytes([codes])),
+        Role.SCALES: Stream.of(np.array([half], "<u2").tobytes()),
+    }
+    with pytest.raises(InvalidUpdate, match=words):
+        list(E3M0()._read(Coded(1, streams)).blocks())
+
+
+def test_the_largest_powers_come_back_finite() -> None:
+    most = float(np.finfo(np.float32).max)
+    x = np.array([most, -most, most / 2, 0.0], np.float32)
+    found = E3M0().decode(E3M0().encode(dense_of(x), StageContext(4)), StageContext(4))
+    assert isinstance(found, Dense)
+    top = float(np.array(0x7F7F0000, np.uint32).view(np.float32))
+    assert found.gather().tolist() == [top, -top, top / 2, 0.0]
+
+
 @pytest.mark.parametrize("n", SIZES)
 def test_bf16_is_the_upper_half_rounded_to_the_nearest_ties_to_even(n: int) -> None:
     x = values(n)
@@ -136,8 +206,8 @@ def test_f32_is_as_it_is(n: int) -> None:
     assert back.gather().tolist() == x.tolist()
 
 
-@pytest.mark.parametrize("kind", [Float32, BFloat16, Int8, Int4])
-def test_indices_go_along_or_follow_from_a_seed(kind: type[Float32 | BFloat16 | Int8 | Int4]) -> None:
+@pytest.mark.parametrize("kind", [Float32, BFloat16, Int8, Int4, E3M0])
+def test_indices_go_along_or_follow_from_a_seed(kind: type[Float32 | BFloat16 | Int8 | Int4 | E3M0]) -> None:
     x = np.array([1.0, -2.0, 0.5], np.float32)
     indices = np.array([2, 5, 7])
     coded = kind().encode(Sparse(indices, x), StageContext(9))

@@ -76,6 +76,11 @@ def int4(block: int = BLOCK, stochastic: bool = False) -> CodecText:
     return _stage("int4", block, *(["sr"] if stochastic else []))
 
 
+def e3m0(block: int = BLOCK) -> CodecText:
+    """Values of 4 bits too, as powers of two of the largest of their block."""
+    return _stage("e3m0", block)
+
+
 def u32() -> CodecText:
     """Indices as they are."""
     return _stage("u32")
