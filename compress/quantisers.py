@@ -174,7 +174,7 @@ class _BlockCodes(_Quantiser):
 
     top: ClassVar[int]
 
-    def __init__(self, block: int) -> None:
+    def __init__(self, block: int = 256) -> None:
         self.block = block
         self._starts = np.arange(0, BLOCK, block)
         # A block of the largest float32 has to come back finite.
@@ -327,9 +327,6 @@ class E3M0(_BlockCodes):
     number: ClassVar[int] = 15
     top: ClassVar[int] = 1
 
-    def __init__(self, block: int = 256) -> None:
-        super().__init__(block)
-
     def _rounding(self, context: StageContext) -> Callable[[Vector], None]:
         return _to_powers
 
@@ -354,7 +351,7 @@ def _to_nearest(levels: Vector) -> None:
 
 def _to_powers(levels: Vector) -> None:
     """The codes of e3m0 of values from -1 to 1. The next power is nearer from half of the mantissa on."""
-    bits = np.abs(levels).view(np.int32)
+    bits = magnitude_bits(levels, np.empty_like(levels))
     codes = np.clip(((bits + HALF_MANTISSA) >> 23) - EXPONENT_OF_K_0, bits >= LEAST_BITS, 7)
     codes[(levels < 0) & (codes > 0)] += MINUS
     np.copyto(levels, codes)

@@ -18,6 +18,7 @@ from anabranch.core.engine.cohorts import Cohorts
 from anabranch.core.engine.settings import EngineSettings
 from anabranch.core.engine.strategy import Strategy
 from anabranch.core.errors import InvalidUpdate
+from anabranch.core.model.chains import RAW
 from anabranch.core.model.params import ParamSpec, Vector
 from anabranch.core.model.submodels import Coordinates, Submodel
 from anabranch.core.model.updates import Ask, Capability, find_flaw
@@ -28,7 +29,7 @@ from anabranch.core.secagg.sums import mask_sum
 from anabranch.host.build import WHOLE, Blueprint
 from anabranch.host.parts import ENGINE_PARTS
 from anabranch.host.run import NoLine, Run
-from anabranch.host.secagg import mask_sum_arrived, terms_of
+from anabranch.host.secagg import mask_sum_arrived
 from anabranch.strategies.fedavg import FedAvg
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.teasq import Teasq
@@ -144,8 +145,8 @@ def _opened(part: Any, updates: Sequence[Update]) -> dict[str, Any]:
 class _Masks:
     """What devices and keepers do of masked sums; `seeds`: of each update, one a keeper, in their order."""
 
-    def __init__(self, config: Config, spec: ParamSpec, strategy: Strategy) -> None:
-        self.terms = terms_of(config, spec, strategy)
+    def __init__(self, cohorts: Cohorts) -> None:
+        self.cohorts, self.terms = cohorts, cohorts.terms
         self.seeds: dict[str, list[bytes]] = {}
 
     def hide(self, update_id: str, delta: Vector) -> Numbers:
@@ -153,10 +154,10 @@ class _Masks:
         seeds = self.seeds[update_id] = [os.urandom(SEED_BYTES) for _ in self.terms.keepers]
         return self.terms.ring.sent(delta, stream(0, "rounding", update_id).random(delta.size), seeds)
 
-    def answers(self, cohorts: Cohorts) -> Iterator[ev.MaskSumArrived]:
+    def answers(self) -> Iterator[ev.MaskSumArrived]:
         """The keepers': for each sum that waits."""
         for place, keeper in enumerate(self.terms.keepers):
-            for cohort in cohorts.wanted(keeper):
+            for cohort in self.cohorts.wanted(keeper):
                 seeds = [(self.seeds[member.update_id][place], member.weight) for member in cohort.members]
                 numbers = mask_sum(self.terms, seeds, NO_NOISE)
                 yield mask_sum_arrived(self.terms, 0.0, cohort.number, keeper, numbers)[0]
@@ -181,17 +182,17 @@ class _Driver:
             raise InvalidUpdate("model: there are values that are not finite")
         blueprint = Blueprint.of(config, self.spec, masks=config.secagg.on)
         strategy = _for_all(blueprint.strategy, updates)
-        self.masks = _Masks(config, self.spec, strategy) if config.secagg.on else None
-        if self.masks is not None:
+        if config.secagg.on:
             settings = settings.masked(config)
         self.engine = replace(blueprint, strategy=strategy, settings=settings).engine(tensors)
+        self.masks = None if self.engine.cohorts is None else _Masks(self.engine.cohorts)
         self.host = Run(self.engine, NoLine())
         self.bases: dict[int, Vector] = {}
         self.wanted = {u.base_version for u in updates}
         self.refused: dict[str, Refused] = {}
 
     def run(self) -> Aggregation:
-        capability = Capability(codecs=("raw", MASKING))
+        capability = Capability(codecs=(RAW, MASKING))
         for client in dict.fromkeys(u.client for u in self.updates):
             self._handle(ev.Enrolled(0.0, client, capability))
         self._open_tasks()
@@ -224,8 +225,8 @@ class _Driver:
             return AggregationStep(before, "rejected", 0, None, f"{refused.reason}: {refused.detail}")
         event = self._event(number, u)
         decided = next(e for e in self._handle(event) if isinstance(e, Decided))
-        if self.masks is not None and self.engine.cohorts is not None:
-            for answer in self.masks.answers(self.engine.cohorts):
+        if self.masks is not None:
+            for answer in self.masks.answers():
                 self._handle(answer)
         if self.engine.version != before:
             self._open_tasks()

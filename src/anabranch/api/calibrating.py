@@ -95,7 +95,7 @@ class Calibration:
         """The settings of the run with this fleet; without a budget of its own, as many updates as it had."""
         before = self.run.config
         fleet = replace(Fleet.of(before.fleet), clients=len(self.devices), speed=self.speed)
-        tables: dict[str, Any] = {"fleet": {**before.to_json()["fleet"], **fleet.keys()}}
+        tables: dict[str, Any] = {"fleet": fleet.keys()}
         if not (before.run.updates_max or before.run.versions_max):
             tables["run"] = {"updates_max": self.run.result.updates_applied}
         return merge([("run", before.to_json()), ("calibration", tables)])
