@@ -187,6 +187,11 @@ def head_only(module: nn.Module, head: str = "") -> nn.Module:
     return module
 
 
+def has_adapters(module: nn.Module) -> bool:
+    """Whether there is something to `merge`."""
+    return callable(getattr(module, "merge_and_unload", None)) or any(True for _ in _adapted(module))
+
+
 def merge(module: nn.Module) -> nn.Module:
     """`module` with W' in the place of W, and no adapters: its layers are plain ones again.
 

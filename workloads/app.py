@@ -218,6 +218,21 @@ class App:
         """
         return None
 
+    def merged(self, tensors: Mapping[str, Array]) -> Mapping[str, Array]:
+        """The plain model's tensors, of those of a run: what was put beside its weights is in them.
+
+        The default merges adapters. Raises `AppError` where there is nothing to merge, and
+        `ManifestMismatch` for tensors of another model.
+        """
+        from anabranch.workloads import calls
+
+        model = calls.model_of(self, 0)  # whatever its weights: those of the run take their place
+        if not hasattr(model, "load_state_dict"):
+            raise AppError(f"{self.name}: a model of numpy arrays has no adapters: there is nothing to merge")
+        from anabranch.workloads import adapters
+
+        return adapters.merged(model, tensors)
+
     def train(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         """Train `model` in place and return metrics. A metric `steps` is the number of local steps.
 
@@ -250,7 +265,7 @@ class _Adapted(App):
         self.name = str(getattr(target, "name", name))
         super().__init__(str(getattr(target, "data_path", "")))
         self.adapted = target
-        for method in ("model", "units", "buffers", "trained", "train", "evaluate"):
+        for method in ("model", "units", "buffers", "trained", "merged", "train", "evaluate"):
             if callable(own := getattr(target, method, None)):
                 setattr(self, method, own)
         for name in ("loss", "optimizer", "metrics"):

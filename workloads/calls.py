@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
+
 from anabranch.core.errors import DataError
 from anabranch.core.model.metrics import MEASURED_MAX
 from anabranch.core.model.updates import LocalPlan
 from anabranch.support.own_code import head, own_code, told
-from anabranch.workloads.app import App, Examples, Model, Shard, examples_of
+from anabranch.workloads.app import App, Array, Examples, Model, Shard, examples_of
 from anabranch.workloads.batches import every_generator
 from anabranch.workloads.metrics import metrics_of
 
@@ -55,6 +57,12 @@ def given(examples: Examples) -> Any:
 def drawing(examples: Examples, seed: int) -> AbstractContextManager[None]:
     """Inside, what a Dataset draws from global generators is fixed by the seed; torch's are the trainer's."""
     return every_generator(seed) if hasattr(examples, "source") else nullcontext()
+
+
+def merged(app: App, tensors: Mapping[str, Array]) -> dict[str, Array]:
+    """`app.merged(...)` of a run's tensors."""
+    with own_code(app, "merged"):
+        return {name: np.asarray(array) for name, array in app.merged(tensors).items()}
 
 
 def settings_of(app: App, seed: int) -> Mapping[str, Mapping[str, Any]]:

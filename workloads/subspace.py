@@ -164,8 +164,11 @@ class Subspace(App):
     def merged(self, tensors: Mapping[str, Array]) -> dict[str, Array]:
         """The wrapped App's state dict w_0 + U a, of a run's tensors (`final.safetensors`, an export).
 
-        Raises `ManifestMismatch` for tensors of another model, start or U.
+        Without its adapters, where it has any. Raises `ManifestMismatch` for tensors of another model, start
+        or U.
         """
+        from anabranch.workloads.adapters import has_adapters
+
         module = self.model()
         given = {name: tuple(np.shape(array)) for name, array in tensors.items()}
         wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
@@ -174,7 +177,9 @@ class Subspace(App):
         module.take(tensors)
         module.check()
         found: dict[str, Array] = module.merged()
-        return found
+        if not has_adapters(module.base):
+            return found
+        return dict(self.app.merged(found))
 
     def _lend(self, model: Model) -> None:
         model.check()

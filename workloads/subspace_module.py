@@ -47,6 +47,11 @@ class SubspaceModule(nn.Module):
             self.register_parameter(own, nn.Parameter(trained[tensor].detach().clone()))
         base.requires_grad_(False)
 
+    @property
+    def base(self) -> nn.Module:
+        """The wrapped App's model, at its start."""
+        return self._base[0]
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The base's, at w_0 + U a."""
         return functional_call(self._base[0], self.weights(), args, kwargs)

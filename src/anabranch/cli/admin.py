@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from anabranch.api.configuration import load_config, shown
+from anabranch.cli.initialise import DataPath
 from anabranch.cli.jobs import jobs_app
 from anabranch.cli.masked_sums import masked_lines, secagg_app
 from anabranch.cli.members import ca_app, enrol, invitations, members, operator, revoke
@@ -267,14 +268,29 @@ def export(
     version: Annotated[int | None, typer.Option(help="The newest if not given.")] = None,
     best: Annotated[bool, typer.Option("--best", help="The best that was measured: run.metric.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="Only say which versions there are.")] = False,
+    merge: Annotated[
+        str,
+        typer.Option("--merge", help="The run's App: its plain model, adapters merged.", metavar="APP"),
+    ] = "",
+    data_path: DataPath = "",
 ) -> None:
-    """Write a version's weights as a safetensors file: the newest, the best, or another that is held."""
+    """Write a version's weights as a safetensors file: the newest, the best, or another that is held.
+
+    With --merge APP the App's code is run here: the file has W + (alpha / rank) B A in the place of W, or
+    whatever the App's `merged` makes of the run's tensors.
+    """
     if listed:
         _show_versions(output, [row for row in _all_versions(server) if row.held], _goal(server))
         return
     if out is None or (best and version is not None):
         raise ConfigError("name one FILE to write, with --best or --version N or neither; --list says which")
-    exported = server.export(out, version, best)
+    if merge:
+        from anabranch.client.exporting import export_merged
+        from anabranch.workloads import load_app
+
+        exported = export_merged(server, load_app(merge, data_path), out, version, best)
+    else:
+        exported = server.export(out, version, best)
     output.result({"version": exported, "file": str(out)}, f"version {exported}: {out}")
 
 

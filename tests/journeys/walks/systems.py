@@ -116,6 +116,8 @@ ADAPTERS = Walk(
         types(f"anabranch init {ADAPTED}", says=r"3,402 numbers; 71\.0 kB are frozen"),
         starts(ADAPTED_SERVER, until="serving"),
         starts(ADAPTED_DEVICE, until="pushed"),
+        types(f"anabranch admin export merged.safetensors --merge {ADAPTED}", says="merged.safetensors"),
+        also("anabranch init examples/adapters.py:Whole --weights merged.safetensors --out plain"),
         End(ADAPTED_DEVICE, by=SIGINT),
         End(ADAPTED_SERVER, by=SIGINT, says="drained"),
     ),
