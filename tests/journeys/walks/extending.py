@@ -2,6 +2,8 @@
 
 from signal import SIGINT
 
+import numpy as np
+from safetensors.numpy import load_file
 from walking import End, Look, Step, Walk, Walker, Write, also, also_starts, starts, types
 
 SIMULATED = "anabranch simulate "
@@ -23,6 +25,17 @@ def the_log_lies_elsewhere(walker: Walker) -> None:
     assert not (walker.folder / "anabranch-data" / "anabranch.db").exists()
 
 
+SPARSE, SPARSE_SERVER = "examples/nm_sparse.py:SparseDigits", "anabranch server --model sparse"
+SPARSE_DEVICE = f"anabranch client {SPARSE} --id device-0"
+
+
+def two_of_four_are_used(walker: Walker) -> None:
+    """In every row of the weights, by fours."""
+    for name, tensor in load_file(walker.folder / "sparse.safetensors").items():
+        if name.endswith("weight"):
+            assert (np.count_nonzero(tensor.reshape(-1, 4), axis=1) == 2).all()
+
+
 def page(part: str, *steps: Step, needs: str = "server", quick: bool = False) -> Walk:
     """The walk of one page."""
     return Walk(
@@ -39,7 +52,16 @@ WALKS = (
     page(
         "app",
         types("anabranch check", says=""),
-        types(SIMULATED, says="loss"),
+        types(f"{SIMULATED}examples/extending", says="loss"),
+        types(f"{SIMULATED}{SPARSE}", says=r"accuracy 9\d\."),
+        types(f"anabranch init {SPARSE}"),
+        starts(SPARSE_SERVER, until="serving"),
+        starts(SPARSE_DEVICE, until="pushed"),
+        types("anabranch admin export sparse.safetensors", says="sparse.safetensors"),
+        Look(two_of_four_are_used),
+        End(SPARSE_DEVICE, by=SIGINT),
+        End(SPARSE_SERVER, by=SIGINT, says="drained"),
+        needs="all",
     ),
     page("attack", types(SIMULATED, says="40 updates")),
     page("executor", types(SIMULATED, says="40 updates")),

@@ -51,6 +51,7 @@ SUBSPACE = Walk(
         also(f"anabranch client {SMALL} --id a --tasks-max 3", says="3 updates"),
         Write("larger.py", LARGER),
         also("anabranch client larger.py:App --id b --tasks-max 1", ends=11),
+        also(f"anabranch admin export whole.safetensors --merge {SMALL}", says="whole.safetensors"),
         End(SERVER, by=SIGINT, says="drained"),
     ),
 )
