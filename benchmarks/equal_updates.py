@@ -150,7 +150,7 @@ the difference is taken seed by seed.
 
 ## Tuning
 
-The same grid for all, on the validation part of seeds that are not compared; the best goes on.
+Grids of one size for all, on the validation part of seeds that are not compared; the best goes on.
 
 {table(("method", "point", "accuracy, %", "chosen"), tuning)}
 """

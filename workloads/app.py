@@ -150,6 +150,9 @@ class App:
     What the default `train` and `evaluate` shall do otherwise, as attributes or methods: `loss(output, y)`, a
     mean, in the place of the cross entropy; `optimizer(params, plan)`, or a class of torch's, in the place of
     SGD; `metrics`, a mapping of functions of (output, y), or a function that gives a mapping.
+
+    `batch_loss(model, x, y)`, the mean loss of a batch, is a method of Apps with a `train` of their own, or a
+    model of arrays, that can learn without gradients too. `zeroth` is set where a run is of such training.
     """
 
     name: str = "app"
@@ -162,6 +165,8 @@ class App:
     loss: Any = None
     optimizer: Any = None
     metrics: Any = None
+    batch_loss: Any = None
+    zeroth: Any = None
 
     def __init__(self, data_path: str = "") -> None:
         self.data_path = data_path
@@ -245,6 +250,15 @@ class App:
         self._need_torch_model(model)
         return torch_loop.sgd(model, examples_of(examples), plan, seed, self.runtime, Objective.of(self))
 
+    def train_zeroth(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        """What is called in the place of `train` where `client.gradient = "zeroth"`: no gradients.
+
+        Raises `AppError` where the App has no loss to call: see `batch_loss`.
+        """
+        from anabranch.workloads import zeroth
+
+        return zeroth.train(self, model, examples_of(examples), plan, seed)
+
     def evaluate(self, model: Model, examples: Examples) -> dict[str, float]:
         """`accuracy` (0 to 1) and `loss` (mean cross entropy, nats) of `model`, which stays as it is."""
         from anabranch.workloads import torch_loop
@@ -268,7 +282,7 @@ class _Adapted(App):
         for method in ("model", "units", "buffers", "trained", "merged", "train", "evaluate"):
             if callable(own := getattr(target, method, None)):
                 setattr(self, method, own)
-        for name in ("loss", "optimizer", "metrics"):
+        for name in ("loss", "optimizer", "metrics", "batch_loss"):
             setattr(self, name, getattr(target, name, None))
 
     def data(self, shard: Shard) -> Examples:

@@ -78,8 +78,10 @@ class BatchedTraining:
         docs/simulator.md has the figures: on a CPU small models without convolutions gain, by all that
         a step costs besides its arithmetic. On a GPU, which a single device's batch leaves idle, all do.
         """
-        if self._own or self._trainer.runtime.device.type == "cuda":
-            return not self._own
+        if self._own or self._trainer.app.zeroth is not None:
+            return False
+        if self._trainer.runtime.device.type == "cuda":
+            return True
         parts = self._trainer.resident(None).module.modules()
         convolves = any(isinstance(part, self._torch.nn.modules.conv._ConvNd) for part in parts)
         return self._trainer.spec.size < PAYS_BELOW and not convolves
@@ -102,6 +104,8 @@ class BatchedTraining:
             return (
                 f"{self._trainer.app.name} has {'an' if self._own[0] == 'o' else 'a'} {self._own} of its own"
             )
+        if self._trainer.app.zeroth is not None:
+            return "they train without gradients, which a stack cannot"
         if training.only is not None:
             return "its tasks are of some tensors, and a stack trains all"
         if isinstance(training.examples, Streamed):

@@ -16,6 +16,7 @@ from anabranch.support.own_code import head, own_code, told
 from anabranch.workloads.app import App, Array, Examples, Model, Shard, examples_of
 from anabranch.workloads.batches import every_generator
 from anabranch.workloads.metrics import metrics_of
+from anabranch.workloads.zeroth import Zeroth
 
 
 def model_of(app: App, seed: int) -> Model:
@@ -37,9 +38,10 @@ def data_of(app: App, shard: Shard) -> Examples:
 
 
 def train(app: App, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> Any:
-    """`app.train(...)`: its metrics, unchecked."""
-    with own_code(app, "train"), drawing(examples, seed):
-        return app.train(model, given(examples), plan, seed)
+    """`app.train(...)`, or `train_zeroth`, as the run says: its metrics, unchecked."""
+    name = "train" if app.zeroth is None else "train_zeroth"
+    with own_code(app, name), drawing(examples, seed):
+        return getattr(app, name)(model, given(examples), plan, seed)
 
 
 def evaluate(app: App, model: Model, examples: Examples) -> dict[str, float]:
@@ -72,6 +74,7 @@ def settings_of(app: App, seed: int) -> Mapping[str, Mapping[str, Any]]:
 
 
 def join_run(app: App, config: Mapping[str, Any]) -> None:
-    """`app.join(config)`."""
+    """`app.join(config)`; and the App trains by gradients or without them, as the run says."""
+    app.zeroth = Zeroth.of(config)
     with own_code(app, "join"):
         app.join(config)

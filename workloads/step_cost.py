@@ -15,8 +15,10 @@ if TYPE_CHECKING:
 COUNTED_EXAMPLES = 4
 
 
-def operations(module: torch.nn.Module, examples: Examples, runtime: TorchRuntime) -> int:
-    """Operations of one forward and backward pass over a few examples; 0 where they cannot be counted.
+def operations(
+    module: torch.nn.Module, examples: Examples, runtime: TorchRuntime, backward: bool = True
+) -> int:
+    """Operations of one forward and `backward` pass over a few examples; 0 where they cannot be counted.
 
     The pass changes buffers such as running statistics; weights and torch's generators stay. Recurrent
     layers cannot be counted: torch hides their products in one operation.
@@ -29,9 +31,15 @@ def operations(module: torch.nn.Module, examples: Examples, runtime: TorchRuntim
     dtype = next(module.parameters()).dtype
     x, _ = runtime.batch(examples, np.arange(min(COUNTED_EXAMPLES, len(examples))), dtype)
     module.train()
-    with runtime.seeded(0), FlopCounterMode(display=False) as counter:
+    with (
+        runtime.seeded(0),
+        torch_module.set_grad_enabled(backward),
+        FlopCounterMode(display=False) as counter,
+    ):
         try:
-            _summed(torch_module.utils._pytree.tree_leaves(module(x))).backward()
+            output = module(x)
+            if backward:
+                _summed(torch_module.utils._pytree.tree_leaves(output)).backward()
         except (RuntimeError, TypeError, ValueError):
             return 0  # the App calls its model in a way of its own
     module.zero_grad(set_to_none=True)

@@ -156,6 +156,11 @@ class Subspace(App):
         self.kept = self.app.kept
         return metrics
 
+    def train_zeroth(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
+        """The wrapped App's, on the numbers: two losses for each slope among K, not n."""
+        self._lend(model)
+        return self.app.train_zeroth(model, examples, plan, seed)
+
     def evaluate(self, model: Model, examples: Examples) -> dict[str, float]:
         """The wrapped App's, of the model that the numbers make."""
         self._lend(model)
@@ -183,5 +188,5 @@ class Subspace(App):
 
     def _lend(self, model: Model) -> None:
         model.check()
-        for name in ("runtime", "options", "version", "kept"):
+        for name in ("runtime", "options", "version", "kept", "zeroth"):
             setattr(self.app, name, getattr(self, name))

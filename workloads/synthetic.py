@@ -67,6 +67,10 @@ class Synthetic(App):
         steps = planned_steps(plan, len(examples))
         return {"loss": total / max(1, steps), "steps": float(steps)}
 
+    def batch_loss(self, model: Arrays, x: Array, y: Array) -> float:
+        """The mean cross entropy of a batch."""
+        return _cross_entropy(_forward(model, x)[1], y)[0]
+
     def evaluate(self, model: Arrays, examples: Examples) -> dict[str, float]:
         """Accuracy and mean cross entropy."""
         _, scores = _forward(model, examples.x)

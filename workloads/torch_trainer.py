@@ -128,8 +128,9 @@ class TorchTrainer:
         check_submodel(self.spec, submodel)
         if submodel.small not in self._costs:
             resident = self.resident(submodel)
-            part = operations(resident.module, examples, self.runtime)
-            whole = operations(self._whole.module, examples, self.runtime)
+            backward = self.app.zeroth is None
+            part = operations(resident.module, examples, self.runtime, backward)
+            whole = operations(self._whole.module, examples, self.runtime, backward)
             resident.reset()
             ratio = part / whole if part and whole else submodel.size / self.spec.size
             self._costs[submodel.small] = min(1.0, ratio)

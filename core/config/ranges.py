@@ -23,6 +23,7 @@ MEASURED = "measured"  # fleet.speed
 MEASURES = ("step_times_s", "step_spreads", "latencies_s", "up_rates_mbps", "down_rates_mbps")  # by device
 LINEAR, PROPORTIONAL = "linear", "proportional"  # submodel.step_time
 SENT, BUILT = "sent", "built"  # run.initial
+EXACT, ZEROTH = "exact", "zeroth"  # client.gradient
 
 CHOICES = {
     "run.evaluate_on": ("test", "validation"),
@@ -38,6 +39,7 @@ CHOICES = {
     "fleet.speed": ("levels", "lognormal", "fadas-mild", "fadas-large", MEASURED),
     "identity.tls": ("auto", "always"),
     "secagg.mode": MODES,
+    "client.gradient": (EXACT, ZEROTH),
     "client.push": (TASK, OVERLAP, ELASTIC),
     "client.connection": (AUTO, BY_STREAM, BY_CALLS),
     "client.push_when": ("interval", "continuous", "change", "advised"),
@@ -69,6 +71,8 @@ POSITIVE = (
     "faults.timeout_s",
     "faults.clock_step_s",
     "faults.restore_age_s",
+    "client.gradient_eps",
+    "client.gradient_queries",
     "client.push_steps",
     "client.push_duty",
     "client.push_change",

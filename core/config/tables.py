@@ -22,6 +22,7 @@ from anabranch.core.config.goal import NO_TARGET
 from anabranch.core.config.model import ModelTable
 from anabranch.core.config.privacy import PrivacyTable
 from anabranch.core.config.ranges import (
+    EXACT,
     LINEAR,
     LOT,
     MINUTE,
@@ -251,6 +252,8 @@ class ClientTable:
     `connection`: `stream` has a device's requests go over one stream, `calls` as a call each; `auto` is the
     stream, and calls wherever it does not get through.
 
+    `gradient`: `zeroth` trains by losses alone, see `workloads/zeroth.py`; the keys after it say how.
+
     `push`: `task` sends a result before the next task is asked for, `overlap` while it is trained; with
     `elastic` devices train on, and the keys after it say when they push and how they merge.
     """
@@ -266,6 +269,10 @@ class ClientTable:
     retry_base_s: float = 0.5
     retry_cap_s: float = 60.0
     connection: str = field(default=AUTO, metadata=LATER_KEY)
+    gradient: str = field(default=EXACT, metadata=LATER_KEY)
+    gradient_eps: float = field(default=1e-3, metadata=LATER_KEY)
+    gradient_max: float = field(default=0.0, metadata=LATER_KEY)
+    gradient_queries: int = field(default=1, metadata=LATER_KEY)
     push: str = TASK
     push_when: str = "continuous"
     push_steps: int = 10

@@ -166,3 +166,14 @@ def test_the_script_of_the_examples_is_the_plain_one_with_five_lines_changed(tmp
         said = losses("joined_torch.py", server.address, tmp_path)
     assert len(said) == 4
     assert said[-1] < said[0]
+
+
+@pytest.mark.parametrize("model", [ones(), Net()], ids=["arrays", "torch"])
+def test_a_run_without_gradients_is_no_run_of_scripts(model: Any) -> None:
+    """They make their own gradients, or nobody knows of what: not one task is handed to them."""
+    settings, why = {"client.gradient": "zeroth"}, r"'zeroth' has no loss to call: script has"
+    with (
+        ab.Server.local(lambda: model, strategy="fedasync", settings=settings) as server,
+        pytest.raises(AppError, match=why),
+    ):
+        next(iter(ab.join(server, model, id="script")))

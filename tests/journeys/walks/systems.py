@@ -45,7 +45,8 @@ SUBSPACE = Walk(
     page="docs/subspace.md",
     copies=("examples",),
     steps=(
-        types(f"anabranch simulate {SMALL}", says=r"6\d\.\d kB up"),
+        types(f"anabranch simulate {SMALL} --updates 200 --set client.learning", says=r"6\d\.\d kB up"),
+        types(f"anabranch simulate {SMALL} --updates 200 --set client.gradient", says=r"accuracy 8\d\."),
         also(f"anabranch init {SMALL} --out numbers"),
         also_starts(SERVER, until="serving"),
         also(f"anabranch client {SMALL} --id a --tasks-max 3", says="3 updates"),
