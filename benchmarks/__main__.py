@@ -12,6 +12,7 @@ from benchmarks import (
     doors,
     fleet_speed,
     hostile_fleet,
+    kernels,
     simulator,
     simulator_ceilings,
     submodels,
@@ -65,7 +66,7 @@ training at a time.
 {fleet_speed.section()}
 {simulator_ceilings.section()}
 {codecs.section()}
-
+{kernels.section()}
 {submodels.section()}"""
     publish(PAGE, text, __file__)
 

@@ -48,7 +48,8 @@ from anabranch.compress.grid import (
 from anabranch.compress.layout import MAIN, Layout
 from anabranch.compress.recent import Recent
 from anabranch.core.errors import ConfigError, InvalidUpdate
-from anabranch.core.model.params import BLOCK, ParamSpec, Vector
+from anabranch.core.model.arrays import BLOCK
+from anabranch.core.model.params import ParamSpec, Vector
 
 Entry = npt.NDArray[np.uint8]
 

@@ -22,8 +22,7 @@ from anabranch.compress.layout import Layout
 from anabranch.compress.levels import levels_max, read_levels, write_levels
 from anabranch.compress.stage import Coded, Role, Stage, StageContext, Stream, take
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.model.arrays import from_bytes, to_bytes
-from anabranch.core.model.params import BLOCK, Vector
+from anabranch.core.model.arrays import BLOCK, Vector, from_bytes, to_bytes
 
 EXPONENT_MIN, EXPONENT_MAX = -100, 100  # 2^e is a normal float32, and so is every level of it
 LEVEL_MAX = 1 << 24  # up to here float32 has every whole number

@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from anabranch.compress.stage import BLOCK, Coded, Role, StageContext, Stream, check_increasing, take
+from anabranch.compress.stage import Coded, Role, StageContext, Stream, take
 from anabranch.core.errors import InvalidUpdate
+from anabranch.core.kernels.chosen import loops
+from anabranch.core.kernels.contract import gaps_max
 from anabranch.core.model.params import Indices
-
-MORE = 255
 
 
 class _IndexCoder:
@@ -66,9 +66,7 @@ class PlainIndices(_IndexCoder):
         return indices.astype("<u4").tobytes()
 
     def _read(self, coded: Coded, n: int) -> Indices:
-        indices = np.frombuffer(take(coded, Role.INDEX, 4 * coded.k), "<u4").astype(np.int64)
-        check_increasing(indices, n)
-        return indices
+        return loops.read_numbers(take(coded, Role.INDEX, 4 * coded.k), coded.k, n)
 
 
 class Gaps(_IndexCoder):
@@ -81,14 +79,14 @@ class Gaps(_IndexCoder):
         return gaps_max(k, n)
 
     def _write(self, indices: Indices, n: int) -> bytes:
-        return write_gaps(indices)
+        return loops.write_gaps(indices)
 
     def _read(self, coded: Coded, n: int) -> Indices:
         stream = coded.streams.get(Role.INDEX)
         if stream is None or stream.coder:
             raise InvalidUpdate("payload lacks the stream index")
         del coded.streams[Role.INDEX]
-        return read_gaps(stream.data, coded.k, n)
+        return loops.read_gaps(stream.data, coded.k, n)
 
 
 class Bitmap(_IndexCoder):
@@ -112,55 +110,3 @@ class Bitmap(_IndexCoder):
         if indices.size != coded.k or (indices.size and indices[-1] >= n):
             raise InvalidUpdate(f"the bitmap has {indices.size} bits set, {coded.k} below {n} are needed")
         return indices
-
-
-def gaps_max(k: int, n: int) -> int:
-    """The most bytes of the gaps of k indices below n."""
-    return k + n // MORE + 1
-
-
-def write_gaps(indices: Indices) -> bytes:
-    """The gaps of strictly increasing indices (k,)."""
-    parts, before = [], -1
-    for start in range(0, indices.size, BLOCK):
-        part = indices[start : start + BLOCK]
-        gaps = np.empty(part.size, np.int64)
-        gaps[0] = part[0] - before
-        np.subtract(part[1:], part[:-1], out=gaps[1:])
-        gaps -= 1
-        parts.append(_gap_bytes(gaps))
-        before = part[-1]
-    return b"".join(parts)
-
-
-def _gap_bytes(gaps: Indices) -> memoryview:
-    long = np.flatnonzero(gaps >= MORE)
-    if not long.size:
-        return gaps.astype(np.uint8).data
-    lengths = np.ones(gaps.size, np.int64)
-    lengths[long] += gaps[long] // MORE
-    gaps[long] %= MORE
-    ends = np.cumsum(lengths)
-    out = np.full(int(ends[-1]), MORE, np.uint8)
-    out[ends - 1] = gaps
-    return out.data
-
-
-def read_gaps(data: bytes | memoryview, k: int, n: int) -> Indices:
-    """The k indices below n, strictly increasing. Raises `InvalidUpdate`."""
-    if len(data) > gaps_max(k, n) or len(data) < k:
-        raise InvalidUpdate(f"gaps of {len(data)} bytes cannot be {k} indices below {n}")
-    gaps = np.frombuffer(data, np.uint8)
-    if len(gaps) == k:
-        if k and int(gaps.max()) == MORE:
-            raise InvalidUpdate("the last gap has no end")
-        indices: Indices = np.cumsum(gaps, dtype=np.int64)
-    else:
-        ends = np.flatnonzero(gaps != MORE)
-        if ends.size != k or gaps[-1] == MORE:
-            raise InvalidUpdate(f"the gaps are of {ends.size} indices, {k} are needed")
-        indices = np.cumsum(gaps, dtype=np.int64)[ends]
-    indices += np.arange(k)
-    if k and indices[-1] >= n:
-        raise InvalidUpdate(f"index {int(indices[-1])} is over {n - 1}")
-    return indices

@@ -19,49 +19,29 @@ are read and written block by block (`Dense`), each pass over one that is still 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from anabranch.compress.seeds import random_words, read_seed, write_seed
 from anabranch.compress.stage import BLOCK, Coded, Dense, Role, Sparse, StageContext, Stream, take
 from anabranch.core.errors import InvalidUpdate
+from anabranch.core.kernels.chosen import loops
+from anabranch.core.kernels.contract import INFINITY_BITS, BlockForm, Bytes, Code, Found, Halves
+from anabranch.core.kernels.plain import encode_rounded
 from anabranch.core.model.params import Vector
 
+Encoding = Callable[[Vector, BlockForm, Bytes, Halves], int]
 BLOCKS = (32, 64, 128, 256)
-TINY = np.float32(1e-30)  # blocks under this share its scale: their own would not be a normal number
-HUGE_BITS = 0x7F000000  # of 2^127: from there on the scale of a block may have to be cut
-INFINITY_BITS = 0x7F800000  # of float32; what is not a number has more
-BF16_TOP_BITS = 0x7F7F0000  # of the largest finite bf16
-BF16_TOP = np.array(BF16_TOP_BITS, np.uint32).view(np.float32)
-MINUS = 8  # of a code of e3m0
-POWERS = np.array(
-    [0.0, *(2.0 ** (k - 7) for k in range(1, 8)), *(-(2.0 ** (k - 7)) for k in range(8))], np.float32
-)
-HALF_MANTISSA, EXPONENT_OF_K_0 = np.int32(1 << 22), np.int32(120)  # of float32; 2^-7
-LEAST_BITS = np.int32(120 << 23)  # from 2^-7 on, half of the least power, a value is not 0
+NOT_FINITE = "payload has values that are not finite"
 NOT_SENT = "values that are not finite are not sent: the training has diverged"
-Bytes = npt.NDArray[np.uint8]
-Halves = npt.NDArray[np.uint16]
-Bits = npt.NDArray[np.int32]
-
-
-def magnitude_bits(block: Vector, scratch: Vector) -> Bits:
-    """The bits of abs(block), (n,), in scratch: integers in the order of the magnitudes."""
-    bits: Bits = np.abs(block, out=scratch[: block.size]).view(np.int32)
-    return bits
 
 
 def check_sendable(top_bits: int) -> None:
-    """Raises `InvalidUpdate` where the largest of `magnitude_bits` is not of a finite number."""
+    """Raises `InvalidUpdate` where the bits of the largest magnitude are not of a finite number."""
     if top_bits >= INFINITY_BITS:
         raise InvalidUpdate(NOT_SENT)
-
-
-def from_bf16(halves: Halves) -> Vector:
-    """The float32 values of bf16, which is their upper halves."""
-    return (halves.astype(np.uint32) << np.uint32(16)).view(np.float32)
 
 
 class _Quantiser:
@@ -143,28 +123,21 @@ class BFloat16(_Quantiser):
 
     def _write(self, value: Dense | Sparse, coded: Coded, context: StageContext) -> None:
         out = np.empty(coded.k, "<u2")
-        scratch = np.empty(min(BLOCK, coded.k), np.float32)
         for start, block in zip(range(0, coded.k, BLOCK), value.blocks(), strict=True):
-            top = int(magnitude_bits(block, scratch).max())
-            check_sendable(top)
-            finite = np.clip(block, -BF16_TOP, BF16_TOP) if top > BF16_TOP_BITS else block
-            bits, rounded = finite.view(np.uint32), scratch[: block.size].view(np.uint32)
-            np.right_shift(bits, 16, out=rounded)
-            rounded &= np.uint32(1)
-            rounded += bits
-            rounded += np.uint32(0x7FFF)
-            np.right_shift(rounded, 16, out=out[start : start + block.size], casting="unsafe")
+            check_sendable(loops.top(block))
+            loops.to_bf16(block, out[start : start + block.size])
         coded.streams[Role.VALUES] = Stream.of(out.data.cast("B"))
 
     def _read(self, coded: Coded) -> Dense:
         halves = np.frombuffer(take(coded, Role.VALUES, 2 * coded.k), "<u2")
 
         def blocks() -> Iterator[Vector]:
-            scratch = np.empty(min(BLOCK, coded.k), np.uint32)
+            scratch = np.empty(min(BLOCK, coded.k), np.float32)
             for start in range(0, coded.k, BLOCK):
                 part = halves[start : start + BLOCK]
-                np.left_shift(part, np.uint32(16), out=scratch[: part.size], dtype=np.uint32)
-                yield _check_finite(scratch[: part.size].view(np.float32))
+                if not loops.from_bf16(part, scratch[: part.size]):
+                    raise InvalidUpdate(NOT_FINITE)
+                yield scratch[: part.size]
 
         return Dense(coded.k, blocks)
 
@@ -172,84 +145,54 @@ class BFloat16(_Quantiser):
 class _BlockCodes(_Quantiser):
     """Codes of x / s, s a scale of each block, of which `top` is the largest. The last block may be short."""
 
+    code: ClassVar[Code]
     top: ClassVar[int]
+    wrong: ClassVar[str]  # what is said of a code that there is not
 
     def __init__(self, block: int = 256) -> None:
         self.block = block
-        self._starts = np.arange(0, BLOCK, block)
-        # A block of the largest float32 has to come back finite.
-        self._scale_max = int(np.array(np.finfo(np.float32).max / self.top, np.float32).view(np.uint32) >> 16)
+        self._form = BlockForm(self.code, block, self.top)
 
     def raw_max(self, k: int, n: int) -> int:
-        return self._packed_len(k) + 2 * -(-k // self.block)
+        return self._form.packed_len(k) + 2 * self._form.scales(k)
 
     def _write(self, value: Dense | Sparse, coded: Coded, context: StageContext) -> None:
-        packed = np.empty(self._packed_len(coded.k), np.uint8)
-        halves = np.empty(-(-coded.k // self.block), "<u2")
-        scratch = np.empty(min(BLOCK, coded.k) + 1, np.float32)
-        rounded = self._rounding(context)
+        form, encode = self._form, self._encoding(context)
+        packed = np.empty(form.packed_len(coded.k), np.uint8)
+        halves = np.empty(form.scales(coded.k), "<u2")
         for start, block in zip(range(0, coded.k, BLOCK), value.blocks(), strict=True):
-            own = halves[start // self.block : -(-(start + block.size) // self.block)]
-            rounded(self._levels(block, own, scratch))
-            self._pack(scratch, block.size, packed[self._packed_len(start) :])
+            codes, scales = packed[form.packed_len(start) :], halves[form.scales(start) :]
+            check_sendable(encode(block, form, codes, scales))
         coded.streams[Role.CODES] = Stream.of(packed.data)
         coded.streams[Role.SCALES] = Stream.of(halves.data.cast("B"))
 
-    def _levels(self, block: Vector, halves: Halves, scratch: Vector) -> Vector:
-        """The quotients x / s of a block of values, in scratch; the scales s go to `halves`."""
-        bits = magnitude_bits(block, scratch)
-        tops = np.maximum.reduceat(bits, self._starts[: halves.size])
-        top = int(tops.max())
-        check_sendable(top)
-        scales = np.maximum(tops.view(np.float32), TINY)
-        scales /= np.float32(self.top)
-        scale_bits = scales.view(np.uint32)
-        scale_bits += np.uint32(0xFFFF)
-        scale_bits &= np.uint32(0xFFFF0000)
-        if top >= HUGE_BITS:
-            np.minimum(scale_bits, self._scale_max << 16, out=scale_bits)
-        np.right_shift(scale_bits, 16, out=halves, casting="unsafe")
-        inverse = np.reciprocal(scales, out=scales)
-        levels, whole = scratch[: block.size], block.size // self.block * self.block
-        rows = levels[:whole].reshape(-1, self.block)
-        np.multiply(block[:whole].reshape(-1, self.block), inverse[: len(rows), None], out=rows)
-        np.multiply(block[whole:], inverse[-1], out=levels[whole:])
-        return np.clip(levels, -self.top, self.top, out=levels) if top >= HUGE_BITS else levels
-
     def _read(self, coded: Coded) -> Dense:
-        halves = np.frombuffer(take(coded, Role.SCALES, 2 * -(-coded.k // self.block)), "<u2")
-        if halves.size and int(halves.max()) > self._scale_max:  # negative, infinite or no number, too
+        form = self._form
+        halves = np.frombuffer(take(coded, Role.SCALES, 2 * form.scales(coded.k)), "<u2")
+        if halves.size and int(halves.max()) > form.scale_max:  # negative, infinite or no number, too
             raise InvalidUpdate("scales must be finite, not negative, and of finite values")
-        packed = np.frombuffer(take(coded, Role.CODES, self._packed_len(coded.k)), np.uint8)
+        packed = np.frombuffer(take(coded, Role.CODES, form.packed_len(coded.k)), np.uint8)
 
         def blocks() -> Iterator[Vector]:
             scratch = np.empty(min(BLOCK, coded.k), np.float32)
             for start in range(0, coded.k, BLOCK):
-                size = min(BLOCK, coded.k - start)
-                values, whole = scratch[:size], size // self.block * self.block
-                self._unpack(packed[self._packed_len(start) : self._packed_len(start + size)], values)
-                scales = from_bf16(halves[start // self.block : -(-(start + size) // self.block)])
-                rows = values[:whole].reshape(-1, self.block)
-                np.multiply(rows, scales[: len(rows), None], out=rows)
-                values[whole:] *= scales[-1]
-                yield values
+                stop = min(start + BLOCK, coded.k)
+                codes = packed[form.packed_len(start) : form.packed_len(stop)]
+                scales = halves[form.scales(start) : form.scales(stop)]
+                self._check(loops.decode_blocks(codes, scales, form, scratch[: stop - start]))
+                yield scratch[: stop - start]
 
         return Dense(coded.k, blocks)
 
-    def _rounding(self, context: StageContext) -> Callable[[Vector], None]:
-        """What makes codes of quotients x / s, in their place, chunk after chunk."""
-        raise NotImplementedError
+    def _check(self, found: Found) -> None:
+        if found is Found.BAD_CODE:
+            raise InvalidUpdate(self.wrong)
+        if found is Found.BAD_PADDING:
+            raise InvalidUpdate("the padding of the last code is not zero")
 
-    def _packed_len(self, k: int) -> int:
-        raise NotImplementedError
-
-    def _pack(self, levels: Vector, k: int, out: Bytes) -> None:
-        """The codes levels[:k], whole numbers; levels[k] is free."""
-        raise NotImplementedError
-
-    def _unpack(self, packed: Bytes, out: Vector) -> None:
-        """What codes stand for, where s is 1."""
-        raise NotImplementedError
+    def _encoding(self, context: StageContext) -> Encoding:
+        """What writes the codes of a block of values, block after block."""
+        return loops.encode_blocks
 
 
 class BlockIntegers(_BlockCodes):
@@ -259,9 +202,9 @@ class BlockIntegers(_BlockCodes):
         super().__init__(block)
         self.stochastic = stochastic
 
-    def _rounding(self, context: StageContext) -> Callable[[Vector], None]:
+    def _encoding(self, context: StageContext) -> Encoding:
         if not self.stochastic:
-            return _to_nearest
+            return super()._encoding(context)
         words = random_words(context.seed, self.number)
 
         def at_random(levels: Vector) -> None:
@@ -269,7 +212,7 @@ class BlockIntegers(_BlockCodes):
             levels += (draws[: levels.size].astype(np.float32) + np.float32(0.5)) / np.float32(256)
             np.floor(levels, out=levels)
 
-        return at_random
+        return partial(encode_rounded, rounded=at_random)
 
 
 class Int8(BlockIntegers):
@@ -277,19 +220,9 @@ class Int8(BlockIntegers):
 
     name: ClassVar[str] = "int8"
     number: ClassVar[int] = 12
+    code: ClassVar[Code] = Code.INT8
     top: ClassVar[int] = 127
-
-    def _packed_len(self, k: int) -> int:
-        return k
-
-    def _pack(self, levels: Vector, k: int, out: Bytes) -> None:
-        np.copyto(out[:k].view(np.int8), levels[:k], casting="unsafe")
-
-    def _unpack(self, packed: Bytes, out: Vector) -> None:
-        codes = packed.view(np.int8)
-        if int(codes.min()) < -self.top:
-            raise InvalidUpdate(f"codes must be within -{self.top}..{self.top}")
-        np.copyto(out, codes)
+    wrong: ClassVar[str] = "codes must be within -127..127"
 
 
 class Int4(BlockIntegers):
@@ -300,21 +233,9 @@ class Int4(BlockIntegers):
 
     name: ClassVar[str] = "int4"
     number: ClassVar[int] = 13
+    code: ClassVar[Code] = Code.INT4
     top: ClassVar[int] = 7
-
-    def _packed_len(self, k: int) -> int:
-        return -(-k // 2)
-
-    def _pack(self, levels: Vector, k: int, out: Bytes) -> None:
-        even = k + k % 2
-        levels[k:even] = -8
-        _pack_halves(levels[:even].astype(np.int8) + np.int8(8), out)
-
-    def _unpack(self, packed: Bytes, out: Vector) -> None:
-        codes = _unpacked_halves(packed, out.size)
-        if not codes.all():
-            raise InvalidUpdate(f"codes must be within -{self.top}..{self.top}")
-        np.subtract(codes, np.float32(8), out=out, dtype=np.float32)
+    wrong: ClassVar[str] = "codes must be within -7..7"
 
 
 class E3M0(_BlockCodes):
@@ -325,58 +246,12 @@ class E3M0(_BlockCodes):
 
     name: ClassVar[str] = "e3m0"
     number: ClassVar[int] = 15
+    code: ClassVar[Code] = Code.E3M0
     top: ClassVar[int] = 1
-
-    def _rounding(self, context: StageContext) -> Callable[[Vector], None]:
-        return _to_powers
-
-    def _packed_len(self, k: int) -> int:
-        return -(-k // 2)
-
-    def _pack(self, levels: Vector, k: int, out: Bytes) -> None:
-        even = k + k % 2
-        levels[k:even] = 0
-        _pack_halves(levels[:even].astype(np.int8), out)
-
-    def _unpack(self, packed: Bytes, out: Vector) -> None:
-        codes = _unpacked_halves(packed, out.size)
-        if (codes == MINUS).any():
-            raise InvalidUpdate("codes must not be a minus without a value")
-        np.copyto(out, POWERS[codes])
+    wrong: ClassVar[str] = "codes must not be a minus without a value"
 
 
-def _to_nearest(levels: Vector) -> None:
-    np.rint(levels, out=levels)
-
-
-def _to_powers(levels: Vector) -> None:
-    """The codes of e3m0 of values from -1 to 1. The next power is nearer from half of the mantissa on."""
-    bits = magnitude_bits(levels, np.empty_like(levels))
-    codes = np.clip(((bits + HALF_MANTISSA) >> 23) - EXPONENT_OF_K_0, bits >= LEAST_BITS, 7)
-    codes[(levels < 0) & (codes > 0)] += MINUS
-    np.copyto(levels, codes)
-
-
-def _pack_halves(codes: npt.NDArray[np.int8], out: Bytes) -> None:
-    """Two codes of 0 to 15 a byte, of an even number of them."""
-    pairs = codes.view("<u2")
-    pairs |= pairs >> 4
-    np.copyto(out[: codes.size // 2], pairs, casting="unsafe")
-
-
-def _unpacked_halves(packed: Bytes, count: int) -> Bytes:
-    """The inverse. Raises `InvalidUpdate` where what is over is not zero."""
-    pairs = packed.astype("<u2")
-    pairs |= pairs << 4
-    codes = (pairs & 0x0F0F).view(np.uint8)
-    if codes[count:].any():
-        raise InvalidUpdate("the padding of the last code is not zero")
-    return codes[:count]
-
-
-def _check_finite(block: Vector, text: str = "payload has values that are not finite") -> Vector:
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = float(block.sum())
-    if not np.isfinite(total) and not np.isfinite(block).all():
+def _check_finite(block: Vector, text: str = NOT_FINITE) -> Vector:
+    if loops.top(block) >= INFINITY_BITS:
         raise InvalidUpdate(text)
     return block

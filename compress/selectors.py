@@ -21,10 +21,11 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from anabranch.compress.quantisers import check_sendable, magnitude_bits
+from anabranch.compress.quantisers import check_sendable
 from anabranch.compress.seeds import SEED_MASK, random_words
 from anabranch.compress.stage import BLOCK, Dense, Sparse, StageContext
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
+from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.params import Indices, Vector
 
 Flags = npt.NDArray[np.bool_]
@@ -76,29 +77,17 @@ def _k_largest(ranks: Ranks, k: int) -> Flags:
 
 
 def over(dense: Dense, bits_min: int) -> Sparse:
-    """The values whose `magnitude_bits` are at least so many. Raises `InvalidUpdate` if any is not finite."""
+    """The values of magnitudes of at least these bits. Raises `InvalidUpdate` if any is not finite."""
     indices, values = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
-    scratch, flags = np.empty(BLOCK, np.float32), np.zeros(BLOCK, bool)
+    room = min(BLOCK, dense.size)
+    places, kept = np.empty(room, np.int64), np.empty(room, np.float32)
     for start, block in zip(range(0, dense.size, BLOCK), dense.blocks(), strict=True):
-        np.greater_equal(magnitude_bits(block, scratch), bits_min, out=flags[: block.size])
-        flags[block.size :] = False
-        places = _places(flags)
-        values.append(block[places])
-        indices.append(places + start)
+        count = loops.over(block, bits_min, places, kept)
+        indices.append(places[:count] + start)
+        values.append(kept[:count].copy())
     found = Sparse(np.concatenate(indices), np.concatenate(values))
     # What is not finite has the largest bits of all, so it is among what was found.
-    check_sendable(int(np.abs(found.values).view(np.int32).max(initial=0)))
-    return found
-
-
-def _places(flags: Flags) -> Indices:
-    """Where flags (a multiple of 8) are set. Few are found sooner by looking at eight at a time."""
-    if np.count_nonzero(flags) * 32 > flags.size:
-        return np.flatnonzero(flags)
-    words = flags.view(np.uint64)
-    filled = np.flatnonzero(words != 0)
-    places = np.flatnonzero(words[filled].view(bool))
-    found: Indices = filled[places >> 3] * 8 + (places & 7)
+    check_sendable(loops.top(found.values))
     return found
 
 
@@ -200,9 +189,9 @@ class Mask(_Selector):
     def encode(self, value: Dense, context: StageContext) -> Sparse:
         seed = context.seed & SEED_MASK
         indices = self._indices(seed, context.n)
-        scratch, chosen = np.empty(min(BLOCK, value.size), np.float32), np.empty(indices.size, np.float32)
+        chosen = np.empty(indices.size, np.float32)
         for start, block in zip(range(0, value.size, BLOCK), value.blocks(), strict=True):
-            check_sendable(int(magnitude_bits(block, scratch).max()))
+            check_sendable(loops.top(block))
             first, last = np.searchsorted(indices, (start, start + block.size))
             chosen[first:last] = block[indices[first:last] - start]
         return Sparse(indices, chosen, seed)

@@ -175,9 +175,3 @@ def take(coded: Coded, role: Role, length: int) -> bytes | memoryview:
             f"stream {role.name.lower()} has {len(stream.data)} bytes, the manifest needs {length}"
         )
     return stream.data
-
-
-def check_increasing(indices: Indices, n: int) -> None:
-    """Raises `InvalidUpdate` unless the indices are strictly increasing and within 0..n-1."""
-    if indices.size and (indices[0] < 0 or indices[-1] >= n or bool(np.any(indices[1:] <= indices[:-1]))):
-        raise InvalidUpdate(f"indices must be strictly increasing and within 0..{n - 1}")

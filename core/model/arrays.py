@@ -1,4 +1,4 @@
-"""Arrays as bytes and back, whatever their shape and their order in memory: the one place that does it.
+"""Kinds of arrays; and arrays as bytes and back, whatever their shape and order: the one place that does it.
 
 `np.ascontiguousarray` makes a row of a number (shape () becomes (1,)), and safetensors writes an array as it
 lies in memory, be that another order than its shape says. What is written goes through here first.
@@ -13,6 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+Vector = npt.NDArray[np.floating[Any]]
+Indices = npt.NDArray[np.int64]
+BLOCK = 1 << 16  # elements: a few such blocks stay in a core's own cache
 
 
 def little(dtype: np.dtype[Any] | str) -> np.dtype[Any]:

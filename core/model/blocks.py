@@ -8,9 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from anabranch.core.model.params import Indices, Vector
-
-BLOCK = 1 << 16  # elements: a few such blocks stay in a core's own cache
+from anabranch.core.model.arrays import BLOCK, Indices, Vector
 
 Along = list[Indices | None]  # of a tensor, by axis: the places that are kept; None: all
 

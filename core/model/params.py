@@ -22,11 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import ConfigError, InvalidUpdate, ManifestMismatch
+from anabranch.core.kernels.chosen import loops
+from anabranch.core.model.arrays import Indices as Indices
+from anabranch.core.model.arrays import Vector as Vector
 from anabranch.core.model.arrays import to_bytes
 from anabranch.core.model.units import UnitGroup, check_groups
 
-Vector = npt.NDArray[np.floating[Any]]
-Indices = npt.NDArray[np.int64]
 Tensors = Mapping[str, npt.NDArray[Any]]
 
 FROZEN = "frozen"  # in a layout, of a float tensor that is not trained
@@ -277,9 +278,6 @@ def dense(x: Delta) -> Vector:
     return x.dense() if isinstance(x, SparseVector) else x
 
 
-BLOCK = 1 << 16  # elements; three float32 blocks stay in a core's own cache
-
-
 def add_scaled(
     out: Vector, scale: float, x: Delta, where: slice | npt.NDArray[np.int64] = slice(None)
 ) -> None:
@@ -290,20 +288,11 @@ def add_scaled(
     """
     if isinstance(x, SparseVector):
         at = x.indices if isinstance(where, slice) else where[x.indices]
-        out = out[where] if isinstance(where, slice) else out
-        out[at] += out.dtype.type(scale) * x.values
-        return
-    if not isinstance(where, slice):
-        out[where] += out.dtype.type(scale) * x
-        return
-    out = out[where]
-    factor = out.dtype.type(scale)
-    scratch = np.empty(min(BLOCK, out.size), out.dtype)
-    for start in range(0, out.size, BLOCK):
-        block = out[start : start + BLOCK]
-        product = scratch[: block.size]
-        np.multiply(x[start : start + BLOCK], factor, out=product)
-        block += product
+        loops.add_sparse(out[where] if isinstance(where, slice) else out, scale, at, x.values)
+    elif isinstance(where, slice):
+        loops.add_dense(out[where], scale, x)
+    else:
+        loops.add_sparse(out, scale, where, x)
 
 
 def digest(vector: npt.NDArray[Any]) -> str:

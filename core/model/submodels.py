@@ -20,7 +20,8 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from anabranch.core.errors import InvalidUpdate
-from anabranch.core.model.blocks import BLOCK, Along, PartBlock, flat_places, tensor_blocks
+from anabranch.core.model.arrays import BLOCK
+from anabranch.core.model.blocks import Along, PartBlock, flat_places, tensor_blocks
 from anabranch.core.model.params import (
     Delta,
     Indices,

@@ -11,8 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from anabranch.core.errors import InvalidUpdate
+from anabranch.core.kernels.chosen import loops
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
-from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector
+from anabranch.core.model.params import Delta, Indices, ParamSpec, SparseVector, Vector
 from anabranch.core.model.submodels import Submodel
 
 Json = Any
@@ -217,10 +218,16 @@ def find_flaw(
     return _bad_values(spec, delta, submodel, limits.delta_abs_max)
 
 
+def _within(values: Vector, most: float) -> bool:
+    """Whether no magnitude is over `most`; what is not a number is."""
+    if values.dtype != np.float32:  # NaN passes through min and max
+        return values.size == 0 or (float(values.min()) >= -most and float(values.max()) <= most)
+    return bool(np.array(loops.top(values), np.uint32).view(np.float32) <= most)
+
+
 def _bad_values(spec: ParamSpec, x: Delta, submodel: Submodel | None, abs_max: float) -> str | None:
     delta = x.values if isinstance(x, SparseVector) else x
-    # NaN passes through min and max, so two passes without a temporary tell a good delta.
-    if delta.size == 0 or (float(delta.min()) >= -abs_max and float(delta.max()) <= abs_max):
+    if _within(delta, abs_max):
         return None
     with np.errstate(invalid="ignore"):
         bad = np.flatnonzero(~(np.abs(delta) <= abs_max))

@@ -39,10 +39,11 @@ def test_every_folder_that_the_images_copy_is_in_the_context(root: Path, context
 def test_nothing_else_is_sent(context: Path, pyproject: dict[str, Any]) -> None:
     packages = set(pyproject["tool"]["setuptools"]["package-dir"].values())
     top = {folder.partition("/")[0] for folder in packages}
-    files = {"LICENSE", "README.md", "pyproject.toml"}
+    files = {"LICENSE", "README.md", "pyproject.toml", "setup.py"}
     assert {path.name for path in context.iterdir()} == top | files | {"docker"}
     assert [path.name for path in (context / "docker").iterdir()] == ["wheels"]
     assert not list(context.rglob("__pycache__"))
+    assert not list(context.rglob("*.so"))  # of this machine: the image makes its own
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -71,3 +72,20 @@ def test_every_package_imports_from_the_wheel(site: Path, pyproject: dict[str, A
 def test_the_command_runs_from_the_wheel(site: Path, pyproject: dict[str, Any]) -> None:
     printed = wheels.run([str(site / "bin" / "anabranch"), "--version"], cwd=site, pythonpath=site)
     assert pyproject["project"]["version"] in printed
+
+
+SAYS = "from anabranch.core.kernels.chosen import loops; print(loops.__name__.rpartition('.')[2])"
+
+
+def test_without_a_compiler_the_wheel_works_by_numpy(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "/bin/false")
+    target = tmp_path / "site"
+    wheels.install(_build(root, tmp_path, links=True), target)
+    assert wheels.run([sys.executable, "-c", SAYS], cwd=target, pythonpath=target).strip() == "plain"
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no compiler")
+def test_with_one_its_loops_are_compiled(site: Path) -> None:
+    assert wheels.run([sys.executable, "-c", SAYS], cwd=site, pythonpath=site).strip() == "compiled"

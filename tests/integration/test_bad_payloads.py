@@ -22,11 +22,11 @@ from wire import UNHELD, Served, server_config
 from anabranch.compress import wire
 from anabranch.compress.chain import Chain
 from anabranch.compress.entropy import Huffman, Zstd
-from anabranch.compress.indices import write_gaps
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import STAGES, make_codec
 from anabranch.compress.selectors import kept_count
 from anabranch.compress.stage import Coded, Role, Stream
+from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.params import ParamSpec, SparseVector
 from anabranch.server.manifest import write_manifest
 from anabranch.server.verify import verify
@@ -96,7 +96,7 @@ def streams(k: int = 2, chain: str = CHAIN, **changed: bytes | Stream) -> bytes:
 
 
 def gaps(*indices: int) -> bytes:
-    return write_gaps(np.array(indices, np.int64))
+    return loops.write_gaps(np.array(indices, np.int64))
 
 
 def zstd(data: bytes, announced: int = K, *, sized: bool = True) -> Stream:

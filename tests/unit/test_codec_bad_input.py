@@ -17,12 +17,12 @@ from backports import zstd as zstandard
 from anabranch.compress import wire
 from anabranch.compress.chain import Chain
 from anabranch.compress.entropy import Huffman, Zstd
-from anabranch.compress.indices import write_gaps
 from anabranch.compress.layout import Layout
 from anabranch.compress.registry import make_codec
 from anabranch.compress.selectors import kept_count
 from anabranch.compress.stage import Coded, Role, Stream
 from anabranch.core.errors import AnabranchError, InvalidUpdate, TooLarge
+from anabranch.core.kernels.chosen import loops
 from anabranch.testing.payloads import laplace, model, resealed
 
 SPEC = model()
@@ -101,7 +101,7 @@ def test_heads(what: str) -> None:
 
 
 def gaps(*indices: int) -> bytes:
-    return write_gaps(np.array(indices, np.int64))
+    return loops.write_gaps(np.array(indices, np.int64))
 
 
 def bits(*indices: int, size: int = N) -> bytes:

@@ -15,12 +15,12 @@ import pytest
 from anabranch.compress.codec import accumulate
 from anabranch.compress.feedback import make_uplink
 from anabranch.compress.grid import PLANES, DenseLevels, Grid
-from anabranch.compress.indices import read_gaps, write_gaps
 from anabranch.compress.layout import Group, Layout
 from anabranch.compress.registry import STAGES, make_codec, simulated_stages, stages
 from anabranch.compress.selectors import SAMPLE, Threshold, _sampled, kept_count
 from anabranch.compress.stage import BLOCK, Dense, StageContext
 from anabranch.core.errors import InvalidUpdate, UnknownCodec
+from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.chains import parse_chain
 from anabranch.core.model.params import ParamSpec, SparseVector, Vector, dense
 from anabranch.core.model.submodels import Coordinates
@@ -346,9 +346,9 @@ def test_masked_numbers_travel_as_they_are() -> None:
 def test_gaps() -> None:
     for indices in ([], [0], [254], [255], [256], [510], [0, 1, 2], [3, 3 + 256, 10_000], [70_000]):
         given = np.array(indices, np.int64)
-        assert read_gaps(write_gaps(given), given.size, 70_001).tolist() == indices
+        assert loops.read_gaps(loops.write_gaps(given), given.size, 70_001).tolist() == indices
     many = np.flatnonzero(np.random.default_rng(0).random(3 * BLOCK) < 0.7)
-    assert np.array_equal(read_gaps(write_gaps(many), many.size, 3 * BLOCK), many)
+    assert np.array_equal(loops.read_gaps(loops.write_gaps(many), many.size, 3 * BLOCK), many)
 
 
 @pytest.mark.prove

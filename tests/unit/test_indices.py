@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from anabranch.compress.indices import Bitmap, Gaps, PlainIndices, gaps_max, read_gaps, write_gaps
+from anabranch.compress.indices import Bitmap, Gaps, PlainIndices
 from anabranch.compress.stage import BLOCK, Coded, Role, StageContext, Stream
 from anabranch.core.errors import InvalidUpdate
+from anabranch.core.kernels.chosen import loops
+from anabranch.core.kernels.contract import gaps_max
 from anabranch.core.model.params import Indices
 
 KINDS = (PlainIndices, Gaps, Bitmap)
@@ -132,4 +134,4 @@ def test_gaps_that_an_entropy_coder_has_left_coded_are_refused() -> None:
 
 
 def test_gaps_by_themselves() -> None:
-    assert read_gaps(write_gaps(np.array([1, 300])), 2, 301).tolist() == [1, 300]
+    assert loops.read_gaps(loops.write_gaps(np.array([1, 300])), 2, 301).tolist() == [1, 300]

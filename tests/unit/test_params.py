@@ -15,7 +15,8 @@ from anabranch.compress.model import decode_model, encode_model
 from anabranch.compress.registry import make_codec
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch, UnknownCodec
 from anabranch.core.limits import Limits
-from anabranch.core.model.params import BLOCK, ParamSpec, SparseVector, add_scaled, digest
+from anabranch.core.model.arrays import BLOCK
+from anabranch.core.model.params import ParamSpec, SparseVector, add_scaled, digest
 from anabranch.core.model.submodels import Coordinates
 from anabranch.core.model.updates import find_flaw
 

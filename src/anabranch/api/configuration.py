@@ -23,6 +23,7 @@ from anabranch.workloads.app import App, load_app
 from anabranch.workloads.calls import join_run, settings_of
 
 PREFIX = "ANABRANCH_"
+KERNELS = "ANABRANCH_KERNELS"  # no setting of a run: `core/kernels/loops.c` reads it
 BROUGHT = "settings.json"  # beside a model: what its App brings along
 WHOLE = "strategy="  # the source of a strategy that is whole, whatever the layers below say of it
 TUNE = "tune"  # the table of a file that is no run's, but says how one is tuned
@@ -157,7 +158,7 @@ def one_run(tables: dict[str, Any], path: Path | str) -> dict[str, Any]:
 
 def _environment(environ: Mapping[str, str]) -> list[Layer]:
     layers: list[Layer] = []
-    for name in sorted(n for n in environ if n.startswith(PREFIX)):
+    for name in sorted(n for n in environ if n.startswith(PREFIX) and n != KERNELS):
         table, _, key = name.removeprefix(PREFIX).lower().partition("_")
         if table not in TABLES or not key:
             raise ConfigError(f"{name}: write {PREFIX}<TABLE>_<KEY>, with a table of {', '.join(TABLES)}")

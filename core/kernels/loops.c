@@ -1,0 +1,444 @@
+/* The loops of the codecs and of the fold, compiled: what each one does is said in `plain.py`, its twin.
+
+   Both give the same bits: IEEE float32, one operation at a time, nothing contracted (-ffp-contract=off), no order
+   of addition. A loop that meets what it is not for changes nothing and says so; its twin finds the words.
+   ANABRANCH_KERNELS=numpy in the environment keeps this module from being imported.
+*/
+
+#ifndef Py_LIMITED_API
+#define Py_LIMITED_API 0x030B0000 /* buffers are part of it since 3.11 */
+#endif
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Where the C library can choose at run time, the loops are made for wider registers as well. */
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__)
+#define WIDE __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDE
+#endif
+
+#define MAGNITUDE 0x7FFFFFFFu     /* of the bits of a float32: all but the sign */
+#define INFINITE 0x7F800000u      /* what is not a number has more */
+#define BF16_TOP 0x7F7F0000u      /* the largest finite one */
+#define TO_WHOLE 12582912.0f      /* 1.5 * 2^23: added and taken away it rounds to the nearest, ties to even */
+#define TINY 1e-30f
+#define MORE 255
+#define LARGE 16384               /* values from which on other threads may run meanwhile */
+
+enum kind { INT8, INT4, E3M0 };
+enum found { GOOD, BAD_CODE, BAD_PADDING };
+
+static const float POWERS[16] = {
+    0.0f, 0.015625f, 0.03125f, 0.0625f, 0.125f, 0.25f, 0.5f, 1.0f,
+    0.0f, -0.015625f, -0.03125f, -0.0625f, -0.125f, -0.25f, -0.5f, -1.0f,
+};
+
+static uint32_t bits_of(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
+static float float_of(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
+
+/* --- magnitudes -------------------------------------------------------------------------------- */
+
+WIDE static uint32_t top_of(const float *x, Py_ssize_t n) {
+    uint32_t top = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        uint32_t bits = bits_of(x[i]) & MAGNITUDE;
+        top = bits > top ? bits : top;
+    }
+    return top;
+}
+
+WIDE static Py_ssize_t select_over(const float *x, Py_ssize_t n, uint32_t least, int64_t *places, float *kept) {
+    Py_ssize_t count = 0, i = 0;
+    for (; i + 32 <= n; i += 32) { /* mostly there is none: thirty-two are passed over at once */
+        uint32_t any = 0;
+        for (int j = 0; j < 32; j++) any |= (bits_of(x[i + j]) & MAGNITUDE) >= least;
+        if (!any) continue;
+        for (int j = 0; j < 32; j++) {
+            places[count] = i + j;
+            kept[count] = x[i + j];
+            count += (bits_of(x[i + j]) & MAGNITUDE) >= least;
+        }
+    }
+    for (; i < n; i++) {
+        places[count] = i;
+        kept[count] = x[i];
+        count += (bits_of(x[i]) & MAGNITUDE) >= least;
+    }
+    return count;
+}
+
+/* --- codes of blocks --------------------------------------------------------------------------- */
+
+WIDE static void whole_numbers(const float *x, Py_ssize_t n, float inverse, float most, int32_t *out) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        float level = x[i] * inverse;
+        level = level < -most ? -most : level;
+        level = level > most ? most : level;
+        out[i] = (int32_t)((level + TO_WHOLE) - TO_WHOLE);
+    }
+}
+
+WIDE static void powers(const float *x, Py_ssize_t n, float inverse, int32_t *out) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        uint32_t bits = bits_of(x[i] * inverse), size = bits & MAGNITUDE;
+        int32_t least = size >= (120u << 23), code = (int32_t)((size + (1u << 22)) >> 23) - 120;
+        code = code < least ? least : code;
+        code = code > 7 ? 7 : code;
+        out[i] = code | (code ? (int32_t)(bits >> 28) & 8 : 0);
+    }
+}
+
+WIDE static void as_bytes(const int32_t *codes, Py_ssize_t n, uint8_t *out) {
+    for (Py_ssize_t i = 0; i < n; i++) out[i] = (uint8_t)codes[i];
+}
+
+WIDE static void as_halves(const int32_t *codes, Py_ssize_t n, int32_t offset, uint8_t *out) {
+    for (Py_ssize_t i = 0; i < n / 2; i++)
+        out[i] = (uint8_t)((codes[2 * i] + offset) | (codes[2 * i + 1] + offset) << 4);
+    if (n % 2) out[n / 2] = (uint8_t)(codes[n - 1] + offset);
+}
+
+/* The largest magnitude's bits; from INFINITE on the codes are worth nothing. */
+static uint32_t encode(
+    const float *x, Py_ssize_t n, Py_ssize_t block, enum kind kind, float most, uint32_t scale_max,
+    uint8_t *codes, uint8_t *scales
+) {
+    int32_t levels[256];
+    uint32_t largest = 0;
+    for (Py_ssize_t start = 0; start < n; start += block) {
+        Py_ssize_t size = n - start < block ? n - start : block;
+        uint32_t top = top_of(x + start, size);
+        largest = top > largest ? top : largest;
+        if (top >= INFINITE) return top;
+        float scale = float_of(top) > TINY ? float_of(top) : TINY;
+        uint32_t bits = (bits_of(scale / most) + 0xFFFF) >> 16;
+        bits = bits > scale_max ? scale_max : bits;
+        uint16_t half = (uint16_t)bits;
+        memcpy(scales, &half, 2);
+        scales += 2;
+        float inverse = 1.0f / float_of(bits << 16);
+        if (kind == E3M0) powers(x + start, size, inverse, levels);
+        else whole_numbers(x + start, size, inverse, most, levels);
+        if (kind == INT8) as_bytes(levels, size, codes + start);
+        else as_halves(levels, size, kind == INT4 ? 8 : 0, codes + start / 2);
+    }
+    return largest;
+}
+
+WIDE static int from_bytes(const uint8_t *codes, Py_ssize_t n, float scale, float *out) {
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int8_t code = (int8_t)codes[i];
+        bad |= code == -128;
+        out[i] = (float)code * scale;
+    }
+    return bad;
+}
+
+WIDE static int from_halves(const uint8_t *codes, Py_ssize_t n, float scale, float *out) {
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < n / 2; i++) {
+        int first = codes[i] & 15, second = codes[i] >> 4;
+        bad |= first == 0 || second == 0;
+        out[2 * i] = ((float)first - 8.0f) * scale;
+        out[2 * i + 1] = ((float)second - 8.0f) * scale;
+    }
+    if (n % 2) {
+        int last = codes[n / 2] & 15;
+        bad |= last == 0;
+        out[n - 1] = ((float)last - 8.0f) * scale;
+    }
+    return bad;
+}
+
+static int from_powers(const uint8_t *codes, Py_ssize_t n, float scale, float *out) {
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        int code = i % 2 ? codes[i / 2] >> 4 : codes[i / 2] & 15;
+        bad |= code == 8;
+        out[i] = POWERS[code] * scale;
+    }
+    return bad;
+}
+
+static enum found decode(
+    const uint8_t *codes, const uint8_t *scales, Py_ssize_t n, Py_ssize_t block, enum kind kind, float *out
+) {
+    int bad = 0;
+    if (kind != INT8 && n % 2 && codes[n / 2] >> 4) return BAD_PADDING;
+    for (Py_ssize_t start = 0; start < n; start += block, scales += 2) {
+        Py_ssize_t size = n - start < block ? n - start : block;
+        uint16_t half;
+        memcpy(&half, scales, 2);
+        float scale = float_of((uint32_t)half << 16);
+        if (kind == INT8) bad |= from_bytes(codes + start, size, scale, out + start);
+        else if (kind == INT4) bad |= from_halves(codes + start / 2, size, scale, out + start);
+        else bad |= from_powers(codes + start / 2, size, scale, out + start);
+    }
+    return bad ? BAD_CODE : GOOD;
+}
+
+/* --- bf16 -------------------------------------------------------------------------------------- */
+
+WIDE static void to_bf16(const float *x, Py_ssize_t n, uint16_t *out) {
+    for (Py_ssize_t i = 0; i < n; i++) {
+        uint32_t bits = bits_of(x[i]), size = bits & MAGNITUDE;
+        size = size > BF16_TOP ? BF16_TOP : size;
+        bits = (bits & ~MAGNITUDE) | size;
+        out[i] = (uint16_t)((bits + ((bits >> 16) & 1) + 0x7FFF) >> 16);
+    }
+}
+
+WIDE static int from_bf16(const uint8_t *halves, Py_ssize_t n, float *out) {
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < n; i++) {
+        uint16_t half;
+        memcpy(&half, halves + 2 * i, 2);
+        bad |= (half & 0x7F80) == 0x7F80;
+        out[i] = float_of((uint32_t)half << 16);
+    }
+    return bad;
+}
+
+/* --- indices ----------------------------------------------------------------------------------- */
+
+static int read_gaps(const uint8_t *data, Py_ssize_t length, Py_ssize_t k, int64_t n, int64_t *out) {
+    int64_t at = -1;
+    Py_ssize_t found = 0;
+    for (Py_ssize_t i = 0; i < length; i++) {
+        at += data[i];
+        if (data[i] == MORE) continue;
+        if (found == k) return 0;
+        out[found++] = ++at;
+    }
+    return found == k && (length == 0 || data[length - 1] != MORE) && at < n;
+}
+
+static Py_ssize_t write_gaps(const int64_t *indices, Py_ssize_t k, uint8_t *out, Py_ssize_t room) {
+    int64_t before = -1;
+    Py_ssize_t at = 0;
+    for (Py_ssize_t i = 0; i < k; before = indices[i++]) {
+        int64_t gap = indices[i] - before - 1;
+        if (gap < 0 || gap / MORE + 1 > room - at) return -1;
+        for (; gap >= MORE; gap -= MORE) out[at++] = MORE;
+        out[at++] = (uint8_t)gap;
+    }
+    return at;
+}
+
+static int read_numbers(const uint8_t *data, Py_ssize_t k, int64_t n, int64_t *out) {
+    int64_t before = -1;
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < k; i++) {
+        uint32_t number;
+        memcpy(&number, data + 4 * i, 4);
+        bad |= (int64_t)number <= before;
+        out[i] = before = number;
+    }
+    return !bad && before < n;
+}
+
+/* --- the fold ---------------------------------------------------------------------------------- */
+
+WIDE static void add_dense(float *out, Py_ssize_t n, float scale, const float *x) {
+    for (Py_ssize_t i = 0; i < n; i++) out[i] += scale * x[i];
+}
+
+static int add_sparse(float *out, int64_t n, float scale, const int64_t *indices, const float *x, Py_ssize_t k) {
+    int bad = 0;
+    for (Py_ssize_t i = 0; i < k; i++) bad |= indices[i] < 0 || indices[i] >= n;
+    if (bad) return 0;
+    for (Py_ssize_t i = 0; i < k; i++) out[indices[i]] += scale * x[i];
+    return 1;
+}
+
+/* --- as a module ------------------------------------------------------------------------------- */
+
+static int aligned(const Py_buffer *buffer, size_t bytes) { return (uintptr_t)buffer->buf % bytes == 0; }
+
+/* What every method does: lets other threads run meanwhile where it takes long. */
+#define FREELY(n, work)                     \
+    do {                                    \
+        if ((n) >= LARGE) {                 \
+            Py_BEGIN_ALLOW_THREADS work;    \
+            Py_END_ALLOW_THREADS            \
+        } else {                            \
+            work;                           \
+        }                                   \
+    } while (0)
+
+static void release(Py_buffer *buffers, int count) {
+    for (int i = 0; i < count; i++) PyBuffer_Release(&buffers[i]);
+}
+
+static PyObject *py_top(PyObject *self, PyObject *args) {
+    Py_buffer b[1];
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*", &b[0])) return NULL;
+    long top = -1;
+    Py_ssize_t n = b[0].len / 4;
+    if (aligned(&b[0], 4)) FREELY(n, top = (long)top_of(b[0].buf, n));
+    release(b, 1);
+    return PyLong_FromLong(top);
+}
+
+static PyObject *py_over(PyObject *self, PyObject *args) {
+    Py_buffer b[3];
+    unsigned int least;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*Iw*w*", &b[0], &least, &b[1], &b[2])) return NULL;
+    Py_ssize_t n = b[0].len / 4, count = -1;
+    if (aligned(&b[0], 4) && aligned(&b[1], 8) && aligned(&b[2], 4) && b[1].len >= 8 * n && b[2].len >= 4 * n)
+        FREELY(n, count = select_over(b[0].buf, n, least, b[1].buf, b[2].buf));
+    release(b, 3);
+    return PyLong_FromSsize_t(count);
+}
+
+static PyObject *py_encode(PyObject *self, PyObject *args) {
+    Py_buffer b[3];
+    Py_ssize_t block;
+    int kind;
+    float most;
+    unsigned int scale_max;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*nifIw*w*", &b[0], &block, &kind, &most, &scale_max, &b[1], &b[2])) return NULL;
+    Py_ssize_t n = b[0].len / 4, bytes = kind == INT8 ? n : (n + 1) / 2;
+    long top = -1;
+    if (aligned(&b[0], 4) && 2 <= block && block <= 256 && block % 2 == 0 && b[1].len >= bytes &&
+        b[2].len >= 2 * ((n + block - 1) / block))
+        FREELY(n, top = (long)encode(b[0].buf, n, block, kind, most, scale_max, b[1].buf, b[2].buf));
+    release(b, 3);
+    return PyLong_FromLong(top);
+}
+
+static PyObject *py_decode(PyObject *self, PyObject *args) {
+    Py_buffer b[3];
+    Py_ssize_t block;
+    int kind;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*y*niw*", &b[0], &b[1], &block, &kind, &b[2])) return NULL;
+    Py_ssize_t n = b[2].len / 4, bytes = kind == INT8 ? n : (n + 1) / 2;
+    long found = -1;
+    if (aligned(&b[2], 4) && block >= 2 && block % 2 == 0 && b[0].len >= bytes &&
+        b[1].len >= 2 * ((n + block - 1) / block))
+        FREELY(n, found = decode(b[0].buf, b[1].buf, n, block, kind, b[2].buf));
+    release(b, 3);
+    return PyLong_FromLong(found);
+}
+
+static PyObject *py_to_bf16(PyObject *self, PyObject *args) {
+    Py_buffer b[2];
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1])) return NULL;
+    Py_ssize_t n = b[0].len / 4;
+    int good = aligned(&b[0], 4) && aligned(&b[1], 2) && b[1].len >= 2 * n;
+    if (good) FREELY(n, to_bf16(b[0].buf, n, b[1].buf));
+    release(b, 2);
+    return PyBool_FromLong(good);
+}
+
+static PyObject *py_from_bf16(PyObject *self, PyObject *args) {
+    Py_buffer b[2];
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1])) return NULL;
+    Py_ssize_t n = b[1].len / 4;
+    int good = aligned(&b[1], 4) && b[0].len >= 2 * n;
+    if (good) FREELY(n, good = !from_bf16(b[0].buf, n, b[1].buf));
+    release(b, 2);
+    return PyBool_FromLong(good);
+}
+
+static PyObject *py_read_gaps(PyObject *self, PyObject *args) {
+    Py_buffer b[2];
+    long long n;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*Lw*", &b[0], &n, &b[1])) return NULL;
+    int good = aligned(&b[1], 8);
+    if (good) FREELY(b[0].len, good = read_gaps(b[0].buf, b[0].len, b[1].len / 8, n, b[1].buf));
+    release(b, 2);
+    return PyBool_FromLong(good);
+}
+
+static PyObject *py_write_gaps(PyObject *self, PyObject *args) {
+    Py_buffer b[2];
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*w*", &b[0], &b[1])) return NULL;
+    Py_ssize_t k = b[0].len / 8, length = -1;
+    if (aligned(&b[0], 8)) FREELY(k, length = write_gaps(b[0].buf, k, b[1].buf, b[1].len));
+    release(b, 2);
+    return PyLong_FromSsize_t(length);
+}
+
+static PyObject *py_read_numbers(PyObject *self, PyObject *args) {
+    Py_buffer b[2];
+    long long n;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "y*Lw*", &b[0], &n, &b[1])) return NULL;
+    Py_ssize_t k = b[1].len / 8;
+    int good = aligned(&b[1], 8) && b[0].len >= 4 * k;
+    if (good) FREELY(k, good = read_numbers(b[0].buf, k, n, b[1].buf));
+    release(b, 2);
+    return PyBool_FromLong(good);
+}
+
+static PyObject *py_add_dense(PyObject *self, PyObject *args) {
+    Py_buffer b[2];
+    float scale;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "w*fy*", &b[0], &scale, &b[1])) return NULL;
+    Py_ssize_t n = b[0].len / 4;
+    int good = aligned(&b[0], 4) && aligned(&b[1], 4) && b[1].len == b[0].len;
+    if (good) FREELY(n, add_dense(b[0].buf, n, scale, b[1].buf));
+    release(b, 2);
+    return PyBool_FromLong(good);
+}
+
+static PyObject *py_add_sparse(PyObject *self, PyObject *args) {
+    Py_buffer b[3];
+    float scale;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "w*fy*y*", &b[0], &scale, &b[1], &b[2])) return NULL;
+    Py_ssize_t n = b[0].len / 4, k = b[1].len / 8;
+    int good = aligned(&b[0], 4) && aligned(&b[1], 8) && aligned(&b[2], 4) && b[2].len == 4 * k;
+    if (good) FREELY(k, good = add_sparse(b[0].buf, n, scale, b[1].buf, b[2].buf, k));
+    release(b, 3);
+    return PyBool_FromLong(good);
+}
+
+static PyMethodDef METHODS[] = {
+    {"top", py_top, METH_VARARGS, NULL},
+    {"over", py_over, METH_VARARGS, NULL},
+    {"encode", py_encode, METH_VARARGS, NULL},
+    {"decode", py_decode, METH_VARARGS, NULL},
+    {"to_bf16", py_to_bf16, METH_VARARGS, NULL},
+    {"from_bf16", py_from_bf16, METH_VARARGS, NULL},
+    {"read_gaps", py_read_gaps, METH_VARARGS, NULL},
+    {"write_gaps", py_write_gaps, METH_VARARGS, NULL},
+    {"read_numbers", py_read_numbers, METH_VARARGS, NULL},
+    {"add_dense", py_add_dense, METH_VARARGS, NULL},
+    {"add_sparse", py_add_sparse, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {
+    PyModuleDef_HEAD_INIT, "_loops", "See core/kernels/plain.py.", -1, METHODS, NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__loops(void) {
+    const char *wanted = getenv("ANABRANCH_KERNELS");
+    const uint16_t one = 1;
+    if (wanted && strcmp(wanted, "numpy") == 0) {
+        PyErr_SetString(PyExc_ImportError, "ANABRANCH_KERNELS=numpy");
+        return NULL;
+    }
+    if (*(const uint8_t *)&one != 1) {
+        PyErr_SetString(PyExc_ImportError, "the bytes on the wire are little-endian");
+        return NULL;
+    }
+    return PyModule_Create(&MODULE);
+}

@@ -1,0 +1,14 @@
+"""The one part that is compiled. Without a compiler it is left out: numpy does the same."""
+
+from setuptools import Extension, setup
+
+LOOPS = Extension(
+    "anabranch.core.kernels._loops",
+    ["core/kernels/loops.c"],
+    # Nothing may be contracted or reordered: numpy's loops give the same bits.
+    extra_compile_args=["-O3", "-ffp-contract=off", "-fno-strict-aliasing"],
+    py_limited_api=True,
+    optional=True,
+)
+
+setup(ext_modules=[LOOPS], options={"bdist_wheel": {"py_limited_api": "cp311"}})

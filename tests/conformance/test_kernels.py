@@ -1,0 +1,308 @@
+"""Every compiled loop beside its twin in numpy: the same bits, and the same refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from anabranch.core.errors import InvalidUpdate
+from anabranch.core.kernels import plain
+from anabranch.core.kernels.contract import INFINITY_BITS, BlockForm, Code, Found, Loops, gaps_max
+
+NAME = "anabranch.core.kernels._loops"
+LARGE = 1 << 15  # values for which the loops let other threads run
+TOPS = {Code.INT8: 127, Code.INT4: 7, Code.E3M0: 1}
+FORMS = [BlockForm(code, block, top) for code, top in TOPS.items() for block in (32, 256)]
+BITS = st.integers(0, 0xFFFFFFFF)
+FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
+MIXED = st.one_of(
+    FINITE, st.floats(-1, 1, width=32), st.sampled_from([0.0, -0.0, 1e-45, -1e-31, 3.4e38, -3.4e38])
+)
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> Loops:
+    """The compiled loops: those that were installed, or such as are made here."""
+    if importlib.util.find_spec(NAME) is None:
+        _make(tmp_path_factory.mktemp("loops"))
+    from anabranch.core.kernels import compiled
+
+    return compiled
+
+
+def _make(folder: Path) -> None:
+    compiler = shutil.which("cc")
+    if compiler is None or not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        pytest.skip("there is no compiler")
+    made = folder / "_loops.abi3.so"
+    flags = ["-O3", "-ffp-contract=off", "-fno-strict-aliasing", "-Wall", "-Werror", "-shared", "-fPIC"]
+    source = Path(__file__).parents[2] / "core/kernels/loops.c"
+    subprocess.run([compiler, *flags, f"-I{sysconfig.get_path('include')}", source, "-o", made], check=True)
+    spec = importlib.util.spec_from_file_location(NAME, made)
+    assert spec is not None
+    assert spec.loader is not None
+    module: ModuleType = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.modules[NAME] = module
+
+
+def _floats(bits: list[int]) -> np.ndarray:
+    return np.array(bits, np.uint32).view(np.float32)
+
+
+def _same(one: np.ndarray, other: np.ndarray) -> None:
+    assert one.dtype == other.dtype
+    assert one.tobytes() == other.tobytes()
+
+
+def _normal(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(size).astype(np.float32)
+
+
+@given(st.lists(BITS, max_size=100))
+def test_the_largest_magnitude(compiled: Loops, bits: list[int]) -> None:
+    values = _floats(bits)
+    expected = max((b & 0x7FFFFFFF for b in bits), default=0)
+    assert compiled.top(values) == plain.top(values) == expected
+    assert compiled.top(values[::2]) == max((b & 0x7FFFFFFF for b in bits[::2]), default=0)
+
+
+@given(st.lists(BITS, max_size=150), st.integers(0, INFINITY_BITS))
+def test_what_is_over(compiled: Loops, bits: list[int], least: int) -> None:
+    values = _floats(bits)
+    wanted = [i for i, b in enumerate(bits) if b & 0x7FFFFFFF >= least]
+    for loops in (compiled, plain):
+        places, kept = np.empty(len(bits), np.int64), np.empty(len(bits), np.float32)
+        count = loops.over(values, least, places, kept)
+        assert places[:count].tolist() == wanted
+        _same(kept[:count], values[wanted])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.1, 1.0])
+def test_what_is_over_of_many(compiled: Loops, share: float) -> None:
+    values = np.where(np.random.default_rng(1).random(LARGE + 17) < share, 5.0, 1.0).astype(np.float32)
+    places, kept = np.empty(values.size, np.int64), np.empty(values.size, np.float32)
+    count = compiled.over(values, int(np.float32(2).view(np.int32)), places, kept)
+    assert np.array_equal(places[:count], np.flatnonzero(values > 2))
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f.code.name}-{f.block}")
+@given(values=arrays.arrays(np.float32, st.integers(1, 600), elements=MIXED))
+@example(values=np.array([3.4028235e38, -3.4028235e38, 1.0], np.float32))
+@example(values=np.array([1.0, np.nan], np.float32))
+@example(values=np.array([0.5, -np.inf, 0.0], np.float32))
+@example(values=_normal(LARGE + 33))
+@example(values=np.zeros(257, np.float32))
+@example(values=(np.arange(-300, 301) / np.float32(254)).astype(np.float32))  # ties
+def test_codes_of_blocks(compiled: Loops, form: BlockForm, values: np.ndarray) -> None:
+    made, tops = [], []
+    for loops in (compiled, plain):
+        codes = np.zeros(form.packed_len(values.size), np.uint8)
+        scales = np.zeros(form.scales(values.size), "<u2")
+        tops.append(loops.encode_blocks(values, form, codes, scales))
+        made.append((codes, scales))
+    if not np.isfinite(values).all():
+        assert min(tops) >= INFINITY_BITS
+        return
+    assert tops[0] == tops[1] == plain.top(values)
+    _same(made[0][0], made[1][0])
+    _same(made[0][1], made[1][1])
+    _check_decoded(compiled, form, *made[0], values.size)
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda f: f"{f.code.name}-{f.block}")
+@given(size=st.integers(1, 600), seed=st.integers(0, 2**32 - 1))
+def test_any_codes(compiled: Loops, form: BlockForm, size: int, seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    codes = draw.integers(0, 256, form.packed_len(size), np.uint8)
+    scales = draw.integers(0, form.scale_max + 1, form.scales(size)).astype("<u2")
+    _check_decoded(compiled, form, codes, scales, size)
+
+
+def _check_decoded(
+    compiled: Loops, form: BlockForm, codes: np.ndarray, scales: np.ndarray, size: int
+) -> None:
+    decoded, found = [], []
+    for loops in (compiled, plain):
+        out = np.empty(size, np.float32)
+        found.append(loops.decode_blocks(codes, scales, form, out))
+        decoded.append(out)
+    assert found[0] is found[1]
+    if found[0] is Found.GOOD:
+        _same(*decoded)
+
+
+@pytest.mark.parametrize(
+    ("form", "codes", "found"),
+    [
+        (BlockForm(Code.INT8, 32, 127), [0x81, 0x7F], Found.GOOD),
+        (BlockForm(Code.INT8, 32, 127), [0x80, 0x7F], Found.BAD_CODE),
+        (BlockForm(Code.INT4, 32, 7), [0x1F, 0x01], Found.GOOD),
+        (BlockForm(Code.INT4, 32, 7), [0x10, 0x01], Found.BAD_CODE),
+        (BlockForm(Code.INT4, 32, 7), [0x11, 0x00], Found.BAD_CODE),
+        (BlockForm(Code.INT4, 32, 7), [0x11, 0x21], Found.BAD_PADDING),
+        (BlockForm(Code.E3M0, 32, 1), [0xF0, 0x07], Found.GOOD),
+        (BlockForm(Code.E3M0, 32, 1), [0x81, 0x07], Found.BAD_CODE),
+        (BlockForm(Code.E3M0, 32, 1), [0x11, 0x17], Found.BAD_PADDING),
+    ],
+)
+def test_codes_that_there_are_not(compiled: Loops, form: BlockForm, codes: list[int], found: Found) -> None:
+    packed = np.array(codes, np.uint8)
+    out = np.empty(2 if form.code is Code.INT8 else 3, np.float32)
+    for loops in (compiled, plain):
+        assert loops.decode_blocks(packed, np.array([0x3F80], "<u2"), form, out) is found
+
+
+@given(st.lists(BITS.map(lambda b: b if b & 0x7F800000 != 0x7F800000 else b & 0x807FFFFF), max_size=100))
+@example([0x3F808000, 0x3F818000, 0x3F808001, 0x7F7FFFFF, 0xFF7FFFFF, 0x80000000, 1])
+def test_bf16(compiled: Loops, bits: list[int]) -> None:
+    values = _floats(bits)
+    halves = [np.empty(len(bits), np.uint16) for _ in range(2)]
+    compiled.to_bf16(values, halves[0])
+    plain.to_bf16(values, halves[1])
+    _same(*halves)
+    for half, given_bits in zip(halves[0].tolist(), bits, strict=True):
+        assert half >> 15 == given_bits >> 31
+        size, wanted = half & 0x7FFF, _size(given_bits & 0x7FFFFFFF)
+        near = [max(0, size - 1), size, min(0x7F7F, size + 1)]  # the largest finite one is the last
+        errors = [abs(_size(one << 16) - wanted) for one in near]
+        assert errors[1] == min(errors)
+        ties = [one for one, error in zip(near, errors, strict=True) if error == errors[1] and one != size]
+        assert not ties or size % 2 == 0
+
+
+def _size(bits: int) -> float:
+    return float(_floats([bits])[0])
+
+
+@given(arrays.arrays(np.uint16, st.integers(0, 100)))
+def test_values_of_bf16(compiled: Loops, halves: np.ndarray) -> None:
+    values = [np.empty(halves.size, np.float32) for _ in range(2)]
+    finite = not ((halves & 0x7F80) == 0x7F80).any()
+    assert compiled.from_bf16(halves, values[0]) is plain.from_bf16(halves, values[1]) is finite
+    if finite:
+        _same(*values)
+
+
+INCREASING = st.lists(st.integers(0, 3000), unique=True).map(sorted)
+
+
+@given(INCREASING)
+@example(list(range(0, 4 * LARGE, 3)))
+@example([254, 255, 510, 1020, 5000])
+def test_gaps(compiled: Loops, indices: list[int]) -> None:
+    given = np.array(indices, np.int64)
+    data = plain.write_gaps(given)
+    assert compiled.write_gaps(given) == data
+    n = indices[-1] + 1 if indices else 1
+    assert len(data) <= gaps_max(len(indices), n)
+    assert compiled.read_gaps(data, len(indices), n).tolist() == indices
+    if indices:
+        with pytest.raises(InvalidUpdate):
+            compiled.read_gaps(data, len(indices), n - 1)
+
+
+@given(st.binary(max_size=40), st.integers(0, 40), st.integers(0, 2000))
+@example(b"\xff", 0, 400)
+@example(b"", 0, 0)
+def test_any_gaps(compiled: Loops, data: bytes, k: int, n: int) -> None:
+    _same_answer(compiled.read_gaps, plain.read_gaps, data, k, n)
+
+
+@given(st.lists(st.integers(0, 40), max_size=6), st.integers(0, 41))
+@example([1, 2**32 - 1], 2**32)
+def test_numbers(compiled: Loops, numbers: list[int], n: int) -> None:
+    _same_answer(
+        compiled.read_numbers, plain.read_numbers, np.array(numbers, "<u4").tobytes(), len(numbers), n
+    )
+
+
+def _same_answer(one: object, other: object, data: bytes, k: int, n: int) -> None:
+    answers = []
+    for read in (one, other):
+        assert callable(read)
+        try:
+            answers.append(read(memoryview(b"." + data)[1:], k, n).tolist())  # at an odd address
+        except InvalidUpdate as error:
+            answers.append(str(error))
+    assert answers[0] == answers[1]
+    if isinstance(answers[0], list):
+        assert len(answers[0]) == k
+        assert all(a < b for a, b in zip([-1, *answers[0]], [*answers[0], n], strict=True))
+
+
+@given(arrays.arrays(np.float32, st.integers(0, 70), elements=MIXED), st.floats(-3, 3), st.data())
+def test_adding(compiled: Loops, values: np.ndarray, scale: float, data: st.DataObject) -> None:
+    size = values.size
+    start = data.draw(arrays.arrays(np.float32, size, elements=MIXED))
+    sums = [start.copy(), start.copy()]
+    with np.errstate(over="ignore", invalid="ignore"):
+        compiled.add_dense(sums[0], scale, values)
+        plain.add_dense(sums[1], scale, values)
+    _same(sums[0], sums[1])
+    _same(sums[0], _sums_by_hand(start, np.float32(scale), values))
+    places = np.array(
+        data.draw(st.lists(st.integers(0, max(0, size - 1)), unique=True, max_size=size)), np.int64
+    )
+    sums = [start.copy(), start.copy()]
+    with np.errstate(over="ignore", invalid="ignore"):
+        compiled.add_sparse(sums[0], scale, places, values[places])
+        plain.add_sparse(sums[1], scale, places, values[places])
+    _same(*sums)
+
+
+def _sums_by_hand(start: np.ndarray, scale: np.float32, values: np.ndarray) -> np.ndarray:
+    """One after the other, each product rounded."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.array([a + scale * b for a, b in zip(start, values, strict=True)], np.float32)
+
+
+def test_adding_much_and_to_a_part(compiled: Loops) -> None:
+    """What is not for the compiled loop is done all the same: another dtype, every second, an odd address."""
+    values, whole = _normal(LARGE + 5), np.zeros(2 * LARGE + 10, np.float32)
+    compiled.add_dense(whole[::2], 0.5, values)
+    assert np.array_equal(whole[::2], np.float32(0.5) * values)
+    assert not whole[1::2].any()
+    out = np.zeros(LARGE + 5, np.float32)
+    compiled.add_dense(out, 0.5, np.frombuffer(b"." + values.tobytes(), np.float32, offset=1))
+    compiled.add_sparse(out, 0.5, np.arange(LARGE + 5), values)
+    assert np.array_equal(out, values)
+    double = np.zeros(3)
+    compiled.add_dense(double, 0.1, np.ones(3))
+    compiled.add_sparse(double, 0.1, np.array([1]), np.ones(1))
+    assert double.tolist() == [0.1, 0.2, 0.1]
+
+
+@pytest.mark.parametrize("places", [[0, 3], [-4, 0]])
+def test_no_place_beyond_the_end(compiled: Loops, places: list[int]) -> None:
+    out = np.zeros(3, np.float32)
+    for loops in (compiled, plain):
+        with pytest.raises(IndexError):
+            loops.add_sparse(out, 1.0, np.array(places), np.ones(2, np.float32))
+    assert not out.any()
+
+
+SAYS = "from anabranch.core.kernels.chosen import loops; print(loops.__name__.rpartition('.')[2])"
+
+
+def test_numpy_where_it_is_asked_for() -> None:
+    """By a variable that is no setting of a run, and that commands let stand."""
+    environment = os.environ | {"ANABRANCH_KERNELS": "numpy"}
+    for code, said in (
+        (SAYS, "plain"),
+        ("from anabranch.api.configuration import load_config; load_config()", ""),
+    ):
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert (done.stdout.strip(), done.stderr) == (said, "")
