@@ -19,6 +19,7 @@ from anabranch.client.kept import Keepsake
 from anabranch.client.messages import FetchedModel
 from anabranch.client.neighbours import Neighbours
 from anabranch.client.outbox import UpdateEntry
+from anabranch.client.select_cuda import selecting
 from anabranch.compress.downloads import apply_download
 from anabranch.compress.feedback import Memory, make_uplink
 from anabranch.compress.registry import stages
@@ -270,7 +271,7 @@ class LocalTrainer:
         assert self.examples is not None, "load a shard first"
         covered, self._own = self.buffers.told(start, delta, task.submodel, self._own)
         uplink, pending, seals = make_uplink(task.uplink), None, None
-        with part("encode"):
+        with part("encode"), selecting(self.accelerator):
             if self.masker is None:
                 seed, base = seed_of(task.seed, "codec"), task.base_version
                 payload, pending = uplink.encode(covered, self.spec, task.submodel, memory, seed, base)

@@ -16,6 +16,9 @@ equal ones the first; its values are as they are, not scaled by 1 / rho.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,6 +36,20 @@ Ranks = npt.NDArray[np.integer[Any]]
 SAMPLE = 1 << 14  # values that the first guess of a threshold is made of
 SIGMAS = 4.0  # the guess lies so far under the sampled quantile that it is too high almost never
 SMALLEST = 1  # the bits of the smallest magnitude that is not zero
+
+# Finds about the k largest elsewhere, as `largest` does here; None: not these.
+Chooser = Callable[[Dense, int], "Sparse | None"]
+_chooser: ContextVar[Chooser | None] = ContextVar("chooser", default=None)
+
+
+@contextmanager
+def choosing(chooser: Chooser) -> Iterator[None]:
+    """Inside, `topk` asks this first: a device may have something that is quicker."""
+    token = _chooser.set(chooser)
+    try:
+        yield
+    finally:
+        _chooser.reset(token)
 
 
 def number(text: str) -> float:
@@ -138,13 +155,15 @@ class _Selector:
 
 
 class TopK(_Selector):
-    """The ceil(rho n) values that are largest by magnitude, exactly."""
+    """The ceil(rho n) values that are largest by magnitude, exactly; or as `choosing` says."""
 
     name: ClassVar[str] = "topk"
     number: ClassVar[int] = 1
 
     def encode(self, value: Dense, context: StageContext) -> Sparse:
-        return largest(value, kept_count(self.rho, context.n))
+        k, elsewhere = kept_count(self.rho, context.n), _chooser.get()
+        found = None if elsewhere is None else elsewhere(value, k)
+        return largest(value, k) if found is None else found
 
 
 class Threshold(_Selector):
