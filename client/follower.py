@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from anabranch.client.frozen import fetched_frozen
 from anabranch.client.history import HistoryRestored
@@ -17,9 +17,10 @@ from anabranch.client.stopping import Bell, Interrupted, interruptible, persist
 from anabranch.client.trainer import LocalTrainer
 from anabranch.client.transport import Transport
 from anabranch.core.config.goal import UNNAMED, Goal
-from anabranch.core.config.tables import ClientTable
+from anabranch.core.config.tables import ClientTable, Config
 from anabranch.core.errors import AnabranchError, AppError
 from anabranch.core.model.metrics import finite
+from anabranch.strategies.submodels.progressive import grown
 from anabranch.workloads.app import App, Shard
 from anabranch.workloads.calls import data_of
 
@@ -72,6 +73,7 @@ class Follower:
         bell: Bell | None = None,
         kept: Keepsake | None = None,
         goal: Goal = UNNAMED,
+        config: Mapping[str, Any] | None = None,
     ) -> None:
         self._goal = goal
         self._settings = settings or ClientTable()
@@ -85,6 +87,7 @@ class Follower:
         self._local = LocalTrainer(app, self._settings, threads, neighbours=neighbours)
         self._local.kept = kept or Keepsake()
         self._examples = data_of(app, shard)
+        self._growth = None if config is None else grown(Config.from_json(config), self._local.spec)
 
     def stop(self) -> None:
         """From any thread: end soon."""
@@ -151,7 +154,8 @@ class Follower:
 
     def _measured(self, model: FetchedModel) -> Measurement:
         self._have_frozen()
-        metrics = self._local.evaluate(self._local.decode(model), self._examples)
+        stage = 0 if self._growth is None else self._growth.stage_of(model.version)
+        metrics = self._local.evaluate(self._local.decode(model), self._examples, stage)
         if lack := self._goal.lacking(metrics):
             raise AppError(lack)
         if self._sink is not None:

@@ -38,8 +38,10 @@ from anabranch.core.engine.waiting import WaitingLine
 from anabranch.core.errors import ManifestMismatch, UnknownVersion
 from anabranch.core.journal import Record, to_record
 from anabranch.core.model.chains import RAW
+from anabranch.core.model.growing import needed_for
 from anabranch.core.model.params import ParamSpec, Tensors
-from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.stages import ModelStage
+from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
 from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import Ask, Capability, Receipt, Task
 from anabranch.core.rng import seed_of
@@ -64,11 +66,11 @@ from anabranch.workloads.trainer import trainer_for
 class LocalServer:
     """A run of the weights `tensors`, by name, whose devices are in this process: see `LocalTransport`.
 
-    `clock` gives seconds; leases end by it, looked at before each call. `groups`, `buffers` and `trained` are
-    the model's, as `ParamSpec.of` takes them; `seed`: the App builds `tensors` from it. Any thread may call:
-    one call at a time is worked on. Held are the newest version, those that open tasks start from, the
-    `journal`, and with `[run] keep_payloads` all `payloads`, by SHA-256. Raises `ConfigError` as a server
-    does at its start.
+    `clock` gives seconds; leases end by it, looked at before each call. `groups`, `buffers`, `trained` and
+    `stages` are the model's, as `ParamSpec.of` takes them; `seed`: the App builds `tensors` from it. Any
+    thread may call: one call at a time is worked on. Held are the newest version, those that open tasks start
+    from, the `journal`, and with `[run] keep_payloads` all `payloads`, by SHA-256. Raises `ConfigError` as a
+    server does at its start.
     """
 
     def __init__(
@@ -81,8 +83,9 @@ class LocalServer:
         buffers: Iterable[str] = (),
         trained: Collection[str] | None = None,
         seed: int | None = None,
+        stages: Iterable[ModelStage] = (),
     ) -> None:
-        self.spec = ParamSpec.of(tensors, groups, buffers, trained)
+        self.spec = ParamSpec.of(tensors, groups, buffers, trained, stages)
         self.config, self.clock, self.run_id = config, clock, run_id
         self.journal: list[Record] = []
         self.payloads: dict[str, bytes] = {}
@@ -106,7 +109,7 @@ class LocalServer:
         trainer, seed = trainer_for(app, "cpu"), seed_of(config.run.seed, "initial")
         spec = trainer.spec
         tensors, parts = trainer.initial(seed), (spec.groups, spec.buffers, spec.slices)
-        return cls(tensors, config, time.time, "run-1", *parts, seed)
+        return cls(tensors, config, time.time, "run-1", *parts, seed, spec.stages)
 
     @property
     def engine(self) -> Engine:
@@ -145,7 +148,7 @@ class LocalServer:
             raise UnknownVersion(f"version {version} is not held")
         return self._encoded[version]
 
-    def download(self, version: int, holds: int | None, part: UnitMap | None) -> Download:
+    def download(self, version: int, holds: int | None, part: UnitMap | TensorSet | None) -> Download:
         """The cheapest payload that leads to a version, or to a part of it. Raises `UnknownVersion`."""
         make = self._downloads.offer(self.engine, version, holds, stages(), part)
         if make is None:
@@ -256,7 +259,7 @@ class LocalTransport:
         final = bool(engine.finished) and wanted == newest
         if version is None and newer_than is not None and wanted <= newer_than:
             return FetchedModel(wanted, "", b"", final=final, modified=False)
-        part = submodel if isinstance(submodel, UnitMap) else None
+        part = needed_for(submodel)
         if exact or (engine.broadcast is None and part is None):
             return FetchedModel(wanted, RAW, self.server.encoded(wanted), final=final)
         made = self.server.download(wanted, holds, part)

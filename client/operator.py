@@ -408,10 +408,11 @@ class OperatorClient:
         request = operators.ReportMetricsRequest(version=version, metrics=metrics)
         self._call(self._stub.ReportMetrics, request)
 
-    def export(self, path: Path, version: int | None = None, best: bool = False) -> int:
+    def export(self, path: Path, version: int | None = None, best: bool = False, stage: int = 0) -> int:
         """Write a version (the newest if None, or the `best`) as a safetensors file; returns which one.
 
-        The file appears only when it is whole. Raises `UnknownVersion`.
+        `stage`: only the tensors that this stage of a model that grows needs. The file appears only when it
+        is whole. Raises `UnknownVersion`, and `ConfigError` where there is no such stage.
         """
         unfinished = path.with_name(path.name + ".tmp")
         timeout = stream_deadline_s(self._limits.payload_bytes_max)
@@ -419,7 +420,7 @@ class OperatorClient:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             with unfinished.open("wb") as file, self._errors():
-                request = operators.ExportRequest(version=version, best=best)
+                request = operators.ExportRequest(version=version, best=best, stage=stage)
                 stream = self._stub.Export(request, timeout=timeout)
                 with StallGuard(stream.cancel, self._limits.upload_idle_s) as guard:
                     for message in stream:

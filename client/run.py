@@ -244,6 +244,7 @@ def _follow(options: FollowerOptions, on_end: Callable[[], None] | None) -> Iter
             on_end=on_end,
             kept=None if options.state_dir is None else own_buffers(options.state_dir),
             goal=Goal.of_json(config or {}),
+            config=config,
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from anabranch.client.kept import Keepsake
@@ -27,13 +28,15 @@ from anabranch.core.config.tables import ClientTable, FleetTable, build
 from anabranch.core.engine.buffers import AVERAGE, DeviceBuffers, policy_of
 from anabranch.core.engine.ledger import TRAIN_S
 from anabranch.core.errors import InvalidUpdate, ManifestMismatch
+from anabranch.core.model.growing import needed_for
 from anabranch.core.model.metrics import finite
 from anabranch.core.model.params import ParamSpec, Tensors, TensorSpec, Vector, digest
-from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, gathered
+from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap, gathered, scatter
 from anabranch.core.model.updates import Capability, LocalPlan, Task
 from anabranch.core.rng import seed_of
 from anabranch.host.first import FirstModel
 from anabranch.protos.convert import submodel_to_proto
+from anabranch.strategies.submodels.progressive import Progressive
 from anabranch.support.own_code import on_device
 from anabranch.support.tracing import part
 from anabranch.workloads.app import App, Examples, Shard
@@ -41,7 +44,7 @@ from anabranch.workloads.batches import watched
 from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import Hook, cut, only, smaller, trainer_for
+from anabranch.workloads.trainer import Hook, cheaper, cut, only, smaller, trainer_for
 
 if TYPE_CHECKING:
     from anabranch.client.masking import Masker  # the extra [secagg] alone has what it needs
@@ -53,18 +56,26 @@ SMALL_MODEL_VALUES = 1_000_000
 class BaseModel:
     """A decoded version: `vector` (spec.size,), and the `frozen` tensors unless they travel apart.
 
-    With a `submodel` the vector is that part of it, (submodel.size,). `head` (hex) names the version with all
-    that led to it: after a restore another one may have its number. Empty where it is not known.
+    With a `submodel` the vector is that part of it, (submodel.size,): a smaller model, or what a stage needs.
+    `head` (hex) names the version with all that led to it: after a restore another one may have its number.
+    Empty where it is not known.
     """
 
     version: int
     vector: Vector
     frozen: Mapping[str, npt.NDArray[Any]]
-    submodel: UnitMap | None = None
+    submodel: UnitMap | TensorSet | None = None
     head: str = ""
 
     def part(self, submodel: Submodel | None) -> Vector:
-        """What is trained in a task of this sub-model: its own tensors' values, or the whole vector."""
+        """What is trained in a task of this sub-model: its own tensors' values, or the whole vector.
+
+        Of that what a stage does not need is zero.
+        """
+        if isinstance(self.submodel, TensorSet):
+            whole = np.zeros(self.submodel.spec.size, self.vector.dtype)
+            scatter(self.vector, whole, self.submodel)
+            return whole
         if not isinstance(submodel, UnitMap) or self.submodel == submodel:
             return self.vector
         assert self.submodel is None, "a part was fetched for another task"
@@ -142,6 +153,12 @@ class LocalTrainer:
     def join(self, served: ParamSpec, config: Mapping[str, Any]) -> None:
         """Take part in a run: the App hears of its configuration. Raises as `adopt` does."""
         join_run(self._app, config)
+        grows = config.get("submodel", {}).get("name") == Progressive.name
+        if grows and not self._trainer.spec.stages:
+            raise ManifestMismatch(
+                f"the model of the server's run grows, and {self._app.name} has no stages: train it by the "
+                "App that the run began with, which says them in stages(self, model)"
+            )
         self._policy = policy_of(config)
         self.adopt(served)
 
@@ -166,7 +183,7 @@ class LocalTrainer:
     def step_cost(self, task: Task) -> float:
         """Operations of a step of the task relative to one of the whole model, in (0, 1]."""
         assert self.examples is not None, "load a shard first"
-        submodel = smaller(task)
+        submodel = cheaper(task)
         return 1.0 if submodel is None else self._trainer.step_cost(submodel, self.examples)
 
     def adopt(self, served: ParamSpec) -> None:
@@ -177,7 +194,7 @@ class LocalTrainer:
         if self._app.any_model and isinstance(self._trainer, NumpyTrainer):
             self._trainer.adopt(served)
         if served.layout_hash == self.spec.layout_hash:
-            self._served = served
+            self._served = replace(served, stages=self._trainer.spec.stages)
             return
         ours, theirs = self.spec.tensors, served.tensors
         differ = [(a, b) for a, b in zip(ours, theirs, strict=False) if a != b]
@@ -193,7 +210,7 @@ class LocalTrainer:
 
         Raises `InvalidUpdate`, `TooLarge` and `UnknownCodec`.
         """
-        part = submodel if fetched.part_only and isinstance(submodel, UnitMap) else None
+        part = needed_for(submodel) if fetched.part_only else None
         if fetched.part_only and part is None:
             raise InvalidUpdate(f"a part of version {fetched.version} came, the whole was asked for")
         known = None if held is None else (held.version, held.vector)
@@ -295,11 +312,14 @@ class LocalTrainer:
         )
         return entry, pending
 
-    def evaluate(self, model: BaseModel, examples: Examples) -> dict[str, float]:
-        """The App's metrics of a version on these examples, with the device's own buffers if it has some."""
+    def evaluate(self, model: BaseModel, examples: Examples, stage: int = 0) -> dict[str, float]:
+        """The App's metrics of a version on these examples, with the device's own buffers if it has some.
+
+        `stage`: of a model that grows; 0: the last.
+        """
         self._share_cores()
         vector = self.buffers.start(model.vector, None, self._own)
-        return self._trainer.evaluate(vector, self._frozen(model), examples)
+        return self._trainer.evaluate(vector, self._frozen(model), examples, stage)
 
     def _frozen(self, base: BaseModel) -> Tensors:
         """What is not trained, of this version or of all."""

@@ -33,7 +33,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import InvalidUpdate, TooLarge
 from anabranch.core.model.chains import RAW, lacks
 from anabranch.core.model.params import ParamSpec, Tensors, Vector, digest
-from anabranch.core.model.submodels import UnitMap, gathered
+from anabranch.core.model.submodels import TensorSet, UnitMap, gathered
 
 SNAPSHOT, SUM, LIST = "logsnapshot", "logsum", "loglist"
 LENGTH = struct.Struct("<I")
@@ -77,7 +77,7 @@ class Downloads:
         version: int,
         holds: int | None,
         codecs: Collection[str] | None = None,
-        submodel: UnitMap | None = None,
+        submodel: UnitMap | TensorSet | None = None,
     ) -> Make | None:
         """How to make the cheapest payload of a version for a device that holds another; None: not held.
 
@@ -109,7 +109,7 @@ class Downloads:
         data = encode_model(Raw(), self.spec, vector, self._frozen)
         return Download(version, RAW, data, None, "")
 
-    def _part(self, version: int, submodel: UnitMap, part: Vector) -> Download:
+    def _part(self, version: int, submodel: UnitMap | TensorSet, part: Vector) -> Download:
         data = encode_model(Raw(), submodel.small, part, self._frozen)
         return Download(version, RAW, data, None, "", part_only=True)
 

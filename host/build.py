@@ -30,6 +30,7 @@ from anabranch.host.secagg import check_masking, cohorts_of
 from anabranch.strategies.memory import RememberingStrategy
 from anabranch.strategies.phased import Phased
 from anabranch.strategies.registry import doubt, strategy_of
+from anabranch.strategies.submodels.progressive import Progressive
 from anabranch.strategies.submodels.registry import make_planner
 
 log = logging.getLogger(__name__)
@@ -117,6 +118,8 @@ def device_tables(config: Config) -> dict[str, Any]:
     tables["run"] = {key: value for key, value in tables["run"].items() if key != "trackers"}
     told = told_to_devices(config.limits)
     more = {"limits": told} if told else {}
+    if config.submodel.name == Progressive.name:  # a device has to know the stages
+        more["submodel"] = {"name": Progressive.name}
     return {**tables, "server": {"tasks_per_client": config.server.tasks_per_client}, **more}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from anabranch.core.errors import AnabranchError, ConfigError, InvalidUpdate
 from anabranch.core.limits import DEFAULT_LIMITS, Limits
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.units import UnitGroup
 from anabranch.identity.files import make_private_folder, tighten
 from anabranch.server.store.files import disk_errors, sync_file, sync_folder
@@ -74,14 +75,15 @@ def write_manifest(
     buffers: tuple[str, ...] = (),
     trained: Collection[str] | None = None,
     seed: int | None = None,
+    stages: Iterable[ModelStage] = (),
 ) -> Manifest:
-    """Write the manifest of an app's first weights: `groups`, `buffers`, `trained` as for `ParamSpec.of`.
+    """Write the manifest of an app's first weights.
 
-    `seed`: see `Manifest`.
+    `groups`, `buffers`, `trained` and `stages` are as for `ParamSpec.of`; `seed`: see `Manifest`.
 
     Raises `InvalidUpdate` for weights that are not finite.
     """
-    spec = ParamSpec.of(tensors, groups, buffers, trained)
+    spec = ParamSpec.of(tensors, groups, buffers, trained, stages)
     manifest = Manifest(app, spec, plain_tensors(tensors), seed)
     if not np.isfinite(manifest.vector).all():
         raise InvalidUpdate(f"the first weights of {app} are not finite: mend its model()")
@@ -133,7 +135,7 @@ def keep_manifest(folder: Path, manifest: Manifest) -> None:
         spec = manifest.spec
         make_private_folder(temporary)
         parts = spec.groups, spec.buffers, spec.slices
-        write_manifest(temporary, manifest.app, manifest.tensors, *parts, manifest.seed)
+        write_manifest(temporary, manifest.app, manifest.tensors, *parts, manifest.seed, spec.stages)
         for path in (temporary / INITIAL, temporary / MANIFEST):
             tighten(path)
             sync_file(path)

@@ -27,8 +27,9 @@ from anabranch.core.config.goal import UNNAMED, Goal
 from anabranch.core.engine.engine import Engine
 from anabranch.core.errors import UnknownVersion
 from anabranch.core.model.chains import RAW, lacks
+from anabranch.core.model.growing import needed_for
 from anabranch.core.model.params import ParamSpec
-from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.submodels import Submodel, TensorSet, UnitMap
 from anabranch.core.model.updates import Task
 from anabranch.identity.files import make_private_folder, private, tighten
 
@@ -54,7 +55,7 @@ class ModelRequest:
     version: int
     form: str
     holds: int | None = None
-    submodel: UnitMap | None = None
+    submodel: UnitMap | TensorSet | None = None
 
 
 @dataclass(frozen=True)
@@ -123,8 +124,9 @@ class Models:
         self, version: int, holds: int | None, codecs: Collection[str], submodel: Submodel | None = None
     ) -> ModelRequest:
         """What a device gets that holds another version, can decode these stages and trains `submodel`."""
-        if isinstance(submodel, UnitMap) and is_exact(self._codec_at):
-            return ModelRequest(version, "exact", submodel=submodel)
+        part = needed_for(submodel)
+        if part is not None and is_exact(self._codec_at):
+            return ModelRequest(version, "exact", submodel=part)
         text = self._codec_at(version)
         if text == RAW:
             return ModelRequest(version, "exact")
@@ -183,7 +185,7 @@ class Models:
         parts = [wanted for wanted in self._files if wanted.submodel is not None]
         if len(parts) <= 2 * len(tasks) + PARTS_SPARE:
             return
-        needed = {(task.base_version, task.submodel) for task in tasks.values()}
+        needed = {(task.base_version, needed_for(task.submodel)) for task in tasks.values()}
         for wanted in [w for w in parts if (w.version, w.submodel) not in needed]:
             self._files.pop(wanted).add_done_callback(_remove)
 
@@ -257,9 +259,10 @@ class Models:
         return ModelFile(wanted.version, path, path.stat().st_size, sha256, RAW)
 
 
-def _name(submodel: UnitMap) -> str:
+def _name(submodel: UnitMap | TensorSet) -> str:
     """Of a part, for a file of its own: two parts may have the same bytes."""
-    return hashlib.sha256(b"".join(submodel.bits)).hexdigest()[:16]
+    bits = b"".join(submodel.bits) if isinstance(submodel, UnitMap) else submodel.bits
+    return hashlib.sha256(bits).hexdigest()[:16]
 
 
 def _remove(future: Future[ModelFile]) -> None:

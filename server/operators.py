@@ -21,6 +21,7 @@ from anabranch.core.engine.engine import Engine
 from anabranch.core.engine.ledger import ClientRecord
 from anabranch.core.errors import ConfigError, UnknownVersion
 from anabranch.core.model.arrays import plain_tensors
+from anabranch.core.model.growing import stage_set
 from anabranch.core.model.metrics import ACCURACY, MEASURED_MAX
 from anabranch.host.submission import checked_metrics
 from anabranch.protos.convert import checked_id, manifest_to_proto
@@ -217,8 +218,9 @@ class Operators(OperatorsServicer):
         wanted = request.version if request.HasField("version") else None
         if request.best:
             wanted = self._best()
+        names = self._names_of(request.stage)
         version = await self.run.writer.look(lambda engine: self._keep(engine, wanted))
-        data = await self._safetensors(ModelRequest(version, "exact"))
+        data = await self._safetensors(ModelRequest(version, "exact"), names)
         step = self.run.limits.chunk_bytes_max
         for offset in range(0, len(data), step):
             chunk = data[offset : offset + step]
@@ -349,14 +351,26 @@ class Operators(OperatorsServicer):
         self.run.models.keep(engine, ModelRequest(version, "exact"))
         return version
 
-    async def _safetensors(self, wanted: ModelRequest) -> bytes:
+    def _names_of(self, stage: int) -> frozenset[str]:
+        """The tensors that a stage needs, and those that nobody trains; of 0 all there are."""
+        spec = self.run.spec
+        if not stage:
+            return frozenset(tensor.name for tensor in spec.tensors)
+        if stage > len(spec.stages):
+            has = f"{len(spec.stages)} stages" if spec.stages else "no stages"
+            raise ConfigError(f"there is no stage {stage}: this run's model has {has}")
+        still = (tensor.name for tensor in spec.tensors if not tensor.aggregated)
+        return frozenset([*stage_set(spec, stage).names, *still])
+
+    async def _safetensors(self, wanted: ModelRequest, names: Collection[str]) -> bytes:
         file, run = await self.run.models.get(wanted), self.run
 
         def convert() -> bytes:
             with file.open() as source:
                 data = source.read()
             vector, frozen = decode_model(make_codec(file.codec), run.spec, data)
-            return save(plain_tensors(run.spec.unflatten(vector, frozen or run.models.frozen)))
+            found = run.spec.unflatten(vector, frozen or run.models.frozen)
+            return save(plain_tensors({name: array for name, array in found.items() if name in names}))
 
         return await asyncio.to_thread(convert)
 

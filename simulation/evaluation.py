@@ -97,7 +97,7 @@ class Evaluator:
         self._settle()
         self._last_version = model.version
         now = self._clock.now
-        self._in_hand = now, model, self._executor.evaluate(Evaluation(model.vector, now))
+        self._in_hand = now, model, self._executor.evaluate(Evaluation(model.vector, now, model.version))
         if self._run.stop_at_target:  # what comes next depends on it
             self._settle()
 

@@ -25,13 +25,14 @@ from anabranch.simulation.attacks import Attack
 from anabranch.simulation.executors.base import Evaluation, Job, LocalResult
 from anabranch.simulation.masking import SimulatedMasker
 from anabranch.simulation.parts import PARTS
+from anabranch.strategies.submodels.progressive import grown
 from anabranch.support.code import let_in
 from anabranch.support.own_code import on_device
 from anabranch.workloads.app import App, Array, Examples, Shard, load_app
 from anabranch.workloads.calls import data_of, join_run
 from anabranch.workloads.numpy_trainer import NumpyTrainer
 from anabranch.workloads.profiles import speed_profile
-from anabranch.workloads.trainer import Training, TrainResult, cut, only, smaller, trainer_for
+from anabranch.workloads.trainer import Training, TrainResult, cheaper, cut, only, smaller, trainer_for
 
 EXAMPLES_KEPT = 10_000  # devices
 
@@ -75,6 +76,7 @@ class Problem:
         if start is not None and app.any_model and isinstance(self.trainer, NumpyTrainer):
             self.trainer.adopt(self.trainer.described(dict(start)))
         self.spec = self.trainer.spec
+        self._growth = grown(config, self.spec)
         self._buffers = DeviceBuffers(self.spec, config.model.buffers)
         own = self.trainer.initial(seed_of(config.run.seed, "initial")) if start is None else start
         self.initial: dict[str, Array] = dict(own)
@@ -174,14 +176,15 @@ class Problem:
 
     def step_cost(self, task: Task) -> float:
         """Time of a step of the task relative to one of the whole model, as `fleet.submodel_step` says."""
-        submodel = smaller(task)
+        submodel = cheaper(task)
         if submodel is None or self.config.fleet.submodel_step == "whole":
             return 1.0
         return self.trainer.step_cost(submodel, self.examples(0))
 
     def evaluate(self, evaluation: Evaluation) -> Mapping[str, float]:
         """The App's metrics on the held-out part that `[run] evaluate_on` names."""
-        return self.trainer.evaluate(evaluation.vector, self.frozen, self._held_out_examples())
+        stage = 0 if self._growth is None else self._growth.stage_of(evaluation.version)
+        return self.trainer.evaluate(evaluation.vector, self.frozen, self._held_out_examples(), stage)
 
 
 class OneThread:

@@ -10,8 +10,9 @@ from anabranch.compress.downloads import Download, Downloads, apply_download, do
 from anabranch.compress.model import full_bytes
 from anabranch.compress.registry import stages
 from anabranch.core.engine.engine import Engine
+from anabranch.core.model.growing import needed_for
 from anabranch.core.model.params import Tensors, Vector
-from anabranch.core.model.submodels import Submodel, UnitMap
+from anabranch.core.model.submodels import Submodel
 from anabranch.host.held import HeldModel
 
 
@@ -84,8 +85,9 @@ class Versions:
         if self._sized_version != version:
             self._sizes, self._sized_version = {version: 0}, version
         model = self._kept()
-        if isinstance(submodel, UnitMap) and self.engine.broadcast is None and holds != version:
-            return Offer(model, full_bytes(submodel.small), part_only=True)
+        part = needed_for(submodel)
+        if part is not None and self.engine.broadcast is None and holds != version:
+            return Offer(model, full_bytes(part.small), part_only=True)
         if holds not in self._sizes:
             self._sizes[holds] = len(self._download(holds).data)
         return Offer(model, self._sizes[holds])

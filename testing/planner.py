@@ -12,6 +12,7 @@ import pytest
 from anabranch.core.config.tables import SubmodelTable
 from anabranch.core.engine.planner import Applicant, Planner
 from anabranch.core.engine.step_times import StepTime
+from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.submodels import TensorSet, UnitMap, tensor_set
 from anabranch.core.parts import PartKind
 from anabranch.core.rng import seed_of
@@ -47,16 +48,17 @@ class PlannerConformance:
     """Say `planner`, your class, or write `make`: a new one, for the model `anabranch.testing.models.SPEC`.
 
     `table` is the `[submodel]` table that it is made by. `everyone`: whether every unit is to be trained
-    sooner or later.
+    sooner or later. `spec`: that model, where the planner wants it to say more, such as stages.
     """
 
     kind: PartKind = PLANNERS
     planner: type[Any]
+    spec: ParamSpec = SPEC
     table = SubmodelTable(parts=3, coverage_versions=6)
     everyone = True
 
     def make(self) -> Planner:
-        made: Planner = self.planner.of(SPEC, self.table, 0)
+        made: Planner = self.planner.of(self.spec, self.table, 0)
         return made
 
     def test_it_has_what_a_planner_has(self) -> None:
@@ -72,10 +74,10 @@ class PlannerConformance:
     def test_a_submodel_is_of_the_models_own_units_or_tensors(self) -> None:
         for part in life(self.make())[1]:
             if isinstance(part, UnitMap):
-                kept = zip(SPEC.groups, part.kept, strict=True)
+                kept = zip(self.spec.groups, part.kept, strict=True)
                 assert all(0 < len(set(units)) <= group.size for group, units in kept)
             elif part is not None:
-                assert tensor_set(SPEC, part.tensors) == part
+                assert tensor_set(self.spec, part.tensors) == part
 
     def test_no_call_writes_to_the_state_or_the_vector(self) -> None:
         of = self.make()
@@ -92,11 +94,11 @@ class PlannerConformance:
         if not self.everyone:
             pytest.skip("this planner leaves some units alone, on purpose")
         _, found = life(self.make(), 60)
-        for g, group in enumerate(SPEC.groups):
+        for g, group in enumerate(self.spec.groups):
             touched: set[int] = set()
             for part in found:
                 touched |= set(part.kept[g]) if isinstance(part, UnitMap) else set(range(group.size))
             assert touched == set(range(group.size))
         if all(isinstance(part, TensorSet) for part in found):
             tensors = {name for part in found if isinstance(part, TensorSet) for name in part.names}
-            assert tensors == set(SPEC.slices)
+            assert tensors == set(self.spec.slices)

@@ -5,7 +5,8 @@ modules that only such functions import (`model_graph`, the `unit_*` behind it, 
 Apps that have a torch model (`adapters`).
 """
 
+from anabranch.core.model.stages import ModelStage
 from anabranch.workloads.app import App, Examples, Shard, load_app
 from anabranch.workloads.trainer import Trainer, TrainResult, trainer_for
 
-__all__ = ["App", "Examples", "Shard", "TrainResult", "Trainer", "load_app", "trainer_for"]
+__all__ = ["App", "Examples", "ModelStage", "Shard", "TrainResult", "Trainer", "load_app", "trainer_for"]

@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from anabranch.core.config.tables import FleetTable
 from anabranch.core.errors import AppError, DataError
+from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import LocalPlan
 from anabranch.support.own_code import own_code, own_frames
@@ -238,6 +239,16 @@ class App:
 
         return adapters.merged(model, tensors)
 
+    def stages(self, model: Model) -> Iterable[ModelStage] | None:  # noqa: ARG002 - the contract's
+        """How `model` may grow: the blocks that each stage adds, and the head that it alone has.
+
+        Each by the names of tensors or modules, and every trained tensor in one of them; the last stage's
+        head is the model's own. The module has an attribute `stage`, from 1, which is the last one unless it
+        is set from outside: its `forward` goes through the blocks so far, and then through that head. None:
+        the model does not grow.
+        """
+        return None
+
     def train(self, model: Model, examples: Examples, plan: LocalPlan, seed: int) -> dict[str, float]:
         """Train `model` in place and return metrics. A metric `steps` is the number of local steps.
 
@@ -279,7 +290,7 @@ class _Adapted(App):
         self.name = str(getattr(target, "name", name))
         super().__init__(str(getattr(target, "data_path", "")))
         self.adapted = target
-        for method in ("model", "units", "buffers", "trained", "merged", "train", "evaluate"):
+        for method in ("model", "units", "buffers", "trained", "stages", "merged", "train", "evaluate"):
             if callable(own := getattr(target, method, None)):
                 setattr(self, method, own)
         for name in ("loss", "optimizer", "metrics", "batch_loss"):

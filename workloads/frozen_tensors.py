@@ -1,4 +1,4 @@
-"""What of a torch module is not trained, as its parameters say it."""
+"""What of a torch module is not trained, as its parameters say it, and at which stage it stands."""
 
 from __future__ import annotations
 
@@ -51,3 +51,17 @@ def training_only(module: torch.nn.Module, names: Collection[str] | None) -> Ite
     finally:
         for parameter in cleared:
             parameter.requires_grad_(True)
+
+
+@contextmanager
+def at_stage(module: torch.nn.Module, stage: int) -> Iterator[None]:
+    """Inside, `module.stage` is this one; 0: as it is."""
+    if not stage:
+        yield
+        return
+    before = module.stage
+    module.stage = stage  # type: ignore[assignment]  # a number of the App's own
+    try:
+        yield
+    finally:
+        module.stage = before

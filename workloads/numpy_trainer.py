@@ -120,11 +120,21 @@ class NumpyTrainer:
             hook,
         )
 
-    def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
+    def evaluate(
+        self,
+        vector: Vector,
+        frozen: Tensors,
+        examples: Examples,
+        stage: int = 0,  # noqa: ARG002 - of modules
+    ) -> dict[str, float]:
         """The App's own evaluation."""
         return calls.evaluate(self._app, _arrays(self.spec, vector, frozen), examples)
 
-    def step_cost(self, submodel: UnitMap, examples: Examples) -> float:  # noqa: ARG002 - the contract's
+    def step_cost(
+        self,
+        submodel: UnitMap | TensorSet,
+        examples: Examples,  # noqa: ARG002 - the contract's
+    ) -> float:
         """The share of the parameters: numpy's operations are not counted."""
         check_submodel(self.spec, submodel)
         return submodel.size / self.spec.size

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from anabranch.core.errors import AppError, ConfigError
+from anabranch.core.model.growing import stage_in
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
 from anabranch.core.model.submodels import TensorSet, UnitMap
 from anabranch.core.model.units import UnitGroup, check_groups
 from anabranch.core.model.updates import LocalPlan
 from anabranch.workloads import calls
 from anabranch.workloads.app import App, Array, Examples
-from anabranch.workloads.frozen_tensors import still_names, training_only
+from anabranch.workloads.frozen_tensors import at_stage, still_names, training_only
 from anabranch.workloads.resident import LiveModule, Resident
 from anabranch.workloads.torch_loop import TorchRuntime, import_torch
 from anabranch.workloads.trainer import (
@@ -25,6 +27,7 @@ from anabranch.workloads.trainer import (
     TrainResult,
     check_submodel,
     declared_buffers,
+    declared_stages,
     declared_trained,
     declared_units,
     result_of,
@@ -54,7 +57,8 @@ class TorchTrainer:
         built = self._arrays(module)
         trained = self._trained(module, built)
         groups, self.whole_because = self._units(module, trained)
-        self.spec = spec_of(app, built, groups, self._buffers(module, built), trained)
+        stages = declared_stages(app, module)
+        self.spec = spec_of(app, built, groups, self._buffers(module, built), trained, stages)
         scratch = {n: b.clone() for n, b in module.named_buffers() if n not in built}
         self._whole = Resident(module, self.spec, self.spec.frozen(built), scratch)
         self._smaller: OrderedDict[ParamSpec, Resident] = OrderedDict()
@@ -84,8 +88,7 @@ class TorchTrainer:
         self.check_part(only)
         given = self._load(resident, vector, frozen)
         resident.module.train()
-        names = None if only is None else frozenset(only.names)
-        with self.runtime.seeded(seed), training_only(resident.module, names):
+        with self.runtime.seeded(seed), self._only(resident, only):
             metrics = calls.train(self.app, resident.module, examples, plan, seed)
         resident.module.zero_grad(set_to_none=True)
         delta = resident.flat().sub_(given).cpu().numpy()
@@ -115,26 +118,37 @@ class TorchTrainer:
 
         train_endlessly(train, plan, seed, LiveModule(self._whole), hook)
 
-    def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
+    def evaluate(
+        self, vector: Vector, frozen: Tensors, examples: Examples, stage: int = 0
+    ) -> dict[str, float]:
         """The App's evaluation of the module in evaluation mode."""
         self._load(self._whole, vector, frozen)
         self._whole.module.eval()
-        return calls.evaluate(self.app, self._whole.module, examples)
+        with at_stage(self._whole.module, stage):
+            return calls.evaluate(self.app, self._whole.module, examples)
 
-    def step_cost(self, submodel: UnitMap, examples: Examples) -> float:
+    def step_cost(self, submodel: UnitMap | TensorSet, examples: Examples) -> float:
         """Operations of a training step, counted by torch; of parameters where it cannot count them."""
         from anabranch.workloads.step_cost import operations
 
         check_submodel(self.spec, submodel)
         if submodel.small not in self._costs:
-            resident = self.resident(submodel)
-            backward = self.app.zeroth is None
-            part = operations(resident.module, examples, self.runtime, backward)
+            units, tensors = (submodel, None) if isinstance(submodel, UnitMap) else (None, submodel)
+            resident, backward = self.resident(units), self.app.zeroth is None
+            with self._only(resident, tensors):
+                part = operations(resident.module, examples, self.runtime, backward)
             whole = operations(self._whole.module, examples, self.runtime, backward)
             resident.reset()
             ratio = part / whole if part and whole else submodel.size / self.spec.size
             self._costs[submodel.small] = min(1.0, ratio)
         return self._costs[submodel.small]
+
+    @contextmanager
+    def _only(self, resident: Resident, part: TensorSet | None) -> Iterator[None]:
+        """Inside, these tensors alone are trained, at the stage that they are of; None: all, at the last."""
+        names = None if part is None else frozenset(part.names)
+        with training_only(resident.module, names), at_stage(resident.module, stage_in(part)):
+            yield
 
     def _load(self, resident: Resident, vector: Vector, frozen: Tensors) -> torch.Tensor:
         self.app.runtime = self.runtime

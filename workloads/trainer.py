@@ -12,9 +12,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from anabranch.core.errors import AppError, ConfigError, InvalidUpdate, ManifestMismatch
+from anabranch.core.model.growing import stage_in
 from anabranch.core.model.live import LiveWeights
 from anabranch.core.model.metrics import TRAINED_MAX
 from anabranch.core.model.params import ParamSpec, Tensors, Vector
+from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.submodels import TensorSet, UnitMap, gathered
 from anabranch.core.model.units import UnitGroup
 from anabranch.core.model.updates import LocalPlan, Task
@@ -141,15 +143,17 @@ class Trainer(Protocol):
         """
         ...
 
-    def evaluate(self, vector: Vector, frozen: Tensors, examples: Examples) -> dict[str, float]:
-        """The App's metrics of a model: whatever names it gives them."""
+    def evaluate(
+        self, vector: Vector, frozen: Tensors, examples: Examples, stage: int = 0
+    ) -> dict[str, float]:
+        """The App's metrics of a model, whatever names it gives them, at a `stage`; 0: the last."""
         ...
 
-    def step_cost(self, submodel: UnitMap, examples: Examples) -> float:
+    def step_cost(self, submodel: UnitMap | TensorSet, examples: Examples) -> float:
         """Floating-point operations of a training step of the smaller model, the whole one's being 1.
 
         In (0, 1]. Where operations cannot be counted, the ratio of the parameters. The same for all
-        sub-models that keep as many units of each group.
+        sub-models that keep as many units of each group. Of some tensors: of the stage that they are of.
         """
         ...
 
@@ -197,6 +201,11 @@ def smaller(task: Task) -> UnitMap | None:
 def cut(task: Task, delta: Vector) -> Vector:
     """What a task's update covers of what was trained: all of a smaller model, of a whole one its part."""
     return delta if isinstance(task.submodel, UnitMap) else gathered(delta, task.submodel)
+
+
+def cheaper(task: Task) -> UnitMap | TensorSet | None:
+    """The part of a model whose steps may take less than the whole one's: a smaller model, or a stage's."""
+    return smaller(task) or (only(task) if stage_in(task.submodel) else None)
 
 
 def only(task: Task) -> TensorSet | None:
@@ -252,21 +261,40 @@ def declared_trained(app: App, model: Model) -> tuple[str, ...] | None:
     return tuple(str(name) for name in names)
 
 
+def declared_stages(app: App, model: Model) -> tuple[ModelStage, ...]:
+    """What the App's `stages` says; none where its model does not grow. Raises `AppError`."""
+    with own_code(app, "stages"):
+        found = app.stages(model)
+        stages = () if found is None else tuple(found)
+    if not all(isinstance(stage, ModelStage) for stage in stages):
+        raise AppError(
+            f"{app.name}: stages returned something else than stages: return ModelStage(blocks, head) each"
+        )
+    if stages and getattr(model, "stage", None) != len(stages):
+        raise AppError(
+            f"{app.name}: stages(model) says {len(stages)}, and model.stage is "
+            f"{getattr(model, 'stage', 'not there')}: set self.stage = {len(stages)} in the module, whose "
+            "forward stops at that stage"
+        )
+    return stages
+
+
 def spec_of(
     app: App,
     tensors: Tensors,
     groups: tuple[UnitGroup, ...],
     buffers: tuple[str, ...],
     trained: Collection[str] | None = None,
+    stages: tuple[ModelStage, ...] = (),
 ) -> ParamSpec:
     """The spec of the App's model, in which what is frozen is no buffer.
 
-    Raises `AppError` where nothing is trained, for odd kinds, and for wrong units, buffers or names.
+    Raises `AppError` where nothing is trained, for odd kinds, and for wrong units, buffers, stages or names.
     """
     kept = trained is None or set(trained)
     buffers = tuple(name for name in buffers if kept is True or name in kept or name not in tensors)
     try:
-        found = ParamSpec.of(tensors, groups, buffers, trained)
+        found = ParamSpec.of(tensors, groups, buffers, trained, stages)
     except (ConfigError, InvalidUpdate) as error:
         raise AppError(f"{app.name}: {error}") from error
     if found.size == 0 and found.apart:
@@ -279,7 +307,7 @@ def spec_of(
     return found
 
 
-def check_submodel(spec: ParamSpec, submodel: UnitMap) -> None:
+def check_submodel(spec: ParamSpec, submodel: UnitMap | TensorSet) -> None:
     """Raises `ManifestMismatch` unless the sub-model is of a model with these tensors."""
     if submodel.spec.layout_hash != spec.layout_hash:
         raise ManifestMismatch("the sub-model is of a model with other tensors than this App's")

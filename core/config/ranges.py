@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 from anabranch.core.config.caps import check_limits
@@ -174,6 +175,7 @@ def _check_relations(tables: Tables) -> None:
             raise ConfigError(f"{path} must be less than 1, not {_at(tables, path)!r}: {else_}")
     if not submodel.widths or not all(0 < w <= 1 for w in submodel.widths):
         raise ConfigError(f"submodel.widths must be fractions in (0, 1], not {submodel.widths!r}")
+    _check_growth(submodel.grow_at)
     if not (client.epochs or client.steps):
         raise ConfigError("client.epochs or client.steps must be greater than 0: nothing would be learned")
     if server.lease_min_s > server.lease_max_s:
@@ -181,6 +183,14 @@ def _check_relations(tables: Tables) -> None:
     if server.retry_after_min_s > server.retry_after_max_s:
         raise ConfigError(
             f"server.retry_after_min_s must not be over retry_after_max_s, {server.retry_after_max_s:g}"
+        )
+
+
+def _check_growth(grow_at: tuple[float, ...]) -> None:
+    if any(not 0 <= share < 1 for share in grow_at) or any(b <= a for a, b in pairwise(grow_at)):
+        raise ConfigError(
+            "submodel.grow_at must be increasing shares of the run, each from 0 to below 1, not "
+            f"{list(grow_at)!r}"
         )
 
 

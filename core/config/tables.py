@@ -146,6 +146,8 @@ class SubmodelTable:
     `pattern` these deal the model's blocks to them. A unit that no update has touched for more than
     `coverage_versions` versions goes into every sub-model (0: no such guard). `step_time`: what a device's
     step is taken to last by its part, for `widths`: a + b x; `proportional` in runs of older releases.
+    `grow_at`: where the stages of `progressive` begin, but for the first, as shares of the run's versions
+    (none: evenly, up to .375); for `warm_up_versions` of each what is new is trained alone.
     """
 
     name: str = AUTO
@@ -155,6 +157,8 @@ class SubmodelTable:
     coverage_versions: int = 50
     pattern: str = field(default="balanced", metadata=LATER_KEY)
     step_time: str = LINEAR
+    grow_at: tuple[float, ...] = field(default=(), metadata=LATER_KEY)
+    warm_up_versions: int = field(default=25, metadata=LATER_KEY)
 
 
 @dataclass(frozen=True)

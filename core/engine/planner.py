@@ -38,8 +38,9 @@ class Planner(Protocol):
     """One method of choosing sub-models.
 
     A class of one has `of(spec, table, seed)` as well: a planner for the model `spec`, by `[submodel]`, in a
-    run of this seed. One whose sub-models are of whole tensors says `of_tensors = True`: it wants no units.
-    One whose sub-models differ in size says `times_steps = True`: what a step takes by that is then learned.
+    run of this seed. One whose sub-models are of whole tensors says `of_tensors = True`: it wants no units;
+    with `grows = True` as well it knows stages, without which a model that has some is refused. One whose
+    sub-models differ in size says `times_steps = True`: what a step takes by that is then learned.
     """
 
     name: ClassVar[str]

@@ -26,6 +26,7 @@ from anabranch.core.kernels.chosen import loops
 from anabranch.core.model.arrays import Indices as Indices
 from anabranch.core.model.arrays import Vector as Vector
 from anabranch.core.model.arrays import to_bytes
+from anabranch.core.model.stages import ModelStage, check_stages
 from anabranch.core.model.units import UnitGroup, check_groups
 
 Tensors = Mapping[str, npt.NDArray[Any]]
@@ -79,13 +80,14 @@ class ParamSpec:
     """Every tensor of a model, in the order in which the vector holds them.
 
     `groups`: the units that a sub-model may leave out (`units.py`); none where that is not known.
-    `buffers`: the names of the tensors that are some (`buffers.py`). Both are no part of the layout: models
-    with the same tensors can be averaged.
+    `buffers`: the names of the tensors that are some (`buffers.py`). `stages`: of a model that may grow
+    (`stages.py`). All three are no part of the layout: models with the same tensors can be averaged.
     """
 
     tensors: tuple[TensorSpec, ...]
     groups: tuple[UnitGroup, ...] = ()
     buffers: tuple[str, ...] = ()
+    stages: tuple[ModelStage, ...] = ()
 
     def __post_init__(self) -> None:
         if self.groups:
@@ -93,6 +95,7 @@ class ParamSpec:
         for name in self.buffers:
             if name not in self.slices or self.buffers.count(name) > 1:
                 raise ConfigError(f"buffers: {name!r} is not the name of one float tensor of the model")
+        check_stages(self.stages, self.slices, self.buffers)
 
     def _check_units(self) -> None:
         fixed = {t.name for t in self.tensors if t.is_float and not t.trained}
@@ -106,7 +109,7 @@ class ParamSpec:
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self.tensors, self.groups, self.buffers))
+        return hash((self.tensors, self.groups, self.buffers, self.stages))
 
     def __hash__(self) -> int:
         return self._hash  # it keys caches, and a large model has many tensors
@@ -118,11 +121,12 @@ class ParamSpec:
         groups: Iterable[UnitGroup] = (),
         buffers: Iterable[str] = (),
         trained: Collection[str] | None = None,
+        stages: Iterable[ModelStage] = (),
     ) -> ParamSpec:
         """The spec of named arrays, of which the floats in `trained` are; None: all.
 
-        Raises `InvalidUpdate` for a dtype that cannot travel, `ConfigError` for groups of units, buffers or
-        trained tensors that do not fit the arrays.
+        `stages` may name modules, too. Raises `InvalidUpdate` for a dtype that cannot travel, `ConfigError`
+        for groups of units, buffers, trained tensors or stages that do not fit the arrays.
         """
         for name in trained or ():
             if name not in tensors or tensors[name].dtype.kind != "f":
@@ -135,7 +139,9 @@ class ParamSpec:
                 )
             learns = trained is None or name in trained or array.dtype.kind != "f"
             specs.append(TensorSpec(name, tuple(int(n) for n in array.shape), array.dtype.name, learns))
-        return cls(tuple(specs), tuple(groups), tuple(buffers))
+        known = {t.name: t.aggregated for t in specs}
+        grown = (stage.resolved(known, number) for number, stage in enumerate(stages, 1))
+        return cls(tuple(specs), tuple(groups), tuple(buffers), tuple(grown))
 
     @cached_property
     def vector_dtype(self) -> np.dtype[Any]:
@@ -194,15 +200,18 @@ class ParamSpec:
         """A list of the tensors; a dict of `tensors` and what else there is, if there is."""
         groups = {"groups": [group.to_json() for group in self.groups]} if self.groups else {}
         buffers = {"buffers": list(self.buffers)} if self.buffers else {}
-        return {"tensors": self._layout, **groups, **buffers} if groups or buffers else self._layout
+        stages = {"stages": [stage.to_json() for stage in self.stages]} if self.stages else {}
+        more = {**groups, **buffers, **stages}
+        return {"tensors": self._layout, **more} if more else self._layout
 
     @classmethod
     def from_json(cls, data: Any) -> ParamSpec:
-        """The inverse of `to_json`. Raises `ConfigError` for groups or buffers that do not fit."""
+        """The inverse of `to_json`. Raises `ConfigError` for groups, buffers or stages that do not fit."""
         found = data if isinstance(data, dict) else {"tensors": data}
         tensors = tuple(TensorSpec.from_json(tensor) for tensor in found["tensors"])
         groups = tuple(UnitGroup.from_json(group) for group in found.get("groups", ()))
-        return cls(tensors, groups, tuple(str(name) for name in found.get("buffers", ())))
+        buffers = tuple(str(name) for name in found.get("buffers", ()))
+        return cls(tensors, groups, buffers, tuple(ModelStage.from_json(s) for s in found.get("stages", ())))
 
     def flatten(self, tensors: Tensors) -> Vector:
         """The vector of named arrays. Raises `ManifestMismatch` on other names or shapes."""

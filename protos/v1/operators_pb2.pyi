@@ -902,19 +902,23 @@ class ExportRequest(_message.Message):
 
     VERSION_FIELD_NUMBER: _builtins.int
     BEST_FIELD_NUMBER: _builtins.int
+    STAGE_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """The newest version if unset."""
     best: _builtins.bool
     """The best that a follower has measured."""
+    stage: _builtins.int
+    """Only the tensors that this stage of a model that grows needs, from 1; 0: all."""
     def __init__(
         self,
         *,
         version: _builtins.int | None = ...,
         best: _builtins.bool = ...,
+        stage: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "version", b"version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "best", b"best", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_version", b"_version", "best", b"best", "stage", b"stage", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__version: _TypeAlias = _typing.Literal["version"]  # noqa: Y015
     _WhichOneofArgType__version: _TypeAlias = _typing.Literal["_version", b"_version"]  # noqa: Y015

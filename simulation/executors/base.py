@@ -40,10 +40,11 @@ class Job:
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A measurement of `vector` (size,) on held-out data, asked for soon after `due_s`."""
+    """A measurement of `vector` (size,), a `version`'s, on held-out data, asked for soon after `due_s`."""
 
     vector: Vector
     due_s: float
+    version: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,11 +14,12 @@ from anabranch.core.parts import PartKind, members
 from anabranch.strategies.submodels.asyncdrop import HeteroWindows, RandomUnits
 from anabranch.strategies.submodels.fragments import Fragments
 from anabranch.strategies.submodels.ist import Ist
+from anabranch.strategies.submodels.progressive import Progressive
 from anabranch.strategies.submodels.widths import FedRolex, FjORD, HeteroFL
 
 NONE = "none"
 BUILT_IN: dict[str, type[Any]] = {
-    c.name: c for c in (RandomUnits, HeteroWindows, HeteroFL, FedRolex, FjORD, Ist, Fragments)
+    c.name: c for c in (RandomUnits, HeteroWindows, HeteroFL, FedRolex, FjORD, Ist, Fragments, Progressive)
 }
 PLANNERS = PartKind(
     "planner", "planners", ("submodel.name",), BUILT_IN, (*members(Planner), "of"), also=(AUTO, NONE)
@@ -44,5 +45,11 @@ def make_planner(spec: ParamSpec, strategy: Strategy, config: Config) -> Planner
             f"submodel.name is {name!r}, but no units that may be left out are known of this model: "
             "`anabranch init` says why; set submodel.name = 'none' to train it whole"
         )
+    if spec.stages and getattr(found, "of_tensors", False) and not getattr(found, "grows", False):
+        raise ConfigError(
+            f"submodel.name is {name!r}, which deals tensors of a whole model, but this one has stages, with "
+            "heads that the whole does not train: set submodel.name = 'progressive', or take an App without "
+            "stages"
+        )
     planner: Planner = found.of(spec, table, config.run.seed)
-    return planner
+    return planner.within(config, strategy) if isinstance(planner, Progressive) else planner

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -15,9 +16,11 @@ from anabranch.core.engine.planner import Applicant, Planner
 from anabranch.core.engine.step_times import StepTime
 from anabranch.core.errors import ConfigError
 from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.stages import Growth, ModelStage
 from anabranch.core.model.submodels import Kept, TensorSet, UnitMap
 from anabranch.strategies.registry import make_strategy
 from anabranch.strategies.submodels.asyncdrop import scores
+from anabranch.strategies.submodels.progressive import Progressive
 from anabranch.strategies.submodels.registry import PLANNERS, make_planner
 from anabranch.testing import PlannerConformance
 from anabranch.testing.data import frozen
@@ -38,7 +41,7 @@ def kept_of(part: UnitMap | TensorSet | None) -> Kept:
     return part.kept
 
 
-@pytest.fixture(params=list(PLANNERS.built_in.values()))
+@pytest.fixture(params=[of for of in PLANNERS.built_in.values() if of is not Progressive])
 def built_in(request: pytest.FixtureRequest) -> type[Any]:
     found: type[Any] = request.param
     return found
@@ -48,6 +51,23 @@ class TestPlanners(PlannerConformance):
     @pytest.fixture(autouse=True)
     def _planner(self, built_in: type[Any]) -> None:
         self.planner = built_in
+
+
+class TestProgressive(PlannerConformance):
+    """In three stages: by the tenth task the second has begun, by the twentieth the third."""
+
+    planner = Progressive
+    spec = replace(
+        SPEC,
+        stages=(
+            ModelStage(["hidden.weight"], ["hidden.bias"]),
+            ModelStage(["lstm.weight_hh"], ["lstm.bias"]),
+            ModelStage(["out.weight"], ["out.bias"]),
+        ),
+    )
+
+    def make(self) -> Planner:
+        return Progressive(self.spec, Growth((0, 10, 20), 3))
 
 
 @pytest.mark.parametrize("name", ["random", "hetero", "heterofl", "fedrolex", "fjord"])

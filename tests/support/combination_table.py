@@ -14,6 +14,8 @@ from unit_groups import tensors
 
 from anabranch.core import events as ev
 from anabranch.core.errors import ConfigError
+from anabranch.core.model.params import ParamSpec
+from anabranch.core.model.stages import ModelStage
 from anabranch.core.model.updates import Capability
 from anabranch.host.build import Blueprint
 from anabranch.host.rollback import check_rollback
@@ -34,6 +36,15 @@ def _planner(name: str, **more: Any) -> dict[str, Any]:
 
 NESTEROV = {"name": "nesterov", "lr": 0.5, "momentum": 0.5}
 FRAGMENTS = _planner("fragments", parts=3)
+GROWN = {**_planner("progressive", warm_up_versions=1, grow_at=(0.05, 0.1)), "run": {"versions_max": 40}}
+STAGED = ParamSpec.of(
+    tensors(),
+    stages=[
+        ModelStage("hidden.weight", "hidden.bias"),
+        ModelStage("lstm.weight_hh", "lstm.bias"),
+        ModelStage("out.weight", "out.bias"),
+    ],
+)
 BUFFER, ROUNDS = (
     _strategy("fedbuff", buffer_size=3),
     _strategy("fedavg", clients_per_round=3, deadline_s=10.0),
@@ -46,6 +57,9 @@ SYSTEMS: dict[str, Tables] = {
     "`fragments`, `fedavg`": {**ROUNDS, **FRAGMENTS},
     "`fragments`, `teasq_drop`": {**_strategy("teasq_drop", cache_size=3), **FRAGMENTS},
     "`fragments`, `delayed_nesterov`": {**_strategy("delayed_nesterov", buffer_size=3), **FRAGMENTS},
+    "`progressive`, `fedbuff`": {**BUFFER, **GROWN},
+    "`progressive`, `fedavg`": {**ROUNDS, **GROWN},
+    "`progressive`, `teasq_drop`": {**_strategy("teasq_drop", cache_size=3), **GROWN},
     "Streaming DiLoCo": {**_strategy("fedasync", alpha=0.5), **FRAGMENTS, **STREAMING},
     "`fedbuff`, Nesterov": _strategy("fedbuff", buffer_size=3, outer=NESTEROV),
     "`fedavg`, Adam": {"strategy": {**ROUNDS["strategy"], "outer": {"name": "adam", "lr": 0.05}}},
@@ -76,6 +90,11 @@ FEATURES: dict[str, Tables] = {
 }
 
 
+def spec_of(tables: Tables) -> ParamSpec:
+    """The model of the kept servers; for a run that grows it, in three stages, of which none has a buffer."""
+    return STAGED if tables.get("submodel") == GROWN["submodel"] else SPEC
+
+
 def tried(system: str, feature: str) -> str:
     """What comes of a cell: empty where it works, else why it is refused.
 
@@ -84,7 +103,7 @@ def tried(system: str, feature: str) -> str:
     """
     tables = {**SYSTEMS[system], **FEATURES[feature]}
     try:
-        engine = Blueprint.of(config_of("", tables), SPEC, key=bytes(32)).engine(tensors())
+        engine = Blueprint.of(config_of("", tables), spec_of(tables), key=bytes(32)).engine(tensors())
         if feature == ROLLBACK:
             engine.handle(ev.Enrolled(0.0, "device-4", Capability()))
             check_rollback(engine, ev.RolledBack(0.0, 0, 0, ("device-4",)))
@@ -102,7 +121,7 @@ def tried(system: str, feature: str) -> str:
 def _played(tables: Tables, folder: Path, rolls_back: bool, kill: bool) -> tuple[int, str]:
     """The version and the digest of the model that a run ends with."""
     tables = {**tables, "server": {"data_dir": str(folder)}}
-    life = Life("", folder, tables)
+    life = Life("", folder, tables, spec_of(tables))
     try:
         life.play(0, MIDDLE)
         if rolls_back:
@@ -110,7 +129,7 @@ def _played(tables: Tables, folder: Path, rolls_back: bool, kill: bool) -> tuple
         if kill:
             stood = life.expected
             life.close()
-            life = Life("", folder, tables)
+            life = Life("", folder, tables, spec_of(tables))
             assert life.expected == stood
         life.play(MIDDLE, END)
         assert life.books.engine.version > 1

@@ -123,19 +123,19 @@ def config_of(name: str, tables: Tables | None = None) -> Config:
 class Life:
     """A server without a network over a data folder; to open it again is to recover."""
 
-    def __init__(self, name: str, folder: Path, tables: Tables | None = None) -> None:
-        self.folder = folder
+    def __init__(self, name: str, folder: Path, tables: Tables | None = None, spec: ParamSpec = SPEC) -> None:
+        self.folder, self.spec = folder, spec
         self.store, config = open_store("", folder, LIMITS), config_of(name, tables)
-        manifest = Manifest("test", SPEC, tensors())
+        manifest = Manifest("test", spec, tensors())
         self.found = recover(self.store, config, manifest, LIMITS, wall=lambda: 1_000_000.0)
         keep_manifest(kept_manifest(folder), manifest)
-        self.models = Models(folder / "models", SPEC, manifest.frozen)
+        self.models = Models(folder / "models", spec, manifest.frozen)
         place = (self.found.seq, self.found.saved, self.found.history)
         engine = self.found.engine
         self.books = Books(
             engine, self.store, self.models, every_of(config), *place, LIMITS, Keep.of(config.server.keep)
         )
-        self.begin = partial(Blueprint.of(config, SPEC, LIMITS, self.found.key).engine, manifest.tensors)
+        self.begin = partial(Blueprint.of(config, spec, LIMITS, self.found.key).engine, manifest.tensors)
         self.books.refold = refolder(self.store, self.begin)
         self.now = self.found.last_now
 
@@ -211,7 +211,7 @@ class Life:
             self._push(task, number, rng)
 
     def _push(self, task: Task, number: int, rng: np.random.Generator) -> None:
-        codec, layout = make_codec(text := payload_codec(task.uplink)), Layout.of(SPEC, task.submodel)
+        codec, layout = make_codec(text := payload_codec(task.uplink)), Layout.of(self.spec, task.submodel)
         values = (rng.integers(-64, 64, layout.size) / 512.0).astype(np.float32)
         data = codec.encode(values, layout, number)
         delta = codec.decode(data, layout)

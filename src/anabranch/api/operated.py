@@ -65,7 +65,8 @@ def first_model(app: App, config: Config, folder: Path) -> Manifest:
     trainer, seed = trainer_for(app), seed_of(config.run.seed, "initial")
     first, spec = trainer.initial(seed), trainer.spec
     check_frozen(spec, config.limits)
-    return write_manifest(folder, config.run.workload, first, spec.groups, spec.buffers, spec.slices, seed)
+    parts = spec.groups, spec.buffers, spec.slices
+    return write_manifest(folder, config.run.workload, first, *parts, seed, spec.stages)
 
 
 def run_of_data(

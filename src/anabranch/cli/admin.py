@@ -272,6 +272,10 @@ def export(
         str,
         typer.Option("--merge", help="The run's App: its plain model, adapters merged.", metavar="APP"),
     ] = "",
+    stage: Annotated[
+        int,
+        typer.Option(help="Of a model that grows: only the blocks and the head of this stage.", min=0),
+    ] = 0,
     data_path: DataPath = "",
 ) -> None:
     """Write a version's weights as a safetensors file: the newest, the best, or another that is held.
@@ -284,13 +288,15 @@ def export(
         return
     if out is None or (best and version is not None):
         raise ConfigError("name one FILE to write, with --best or --version N or neither; --list says which")
+    if merge and stage:
+        raise ConfigError("--stage or --merge: an App's plain model has no stages")
     if merge:
         from anabranch.client.exporting import export_merged
         from anabranch.workloads import load_app
 
         exported = export_merged(server, load_app(merge, data_path), out, version, best)
     else:
-        exported = server.export(out, version, best)
+        exported = server.export(out, version, best, stage)
     output.result({"version": exported, "file": str(out)}, f"version {exported}: {out}")
 
 

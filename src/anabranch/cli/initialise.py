@@ -12,6 +12,7 @@ from anabranch.api.configuration import BROUGHT, load_config
 from anabranch.cli.options import AsJson, FlowerFolder, Overrides, app_spec, writing
 from anabranch.cli.output import Output
 from anabranch.compress.model import frozen_size_bytes
+from anabranch.core.model.growing import stage_set
 from anabranch.core.model.params import ParamSpec
 from anabranch.reports.text import bytes_text, count_text
 from anabranch.workloads.numpy_trainer import NumpyTrainer
@@ -71,7 +72,8 @@ def init(
         check_free(out, first, spec)
     with writing(out):
         built_from = seed if weights is None else None
-        write_manifest(out, app, first, spec.groups, spec.buffers, spec.slices, built_from)
+        parts = spec.groups, spec.buffers, spec.slices
+        write_manifest(out, app, first, *parts, built_from, spec.stages)
         if brought:
             (out / BROUGHT).write_text(json.dumps(brought, indent=1) + "\n", encoding="utf-8")
     _tell_model(Output(as_json), out, app, spec, trainer.whole_because, settings.model.buffers)
@@ -97,6 +99,11 @@ def _tell_model(
     if frozen_bytes:
         trained = count_text(spec.size)
         lines.append(f"trained: {trained} numbers; {bytes_text(frozen_bytes)} are frozen, fetched once")
+    if spec.stages:
+        last = count_text(stage_set(spec, len(spec.stages)).size)
+        lines.append(
+            f"stages: {len(spec.stages)}, the last of {last} numbers (submodel.name = 'progressive')"
+        )
     lines.append(f"sub-models may leave out units: {layers}" if units else f"no sub-models: {whole_because}")
     lines += ["start with:", f"  anabranch server --model {out}"]
     output.result(

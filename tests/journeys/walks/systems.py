@@ -7,9 +7,12 @@ from walking import End, Walk, Write, also, also_starts, starts, types
 DIGITS = "anabranch simulate digits "
 SYNTHETIC = "anabranch simulate synthetic --updates 100 --strategy fedasync --set strategy.alpha=0.5 "
 
+GROWING, GREW = "examples/growing.py:Growing", r"48 updates"
+
 SYSTEMS = Walk(
     "the systems",
     page="docs/systems.md",
+    copies=("examples",),
     steps=(
         types(f"{DIGITS}--strategy teasq --updates", says=r"3\d\.\d kB up"),
         types(f"{DIGITS}--strategy asyncdrop", says=r"8\d\d kB up"),
@@ -28,6 +31,7 @@ SYSTEMS = Walk(
             types(f"{DIGITS}--strategy {name} ", says=r"1\.1\d MB up")
             for name in ("port", "fedasmu", "fedfa")
         ),
+        types(f"anabranch simulate {GROWING} --versions 12", says=GREW),
         types("anabranch compare runs/", says="teasq_drop"),
     ),
 )
@@ -54,6 +58,24 @@ SUBSPACE = Walk(
         also("anabranch client larger.py:App --id b --tasks-max 1", ends=11),
         also(f"anabranch admin export whole.safetensors --merge {SMALL}", says="whole.safetensors"),
         End(SERVER, by=SIGINT, says="drained"),
+    ),
+)
+
+GROWS = "--versions 6 --set submodel.name=progressive --set submodel.warm_up_versions=1"
+GROWING_SERVER = f"anabranch server --model grows {GROWS} --strategy fedasync"
+
+SUBMODELS = Walk(
+    "a model that grows",
+    page="docs/submodels.md",
+    copies=("examples",),
+    steps=(
+        types(f"anabranch simulate {GROWING} --versions 40", says="of 400 updates"),
+        also(f"anabranch init {GROWING} --out grows", says="stages: 4, the last of 33,482"),
+        also_starts(GROWING_SERVER, until="serving"),
+        also(f"anabranch client {GROWING} --id a --tasks-max 4", says="4 updates"),
+        also(f"anabranch evaluate {GROWING} --once --admin 127.0.0.1:7071", says="accuracy"),
+        also("anabranch admin export last.safetensors --stage 4", says="version 4"),
+        End(GROWING_SERVER, by=SIGINT, says="drained"),
     ),
 )
 
@@ -125,4 +147,4 @@ ADAPTERS = Walk(
     ),
 )
 
-WALKS = (SYSTEMS, SUBSPACE, FROZEN, DOWNLINK, ADAPTERS)
+WALKS = (SYSTEMS, SUBSPACE, SUBMODELS, FROZEN, DOWNLINK, ADAPTERS)

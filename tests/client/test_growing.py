@@ -1,0 +1,113 @@
+"""Devices of a model that grows: over gRPC, with a server that is started again, and a follower."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from agents import SHARD
+from growing_app import NEEDED, WARMED, App, names_of
+from wire import Served, server_config
+
+from anabranch.client.agent import Agent
+from anabranch.client.follower import Follower
+from anabranch.client.summary import AgentSummary
+from anabranch.client.transport import GrpcTransport
+from anabranch.core.errors import ManifestMismatch
+from anabranch.server.manifest import Manifest, write_manifest
+from anabranch.server.verify import verify
+from anabranch.workloads.app import Shard
+from anabranch.workloads.calls import data_of
+from anabranch.workloads.trainer import trainer_for
+
+GROWN = {"name": "progressive", "grow_at": [0.25, 0.5], "warm_up_versions": 1}  # of eight: 2 and 4
+TRAINED = [NEEDED[0]] * 2 + [WARMED[1], NEEDED[1]] + [WARMED[2]] + [NEEDED[2]] * 3
+FETCHED = [NEEDED[0]] * 2 + [NEEDED[1]] * 2 + [NEEDED[2]] * 4
+
+
+def manifest_of(app: Any, folder: Path) -> Manifest:
+    trainer = trainer_for(app)
+    spec = trainer.spec
+    return write_manifest(folder, app.name, trainer.initial(0), spec.groups, stages=spec.stages)
+
+
+def tables(**more: Any) -> dict[str, Any]:
+    return {
+        "strategy": {"name": "fedasync"},
+        "submodel": GROWN,
+        "run": {"versions_max": 8},
+        "client": {"steps": 2},
+        **more,
+    }
+
+
+def one_task(served: Served, folder: Path, app: Any = None) -> AgentSummary:
+    assert served.info is not None
+    with GrpcTransport(served.info.address, "a") as transport:
+        return Agent(app or App(), transport, "a", SHARD, folder, tasks_max=1).run()
+
+
+def test_a_device_fetches_and_sends_what_its_stage_has_whoever_is_started_again(tmp_path: Path) -> None:
+    manifest = manifest_of(App(), tmp_path / "model")
+    config = server_config(tmp_path / "data", **tables())
+    longer = server_config(tmp_path / "data", **tables(run={"versions_max": 80}))  # its stages stay
+    sent, fetched, models = [], [], [manifest.vector]
+    for life in range(8):
+        with Served(longer if life > 2 else config, manifest) as served:
+            summary = one_task(served, tmp_path / "a")
+            assert (summary.applied, summary.failures) == (1, 0)
+            sent.append(summary.uplink_bytes)
+            fetched.append(summary.downlink_bytes)
+            models.append(served.model())
+    assert sent == [4 * count for count in TRAINED]
+    assert fetched == [4 * count for count in FETCHED]
+    moved = [changed(manifest, a, b) for a, b in pairwise(models)]
+    assert moved[0] == moved[1] == names_of((1,), 1)
+    assert moved[2] == names_of((2,), 2)
+    assert moved[3] == names_of((1, 2), 2)
+    assert moved[4] == names_of((3,), 3)
+    assert moved[5] == moved[7] == names_of((1, 2, 3), 3)
+    assert verify(tmp_path / "data", whole=True).problems == ()
+
+
+def changed(manifest: Manifest, before: Any, after: Any) -> set[str]:
+    return {n for n, at in manifest.spec.slices.items() if not np.array_equal(before[at], after[at])}
+
+
+def test_an_encoded_version_is_fetched_whole_and_its_stage_trained_all_the_same(tmp_path: Path) -> None:
+    manifest = manifest_of(App(), tmp_path / "model")
+    more = {"downlink": {"codec": "int8(64)|zstd"}, "uplink": {"codec": "ef(0.9)|int4(64)|zstd"}}
+    with Served(server_config(tmp_path / "data", **tables(**more)), manifest) as served:
+        summary = one_task(served, tmp_path / "a")
+        assert summary.applied == 1
+        assert summary.uplink_bytes_raw == 4 * NEEDED[0]
+        assert changed(manifest, manifest.vector, served.model()) == names_of((1,), 1)
+
+
+def test_a_follower_measures_a_version_at_its_stage(tmp_path: Path) -> None:
+    manifest = manifest_of(App(), tmp_path / "model")
+    config = server_config(tmp_path / "data", **tables())
+    trainer, examples = trainer_for(App()), data_of(App(), Shard("test"))
+    with Served(config, manifest) as served:
+        assert served.info is not None
+        for expected in (1, 1, 2, 2, 3):
+            with GrpcTransport(served.info.address, "follower") as transport:
+                follower = Follower(App(), transport, Shard("test"), once=True, config=config.to_json())
+                (seen,) = follower
+            assert seen.metrics == trainer.evaluate(served.model(), {}, examples, expected)
+            assert seen.metrics != trainer.evaluate(served.model(), {}, examples, expected % 3 + 1)
+            one_task(served, tmp_path / "a")
+
+
+def test_a_device_whose_app_has_no_stages_is_told(tmp_path: Path) -> None:
+    class Bare(App):
+        def stages(self, model: Any) -> Any:
+            return None
+
+    manifest = manifest_of(App(), tmp_path / "model")
+    told = pytest.raises(ManifestMismatch, match="grows, and Bare has no stages: train it by the App")
+    with Served(server_config(tmp_path / "data", **tables()), manifest) as served, told:
+        one_task(served, tmp_path / "bare", Bare())
