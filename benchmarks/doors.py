@@ -38,18 +38,21 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Size:
-    """Updates of a model of `shape` in a codec; `updates` a device and round."""
+    """Updates of a model of `shape` in a codec; `updates` a device and round. `fetches`: the models too."""
 
     name: str
     shape: tuple[int, int]
     codec: str
     updates: int
+    fetches: bool = False
 
 
 SIZES = (
     Size("1 KB", (16, 16), "raw", 40),
     Size("20 KB", (250, 400), "topk(0.04)|int8(256)", 40),
     Size("0.4 MB", (250, 400), "raw", 25),
+    Size("1 KB, and its model of 1 KB", (16, 16), "raw", 40, fetches=True),
+    Size("20 KB, and its model of 0.4 MB", (250, 400), "topk(0.04)|int8(256)", 40, fetches=True),
 )
 
 
@@ -65,12 +68,15 @@ class Measured:
 
 
 class Device:
-    """Pushes updates of random values, made beforehand, and asks for the next task with each."""
+    """Pushes updates of random values, made beforehand, and asks for the next task with each.
+
+    Over a stream the model comes with its task from the second on, where models are fetched at all.
+    """
 
     def __init__(self, address: str, name: str, door: str, size: Size) -> None:
         self._transport = GrpcTransport(address, name, connection=door)
         self._spec = self._transport.enrol(Capability(examples=1, codecs=stages())).spec
-        self._name, self._updates, self._count = name, size.updates, 0
+        self._name, self._fetches, self._count = name, size.fetches, 0
         delta = np.random.default_rng(abs(hash(name)) % 2**32).standard_normal(self._spec.size, np.float32)
         payload = make_codec(size.codec).encode(1e-3 * delta, Layout.of(self._spec))
         self.entry = UpdateEntry(
@@ -88,6 +94,8 @@ class Device:
             task = self._task
             if not isinstance(task, Task):
                 raise TypeError(f"no task: {task}")
+            if self._fetches:
+                self._transport.fetch(self._spec.layout_hash, task.base_version)
             update_id = task.task_id.replace("-t", "-u")
             entry = replace(
                 self.entry, update_id=update_id, task_id=task.task_id, base_version=task.base_version
@@ -192,7 +200,8 @@ def section() -> str:
 
 Eight devices push an update and ask for the next task with it, by calls and over a stream each
 ([the protocol](protocol.md#the-exchange)), in {ROUNDS} interleaved pairs on one durable server; medians,
-and medians of the pairs' ratios. The time is the server's processor time of an update.
+and medians of the pairs' ratios. The time is the server's processor time of an update. In the rows with a
+model each also fetches what its task starts from; over a stream that comes with the task.
 
 {table([row for size in SIZES for row in measure(size)])}"""
 

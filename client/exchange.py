@@ -45,6 +45,8 @@ class StreamDoor:
         self._stall_s = stall_s
         # Whether an answer has come.
         self.proven = False
+        self._follows = False
+        self._coming: devices.FetchModelRequest | None = None  # of which the answer comes unasked
         self._due = math.inf
         self._outgoing: SimpleQueue[Messages | None] = SimpleQueue()
         begin: Any = channel.stream_stream(METHOD)  # bytes go out and come in as they are
@@ -68,12 +70,19 @@ class StreamDoor:
         """See `Door`."""
         name = NAMES[type(request)]
         self._say([frame_bytes(_head(**{name: request}))], timeout_s)
-        return getattr(self._next(name).head, name)
+        answer = self._heard(name)
+        if isinstance(request, devices.AskTaskRequest):
+            self._note_model(request, answer)
+        return answer
 
     def model(self, request: devices.FetchModelRequest, timeout_s: float) -> ModelChunks:
         """See `Door`."""
-        latest = time.monotonic() + timeout_s
-        self._say([frame_bytes(_head(fetch=request))], min(timeout_s, self._stall_s))
+        latest, first_s = time.monotonic() + timeout_s, min(timeout_s, self._stall_s)
+        if self._is_coming(request):
+            self._expect(time.monotonic() + first_s)
+            self._coming = None
+        else:
+            self._say([frame_bytes(_head(fetch=request))], first_s)
         name: str | None = "fetch"
         while True:
             head, data = self._next(name)
@@ -105,9 +114,39 @@ class StreamDoor:
                 head, chunk = devices.RequestHead(), following
 
         self._say(messages(), min(timeout_s, self._stall_s))
-        return self._next("push").head.push
+        answer: devices.PushUpdateResponse = self._heard("push")
+        self._note_model(header.next, answer.next)
+        return answer
+
+    def _heard(self, name: str) -> Any:
+        """The answer of this name; `_follows`: whether a model comes behind it, for which nobody asked."""
+        head = self._next(name).head
+        self._follows = head.more
+        return getattr(head, name)
+
+    def _note_model(self, ask: devices.AskTaskRequest, answer: devices.AskTaskResponse) -> None:
+        """Remember of which fetch the answer is on its way."""
+        if self._follows:
+            self._coming = devices.FetchModelRequest(
+                version=answer.task.base_version,
+                holds_version=ask.holds_version if ask.HasField("holds_version") else None,
+                submodel=answer.task.submodel if answer.task.HasField("submodel") else None,
+            )
+
+    def _is_coming(self, request: devices.FetchModelRequest) -> bool:
+        """Whether what is asked for is on its way already, from its first byte."""
+        return self._coming is not None and self._coming == devices.FetchModelRequest(
+            version=request.version if request.HasField("version") else None,
+            holds_version=request.holds_version if request.HasField("holds_version") else None,
+            submodel=request.submodel if request.HasField("submodel") else None,
+            offset=request.offset,
+            part_id=request.part_id,
+            exact=request.exact,
+        )
 
     def _say(self, messages: Messages, timeout_s: float) -> None:
+        if self._coming is not None:
+            raise NotAnsweredError("a model is on its way, and something else was asked for")
         self._expect(time.monotonic() + timeout_s)
         self._outgoing.put(messages)
 

@@ -137,6 +137,8 @@ class GrpcTransport:
         # An operator's papers serve several observers at a time: each has a memory of its own.
         folder = wallet.folder if wallet is not None and wallet.peer.kind is Kind.DEVICE else None
         self._history = None if wallet is None else SeenHistory(wallet.authority, folder)
+        # Whether a model may come with a task: not with the first, before which there may be others to fetch.
+        self._with_model = False
         self._partial: IncomingModel | None = None
         self._partial_for: tuple[int | None, Submodel | None, int] = (None, None, 0)
 
@@ -198,6 +200,7 @@ class GrpcTransport:
             holds_version=ask.holds_version,
             session=ask.session,
             succeeds=ask.succeeds,
+            with_model=self._with_model,
         )
 
     def _asked(self, answer: devices.AskTaskResponse, ask: Ask, spec: ParamSpec) -> Task | Refused:
@@ -369,8 +372,10 @@ class GrpcTransport:
             self._partial = done
             raise Unavailable("the model stream ended early")
         model = done.finished()
-        if self._history is not None and not done.header.part.part_id:
-            self._history.check(done.header, self._links)
+        if not done.header.part.part_id:
+            self._with_model = True
+            if self._history is not None:
+                self._history.check(done.header, self._links)
         return model
 
     def _links(self, after: int, to: int) -> bytes:

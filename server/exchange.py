@@ -27,12 +27,12 @@ from anabranch.server.rpc_errors import Context, behind, converses
 
 SERVICE = devices.DESCRIPTOR.services_by_name["Devices"].full_name
 CALLS: dict[str, tuple[str, Callable[[Any, Any, Caller], Awaitable[Any]]]] = {
-    "ask": ("AskTask", behind(Devices.AskTask)),
     "query": ("QueryUpload", behind(Devices.QueryUpload)),
     "heartbeat": ("Heartbeat", behind(Devices.Heartbeat)),
     "drop": ("DropTask", behind(Devices.DropTask)),
 }
 Request = ExchangeFrame[devices.RequestHead]
+ask_task = behind(Devices.AskTask)
 
 
 class DevicesAndExchange(Devices):
@@ -64,7 +64,13 @@ class DevicesAndExchange(Devices):
         elif kind == "push":
             with counting(metrics, "PushUpdate", stream.context):
                 verdict = await self.verdict(stream.contents(request), caller)
-            await stream.write(frame_bytes(devices.ResponseHead(push=verdict)))
+            said = devices.ResponseHead(push=verdict)
+            await self._send_with_model(said, _following(head.push.next, verdict.next), stream, caller)
+        elif kind == "ask":
+            with counting(metrics, "AskTask", stream.context):
+                answer = await ask_task(self, head.ask, caller)
+            said = devices.ResponseHead(ask=answer)
+            await self._send_with_model(said, _following(head.ask, answer), stream, caller)
         elif kind in CALLS:
             name, method = CALLS[kind]
             with counting(metrics, name, stream.context):
@@ -72,6 +78,22 @@ class DevicesAndExchange(Devices):
             await stream.write(frame_bytes(devices.ResponseHead(**{kind: said})))
         else:
             raise InvalidUpdate("an exchange goes on with a request: install the same version on both sides")
+
+    async def _send_with_model(
+        self,
+        said: devices.ResponseHead,
+        fetch: devices.FetchModelRequest | None,
+        stream: _Stream,
+        caller: Caller,
+    ) -> None:
+        """An answer, and behind it the model that its device would ask for next, unless it is None."""
+        said.more = fetch is not None and not stream.more
+        await stream.write(frame_bytes(said))
+        if fetch is not None and said.more:
+            capability = self.run.writer.glance.clients.get(fetch.client_id)
+            fetch.codecs.extend(() if capability is None else capability.codecs)
+            with counting(self.run.writer.metrics, "FetchModel", stream.context):
+                await self._send_model(self.model(fetch, caller), stream, caller)
 
     async def _send_model(self, chunks: AsyncIterator[ModelChunk], stream: _Stream, caller: Caller) -> None:
         size_bytes = 0
@@ -81,6 +103,23 @@ class DevicesAndExchange(Devices):
             more = offset + len(data) < size_bytes
             head = devices.ResponseHead(fetch=header, offset=offset, more=more)
             await stream.write(frame_bytes(head, data))
+
+
+def _following(
+    ask: devices.AskTaskRequest, answer: devices.AskTaskResponse
+) -> devices.FetchModelRequest | None:
+    """What the device would ask for next and wants unasked: the model of its task, where it has another."""
+    task = answer.task
+    holds = ask.holds_version if ask.HasField("holds_version") else None
+    if not (ask.with_model and answer.HasField("task")) or holds == task.base_version:
+        return None
+    return devices.FetchModelRequest(
+        client_id=ask.client_id,
+        version=task.base_version,
+        manifest_sha256=ask.manifest_sha256,
+        holds_version=holds,
+        submodel=task.submodel if task.HasField("submodel") else None,
+    )
 
 
 class _Stream:

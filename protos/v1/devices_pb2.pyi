@@ -227,6 +227,7 @@ class AskTaskRequest(_message.Message):
     HOLDS_VERSION_FIELD_NUMBER: _builtins.int
     SESSION_FIELD_NUMBER: _builtins.int
     SUCCEEDS_FIELD_NUMBER: _builtins.int
+    WITH_MODEL_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     task_id: _builtins.str
     manifest_sha256: _builtins.bytes
@@ -234,6 +235,8 @@ class AskTaskRequest(_message.Message):
     session: _builtins.str
     """The process that asks, and the one that used the device's folder before it: docs/protocol.md, "Two of one"."""
     succeeds: _builtins.str
+    with_model: _builtins.bool
+    """Of an exchange alone: the model that the task starts from may follow its grant unasked."""
     def __init__(
         self,
         *,
@@ -243,10 +246,11 @@ class AskTaskRequest(_message.Message):
         holds_version: _builtins.int | None = ...,
         session: _builtins.str = ...,
         succeeds: _builtins.str = ...,
+        with_model: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "holds_version", b"holds_version"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "client_id", b"client_id", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "session", b"session", "succeeds", b"succeeds", "task_id", b"task_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version", "client_id", b"client_id", "holds_version", b"holds_version", "manifest_sha256", b"manifest_sha256", "session", b"session", "succeeds", b"succeeds", "task_id", b"task_id", "with_model", b"with_model"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__holds_version: _TypeAlias = _typing.Literal["holds_version"]  # noqa: Y015
     _WhichOneofArgType__holds_version: _TypeAlias = _typing.Literal["_holds_version", b"_holds_version"]  # noqa: Y015
@@ -1096,7 +1100,9 @@ class ResponseHead(_message.Message):
     OFFSET_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
-    """Of a model: where `ExchangeResponse.data` lies in its payload, and whether messages with more of it follow."""
+    """Of a model: where `ExchangeResponse.data` lies in its payload, and whether messages with more of it follow.
+    Of a grant: that the model follows, as if it had been fetched.
+    """
     more: _builtins.bool
     @_builtins.property
     def ask(self) -> Global___AskTaskResponse: ...

@@ -19,6 +19,7 @@ from anabranch.client.calls import CallDoor, Door
 from anabranch.client.exchange import StreamDoor
 from anabranch.client.stopping import Bell, persist
 from anabranch.client.transport import GrpcTransport
+from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate, ProtocolError, Unavailable, UnknownTask
 from anabranch.core.model.params import ParamSpec
 from anabranch.core.model.updates import Ask, Capability, Task
@@ -175,6 +176,43 @@ def test_an_error_is_the_one_of_the_call_and_the_device_goes_on(served: Served, 
         transport.push(result_of(granted(transport, spec, "t-2"), spec, "u-2", 1.0))
     assert opened["streams"] == 3
     assert opened["push"] == 3
+
+
+def test_models_come_with_their_tasks_from_the_second_on(served: Served, opened: Counter[str]) -> None:
+    with GrpcTransport(address(served), "a") as transport:
+        spec = transport.enrol(Capability()).spec
+        task: Task | Refused | None = granted(transport, spec, "t-0")
+        for n in range(UPDATES):
+            assert isinstance(task, Task)
+            model = transport.fetch(spec.layout_hash, task.base_version, holds=n - 1 if n else None)
+            assert (model.version, set(np.frombuffer(model.data, np.float32))) == (n, {float(n)})
+            ask = Ask("a", f"t-{n + 1}", holds_version=n)
+            task = transport.push_and_ask(result_of(task, spec, f"u-{n}", 1.0), ask, spec).next
+    assert opened == {"streams": 1, "ask": 1, "fetch": 1, "query": UPDATES, "push": UPDATES}
+
+
+@pytest.mark.parametrize("other", ["heartbeat", "another version", "what it holds", "drop"])
+def test_who_asks_for_something_else_gets_it(other: str, served: Served, opened: Counter[str]) -> None:
+    """Though the model of the task is on its way: another stream carries on."""
+    with GrpcTransport(address(served), "a") as transport:
+        spec = transport.enrol(Capability()).spec
+        first = granted(transport, spec, "t-0")
+        transport.fetch(spec.layout_hash, 0)
+        pushed = transport.push_and_ask(result_of(first, spec, "u-0", 1.0), Ask("a", "t-1"), spec)
+        assert isinstance(pushed.next, Task)
+        if other == "heartbeat":
+            assert transport.heartbeat("t-1", 1.0).version == 1
+        elif other == "another version":
+            assert transport.fetch(spec.layout_hash, 0).version == 0
+        elif other == "what it holds":
+            assert transport.fetch(spec.layout_hash, 1, holds=0).version == 1
+        else:
+            transport.drop("t-1", "enough")
+        model = transport.fetch(spec.layout_hash, 1)
+        assert (np.frombuffer(model.data, np.float32) == 1.0).all()
+        assert isinstance(granted(transport, spec, "t-2"), Task)
+    assert opened["streams"] >= 1
+    assert served.info is not None
 
 
 def test_what_is_asked_beside_a_transfer_is_a_call(served: Served) -> None:

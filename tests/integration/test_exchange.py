@@ -67,6 +67,82 @@ def test_a_whole_life_over_one_stream(device: StreamDevice, served: Served) -> N
     assert (served.model() == 2.0).all()
 
 
+def heard_model(said: Stream) -> tuple[devices.ModelHeader, bytes]:
+    """The model that comes on a stream now."""
+    first = last = said.hear()
+    data = bytearray(first.data)
+    while last.head.more:
+        last = said.hear()
+        assert (last.head.WhichOneof("answer"), last.head.offset) == (None, len(data))
+        data += last.data
+    return first.head.fetch, bytes(data)
+
+
+def test_a_model_follows_the_grant_for_who_wants_it(device: StreamDevice, served: Served) -> None:
+    asked = device.asked("task-1")
+    asked.with_model = True
+    with stream(served.channel()) as said:
+        said.say(ask=asked)
+        grant = said.hear().head
+        assert (grant.ask.task.base_version, grant.more) == (0, True)
+        assert heard_model(said) == device.fetch(version=0)
+        data = bytes_of(served.manifest)
+        following = device.asked("task-2")
+        following.with_model, following.holds_version = True, 0
+        said.push(device.header(grant.ask.task, data, next=following), data)
+        verdict = said.hear().head
+        assert (verdict.push.next.task.base_version, verdict.more) == (1, True)
+        header, model = heard_model(said)
+        assert (header, model) == device.fetch(version=1)
+        assert header.version == 1
+        assert model.startswith(served.model().tobytes())
+        query = devices.QueryUploadRequest(client_id="device-1", update_id="update-1")
+        said.say(query=query)
+        assert said.hear().head.WhichOneof("answer") == "query", "the stream goes on"
+
+
+@pytest.mark.parametrize(("wants", "holds"), [(False, None), (True, 0)])
+def test_no_model_follows_where_it_is_not_wanted_or_held(
+    wants: bool, holds: int | None, device: StreamDevice, served: Served
+) -> None:
+    asked = device.asked("task-1")
+    asked.with_model = wants
+    if holds is not None:
+        asked.holds_version = holds
+    with stream(served.channel()) as said:
+        said.say(ask=asked)
+        grant = said.hear().head
+        assert (grant.ask.task.base_version, grant.more) == (0, False)
+        said.say(ask=device.asked("task-1"))
+        assert said.hear().head.WhichOneof("answer") == "ask"
+
+
+def test_a_refusal_brings_no_model_and_a_call_none_either(device: StreamDevice, served: Served) -> None:
+    other = Device(served.channel(), served.manifest.spec, "device-2")  # which never enrols
+    asked = other.asked("task-9")
+    asked.with_model = True
+    with stream(served.channel()) as said:
+        said.say(ask=asked)
+        refused = said.hear().head
+        assert (refused.ask.refusal.reason, refused.more) == ("unknown_client", False)
+    by_call = Device(served.channel(), served.manifest.spec, "device-1")
+    request = by_call.asked("task-1")
+    request.with_model = True
+    assert by_call.stub.AskTask(request, timeout=CALL_S).HasField("task")
+
+
+def test_a_model_that_is_cut_goes_on_from_there(device: StreamDevice, served: Served) -> None:
+    asked = device.asked("task-1")
+    asked.with_model = True
+    with stream(served.channel()) as said:
+        said.say(ask=asked)
+        assert said.hear().head.more
+        first = said.hear()
+        assert first.head.more
+    rest = device.fetch(version=0, offset=len(first.data))[1]
+    assert first.data.tobytes() + rest == device.fetch(version=0)[1]
+
+
 def test_an_update_that_was_cut_goes_on_over_another_stream(device: StreamDevice, served: Served) -> None:
     task, data = device.task(), bytes_of(served.manifest)
     header = device.header(task, data, "update-1")
