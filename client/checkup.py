@@ -25,8 +25,10 @@ from anabranch.core.config.goal import UNNAMED
 from anabranch.core.errors import AnabranchError
 from anabranch.core.model.arrays import plain_tensors
 from anabranch.core.model.chains import AUTO
+from anabranch.core.model.growing import stage_set
 from anabranch.core.model.metrics import ACCURACY
 from anabranch.core.model.params import ParamSpec, Vector
+from anabranch.core.model.submodels import TensorSet, gathered, scatter
 from anabranch.core.model.updates import LocalPlan
 from anabranch.support.own_code import on_device, own_name
 from anabranch.workloads.app import App, Examples
@@ -69,6 +71,7 @@ class Checkup:
             ("model", self._model),
             ("data", self._data),
             ("training", self._training),
+            ("stages", self._stages),
             ("restart", self._restart),
             ("export", self._export),
             ("evaluation", self._evaluation),
@@ -149,7 +152,9 @@ class Checkup:
             yield Finding(FAIL, "training", "no weight has moved: does `train` change the model in place?")
             return
         yield Finding(OK, "training", f"{result.steps} steps{told}")
-        still = [n for n, at in self._trainer.spec.slices.items() if not result.delta[at].any()]
+        spec = self._trainer.spec
+        idle = {name for stage in spec.stages[:-1] for name in stage.head}  # in the last stage
+        still = [n for n, at in spec.slices.items() if n not in idle and not result.delta[at].any()]
         if still:
             yield Finding(WARN, "training", f"{_listed(still)} did not move, and travel all the same")
         if not np.array_equal(self._trained(self._vector).delta, result.delta):
@@ -158,6 +163,25 @@ class Checkup:
                 "training",
                 "the same task came to another result: a simulation will not repeat itself. Draw by `seed`",
             )
+
+    def _stages(self) -> Iterator[Finding]:
+        """Each stage by itself: whatever is no part of it is not there."""
+        spec = self._trainer.spec
+        for number, stage in enumerate(spec.stages, 1):
+            part = stage_set(spec, number)
+            vector = np.full_like(self._vector, np.nan)
+            scatter(gathered(self._vector, part), vector, part)
+            delta = spec.unflatten(self._trained(vector, part).delta)
+            if not all(np.isfinite(delta[name]).all() for name in part.names):
+                text = "the module reads what is no part of it: its forward must go by self.stage"
+                yield Finding(FAIL, "stages", f"stage {number}: {text}")
+                return
+            if still := [name for name in stage.head if not delta[name].any()]:
+                text = f"{_listed(still)} did not move: forward must end with this stage's head"
+                yield Finding(FAIL, "stages", f"stage {number}: {text}")
+                return
+        if spec.stages:
+            yield Finding(OK, "stages", f"{len(spec.stages)}, each trained by itself")
 
     def _restart(self) -> Iterator[Finding]:
         spec = self._trainer.spec
@@ -256,11 +280,10 @@ class Checkup:
             steps=2, batch_size=plan.batch_size, learning_rate=plan.learning_rate, momentum=plan.momentum
         )
 
-    def _trained(self, vector: Vector) -> TrainResult:
+    def _trained(self, vector: Vector, part: TensorSet | None = None) -> TrainResult:
         self._app.kept = b""
-        return self._trainer.train(
-            vector, self._trainer.spec.frozen(self._initial), self._mine, self._short(), SEED
-        )
+        frozen = self._trainer.spec.frozen(self._initial)
+        return self._trainer.train(vector, frozen, self._mine, self._short(), SEED, None, part)
 
 
 def _listed(names: list[str]) -> str:

@@ -8,15 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from agents import SHARD
-from growing_app import NEEDED, WARMED, App, names_of
+from growing_app import NEEDED, WARMED, App, Grower, names_of
 from wire import Served, server_config
 
 from anabranch.client.agent import Agent
+from anabranch.client.checkup import Checkup
 from anabranch.client.follower import Follower
 from anabranch.client.summary import AgentSummary
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.errors import ManifestMismatch
+from anabranch.core.model.updates import LocalPlan
 from anabranch.server.manifest import Manifest, write_manifest
 from anabranch.server.verify import verify
 from anabranch.workloads.app import Shard
@@ -100,6 +103,56 @@ def test_a_follower_measures_a_version_at_its_stage(tmp_path: Path) -> None:
             assert seen.metrics == trainer.evaluate(served.model(), {}, examples, expected)
             assert seen.metrics != trainer.evaluate(served.model(), {}, examples, expected % 3 + 1)
             one_task(served, tmp_path / "a")
+
+
+class AlwaysWhole(Grower):
+    """Forgets its stage."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = torch.relu(block(x))
+        found: torch.Tensor = self.heads[2](x)
+        return found
+
+
+class OneHead(Grower):
+    """Ends with the first head at every stage."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.blocks[0](x))
+        found: torch.Tensor = self.heads[0](x)
+        return found
+
+
+class Headless(Grower):
+    """Ends with the last block."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in list(self.blocks)[: self.stage]:
+            x = torch.relu(block(x))
+        return torch.nn.functional.pad(x, (0, 10 - x.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Grower, ("ok", "3, each trained by itself")),
+        (AlwaysWhole, ("fail", "stage 1: the module reads what is no part of it: its forward must go by")),
+        (OneHead, ("fail", "stage 2: the module reads what is no part of it")),
+        (Headless, ("fail", "stage 1: heads.0.weight, heads.0.bias did not move: forward must end with")),
+    ],
+)
+def test_check_trains_each_stage_by_itself(module: type[Grower], said: tuple[str, str]) -> None:
+    class Checked(App):
+        def model(self) -> Any:
+            return module()
+
+    findings = list(Checkup(Checked(), {"fleet": {"clients": 4}}, LocalPlan(), 1))
+    ((level, text),) = [(f.level, f.text) for f in findings if f.about == "stages"]
+    assert level == said[0]
+    assert text.startswith(said[1])
+    if module is Grower:
+        assert not [f for f in findings if f.level != "ok" and f.about == "training"]
 
 
 def test_a_device_whose_app_has_no_stages_is_told(tmp_path: Path) -> None:
