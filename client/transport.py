@@ -7,6 +7,7 @@ the server's retry window. The agent calls from two threads: its own, and the on
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
@@ -49,6 +50,8 @@ from anabranch.protos import convert
 from anabranch.protos.frames import Chunk
 from anabranch.protos.v1 import devices_pb2 as devices
 from anabranch.protos.v1.devices_pb2_grpc import DevicesStub
+
+FRESH_MAX = 64  # tasks of which it is remembered that nothing was sent; a device has few at a time
 
 
 class Transport(Protocol):
@@ -137,6 +140,7 @@ class GrpcTransport:
         # An operator's papers serve several observers at a time: each has a memory of its own.
         folder = wallet.folder if wallet is not None and wallet.peer.kind is Kind.DEVICE else None
         self._history = None if wallet is None else SeenHistory(wallet.authority, folder)
+        self._fresh: deque[str] = deque(maxlen=FRESH_MAX)  # tasks of which nothing has been sent
         # Whether a model may come with a task: not with the first, before which there may be others to fetch.
         self._with_model = False
         self._partial: IncomingModel | None = None
@@ -207,6 +211,8 @@ class GrpcTransport:
         if answer.WhichOneof("answer") == "task":
             if answer.task.task_id != ask.task_id:
                 raise InvalidUpdate(f"asked for task {ask.task_id!r}, was given {answer.task.task_id!r}")
+            if ask.task_id not in self._fresh:
+                self._fresh.append(ask.task_id)
             task = convert.task_from_proto(answer.task, self.client_id, spec)
             return GrantedTask(**vars(task), base_head=answer.task.base_head.hex())
         refusal = answer.refusal
@@ -273,9 +279,7 @@ class GrpcTransport:
     def _pushed(
         self, entry: UpdateEntry, next_ask: devices.AskTaskRequest | None
     ) -> devices.PushUpdateResponse:
-        has = 0
-        if len(entry.payload) > self._limits.chunk_bytes_max:
-            has = _has(self.query_upload(entry.update_id), entry)
+        has = self._begun(entry)
         while True:
             try:
                 return self._send(entry, has, next_ask)
@@ -284,6 +288,17 @@ class GrpcTransport:
                 if now_has <= has:
                     raise
                 has = now_has
+
+    def _begun(self, entry: UpdateEntry) -> int:
+        """How much of an update is there: nothing before the first attempt for a task that was granted here.
+
+        Were it otherwise, it would be sent once more from its beginning.
+        """
+        if entry.task_id in self._fresh:
+            self._fresh.remove(entry.task_id)
+            return 0
+        is_small = len(entry.payload) <= self._limits.chunk_bytes_max
+        return 0 if is_small else _has(self.query_upload(entry.update_id), entry)
 
     def query_upload(self, update_id: str) -> UploadState:
         """See `Transport`."""

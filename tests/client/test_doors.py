@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 from federations import result_of
 from flaky_proxy import FlakyProxy
-from wire import CALL_S, Served, server_config
+from streams import stream
+from wire import CALL_S, CHUNK, Served, server_config
 
 from anabranch.client.calls import CallDoor, Door
 from anabranch.client.exchange import StreamDoor
 from anabranch.client.stopping import Bell, persist
+from anabranch.client.transfer import chunks_of, update_header
 from anabranch.client.transport import GrpcTransport
 from anabranch.core.effects import Refused
 from anabranch.core.errors import InvalidUpdate, ProtocolError, Unavailable, UnknownTask
@@ -85,6 +87,11 @@ def granted(transport: GrpcTransport, spec: ParamSpec, task_id: str) -> Task:
     return answer
 
 
+def insist(call: Any) -> Any:
+    """What a call brings in the end."""
+    return persist(call, Bell(), 0, 0.05, 0.2, lambda _: None)
+
+
 def test_the_run_says_by_which_door(served: Served, opened: Counter[str]) -> None:
     with GrpcTransport(address(served), "a") as transport:
         spec = transport.enrol(Capability()).spec
@@ -103,8 +110,8 @@ def test_the_run_says_by_which_door(served: Served, opened: Counter[str]) -> Non
         "fetch": 1,
         "heartbeat": 1,
         "drop": 1,
-        "query": 2,
-    }  # one before the push
+        "query": 1,
+    }
 
 
 def test_calls_are_made_where_the_run_wants_them(
@@ -188,7 +195,25 @@ def test_models_come_with_their_tasks_from_the_second_on(served: Served, opened:
             assert (model.version, set(np.frombuffer(model.data, np.float32))) == (n, {float(n)})
             ask = Ask("a", f"t-{n + 1}", holds_version=n)
             task = transport.push_and_ask(result_of(task, spec, f"u-{n}", 1.0), ask, spec).next
-    assert opened == {"streams": 1, "ask": 1, "fetch": 1, "query": UPDATES, "push": UPDATES}
+    assert opened == {"streams": 1, "ask": 1, "fetch": 1, "push": UPDATES}
+
+
+def test_what_is_there_of_a_fresh_task_is_sent_again(served: Served, opened: Counter[str]) -> None:
+    """As where a folder was copied: nobody asks how much of the update is there."""
+    with GrpcTransport(address(served), "a") as one, GrpcTransport(address(served), "a") as other:
+        spec = one.enrol(Capability()).spec
+        other.enrol(Capability())
+        entry = result_of(granted(one, spec, "t-1"), spec, "u-1", 1.0)
+        with stream(served.channel()) as cut:
+            first = next(chunks_of(entry.payload, 0, CHUNK))
+            cut.say(first.data, push=update_header(entry, "a"), more=True)
+            while not insist(lambda: one.query_upload("u-1")).received_bytes:
+                pass
+        assert isinstance(granted(other, spec, "t-1"), Task)
+        opened.clear()
+        assert other.push(entry).version == 1
+        assert opened == {"push": 1}
+    assert (served.model() == 1.0).all()
 
 
 @pytest.mark.parametrize("other", ["heartbeat", "another version", "what it holds", "drop"])
@@ -260,10 +285,6 @@ def test_a_stream_that_brings_nothing_gives_way_to_calls(
 ) -> None:
     monkeypatch.setattr("anabranch.client.transport.CONTROL_S", 3.0)
     with GrpcTransport(address(served), "a") as transport:
-
-        def insist(call: Any) -> Any:
-            return persist(call, Bell(), 0, 0.05, 0.2, lambda _: None)
-
         spec = insist(lambda: transport.enrol(Capability())).spec
         assert insist(lambda: granted(transport, spec, "t-1")).task_id == "t-1"
 
@@ -277,10 +298,6 @@ def test_a_network_that_cuts_loses_nothing_and_doubles_nothing(
         FlakyProxy(address(served), cuts) as proxy,
         GrpcTransport(proxy.address, "a", reconnect_max_s=0.3, connection=connection) as transport,
     ):
-
-        def insist(call: Any) -> Any:
-            return persist(call, Bell(), 0, 0.05, 0.2, lambda _: None)
-
         spec = insist(lambda: transport.enrol(Capability())).spec
 
         def work(n: int) -> int:
