@@ -109,29 +109,6 @@ def test_a_run_with_masked_sums_repeats_itself_and_replays_either_way(tmp_path: 
     assert other.model_sha256 != written.model_sha256
 
 
-def accuracy(secagg: dict[str, Any], seed: int) -> float:
-    settings = config(
-        "fedbuff",
-        run={"workload": "digits", "seed": seed, "versions_max": 60, "virtual_s_max": 2000.0},
-        fleet={"clients": 40},
-        robust={"buffer_max": 1},
-    )
-    result = simulate(of_updates(10, settings, secagg))
-    assert result.final_accuracy is not None
-    return result.final_accuracy
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_whole_numbers_under_masks_learn_as_well_as_values_in_the_clear(seed: int) -> None:
-    on = {**SECAGG, "clip": 20.0, "cohort_min": 8}
-    plain = accuracy({}, seed)
-    wide = accuracy(on, seed)
-    narrow = accuracy({**on, "bits": 16, "value_bits": 8, "levels": 8}, seed)
-    assert plain > 0.5
-    assert wide == pytest.approx(plain, abs=0.05)
-    assert narrow == pytest.approx(plain, abs=0.05)
-
-
 @pytest.mark.parametrize(
     ("ring", "apart"), [({}, 0.001), ({"bits": 16, "value_bits": 9, "levels": 8}, 0.1)], ids=["32", "16"]
 )
