@@ -10,6 +10,7 @@ from __future__ import annotations
 import sqlite3
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +52,14 @@ class KeeperStore:
             write_private(path, b"")
         tighten(path)
         try:
-            self._connection = sqlite3.connect(
-                path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
-            )
-            self._connection.execute("PRAGMA synchronous = FULL")
-            self._open()
+            with ExitStack() as opening:
+                self._connection = sqlite3.connect(
+                    path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+                )
+                opening.callback(self.close)
+                self._connection.execute("PRAGMA synchronous = FULL")
+                self._open()
+                opening.pop_all()  # it stays open
         except sqlite3.Error as error:
             raise StoreError(f"{path} cannot be opened: {error}") from error
 
