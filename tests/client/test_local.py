@@ -103,6 +103,20 @@ def test_settings_that_fit_no_run_are_refused() -> None:
         LocalServer(first_weights(), config(strategy={"name": "fedwhat"}))
 
 
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"secagg": {"mode": "keeper", "keepers": ["ab" * 32], "clip": 1.0}}, "nothing of this run masks"),
+        ({"privacy": {"clip": 1.0, "noise": 1.0, "participations": 4}}, "no key for the noise here"),
+    ],
+)
+def test_what_is_kept_from_a_server_is_not_promised_by_one_in_the_same_process(
+    table: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        LocalServer(first_weights(), config(strategy={"name": "fedbuff", "buffer_size": 2}, **table))
+
+
 def test_devices_in_threads_learn_together(tmp_path: Path) -> None:
     settings = config(run={"updates_max": 24}, client={"steps": 8, "batch_size": 16})
     server = LocalServer.of(Synthetic(), settings)

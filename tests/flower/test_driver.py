@@ -248,6 +248,20 @@ def test_two_processes_never_write_one_journal(tmp_path: Path) -> None:
     begun.close()
 
 
+@pytest.mark.parametrize(
+    ("table", "words"),
+    [
+        ({"secagg": {"mode": "keeper", "keepers": ["ab" * 32], "clip": 1.0}}, "nothing of this run masks"),
+        ({"privacy": {"clip": 1.0, "noise": 1.0, "participations": 4}}, "no key for the noise here"),
+    ],
+)
+def test_nodes_of_flower_neither_mask_nor_have_a_place_for_a_key(
+    tmp_path: Path, table: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        Run(tmp_path, {}, config(strategy={"name": "fedbuff", "buffer_size": 2}, **table))
+
+
 def test_another_configuration_is_another_run(tmp_path: Path) -> None:
     whole_run(tmp_path)
     with pytest.raises(ConfigError, match="a run with other settings"):
