@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 from click import Command, Group  # noqa: TID251 - that of developers has them
 from commands import anabranch, answer, command_line, serving, started
+from guarded import issued
 from nursery import COMMAND, PIPE, Process
 
 from anabranch.cli.main import main
 from anabranch.core.errors import OUTCOMES, ConfigError, NotAuthenticated
+from anabranch.identity.authority import Authority
+from anabranch.identity.certificates import Kind
 
 RUN = """
 [run]
@@ -158,7 +161,7 @@ OTHERS: dict[str, Call] = {
     "admin invitations": lambda p, _: ["--folder", p.ca, "--withdraw", enrolled(p)],
     "admin operator": lambda p, _: ["bob", "--folder", p.ca],
     "admin revoke": lambda p, cwd: [enrolled(p), "--folder", p.ca],
-    "admin members": lambda p, _: ["--folder", p.ca],
+    "admin members": lambda p, cwd: ["--folder", with_member(p, cwd)],
     "admin attest-restore": lambda p, cwd: [
         *("--folder", p.ca, "--data-dir", shutil.copytree(p.folder / "stopped", cwd / "data")),
     ],
@@ -254,6 +257,13 @@ def with_job(at: Place, cwd: Path) -> str:
     """The name of a job, in a folder `jobs`."""
     given = ("wards", "--model", at.folder / "model", "--folder", cwd / "jobs")
     return str(answer(anabranch(cwd, "admin", "jobs", "add", *given, "--json"))["job"])
+
+
+def with_member(at: Place, cwd: Path) -> Path:
+    """The authority's folder, once a device has joined."""
+    with Authority.open(at.ca) as authority:
+        issued(authority, Kind.DEVICE, f"member-of-{cwd.name}"[:60], cwd / "member")
+    return at.ca
 
 
 def enrolled(at: Place) -> str:
